@@ -1,0 +1,213 @@
+"""How fast can one tar be read: inflating, md5, and the whole of PairReader.
+
+    python benchmarks/inflate.py TAR [--repeat N] [--megabytes N] [--folder DIR]
+
+Builds a gzip-compressed tar of realistic size from TAR's members (copies under new names, random
+order, zlib level 6 as `tar czf` does), and reads it, warm in the page cache, in every way. MB/s are
+of the compressed file, medians over the repeats; `cpu` is the time of all threads, `wall` the
+clock. Libraries that are not installed are reported and skipped.
+"""
+
+import argparse
+import gzip
+import hashlib
+import importlib
+import io
+import random
+import statistics
+import tarfile
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from zlib_ng import gzip_ng
+
+from sa1bpack.source import PairReader, find_sources, inflate, open_source
+
+CHUNK = 1 << 20
+
+
+def build(tar: Path, folder: Path, megabytes: int) -> Path:
+    """A gzip-compressed tar of about so many MB, made of renamed copies of TAR's pairs."""
+    with PairReader(find_sources([tar])[0], spool_dir=folder) as reader:
+        pairs = [(pair.jpeg, pair.json) for pair in reader]
+    size = sum(len(jpeg) + len(json) for jpeg, json in pairs)
+    members = [
+        (f"./sa_{copy * len(pairs) + number}.{extension}", data)
+        for copy in range(max(1, megabytes * 1_000_000 // size))
+        for number, pair in enumerate(pairs)
+        for extension, data in zip(("jpg", "json"), pair, strict=True)
+    ]
+    random.Random(0).shuffle(members)
+    path = folder / "sa_bench.tar"
+    with (
+        gzip.open(path, "wb", compresslevel=6) as file,
+        tarfile.open(fileobj=file, mode="w|") as out,
+    ):
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            out.addfile(info, io.BytesIO(data))
+    print(f"{path.stat().st_size / 1e6:.0f} MB, {len(members) // 2} images")
+    return path
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """The file's bytes in chunks of 1 MiB."""
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def decompressobj(module) -> Callable[[Path], None]:
+    """Inflate with a library's zlib-like object, output bounded as in the product."""
+
+    def run(path: Path) -> None:
+        inflater = module.decompressobj(31)
+        for chunk in chunks(path):
+            # Held until the next one is there, as a reader does: else malloc gives the pages back
+            # to the system each time, and the page faults cost as much as the inflating.
+            output = inflater.decompress(chunk, inflate.INFLATE_BYTES)
+            while inflater.unconsumed_tail:
+                output = inflater.decompress(inflater.unconsumed_tail, inflate.INFLATE_BYTES)
+        assert output or inflater.eof
+        assert inflater.eof
+
+    return run
+
+
+def rapidgzip(module, threads: int) -> Callable[[Path], None]:
+    """Inflate with rapidgzip on so many threads."""
+
+    def run(path: Path) -> None:
+        with module.open(str(path), parallelization=threads) as file:
+            while file.read(4 * CHUNK):
+                pass
+
+    return run
+
+
+def md5(path: Path) -> None:
+    """The md5 of the compressed file alone."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for chunk in chunks(path):
+        digest.update(chunk)
+
+
+def stream(path: Path) -> None:
+    """The product's stream: inflating and md5."""
+    opened = inflate.open_stream(path, gzip=True)
+    while opened.skip(CHUNK):
+        pass
+    opened.raw.md5()
+    opened.raw.close()
+
+
+def one_core(run: Callable[[Path], None]) -> Callable[[Path], None]:
+    """The same with md5 in the reading thread, as on a machine with one core."""
+
+    def wrapped(path: Path) -> None:
+        cores, inflate._cores = inflate._cores, lambda: 1
+        try:
+            run(path)
+        finally:
+            inflate._cores = cores
+
+    return wrapped
+
+
+def pairs(path: Path) -> None:
+    """The product: stream, tar and pairing, all that waits in memory."""
+    with PairReader(open_source(path), spool_dir=path.parent, spool_memory=1 << 34) as reader:
+        for _ in reader:
+            pass
+    assert not reader.rejects
+
+
+def spilled_pairs(path: Path) -> None:
+    """The product with everything that waits in the temporary file."""
+    with PairReader(open_source(path), spool_dir=path.parent, spool_memory=0) as reader:
+        for _ in reader:
+            pass
+
+
+def two_at_once(path: Path) -> None:
+    """Two PairReaders in two threads: twice the bytes."""
+    threads = [threading.Thread(target=pairs, args=(path,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def tarfile_stream(path: Path) -> None:
+    """tarfile's own streaming mode over zlib-ng, without md5 or pairing."""
+    with gzip_ng.open(path) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        for member in tar:
+            if member.isreg():
+                tar.extractfile(member).read()
+
+
+def rows() -> Iterator[tuple[str, Callable[[Path], None], int]]:
+    """(label, what to run, how often it reads the file)."""
+    yield "inflate: zlib", decompressobj(zlib), 1
+    for label, name in [("isal", "isal.isal_zlib"), ("zlib-ng", "zlib_ng.zlib_ng")]:
+        if module := load(name):
+            yield f"inflate: {label}", decompressobj(module), 1
+    if module := load("rapidgzip"):
+        for threads in (1, 2):
+            yield f"inflate: rapidgzip, {threads} thread(s)", rapidgzip(module, threads), 1
+    yield "md5 alone", md5, 1
+    yield "zlib-ng + md5, one thread", one_core(stream), 1
+    yield "zlib-ng + md5, two threads", stream, 1
+    yield "tarfile over zlib-ng, no md5", tarfile_stream, 1
+    yield "PairReader, one thread", one_core(pairs), 1
+    yield "PairReader", pairs, 1
+    yield "PairReader, all spilled", spilled_pairs, 1
+    yield "two PairReaders at once", two_at_once, 2
+
+
+def load(name: str):
+    """The module, or None with a note."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print(f"skipped, not installed: {name} ({error})")
+        return None
+
+
+def measure(run: Callable[[Path], None], path: Path, repeat: int) -> tuple[float, float]:
+    """Median (wall, cpu) seconds."""
+    walls, cpus = [], []
+    for _ in range(repeat):
+        wall, cpu = time.perf_counter(), time.process_time()
+        run(path)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def main() -> None:
+    """Build the tar, run every row, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tar", type=Path, help="a tar in SA-1B's layout to take images from")
+    parser.add_argument("--repeat", type=int, default=5, help="runs per row (5)")
+    parser.add_argument("--megabytes", type=int, default=300, help="size of the test tar (300)")
+    parser.add_argument("--folder", type=Path, help="where the test tar goes (a temporary folder)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        path = build(options.tar, Path(folder), options.megabytes)
+        size = path.stat().st_size / 1e6
+        print(f"{'':32}{'wall MB/s':>10}{'cpu MB/s':>10}{'cpu ms a 1.1 MB image':>24}")
+        for label, run, times in rows():
+            wall, cpu = measure(run, path, options.repeat)
+            megabytes = size * times
+            per_image = cpu * 1e3 / megabytes * 1.1
+            print(f"{label:32}{megabytes / wall:10.0f}{megabytes / cpu:10.0f}{per_image:24.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Decode SA-1B once into memory-mapped Zarr v3 shards, and train from them with no decoding.
+
+>>> import sa1bpack
+>>> sa1bpack.pack("/data/sa_*.tar", "/data/packed", workers=16)   # doctest: +SKIP
+>>> sa1bpack.verify("/data/packed").ok                            # doctest: +SKIP
+>>> print(sa1bpack.info("/data/packed").as_text())                # doctest: +SKIP
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+
+__version__ = version("sa1bpack")
+
+# Public name → module; imported on first use, so that reading a pack never loads the packer.
+_HOMES = {
+    "pack": "sa1bpack.packing.run",
+    "PackOptions": "sa1bpack.packing.options",
+    "PackResult": "sa1bpack.packing.run",
+    "estimate": "sa1bpack.packing.estimate",
+    "verify": "sa1bpack.format.verify",
+    "info": "sa1bpack.report.info",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

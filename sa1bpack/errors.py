@@ -1,0 +1,107 @@
+"""Every exception that sa1bpack raises on purpose.
+
+::
+
+    Sa1bpackError
+    ├── OptionError        an option or argument has a value that cannot be used (also ValueError)
+    ├── SourceError        a tar or a folder cannot be read as a whole
+    │   ├── SourceTruncated    it ends too early: what came before the end is sound
+    │   └── SourceCorrupt      its bytes are wrong: nothing that came from it can be trusted
+    ├── SampleError        one image, its annotations or a mask cannot be used; the others go on
+    │   ├── AnnotationError    the JSON record
+    │   ├── MaskError          one run-length mask
+    │   └── ImageError         the JPEG
+    ├── FormatError        something under a pack is not what docs/format.md demands
+    │   ├── VersionError       it is of a format version that this release does not read
+    │   └── ChecksumError      bytes are not those that were written
+    └── PackError          a pack run cannot start or cannot go on
+        ├── OutputLocked       another process packs into the same folder
+        ├── OptionsDiffer      the folder holds a pack made with other options
+        └── TooManyRejects     more members were rejected than --max-rejects allows
+
+A message names what was looked at (file, member, annotation), the value found, the limit, and what
+to do about it.
+"""
+
+
+class Sa1bpackError(Exception):
+    """Root of the tree; catching it catches everything that sa1bpack raises on purpose."""
+
+
+class OptionError(Sa1bpackError, ValueError):
+    """An option or argument has a value that cannot be used."""
+
+
+class SourceError(Sa1bpackError):
+    """A tar or a folder cannot be read as a whole."""
+
+
+class SourceTruncated(SourceError):
+    """A source ends too early; what came before the end is sound."""
+
+
+class SourceCorrupt(SourceError):
+    """A source's bytes are wrong; nothing that came from it can be trusted."""
+
+
+class SampleError(Sa1bpackError):
+    """One sample cannot be used; it is rejected and the others go on.
+
+    `code` is the short, stable word that `rejects.jsonl` files it under.
+    """
+
+    code = "bad-sample"
+
+    def __init__(self, message: str, code: str | None = None):
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    def __reduce__(self):
+        return type(self), (str(self), self.code)
+
+
+class AnnotationError(SampleError):
+    """The JSON record of an image cannot be used."""
+
+    code = "bad-annotation"
+
+
+class MaskError(SampleError):
+    """A run-length mask cannot be used."""
+
+    code = "bad-mask"
+
+
+class ImageError(SampleError):
+    """A JPEG cannot be used."""
+
+    code = "bad-image"
+
+
+class FormatError(Sa1bpackError):
+    """Something under a pack is not what docs/format.md demands."""
+
+
+class VersionError(FormatError):
+    """A pack is of a format version that this release does not read."""
+
+
+class ChecksumError(FormatError):
+    """Bytes are not those that were written."""
+
+
+class PackError(Sa1bpackError):
+    """A pack run cannot start or cannot go on."""
+
+
+class OutputLocked(PackError):
+    """Another process packs into the same folder."""
+
+
+class OptionsDiffer(PackError):
+    """The output folder holds a pack made with other options."""
+
+
+class TooManyRejects(PackError):
+    """More members were rejected than allowed."""

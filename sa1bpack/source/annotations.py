@@ -1,0 +1,344 @@
+"""SA-1B's JSON record of an image → arrays.
+
+Decoding is typed and strict first; a record with keys that SA-1B does not have is decoded again
+without that strictness, and the keys are reported. Why msgspec: docs/decisions/0003.
+"""
+
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from sa1bpack.errors import AnnotationError
+
+# Order of the numbers of a mask in `number_types`, and thereby of its bits.
+BBOX = slice(0, 4)
+AREA = 4
+PREDICTED_IOU = 5
+POINT_COORDS = slice(6, 8)
+CROP_BOX = slice(8, 12)
+STABILITY_SCORE = 12
+NUMBERS = 13
+NUMBER_NAMES = (
+    *(f"bbox[{i}]" for i in range(4)),
+    "area",
+    "predicted_iou",
+    *(f"point_coords[0][{i}]" for i in range(2)),
+    *(f"crop_box[{i}]" for i in range(4)),
+    "stability_score",
+)
+
+MAX_PIXELS = 2**31 - 1
+MAX_EXACT = 2**53 - 1  # up to here float64 tells every integer from its neighbours
+_REMEDY = "correct or remove the record"
+
+_Number = int | float
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_PIXELS)]
+_Box = tuple[_Number, _Number, _Number, _Number]
+
+
+class _Image(msgspec.Struct):
+    image_id: _Int64
+    width: _Side
+    height: _Side
+    file_name: str
+
+
+class _Segmentation(msgspec.Struct, gc=False):
+    size: tuple[int, int]
+    counts: str
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    bbox: _Box
+    area: _Number
+    segmentation: _Segmentation
+    predicted_iou: _Number
+    point_coords: tuple[tuple[_Number, _Number]]
+    crop_box: _Box
+    id: _Int64
+    stability_score: _Number
+
+
+class _Record(msgspec.Struct):
+    image: _Image
+    annotations: list[_Annotation]
+
+
+class _StrictImage(_Image, forbid_unknown_fields=True):
+    pass
+
+
+class _StrictSegmentation(_Segmentation, gc=False, forbid_unknown_fields=True):
+    pass
+
+
+class _StrictAnnotation(_Annotation, gc=False, forbid_unknown_fields=True):
+    segmentation: _StrictSegmentation
+
+
+class _StrictRecord(_Record, forbid_unknown_fields=True):
+    image: _StrictImage
+    annotations: list[_StrictAnnotation]
+
+
+_decode_strict = msgspec.json.Decoder(_StrictRecord).decode
+_decode_lenient = msgspec.json.Decoder(_Record).decode
+_decode_untyped = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotations:
+    """The record of one image as a structure of arrays; n is the number of masks.
+
+    Boxes and points are in source pixels, as the JSON has them: bbox and crop_box are x, y, w, h,
+    with w = xmax - xmin and h = ymax - ymin; a point is x, y.
+
+    ===================  ===========  =======================================================
+    image_id             int          within int64
+    width, height        int          pixels, 1 to 2^31 - 1, their product below 2^31
+    file_name            str          as in the record, not compared with anything
+    bbox                 (n, 4) f64   x, y, w, h
+    area                 (n,) i64     pixels, 0 to 2^53 - 1
+    predicted_iou        (n,) f64     may exceed 1
+    point_coords         (n, 2) f64   x, y of the one prompt point
+    crop_box             (n, 4) f64   x, y, w, h
+    annotation_id        (n,) i64     may repeat: nothing here depends on it
+    stability_score      (n,) f64
+    number_types         (n,) u16     bit k: JSON number k was written as an integer, in the order
+                                      of NUMBER_NAMES
+    counts_text          (m,) u8      the masks' COCO run-length strings, one after the other
+    counts_offset        (n+1,) i64   mask i is counts_text[counts_offset[i]:counts_offset[i+1]]
+    unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
+                                      their values are not kept
+    ===================  ===========  =======================================================
+
+    All arrays are C-contiguous and writable. `eq` compares identity.
+    """
+
+    image_id: int
+    width: int
+    height: int
+    file_name: str
+    bbox: np.ndarray
+    area: np.ndarray
+    predicted_iou: np.ndarray
+    point_coords: np.ndarray
+    crop_box: np.ndarray
+    annotation_id: np.ndarray
+    stability_score: np.ndarray
+    number_types: np.ndarray
+    counts_text: np.ndarray
+    counts_offset: np.ndarray
+    unknown_keys: frozenset[str]
+
+    def __len__(self) -> int:
+        return len(self.area)
+
+
+def parse_annotations(data: bytes) -> Annotations:
+    """Decode and check one JSON record.
+
+    Raises AnnotationError, naming the annotation, the field and the value, when the bytes are not
+    JSON (NaN and Infinity are not), when a field is missing or of a wrong type, when a number does
+    not fit its array, when `size` is not [height, width], when `area` is negative or no whole
+    number, when `point_coords` has not exactly one point, and when `counts` is not an ASCII
+    string. Whether `counts` is a sound run-length string is for the mask kernels to find.
+    """
+    record, unknown = _decode(data)
+    image, masks = record.image, record.annotations
+    if image.width * image.height > MAX_PIXELS:
+        raise AnnotationError(
+            f"image: width {image.width} x height {image.height} is more than {MAX_PIXELS} "
+            f"pixels; {_REMEDY}"
+        )
+    _check_sizes(image, masks)
+    numbers, types = _number_table(masks)
+    text, offset = _counts(masks)
+    return Annotations(
+        image_id=image.image_id,
+        width=image.width,
+        height=image.height,
+        file_name=image.file_name,
+        bbox=numbers[:, BBOX].copy(),
+        area=_areas(masks, numbers[:, AREA]),
+        predicted_iou=numbers[:, PREDICTED_IOU].copy(),
+        point_coords=numbers[:, POINT_COORDS].copy(),
+        crop_box=numbers[:, CROP_BOX].copy(),
+        annotation_id=np.array([mask.id for mask in masks], np.int64),
+        stability_score=numbers[:, STABILITY_SCORE].copy(),
+        number_types=types,
+        counts_text=text,
+        counts_offset=offset,
+        unknown_keys=unknown,
+    )
+
+
+def _decode(data: bytes) -> tuple[_Record, frozenset[str]]:
+    try:
+        return _decode_strict(data), frozenset()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass  # unknown keys, or an error that the second attempt words
+    try:
+        return _decode_lenient(data), _unknown_keys(_decode_untyped(data))
+    except msgspec.ValidationError as error:
+        raise AnnotationError(_describe(str(error), data)) from None
+    except RecursionError:
+        raise AnnotationError(f"the JSON is nested too deeply; {_REMEDY}") from None
+    except UnicodeDecodeError as error:
+        raise AnnotationError(f"the JSON is not UTF-8 ({error.reason}); {_REMEDY}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise AnnotationError(f"{_malformed(error, data)}; {_REMEDY}") from None
+
+
+def _unknown_keys(record: dict[str, Any]) -> frozenset[str]:
+    """Dotted paths of the keys that are not in the schema, list indices left out."""
+    masks = record["annotations"]
+    found = set(record) - {"image", "annotations"}
+    found |= {f"image.{key}" for key in set(record["image"]) - set(_Image.__struct_fields__)}
+    known = set(_Annotation.__struct_fields__)
+    found |= {f"annotations.{key}" for mask in masks for key in mask.keys() - known}
+    known = set(_Segmentation.__struct_fields__)
+    found |= {
+        f"annotations.segmentation.{key}"
+        for mask in masks
+        for key in mask["segmentation"].keys() - known
+    }
+    return frozenset(found)
+
+
+def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of all masks as (n, NUMBERS) f64 and the bits of `number_types`, (n,) u16."""
+    flat = list(
+        chain.from_iterable(
+            (
+                *mask.bbox, mask.area, mask.predicted_iou, *mask.point_coords[0],
+                *mask.crop_box, mask.stability_score,
+            )
+            for mask in masks
+        )
+    )  # fmt: skip
+    shape = (len(masks), NUMBERS)
+    integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat)).reshape(shape)
+    try:
+        numbers = np.fromiter(flat, np.float64, len(flat)).reshape(shape)
+        exact = not np.any(integer & (np.abs(numbers) > MAX_EXACT))
+    except OverflowError:  # an integer beyond all floats
+        exact = False
+    if not exact:
+        _raise_inexact(masks, flat)
+    weights = np.left_shift(1, np.arange(NUMBERS))
+    return numbers, (integer @ weights).astype(np.uint16)
+
+
+def _areas(masks: list[_Annotation], areas: np.ndarray) -> np.ndarray:
+    """(n,) f64 → (n,) i64, exactly."""
+    bad = np.flatnonzero((areas < 0) | (areas > MAX_EXACT) | (areas != np.floor(areas)))
+    if len(bad):
+        index = int(bad[0])
+        raise AnnotationError(
+            f"{_name(index, masks[index].id)}: area is {masks[index].area!r}, not a whole number "
+            f"from 0 to 2^53 - 1; {_REMEDY}"
+        )
+    return areas.astype(np.int64)
+
+
+def _counts(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
+    """All run-length strings as one (m,) u8 array and their (n+1,) i64 offsets."""
+    strings = [mask.segmentation.counts for mask in masks]
+    try:
+        text = bytearray("".join(strings), "ascii")
+    except UnicodeEncodeError:
+        index = next(i for i, string in enumerate(strings) if not string.isascii())
+        raise AnnotationError(
+            f"{_name(index, masks[index].id)}: segmentation.counts holds characters that are not "
+            f"ASCII, as in {strings[index][:40]!a}; {_REMEDY}"
+        ) from None
+    offset = np.zeros(len(strings) + 1, np.int64)
+    np.cumsum([len(string) for string in strings], out=offset[1:])
+    return np.frombuffer(text, np.uint8), offset
+
+
+def _check_sizes(image: _Image, masks: list[_Annotation]) -> None:
+    expected = (image.height, image.width)
+    for index, mask in enumerate(masks):
+        if mask.segmentation.size != expected:
+            raise AnnotationError(
+                f"{_name(index, mask.id)}: segmentation.size is {list(mask.segmentation.size)}, "
+                f"but the image is [height, width] = {list(expected)}; {_REMEDY}"
+            )
+
+
+def _raise_inexact(masks: list[_Annotation], flat: list[int | float]) -> None:
+    for position, value in enumerate(flat):
+        if isinstance(value, int) and abs(value) > MAX_EXACT:
+            index, column = divmod(position, NUMBERS)
+            raise AnnotationError(
+                f"{_name(index, masks[index].id)}: {NUMBER_NAMES[column]} is the integer "
+                f"{_shorten(value)}, beyond 2^53 - 1, where float64 is no longer exact; {_REMEDY}"
+            )
+
+
+def _describe(message: str, data: bytes) -> str:
+    """msgspec's message, with the value found, the annotation's id, and what to do.
+
+    Its place reads `$.annotations[3].bbox[0]`.
+    """
+    reason, _, place = message.partition(" - at `$.")
+    place = place.rstrip("`")
+    try:
+        record = _decode_untyped(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        record = _NOTHING  # broken behind the place as well
+    value = _look_up(record, place)
+    found = "" if value is _NOTHING else f", found {_shorten(value)}"
+    where = f"{place}: " if place else ""
+    if place.startswith("annotations["):
+        index_text, _, field = place.removeprefix("annotations[").partition("]")
+        mask_id = _look_up(record, f"annotations[{index_text}].id")
+        field = field.lstrip(".")
+        where = _name(index_text, None if mask_id is _NOTHING else mask_id) + ": "
+        where += f"{field}: " if field else ""
+    remedy = _REMEDY
+    if place.endswith("segmentation.counts") and isinstance(value, list):
+        remedy = "it is an uncompressed run-length mask: compress it with pycocotools"
+    return f"{where}{reason}{found}; {remedy}"
+
+
+_NOTHING = object()
+
+
+def _look_up(record: Any, place: str) -> Any:
+    """The value at `annotations[3].bbox[0]`, or _NOTHING."""
+    for step in place.replace("[", ".[").split(".") if place else ():
+        try:
+            record = record[int(step[1:-1])] if step.startswith("[") else record[step]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return _NOTHING
+    return record
+
+
+def _malformed(error: Exception, data: bytes) -> str:
+    """A decoding error with the text around its place, msgspec's message ending in (byte 12)."""
+    message = str(error)
+    _, _, tail = message.rpartition("(byte ")
+    digits = tail.rstrip(")")
+    if not digits.isdigit():
+        return message
+    position = int(digits)
+    return f"{message}, near {data[max(position - 20, 0) : position + 20]!r} of {len(data)} bytes"
+
+
+def _name(index: int | str, mask_id: Any) -> str:
+    return f"annotation {index}" if mask_id is None else f"annotation {index} (id {mask_id!r})"
+
+
+def _shorten(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

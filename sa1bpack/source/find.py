@@ -1,0 +1,133 @@
+"""Find the tars and folders that a pack is made from, and see what kind each one is.
+
+The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip streams.
+"""
+
+import glob
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.source.folder import list_folder
+from sa1bpack.source.inflate import GZIP_MAGIC
+from sa1bpack.source.tar import BLOCK, parse_header
+
+_TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
+
+Kind = Literal["gzip-tar", "tar", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tar or one extracted folder.
+
+    `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
+    part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
+    sizes of its JPEG and JSON files.
+    """
+
+    name: str
+    path: Path
+    kind: Kind
+    nbytes: int
+
+
+def find_sources(patterns: Iterable[str | Path]) -> list[Source]:
+    """Turn paths and globs into sources, sorted by name.
+
+    A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
+    source and must hold `.jpg`, `.jpeg` or `.json` files at some depth. A path matched by several
+    patterns counts once.
+
+    Raises SourceError when a pattern matches nothing, when a file or folder is of no known kind
+    or cannot be read, and when two sources share a name (their shards would, too).
+    """
+    paths: dict[Path, Path] = {}
+    for pattern in patterns:
+        for path in _expand(pattern):
+            paths.setdefault(path.resolve(), path)
+    sources: dict[str, Source] = {}
+    for path in paths.values():
+        source = open_source(path)
+        other = sources.setdefault(source.name, source)
+        if other is not source:
+            raise SourceError(
+                f"{source.path} and {other.path} are both called {source.name!r}, and shards are "
+                "named after their source: rename one, or pack them into two outputs"
+            )
+    return sorted(sources.values(), key=lambda source: source.name)
+
+
+def open_source(path: str | Path) -> Source:
+    """Look at one existing path and say what it is; see `find_sources` for what is raised."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            return _folder_source(path)
+        return Source(_stem(path), path, _sniff(path), path.stat().st_size)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _expand(pattern: str | Path) -> list[Path]:
+    text = os.path.expanduser(os.fspath(pattern))
+    if os.path.lexists(text):  # a literal path first: it may hold * or [
+        return [Path(text)]
+    matches = sorted(glob.glob(text, recursive=True))
+    if not matches:
+        raise SourceError(f"{pattern}: no such file or folder; check the path, and quote globs")
+    return [Path(match) for match in matches]
+
+
+def _stem(path: Path) -> str:
+    for suffix in _TAR_SUFFIXES:
+        if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
+            return path.name[: -len(suffix)]
+    return path.name
+
+
+def _folder_source(path: Path) -> Source:
+    files = list_folder(path)
+    if not files:
+        raise SourceError(
+            f"{path}: the folder holds no .jpg, .jpeg or .json file; for a folder of tars give "
+            f"the tars: '{path}/*.tar'"
+        )
+    # Path.name is empty for '.', and '/' has no better name than its own.
+    return Source(path.resolve().name or "root", path, "folder", sum(file.size for file in files))
+
+
+def _sniff(path: Path) -> Kind:
+    if not path.is_file():
+        raise SourceError(f"{path}: neither a file nor a folder")
+    with open(path, "rb") as file:
+        head = file.read(BLOCK)
+    if head.startswith(GZIP_MAGIC):
+        return "gzip-tar"
+    if _is_tar_header(head):
+        return "tar"
+    if not head:
+        found = "is empty"
+    elif not any(head):
+        found = "begins with zeros (an empty tar, or a download reserved but not filled)"
+    else:
+        found = f"begins with {head[:16]!r}"
+    raise SourceError(
+        f"{path}: {found}, which is neither a gzip stream nor a tar header; download it again and "
+        "compare its md5 with the published list"
+    )
+
+
+def _is_tar_header(head: bytes) -> bool:
+    """Whether the 512 bytes are a tar header: ustar and GNU have a magic, older ones a checksum."""
+    if len(head) < BLOCK:
+        return False
+    if head[257:262] == b"ustar":
+        return True
+    try:
+        return any(head) and parse_header(head) is not None
+    except SourceCorrupt:
+        return False

@@ -1,0 +1,109 @@
+"""Read an extracted tar: a folder of `sa_<id>.jpg` and `sa_<id>.json` files.
+
+Files come sorted by their number, so that the two halves of a pair are neighbours and packing the
+folder twice gives the same bytes. Subfolders are walked. A link to a file is followed, as Hugging
+Face caches, DVC and git-annex consist of them; a link to a folder is not.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sa1bpack.errors import SourceError
+from sa1bpack.source.members import Member, decode_name, split_name
+
+_NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFile:
+    """A JPEG or JSON file, or what has the name of one; `size` is 0 for all but files."""
+
+    path: str
+    name: str  # relative to the folder, undecodable bytes as \\xNN
+    problem: str  # as in Member
+    size: int
+    is_file: bool
+
+
+def list_folder(folder: Path) -> list[FolderFile]:
+    """Every entry under the folder that is named like a JPEG or a JSON file, in pack order.
+
+    Raises SourceError when a folder cannot be listed.
+    """
+    files = [_look_at(path, folder) for path in _walk(folder) if split_name(path)[1]]
+    return sorted(files, key=lambda file: _pack_order(file.name))
+
+
+class FolderStream:
+    """The members of an extracted folder; `read` gives the data of the current one.
+
+    `bytes_read` counts the bytes of files read. There is no md5 of a folder.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.bytes_read = 0
+        self._current: FolderFile | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        for file in list_folder(self.folder):
+            self._current = file
+            kind = "file" if file.is_file else "special"
+            yield Member(file.name, file.size, kind, file.problem)
+
+    def read(self) -> bytes:
+        """All bytes of the current file.
+
+        Raises SourceError when it cannot be read or changed its size since it was listed.
+        """
+        file = self._current
+        try:
+            with open(file.path, "rb") as opened:
+                data = opened.read(file.size + 1)  # one more, to see growth
+        except OSError as error:
+            raise SourceError(f"{file.path}: cannot be read: {error.strerror}") from error
+        if len(data) != file.size:
+            raise SourceError(
+                f"{file.path}: changed from {file.size} bytes while it was read; wait until "
+                "nothing writes to the folder any more"
+            )
+        self.bytes_read += len(data)
+        return data
+
+    def md5(self) -> None:
+        """None: a folder has no bytes of its own."""
+
+    def close(self) -> None:
+        """Nothing is held open between files."""
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        for name in names:
+            yield os.path.join(parent, name)
+
+
+def _look_at(path: str, folder: Path) -> FolderFile:
+    name, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
+    try:
+        status = os.stat(path)
+    except OSError:  # a dangling link is reported as a member that is no file
+        return FolderFile(path, name, problem, 0, False)
+    is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would hang
+    return FolderFile(path, name, problem, status.st_size if is_file else 0, is_file)
+
+
+def _pack_order(name: str) -> tuple:
+    """sa_5 before sa_10, whatever folder they are in; names without a number come last."""
+    stem, _ = split_name(name)
+    numbered = _NUMBERED.match(stem)
+    if numbered is None:
+        return (1, stem, 0, name)
+    return (0, numbered[1], int(numbered[2]), name)

@@ -1,0 +1,232 @@
+"""Pair the JPEGs and JSON records of a source.
+
+The members of an SA-1B tar are in random order: the two halves of a pair may lie 11 GB apart, and
+at the worst moment about a quarter of the tar waits for its other half. What waits is spooled.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sa1bpack.errors import SourceError
+from sa1bpack.source.find import Source
+from sa1bpack.source.folder import FolderStream
+from sa1bpack.source.inflate import open_stream
+from sa1bpack.source.members import MAX_NAME_BYTES, Half, Member, split_name
+from sa1bpack.source.spool import Spool
+from sa1bpack.source.tar import TarStream
+
+MAX_JPEG_BYTES = 128 << 20
+MAX_JSON_BYTES = 64 << 20
+MAX_MEMBERS = 4_000_000  # of a tar, so that a hostile one cannot fill the memory with names
+SPOOL_MEMORY = 256 << 20
+_NAMES_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest members that are read; larger ones are rejected unread."""
+
+    jpeg_bytes: int = MAX_JPEG_BYTES
+    json_bytes: int = MAX_JSON_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An image and its annotations.
+
+    `index` counts pairs in the order in which they became complete. `name` is the stem the two
+    share (`sa_5`), `file_name` the last part of the JPEG's path (`sa_5.jpg`).
+    """
+
+    index: int
+    name: str
+    file_name: str
+    jpeg: bytes
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A member named like half of a pair that cannot become one.
+
+    `code` is one of missing-json, missing-jpeg, duplicate, too-large, name-too-long, bad-name,
+    not-a-file.
+    """
+
+    member: str
+    code: str
+    detail: str
+
+
+class PairReader:
+    """Iterate once over the pairs of a source, reading it in one sequential pass.
+
+    ::
+
+        with PairReader(source, spool_dir=folder) as reader:
+            for pair in reader:
+                ...
+
+    Memory: the pair in hand (a member twice while it is put together), `spool_memory` bytes of
+    halves that wait, 14 MB of read-ahead, and about 200 bytes for each name. Disk: see Spool. A
+    member larger than its limit is never read into memory.
+
+    A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
+    two members with the same stem and kind, in whatever folder, the first counts.
+
+    While and after iterating there are
+
+    - `rejects`: list of Reject; orphans are added at the end of the source,
+    - `ignored`: Counter by kind of foreign members (foreign, link, special, sparse), which are no
+      part of a pair by name, and `ignored_names`, the first 20 of them,
+    - `members`: how many entries were seen, `bytes_read`: bytes of the source consumed,
+    - `md5`: hex md5 of the whole file as it lies on disk; None for a folder, and before the end.
+
+    Iterating raises SourceTruncated, SourceCorrupt or SourceError; pairs given before
+    SourceTruncated are sound. Leaving the `with` block at any time closes everything. Not for use
+    by several threads at once.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        spool_dir: Path,
+        spool_memory: int = SPOOL_MEMORY,
+        limits: Limits = Limits(),
+    ):
+        self.source = source
+        self.rejects: list[Reject] = []
+        self.ignored: Counter[str] = Counter()
+        self.ignored_names: list[str] = []
+        self.members = 0
+        self.md5: str | None = None
+        self._limits = limits
+        self._spool = Spool(spool_dir, spool_memory)
+        self._waiting: dict[str, _Waiting] = {}
+        self._settled: dict[str, bool] = {}  # stem → whether it became a pair
+        self._stream = self._open()
+        self._pairs = self._read_pairs()
+
+    def __enter__(self) -> "PairReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Pair]:
+        return self._pairs
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the source consumed so far, out of `source.nbytes`."""
+        return self._stream.bytes_read
+
+    def close(self) -> None:
+        """Close the source and free the spool. Closing twice is allowed."""
+        self._pairs.close()
+        self._stream.close()
+        self._spool.close()
+
+    def _open(self) -> TarStream | FolderStream:
+        if self.source.kind == "folder":
+            return FolderStream(self.source.path)
+        return TarStream(open_stream(self.source.path, gzip=self.source.kind == "gzip-tar"))
+
+    def _read_pairs(self) -> Iterator[Pair]:
+        index = 0
+        for member in self._stream:
+            self._count(member)
+            if member.kind == "directory":
+                continue
+            stem, half = split_name(member.name)
+            if half is None:
+                self._ignore(member)
+            elif self._admit(member, stem, half):
+                pair = self._match(member, stem, half, index)
+                if pair is not None:
+                    index += 1
+                    yield pair
+        self._reject_orphans()
+        self.md5 = self._stream.md5()
+
+    def _count(self, member: Member) -> None:
+        self.members += 1
+        if self.members > MAX_MEMBERS and self.source.kind != "folder":
+            raise SourceError(
+                f"{self.source.path}: more than {MAX_MEMBERS} members, the last one "
+                f"{member.name!r}; SA-1B's tars have 22,373: split the tar"
+            )
+
+    def _ignore(self, member: Member) -> None:
+        self.ignored["foreign" if member.kind == "file" else member.kind] += 1
+        if len(self.ignored_names) < _NAMES_KEPT:
+            self.ignored_names.append(member.name)
+
+    def _admit(self, member: Member, stem: str, half: Half) -> bool:
+        """Whether the member may be read; when not, it is on record why."""
+        if stem in self._settled:
+            if self._settled[stem]:
+                self._reject(member, "duplicate", f"a pair called {stem!r} came before it")
+            return False
+        waiting = self._waiting.get(stem)
+        if waiting is not None and waiting.half == half:
+            self._reject(member, "duplicate", f"{waiting.member!r} came before it")
+            return False
+        fault = self._fault(member, stem, half)
+        if fault is None:
+            return True
+        self._reject(member, *fault)
+        self._settled[stem] = False
+        if waiting is not None:
+            self._spool.take(self._waiting.pop(stem).ticket)
+        return False
+
+    def _fault(self, member: Member, stem: str, half: Half) -> tuple[str, str] | None:
+        """(code, detail) of what forbids to read a member."""
+        if member.problem:
+            return "bad-name", f"{member.problem}; rename it"
+        if member.kind != "file":
+            return "not-a-file", f"it is a {member.kind} member; put the file itself there"
+        # The shortest name that the JPEG of a JSON record may have ends in .jpg.
+        file_name = member.name.rsplit("/", 1)[-1] if half == "jpeg" else stem + ".jpg"
+        length = len(file_name.encode())
+        if length > MAX_NAME_BYTES:
+            return "name-too-long", f"{length} bytes, the limit is {MAX_NAME_BYTES}; shorten it"
+        limit = self._limits.jpeg_bytes if half == "jpeg" else self._limits.json_bytes
+        if member.size > limit:
+            return "too-large", f"{member.size} bytes, the limit for a {half} member is {limit}"
+        return None
+
+    def _match(self, member: Member, stem: str, half: Half, index: int) -> Pair | None:
+        """Complete a pair with the current member, or let it wait for the other half."""
+        data = self._stream.read()
+        waiting = self._waiting.pop(stem, None)
+        if waiting is None:
+            self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
+            return None
+        self._settled[stem] = True
+        other = self._spool.take(waiting.ticket)
+        if half == "jpeg":
+            return Pair(index, stem, member.name.rsplit("/", 1)[-1], data, other)
+        return Pair(index, stem, waiting.member.rsplit("/", 1)[-1], other, data)
+
+    def _reject_orphans(self) -> None:
+        for stem, waiting in self._waiting.items():
+            missing = "json" if waiting.half == "jpeg" else "jpeg"
+            detail = f"the source has no {missing} of {stem!r}"
+            self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
+
+    def _reject(self, member: Member, code: str, detail: str) -> None:
+        self.rejects.append(Reject(member.name, code, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A half whose other half has not come."""
+
+    half: Half
+    member: str
+    ticket: object

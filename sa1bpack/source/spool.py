@@ -1,0 +1,107 @@
+"""Keep bytes until they are asked for: in memory up to a bound, the rest in a temporary file."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from sa1bpack.errors import SourceError
+
+BLOCK_BYTES = 128 << 10  # small beside a 1 MB JPEG, large enough that a write costs little
+
+
+class Spool:
+    """A store of byte strings, each put once and taken once.
+
+    At most `memory` bytes are held in memory. What does not fit goes to one file in `folder`,
+    unlinked as soon as it is made, so that nothing stays behind a killed process. The file is cut
+    in blocks that are used again when freed: it never grows past the largest amount that was
+    spilled at one time, each item rounded up to `BLOCK_BYTES`. For a tar of SA-1B, whose halves
+    come in random order, that is at most about 3 GB.
+    """
+
+    def __init__(self, folder: Path, memory: int):
+        self.folder = Path(folder)
+        self.memory = memory
+        self.memory_used = 0
+        self.spilled = 0  # bytes now in the file
+        self.file_bytes = 0  # size of the file, which is its peak
+        self._file = None
+        self._free: list[int] = []  # block numbers
+
+    def put(self, data: bytes) -> "bytes | _Spilled":
+        """Store data; returns the ticket to take it back with.
+
+        Raises SourceError when the temporary file cannot be made or written.
+        """
+        if self.memory_used + len(data) <= self.memory:
+            self.memory_used += len(data)
+            return data
+        blocks = self._claim(-(-len(data) // BLOCK_BYTES))
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self.folder, prefix="sa1bpack-spool-")
+            _write(self._file.fileno(), blocks, data)
+        except OSError as error:
+            raise SourceError(
+                f"{self.folder}: {len(data)} bytes cannot be spooled beside {self.spilled} "
+                f"({error.strerror}); free space there, choose another spool folder, or allow "
+                f"more than {self.memory} bytes of spool memory"
+            ) from error
+        self.spilled += len(data)
+        return _Spilled(blocks, len(data))
+
+    def take(self, ticket: "bytes | _Spilled") -> bytes:
+        """Give data back and forget it."""
+        if isinstance(ticket, bytes):
+            self.memory_used -= len(ticket)
+            return ticket
+        data = _read(self._file.fileno(), ticket)
+        self._free.extend(ticket.blocks)
+        self.spilled -= ticket.size
+        return data
+
+    def close(self) -> None:
+        """Free the file; tickets are void."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _claim(self, count: int) -> list[int]:
+        blocks = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        first_new = self.file_bytes // BLOCK_BYTES
+        blocks.extend(range(first_new, first_new + count - len(blocks)))
+        self.file_bytes = max(self.file_bytes, (max(blocks, default=-1) + 1) * BLOCK_BYTES)
+        return blocks
+
+
+class _Spilled:
+    """Where an item is in the file."""
+
+    __slots__ = ("blocks", "size")
+
+    def __init__(self, blocks: list[int], size: int):
+        self.blocks = blocks
+        self.size = size
+
+
+def _write(descriptor: int, blocks: list[int], data: bytes) -> None:
+    view = memoryview(data)
+    for index, block in enumerate(blocks):
+        piece = view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+        offset = block * BLOCK_BYTES
+        while piece:
+            written = os.pwrite(descriptor, piece, offset)
+            piece, offset = piece[written:], offset + written
+
+
+def _read(descriptor: int, ticket: _Spilled) -> bytes:
+    pieces = []
+    left = ticket.size
+    for block in ticket.blocks:
+        piece = os.pread(descriptor, min(left, BLOCK_BYTES), block * BLOCK_BYTES)
+        pieces.append(piece)
+        left -= len(piece)
+    data = b"".join(pieces)
+    if len(data) != ticket.size:
+        raise SourceError(f"the spool file gave {len(data)} bytes of {ticket.size} back")
+    return data

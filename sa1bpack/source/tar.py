@@ -1,0 +1,246 @@
+"""Walk the members of a tar stream in one pass.
+
+Headers follow POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar
+(https://www.gnu.org/software/tar/manual/html_node/Standard.html). Only regular files have their
+data read; links, devices and sparse files are named and passed over, never followed.
+
+A tar ends with two blocks of zeros. One is taken as proof enough that every member came before
+it. A tar that stops without any is SourceTruncated, even at the border of two members, where
+tarfile and GNU tar see nothing wrong: a writer that was killed leaves just that. Behind the mark
+zeros may follow, or another archive (`cat a.tar b.tar`), which is read on; other bytes are
+SourceCorrupt.
+"""
+
+from collections.abc import Iterator
+
+from sa1bpack.errors import SourceCorrupt, SourceTruncated
+from sa1bpack.source.inflate import REDOWNLOAD, ByteStream
+from sa1bpack.source.members import Member, MemberKind, decode_name
+
+BLOCK = 512
+MAX_EXTENDED_HEADER = 1 << 20  # bytes of a pax header or a GNU long name
+MAX_ZERO_TAIL = 16 << 20  # zeros after the end mark; GNU tar pads to 10 KiB by default
+_ZEROS = bytes(BLOCK)
+
+_KINDS: dict[bytes, MemberKind] = {
+    b"0": "file", b"\0": "file", b"7": "file", b"5": "directory", b"1": "link", b"2": "link",
+    b"S": "sparse",
+}  # fmt: skip
+# Types 1 to 6 have no data, whatever their size field says (as in tarfile).
+_WITHOUT_DATA = frozenset(b"123456")
+_PAX_LOCAL = (b"x", b"X")
+_PAX_GLOBAL = b"g"
+_GNU_LONG_NAME = b"L"
+_GNU_LONG_LINK = b"K"
+
+
+class TarStream:
+    """The members of a tar; `read` gives the data of the current one, or it is passed over.
+
+    Raises SourceTruncated where the stream ends too early and SourceCorrupt where a header is
+    wrong; both name the file and the place.
+    """
+
+    def __init__(self, stream: ByteStream):
+        self._stream = stream
+        self._path = stream.raw.path
+        self._unread = 0  # data and padding of the current member
+        self._data_size = 0
+        self._global_pax: dict[bytes, bytes] = {}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file, as it is on disk, consumed so far."""
+        return self._stream.raw.bytes_read
+
+    def md5(self) -> str:
+        """Hex md5 of the file's bytes read so far: of all of it once iteration has ended."""
+        return self._stream.raw.md5()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.raw.close()
+
+    def __iter__(self) -> Iterator[Member]:
+        while (header := self._next_header()) is not None:
+            member = self._member(header)
+            if member is not None:
+                yield member
+                self._pass_over()
+
+    def read(self) -> bytes:
+        """All data of the current member; once only."""
+        size = self._data_size
+        data = self._stream.read(size)
+        self._unread -= len(data)
+        if len(data) < size:
+            raise self._truncated("within a member's data")
+        return data
+
+    def _member(self, header: bytes) -> Member | None:
+        """The member that starts with this header, None at the end of the archive."""
+        pax = dict(self._global_pax)
+        long_name = None
+        while True:
+            raw_name, size, kind_byte = self._parse(header)
+            if kind_byte in _PAX_LOCAL:
+                pax |= parse_pax(self._extended(size), self._path)
+            elif kind_byte == _PAX_GLOBAL:
+                self._global_pax |= parse_pax(self._extended(size), self._path)
+                pax = self._global_pax | pax
+            elif kind_byte == _GNU_LONG_NAME:
+                long_name = self._extended(size).rstrip(b"\0")
+            elif kind_byte == _GNU_LONG_LINK:
+                self._extended(size)
+            else:
+                break
+            header = self._stream.read(BLOCK)
+            if len(header) < BLOCK or header == _ZEROS:
+                raise self._truncated("after an extended header whose member is missing")
+        if kind_byte == b"S":
+            self._skip_sparse_map(header)
+        return self._make_member(pax, long_name, raw_name, size, kind_byte)
+
+    def _make_member(self, pax, long_name, raw_name, size, kind_byte) -> Member:
+        raw_name = pax.get(b"path", long_name or raw_name)
+        if b"size" in pax:
+            size = self._decimal(pax[b"size"])
+        kind = _KINDS.get(kind_byte, "special")
+        if kind == "file" and raw_name.endswith(b"/"):
+            kind = "directory"  # as tars older than ustar mark them
+        if kind == "file" and any(key.startswith(b"GNU.sparse.") for key in pax):
+            kind = "sparse"
+        if kind_byte[0] in _WITHOUT_DATA:
+            size = 0
+        self._data_size = size
+        self._unread = -(-size // BLOCK) * BLOCK
+        name, problem = decode_name(raw_name)
+        return Member(name, size, kind, problem)
+
+    def _next_header(self) -> bytes | None:
+        """The next block that is not zeros, None at the end of the archive."""
+        zeros = 0
+        while True:
+            block = self._stream.read(BLOCK)
+            if len(block) == BLOCK and block != _ZEROS:
+                return block
+            if any(block):
+                raise self._truncated("within a header")
+            zeros += len(block)
+            if len(block) < BLOCK:
+                if zeros < BLOCK:
+                    raise self._truncated("without the blocks of zeros that end a tar")
+                return None
+            if zeros > MAX_ZERO_TAIL:
+                raise SourceTruncated(
+                    f"{self._path}: more than {MAX_ZERO_TAIL} zeros follow the last member, "
+                    f"{self._stream.where()}: a download that was reserved but not filled? "
+                    f"{REDOWNLOAD}"
+                )
+
+    def _pass_over(self) -> None:
+        """Skip what is left of the current member and its padding."""
+        unread, self._unread = self._unread, 0
+        if self._stream.skip(unread) < unread:
+            raise self._truncated("within a member's data")
+
+    def _extended(self, size: int) -> bytes:
+        """The data of a pax header or a GNU long name."""
+        if size > MAX_EXTENDED_HEADER:
+            raise self._corrupt(
+                f"an extended header claims {size} bytes, the limit is {MAX_EXTENDED_HEADER}"
+            )
+        padded = -(-size // BLOCK) * BLOCK
+        data = self._stream.read(padded)
+        if len(data) < padded:
+            raise self._truncated("within an extended header")
+        return data[:size]
+
+    def _skip_sparse_map(self, header: bytes) -> None:
+        """Pass over the blocks of an old GNU sparse map, which stand before the data."""
+        extended = header[482]
+        while extended:
+            block = self._stream.read(BLOCK)
+            if len(block) < BLOCK:
+                raise self._truncated("within a sparse file's map")
+            extended = block[504]
+
+    def _parse(self, header: bytes) -> tuple[bytes, int, bytes]:
+        try:
+            return parse_header(header)
+        except SourceCorrupt as error:
+            raise self._corrupt(str(error)) from None
+
+    def _decimal(self, text: bytes) -> int:
+        if not text.isdigit() or len(text) > 20:
+            raise self._corrupt(f"a pax header gives the size {text[:40]!r}, which is no number")
+        return int(text)
+
+    def _corrupt(self, what: str) -> SourceCorrupt:
+        return SourceCorrupt(f"{self._path}: {what}, {self._stream.where()}; {REDOWNLOAD}")
+
+    def _truncated(self, place: str) -> SourceTruncated:
+        return SourceTruncated(
+            f"{self._path}: the tar ends {place}, {self._stream.where()}; {REDOWNLOAD}"
+        )
+
+
+def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
+    """A 512-byte header block as (name with its prefix, size of the data in bytes, type byte).
+
+    Raises SourceCorrupt, naming neither file nor place, for a wrong checksum or number.
+    """
+    stored = _number(header[148:156], "checksum")
+    # The checksum counts its own field as eight spaces (8 * 32).
+    total = sum(header) - sum(header[148:156]) + 256
+    if stored != total and stored != _signed_sum(header):
+        raise SourceCorrupt(f"a tar header has checksum {stored}, its bytes sum up to {total}")
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0]
+    if prefix and header[257:263] == b"ustar\0":  # GNU's own format has other fields there
+        name = prefix + b"/" + name
+    return name, _number(header[124:136], "size"), header[156:157]
+
+
+def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
+    """The records `<length> <key>=<value>\\n` of a pax header; `path` is for the message.
+
+    Raises SourceCorrupt for a record that breaks this form.
+    """
+    records: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(data):
+        digits, space, _ = data[position : position + 10].partition(b" ")
+        if not digits.isdigit() or not space:
+            break
+        end = position + int(digits)
+        key, equals, value = data[position + len(digits) + 1 : end].partition(b"=")
+        if end > len(data) or not equals or not value.endswith(b"\n"):
+            break
+        records[key] = value[:-1]
+        position = end
+    if position < len(data):
+        raise SourceCorrupt(
+            f"{path}: the pax record {data[position : position + 40]!r} is malformed; {REDOWNLOAD}"
+        )
+    return records
+
+
+def _number(field: bytes, what: str) -> int:
+    """An octal number padded with spaces or NULs, or GNU's base-256 for large ones."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.partition(b"\0")[0].strip(b" ")
+    if digits.isdigit() or not digits:
+        try:
+            return int(digits or b"0", 8)
+        except ValueError:  # 8 or 9
+            pass
+    raise SourceCorrupt(f"a tar header has {what} {field!r}, which is no octal number")
+
+
+def _signed_sum(header: bytes) -> int:
+    """The checksum of old tars that summed signed characters."""
+    field = header[148:156]
+    large = sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field)
+    return sum(header) - sum(field) + 256 - 256 * large

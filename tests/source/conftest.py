@@ -1,0 +1,58 @@
+"""Builders of tars and records for the source tests."""
+
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+
+def tar_bytes(members: Iterable[tuple[str, bytes]], format: int = tarfile.GNU_FORMAT) -> bytes:
+    """A whole tar of regular files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def make_tar():
+    """The function `tar_bytes`."""
+    return tar_bytes
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(data, name) puts a file into the test's folder and gives its path."""
+
+    def write(data: bytes, name: str = "sa_000000.tar") -> Path:
+        path = tmp_path / name
+        path.write_bytes(data)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def record():
+    """A record with one mask; keyword arguments replace fields of the mask."""
+
+    def record(**fields) -> dict:
+        mask = {
+            "bbox": [1.5, 2, 3, 4.0],
+            "area": 5,
+            "segmentation": {"size": [10, 20], "counts": "abc"},
+            "predicted_iou": 1.0201592445373535,
+            "point_coords": [[1.0, 2.25]],
+            "crop_box": [0, 0, 20, 10],
+            "id": 1 << 31,
+            "stability_score": 0.99,
+        }
+        image = {"image_id": 1, "width": 20, "height": 10, "file_name": "sa_1.jpg"}
+        return {"image": image, "annotations": [mask | fields]}
+
+    return record

@@ -1,0 +1,97 @@
+"""Claims about finding sources and telling their kind."""
+
+import gzip
+
+import pytest
+
+from sa1bpack.errors import SourceError
+from sa1bpack.source import find_sources, open_source
+
+
+def test_a_gzip_stream_under_a_tar_name_is_a_gzip_tar(sample_tar):
+    source = open_source(sample_tar)
+    assert (source.name, source.kind) == ("sa_000000", "gzip-tar")
+    assert source.nbytes == sample_tar.stat().st_size
+
+
+@pytest.mark.parametrize("format", [0, 1, 2])
+def test_plain_tars_of_all_formats_are_recognised(make_tar, write, format):
+    assert open_source(write(make_tar([("sa_1.jpg", b"x")], format))).kind == "tar"
+
+
+def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(make_tar, write):
+    header = bytearray(make_tar([("sa_1.jpg", b"x")]))
+    header[257:265] = bytes(8)
+    total = sum(header[:148]) + 256 + sum(header[156:512])
+    header[148:156] = b"%06o\0 " % total
+    assert open_source(write(bytes(header))).kind == "tar"
+    header[0] ^= 1
+    with pytest.raises(SourceError, match="neither a gzip stream nor a tar header"):
+        open_source(write(bytes(header)))
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [(b"", "is empty"), (bytes(10240), "zeros"), (b"<html>" * 200, "<html>"), (b"ab", "b'ab'")],
+)
+def test_other_files_are_refused_with_what_was_found(write, data, found):
+    with pytest.raises(SourceError, match=found):
+        open_source(write(data))
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("sa_1.tar", "sa_1"), ("sa_1.tar.gz", "sa_1"), ("sa_1.TGZ", "sa_1"), ("sa.1", "sa.1")],
+)
+def test_the_name_is_the_file_name_without_tar_suffixes(write, file, name):
+    assert open_source(write(gzip.compress(b""), file)).name == name
+
+
+def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path):
+    folder = tmp_path / "sa_000007"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "sa_1.jpg").write_bytes(b"12345")
+    (folder / "deep" / "sa_1.JSON").write_bytes(b"123")
+    (folder / "README").write_bytes(b"not counted")
+    source = open_source(folder)
+    assert (source.name, source.kind, source.nbytes) == ("sa_000007", "folder", 8)
+
+
+def test_a_folder_without_images_is_refused_with_a_hint(tmp_path):
+    (tmp_path / "sa_1.tar").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"give the tars: '.*/\*\.tar'"):
+        open_source(tmp_path)
+
+
+def test_globs_and_paths_are_sorted_by_name_and_counted_once(make_tar, write, tmp_path):
+    data = make_tar([("sa_1.jpg", b"")])
+    for name in ("sa_2.tar", "sa_1.tar", "other.txt"):
+        write(data, name)
+    other_spelling = tmp_path / "." / ".." / tmp_path.name / "sa_2.tar"
+    sources = find_sources([str(tmp_path / "sa_*.tar"), tmp_path / "sa_2.tar", other_spelling])
+    assert [source.name for source in sources] == ["sa_1", "sa_2"]
+
+
+def test_a_literal_path_with_glob_characters_is_found(make_tar, write):
+    path = write(make_tar([("sa_1.jpg", b"")]), "sa_[1].tar")
+    assert [source.path for source in find_sources([path])] == [path]
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path):
+    with pytest.raises(SourceError, match=r"nothing_\*\.tar: no such file"):
+        find_sources([tmp_path / "nothing_*.tar"])
+
+
+def test_a_dangling_link_is_an_error(tmp_path):
+    (tmp_path / "sa_1.tar").symlink_to(tmp_path / "gone")
+    with pytest.raises(SourceError, match="sa_1.tar"):
+        find_sources([tmp_path / "sa_1.tar"])
+
+
+def test_two_sources_of_one_name_are_an_error(make_tar, write, tmp_path):
+    data = make_tar([("sa_1.jpg", b"")])
+    (tmp_path / "b").mkdir()
+    write(data, "sa_1.tar")
+    write(data, "b/sa_1.tar.gz")
+    with pytest.raises(SourceError, match="both called 'sa_1'"):
+        find_sources([tmp_path / "sa_1.tar", tmp_path / "b" / "*"])

@@ -1,0 +1,121 @@
+"""Claims about reading and inflating, against the standard library's gzip and md5."""
+
+import gzip
+import hashlib
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.source import inflate
+
+PAYLOAD = random.Random(5).randbytes(300_000) + bytes(200_000)
+PACKED = gzip.compress(PAYLOAD, mtime=0)
+
+
+def read_all(path, step=70_001):
+    stream = inflate.open_stream(path, gzip=True)
+    try:
+        data = b""
+        while piece := stream.read(step):
+            data += piece
+        return data, stream.raw.md5()
+    finally:
+        stream.raw.close()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(
+    ("data", "times"),
+    [(PACKED, 1), (PACKED * 3, 3), (PACKED + bytes(5000), 1), (PACKED + bytes(9) + PACKED, 2)],
+    ids=["one", "three members", "zero padding", "padding between members"],
+)
+def test_members_and_padding_inflate_with_the_md5_of_the_whole_file(
+    write, monkeypatch, data, times, cores
+):
+    monkeypatch.setattr(inflate, "_cores", lambda: cores)
+    monkeypatch.setattr(inflate, "READ_BYTES", 4096)
+    assert read_all(write(data)) == (PAYLOAD * times, hashlib.md5(data).hexdigest())
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    payloads=st.lists(st.binary(max_size=200) | st.just(bytes(5000)), min_size=1, max_size=4),
+    padding=st.integers(0, 9),
+    read_bytes=st.integers(1, 40),
+    inflate_bytes=st.integers(1, 300),
+    step=st.integers(1, 600),
+)
+def test_any_chunk_and_output_size_gives_the_same_bytes(
+    tmp_path_factory, payloads, padding, read_bytes, inflate_bytes, step
+):
+    data = b"".join(gzip.compress(payload) for payload in payloads) + bytes(padding)
+    path = tmp_path_factory.mktemp("inflate") / "file"
+    path.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inflate, "READ_BYTES", read_bytes)
+        patch.setattr(inflate, "INFLATE_BYTES", inflate_bytes)
+        assert read_all(path, step) == (gzip.decompress(data), hashlib.md5(data).hexdigest())
+
+
+def test_reading_and_skipping_keep_the_position(write):
+    stream = inflate.open_stream(write(PACKED), gzip=True)
+    assert stream.read(10) == PAYLOAD[:10]
+    assert stream.skip(290_000) == 290_000
+    assert stream.read(50_000) == PAYLOAD[290_010:340_010]
+    assert stream.position == 340_010
+    assert stream.skip(1 << 40) == len(PAYLOAD) - 340_010
+    assert stream.read(1) == b""
+    stream.raw.close()
+
+
+@pytest.mark.parametrize("length", [2, 9, 12, 1000, len(PACKED) - 8, len(PACKED) - 1])
+def test_a_file_cut_anywhere_is_truncated(write, length):
+    with pytest.raises(SourceTruncated, match=f"byte {length} of {length} of the file.*md5"):
+        read_all(write(PACKED[:length]))
+
+
+@pytest.mark.parametrize("length", [1, 5, 300])
+def test_a_second_member_cut_short_is_truncated(write, length):
+    with pytest.raises(SourceTruncated):
+        read_all(write(PACKED + PACKED[:length]))
+
+
+@pytest.mark.parametrize("tail", [b"x", b"garbage", b"\0\0x", b"\x1f\x8c rest", b"<html>"])
+def test_bytes_behind_the_gzip_stream_are_corrupt(write, tail):
+    with pytest.raises(SourceCorrupt, match="sa_000000.tar"):
+        read_all(write(PACKED + tail))
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [(-6, "incorrect data check"), (-1, "incorrect length check"), (150_000, "damaged")],
+    ids=["crc", "length", "data"],
+)
+def test_a_flipped_bit_is_corrupt(write, place, reason):
+    data = bytearray(PACKED)
+    data[place] ^= 0x10
+    with pytest.raises(SourceCorrupt, match=reason):
+        read_all(write(bytes(data)))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(place=st.integers(10, len(PACKED) - 1), bit=st.integers(0, 7))
+def test_no_flipped_bit_behind_the_gzip_header_changes_the_data_unseen(
+    tmp_path_factory, place, bit
+):
+    data = bytearray(PACKED)
+    data[place] ^= 1 << bit
+    path = tmp_path_factory.mktemp("flip") / "file"
+    path.write_bytes(data)
+    try:
+        assert read_all(path)[0] == PAYLOAD  # padding bits of deflate carry no data
+    except (SourceCorrupt, SourceTruncated):
+        pass
+
+
+def test_a_missing_file_is_a_source_error(tmp_path):
+    with pytest.raises(SourceError, match="gone.tar: cannot be opened"):
+        inflate.open_stream(tmp_path / "gone.tar", gzip=True)

@@ -1,0 +1,307 @@
+"""Claims about pairing, rejects, bounds and errors."""
+
+import gzip
+import hashlib
+import io
+import os
+import random
+import tarfile
+import tracemalloc
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.source import Limits, PairReader, open_source
+from sa1bpack.source import pairs as pairs_module
+
+
+def read(path, **options):
+    """(pairs, reader) of a whole source."""
+    with PairReader(open_source(path), spool_dir=path.parent, **options) as reader:
+        return list(reader), reader
+
+
+def codes(reader):
+    """{member: code} of the rejects."""
+    return {reject.member: reject.code for reject in reader.rejects}
+
+
+def members_of(count, size=1000, seed=0):
+    """[(name, data)] of so many pairs, in random order."""
+    rng = random.Random(seed)
+    members = [
+        (f"./sa_{number}.{extension}", rng.randbytes(rng.randrange(size)))
+        for number in range(count)
+        for extension in ("jpg", "json")
+    ]
+    rng.shuffle(members)
+    return members
+
+
+def expected_pairs(members):
+    """{stem: (jpeg, json)}."""
+    data = {name.removeprefix("./"): content for name, content in members}
+    stems = {name.rsplit(".", 1)[0] for name in data}
+    return {stem: (data[f"{stem}.jpg"], data[f"{stem}.json"]) for stem in stems}
+
+
+def test_the_sample_tar_gives_its_pairs_as_tarfile_reads_them(sample_tar):
+    pairs, reader = read(sample_tar)
+    with tarfile.open(sample_tar) as tar:
+        members = [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
+        count = len(tar.getmembers())
+    assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
+    assert [p.index for p in pairs] == list(range(len(pairs)))
+    assert all(p.file_name == p.name + ".jpg" for p in pairs)
+    assert (reader.rejects, reader.ignored, reader.members) == ([], Counter(), count)
+    assert reader.md5 == hashlib.md5(sample_tar.read_bytes()).hexdigest()
+    assert reader.bytes_read == sample_tar.stat().st_size
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    count=st.integers(0, 12),
+    seed=st.integers(0, 999),
+    memory=st.sampled_from([0, 3000, 1 << 20]),
+    packed=st.booleans(),
+)
+def test_random_order_and_any_spool_memory_give_the_same_pairs(
+    tmp_path_factory, make_tar, count, seed, memory, packed
+):
+    members = members_of(count, seed=seed)
+    data = make_tar([("./README", b""), *members])
+    path = tmp_path_factory.mktemp("pairs") / "sa_000000.tar"
+    path.write_bytes(gzip.compress(data, 1) if packed else data)
+    pairs, reader = read(path, spool_memory=memory)
+    assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
+    seen, order = set(), []
+    for name, _ in members:  # a pair is complete where its second half stands
+        stem = name[2:].rsplit(".", 1)[0]
+        if stem in seen:
+            order.append(stem)
+        seen.add(stem)
+    assert [p.name for p in pairs] == order
+    assert reader.rejects == []
+    assert reader.md5 == hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_a_folder_gives_the_same_pairs_sorted_by_number(tmp_path):
+    members = members_of(12)
+    folder = tmp_path / "sa_000000"
+    folder.mkdir()
+    for name, data in members:
+        (folder / name).write_bytes(data)
+    pairs, reader = read(folder)
+    assert [p.name for p in pairs] == [f"sa_{number}" for number in range(12)]
+    assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
+    assert (reader.md5, reader.rejects) == (None, [])
+    assert reader.bytes_read == open_source(folder).nbytes
+
+
+def test_links_to_files_in_a_folder_are_followed_and_pipes_are_rejected(tmp_path):
+    folder = tmp_path / "sa"
+    folder.mkdir()
+    (tmp_path / "blob").write_bytes(b"jpeg")
+    (folder / "sa_1.jpg").symlink_to(tmp_path / "blob")
+    (folder / "sa_1.json").write_bytes(b"{}")
+    os.mkfifo(folder / "sa_2.jpg")
+    (folder / "sa_3.json").symlink_to(tmp_path / "gone")
+    pairs, reader = read(folder)
+    assert [(p.name, p.jpeg) for p in pairs] == [("sa_1", b"jpeg")]
+    assert codes(reader) == {"sa_2.jpg": "not-a-file", "sa_3.json": "not-a-file"}
+
+
+def test_a_file_that_changes_while_a_folder_is_read_is_an_error(tmp_path):
+    for name in ("sa_1.jpg", "sa_1.json", "sa_2.jpg"):
+        (tmp_path / name).write_bytes(b"x")
+    with PairReader(open_source(tmp_path), spool_dir=tmp_path) as reader:
+        next(iter(reader))
+        (tmp_path / "sa_2.jpg").write_bytes(b"longer")
+        with pytest.raises(SourceError, match="sa_2.jpg: changed"):
+            next(iter(reader))
+
+
+def test_extensions_of_any_case_and_jpeg_are_accepted(make_tar, write):
+    members = [("sa_1.JPG", b"a"), ("x/sa_1.Json", b"b"), ("sa_2.json", b"c"), ("sa_2.jpeg", b"d")]
+    pairs, _ = read(write(make_tar(members)))
+    assert [(p.name, p.file_name, p.jpeg, p.json) for p in pairs] == [
+        ("sa_1", "sa_1.JPG", b"a", b"b"),
+        ("sa_2", "sa_2.jpeg", b"d", b"c"),
+    ]
+
+
+def test_orphans_are_rejected_at_the_end(make_tar, write):
+    _, reader = read(write(make_tar([("./sa_1.jpg", b""), ("./sa_2.json", b"")])))
+    assert codes(reader) == {"./sa_1.jpg": "missing-json", "./sa_2.json": "missing-jpeg"}
+    assert "no json of 'sa_1'" in reader.rejects[0].detail
+
+
+def test_of_duplicates_the_first_counts_in_whatever_folder(make_tar, write):
+    members = [
+        ("a/sa_1.jpg", b"first"), ("b/sa_1.jpg", b"second"), ("c/sa_1.jpeg", b"third"),
+        ("a/sa_1.json", b"{}"), ("b/sa_1.json", b"late"),
+    ]  # fmt: skip
+    pairs, reader = read(write(make_tar(members)))
+    assert [(p.jpeg, p.json) for p in pairs] == [(b"first", b"{}")]
+    assert codes(reader) == dict.fromkeys(["b/sa_1.jpg", "c/sa_1.jpeg", "b/sa_1.json"], "duplicate")
+
+
+def test_members_above_their_limit_are_rejected_once_and_their_other_half_dropped(
+    make_tar, write
+):
+    members = [
+        ("sa_1.jpg", bytes(101)), ("sa_1.json", b""),
+        ("sa_2.jpg", bytes(100)), ("sa_2.json", bytes(11)),
+        ("sa_3.jpg", bytes(100)), ("sa_3.json", bytes(10)),
+    ]  # fmt: skip
+    pairs, reader = read(write(make_tar(members)), limits=Limits(jpeg_bytes=100, json_bytes=10))
+    assert [p.name for p in pairs] == ["sa_3"]
+    assert codes(reader) == {"sa_1.jpg": "too-large", "sa_2.json": "too-large"}
+    assert "101 bytes, the limit for a jpeg member is 100" in reader.rejects[0].detail
+
+
+def test_names_of_more_than_64_bytes_are_rejected(make_tar, write):
+    longest, longer = "é" * 30, "é" * 30 + "x"
+    members = [(f"deep/{stem}.{e}", b"") for stem in (longest, longer) for e in ("json", "jpg")]
+    pairs, reader = read(write(make_tar(members)))
+    assert [p.file_name for p in pairs] == [longest + ".jpg"]
+    assert codes(reader) == {f"deep/{longer}.json": "name-too-long"}
+    assert "65 bytes, the limit is 64" in reader.rejects[0].detail
+
+
+def test_foreign_members_are_counted_and_the_first_names_kept(make_tar, write):
+    members = [(f"./note_{number}.txt", b"x") for number in range(25)]
+    members += [("./._sa_1.jpg", b"x"), ("./.json", b""), ("./LICENSE", b"x")]
+    _, reader = read(write(make_tar([("sa_1.jpg", b""), *members, ("sa_1.json", b"")])))
+    assert reader.ignored == Counter(foreign=28)
+    assert reader.ignored_names == [f"./note_{number}.txt" for number in range(20)]
+    assert (reader.members, reader.rejects) == (30, [])
+
+
+def test_links_and_untrusted_names_are_rejected_or_ignored_but_never_followed(tmp_path):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, type in [
+            ("sa_1.jpg", tarfile.SYMTYPE), ("sa_2.json", tarfile.LNKTYPE), ("x", tarfile.SYMTYPE),
+            ("sa_3.jpg", tarfile.CHRTYPE), ("y", tarfile.FIFOTYPE), ("dir.json", tarfile.DIRTYPE),
+            ("/sa_4.jpg", tarfile.REGTYPE), ("a/../sa_5.jpg", tarfile.REGTYPE),
+        ]:  # fmt: skip
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = type, "/etc/passwd"
+            tar.addfile(entry)
+        tar.addfile(tarfile.TarInfo("sa_1.json"))
+    path = tmp_path / "sa.tar"
+    path.write_bytes(buffer.getvalue())
+    pairs, reader = read(path)
+    assert pairs == []
+    assert codes(reader) == {
+        "sa_1.jpg": "not-a-file",
+        "sa_2.json": "not-a-file",
+        "sa_3.jpg": "not-a-file",
+        "/sa_4.jpg": "bad-name",
+        "a/../sa_5.jpg": "bad-name",
+    }
+    assert reader.ignored == Counter(link=1, special=1)
+
+
+def test_pairs_before_a_truncation_are_given_and_sound(make_tar, write):
+    members = members_of(60, size=30_000)
+    data = gzip.compress(make_tar(members), 1)
+    path = write(data[: len(data) // 2])
+    expected = expected_pairs(members)
+    found = []
+    with PairReader(open_source(path), spool_dir=path.parent) as reader:
+        with pytest.raises(SourceTruncated, match="sa_000000.tar.*compare its md5"):
+            for pair in reader:
+                found.append(pair)
+        assert reader.md5 is None
+    assert len(found) > 5
+    assert all((p.jpeg, p.json) == expected[p.name] for p in found)
+
+
+def test_a_wrong_crc_is_corrupt_after_the_last_pair(make_tar, write):
+    data = bytearray(gzip.compress(make_tar(members_of(5)), 1))
+    data[-8] ^= 1
+    path = write(bytes(data))
+    with PairReader(open_source(path), spool_dir=path.parent) as reader:
+        with pytest.raises(SourceCorrupt, match="incorrect data check"):
+            list(reader)
+        assert reader.md5 is None
+
+
+def test_a_member_that_claims_a_terabyte_allocates_nothing(make_tar, write):
+    entry = tarfile.TarInfo("sa_1.jpg")
+    entry.size = 1 << 40
+    path = write(entry.tobuf(tarfile.GNU_FORMAT) + bytes(5000))
+    tracemalloc.start()
+    with PairReader(open_source(path), spool_dir=path.parent) as reader:
+        with pytest.raises(SourceTruncated):
+            list(reader)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert codes(reader) == {"sa_1.jpg": "too-large"}
+    assert peak < 8 << 20
+
+
+def test_a_gzip_bomb_in_a_foreign_member_stays_in_bounded_memory(tmp_path):
+    size = 200 << 20
+    entry = tarfile.TarInfo("zeros.bin")
+    entry.size = size
+    path = tmp_path / "bomb.tar"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(entry.tobuf(tarfile.GNU_FORMAT))
+        zeros = bytes(1 << 20)
+        for _ in range(size >> 20):
+            file.write(zeros)
+        file.write(bytes(1024))
+    tracemalloc.start()
+    _, reader = read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reader.ignored == Counter(foreign=1)
+    assert path.stat().st_size < 2 << 20 and peak < 16 << 20
+
+
+def test_two_thousand_pairs_at_the_greatest_distance_stay_in_bounded_memory(tmp_path):
+    """All JPEGs, then all JSON records: 96 MB wait, of which 4 MiB may be in memory."""
+    path = tmp_path / "far.tar"
+    with tarfile.open(path, "w") as tar:
+        for extension, size in (("jpg", 48_000), ("json", 100)):
+            for number in range(2000):
+                entry = tarfile.TarInfo(f"./sa_{number}.{extension}")
+                entry.size = size
+                tar.addfile(entry, io.BytesIO(number.to_bytes(4, "big") * (size // 4)))
+    seen = 0
+    tracemalloc.start()
+    with PairReader(open_source(path), spool_dir=tmp_path, spool_memory=4 << 20) as reader:
+        for pair in reader:
+            number = int(pair.name.removeprefix("sa_")).to_bytes(4, "big")
+            assert pair.jpeg == number * 12_000 and pair.json == number * 25
+            seen += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (seen, reader.rejects) == (2000, [])
+    # 4 MiB spool, up to 11 raw chunks of 1 MiB, names and tickets.
+    assert peak < 20 << 20
+
+
+def test_leaving_early_closes_the_file_and_its_thread(sample_tar, tmp_path):
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    with PairReader(open_source(sample_tar), spool_dir=tmp_path, spool_memory=0) as reader:
+        next(iter(reader))
+        assert open_files() > before
+    assert open_files() == before
+    assert list(reader) == []
+    reader.close()
+
+
+def test_too_many_members_are_an_error(make_tar, write, monkeypatch):
+    monkeypatch.setattr(pairs_module, "MAX_MEMBERS", 3)
+    with pytest.raises(SourceError, match="more than 3 members"):
+        read(write(make_tar([(str(number), b"") for number in range(4)])))

@@ -1,0 +1,292 @@
+"""Claims about JSON records, against json.loads."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import AnnotationError
+from sa1bpack.source import parse_annotations
+from sa1bpack.source.annotations import NUMBER_NAMES, NUMBERS
+
+
+def parse(record):
+    return parse_annotations(json.dumps(record).encode())
+
+
+def rebuild(annotations):
+    """The record again, number types and all, from the arrays alone."""
+    masks = []
+    table = np.column_stack(
+        [
+            annotations.bbox, annotations.area, annotations.predicted_iou,
+            annotations.point_coords, annotations.crop_box, annotations.stability_score,
+        ]
+    )  # fmt: skip
+    for i in range(len(annotations)):
+        bits = int(annotations.number_types[i])
+        numbers = [
+            int(value) if bits >> k & 1 else float(value) for k, value in enumerate(table[i])
+        ]
+        start, end = annotations.counts_offset[i : i + 2]
+        masks.append(
+            {
+                "bbox": numbers[0:4],
+                "area": numbers[4],
+                "segmentation": {
+                    "size": [annotations.height, annotations.width],
+                    "counts": annotations.counts_text[start:end].tobytes().decode("ascii"),
+                },
+                "predicted_iou": numbers[5],
+                "point_coords": [numbers[6:8]],
+                "crop_box": numbers[8:12],
+                "id": int(annotations.annotation_id[i]),
+                "stability_score": numbers[12],
+            }
+        )
+    image = {
+        "image_id": annotations.image_id,
+        "width": annotations.width,
+        "height": annotations.height,
+        "file_name": annotations.file_name,
+    }
+    return {"image": image, "annotations": masks}
+
+
+def same(left, right):
+    """Equal in value and in number types."""
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
+
+
+def test_the_records_of_the_sample_tar_come_back_in_every_digit_and_number_type(sample_tar):
+    with tarfile.open(sample_tar) as tar:
+        records = [tar.extractfile(m).read() for m in tar if m.name.endswith(".json")]
+    assert len(records) == 3
+    for data in records:
+        annotations = parse_annotations(data)
+        assert len(annotations) > 0 and annotations.unknown_keys == frozenset()
+        assert same(rebuild(annotations), json.loads(data))
+
+
+SAFE = st.integers(-(2**53) + 1, 2**53 - 1)
+NUMBER = SAFE | st.floats(allow_nan=False, allow_infinity=False)
+AREA = st.integers(0, 2**53 - 1) | st.integers(0, 10**9).map(float)
+ASCII = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def records(draw):
+    """Any record that is allowed."""
+    height, width = draw(st.integers(1, 40_000)), draw(st.integers(1, 40_000))
+    mask = st.fixed_dictionaries(
+        {
+            "bbox": st.lists(NUMBER, min_size=4, max_size=4),
+            "area": AREA,
+            "segmentation": st.fixed_dictionaries(
+                {"size": st.just([height, width]), "counts": ASCII}
+            ),
+            "predicted_iou": NUMBER,
+            "point_coords": st.tuples(st.tuples(NUMBER, NUMBER)),
+            "crop_box": st.lists(NUMBER, min_size=4, max_size=4),
+            "id": INT64,
+            "stability_score": NUMBER,
+        }
+    )
+    image = {"image_id": draw(INT64), "width": width, "height": height}
+    image["file_name"] = draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
+    return {"image": image, "annotations": draw(st.lists(mask, max_size=4))}
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(record=records(), ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_any_allowed_record_comes_back_in_every_digit_and_number_type(record, ascii_only, indent):
+    data = json.dumps(record, ensure_ascii=ascii_only, indent=indent).encode()
+    assert same(rebuild(parse_annotations(data)), json.loads(data))
+
+
+def test_arrays_have_the_promised_shapes_and_types(record):
+    two = record()
+    two["annotations"] *= 2
+    annotations = parse(two)
+    shapes = {
+        "bbox": ((2, 4), "f8"), "area": ((2,), "i8"), "predicted_iou": ((2,), "f8"),
+        "point_coords": ((2, 2), "f8"), "crop_box": ((2, 4), "f8"), "annotation_id": ((2,), "i8"),
+        "stability_score": ((2,), "f8"), "number_types": ((2,), "u2"),
+        "counts_text": ((6,), "u1"), "counts_offset": ((3,), "i8"),
+    }  # fmt: skip
+    for name, (shape, dtype) in shapes.items():
+        array = getattr(annotations, name)
+        assert (array.shape, array.dtype) == (shape, np.dtype(dtype)), name
+        assert array.flags.c_contiguous and array.flags.writeable, name
+
+
+def test_a_record_without_masks_gives_empty_arrays(record):
+    empty = record()
+    empty["annotations"] = []
+    annotations = parse(empty)
+    assert len(annotations) == 0
+    assert annotations.bbox.shape == (0, 4) and annotations.counts_text.shape == (0,)
+    assert annotations.counts_offset.tolist() == [0]
+
+
+def test_each_number_written_as_an_integer_sets_its_own_bit(record):
+    mask = record()["annotations"][0]
+    mask = json.loads(json.dumps(mask), parse_int=float) | {"id": 1}
+    mask["segmentation"]["size"] = [10, 20]
+    places = [("bbox", i) for i in range(4)] + ["area", "predicted_iou"]
+    places += [("point_coords", 0, i) for i in range(2)] + [("crop_box", i) for i in range(4)]
+    places += ["stability_score"]
+    assert len(places) == NUMBERS == len(NUMBER_NAMES)
+    for bit, place in enumerate(places):
+        changed = json.loads(json.dumps(mask))
+        *path, last = [place] if isinstance(place, str) else place
+        target = changed
+        for step in path:
+            target = target[step]
+        target[last] = 7
+        full = record()
+        full["annotations"] = [changed]
+        assert parse(full).number_types.tolist() == [1 << bit], NUMBER_NAMES[bit]
+
+
+def test_keys_that_sa1b_does_not_have_are_reported_and_the_rest_is_kept(record):
+    extra = record(uncertain_iou=0.5)
+    extra["info"] = {"version": 1}
+    extra["image"]["license"] = "x"
+    extra["annotations"][0]["segmentation"]["format"] = "rle"
+    annotations = parse(extra)
+    assert annotations.unknown_keys == {
+        "info", "image.license", "annotations.uncertain_iou", "annotations.segmentation.format",
+    }  # fmt: skip
+    assert same(rebuild(annotations), rebuild(parse(record())))
+
+
+def test_annotation_ids_may_repeat_and_empty_counts_are_left_to_the_kernels(record):
+    two = record(segmentation={"size": [10, 20], "counts": ""})
+    two["annotations"] *= 2
+    annotations = parse(two)
+    assert annotations.annotation_id.tolist() == [1 << 31] * 2
+    assert annotations.counts_offset.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bbox": [1, 2, 3]}, "bbox: Expected `array` of length 4, found [1, 2, 3]"),
+        ({"crop_box": [1, 2, 3, 4, 5]}, "crop_box: Expected `array` of length 4"),
+        ({"bbox": [1, 2, "3", 4]}, "bbox[2]: Expected `int | float`, got `str`, found '3'"),
+        ({"predicted_iou": None}, "predicted_iou: Expected `int | float`, got `null`"),
+        ({"stability_score": True}, "stability_score: Expected `int | float`, got `bool`"),
+        ({"point_coords": []}, "point_coords: Expected `array` of length 1, found []"),
+        ({"point_coords": [[1, 2], [3, 4]]}, "point_coords: Expected `array` of length 1"),
+        ({"point_coords": [[1]]}, "point_coords[0]: Expected `array` of length 2"),
+        ({"area": -1}, "area is -1, not a whole number"),
+        ({"area": 5.5}, "area is 5.5, not a whole number"),
+        ({"area": 1e300}, "area is 1e+300, not a whole number"),
+        ({"area": 2**53}, "area is the integer 9007199254740992, beyond 2^53 - 1"),
+        ({"bbox": [1, 2**53 + 1, 3, 4]}, "bbox[1] is the integer 9007199254740993, beyond"),
+        ({"crop_box": [1, 2, 3, -(10**40)]}, "crop_box[3] is the integer -1000000000"),
+        ({"point_coords": [[1, 10**400]]}, "point_coords[0][1] is the integer 1000"),
+        ({"id": 2**63}, "id: Expected `int` <= 9223372036854775807"),
+        ({"id": 5.0}, "id: Expected `int`, got `float`, found 5.0"),
+        ({"segmentation": {"size": [20, 10], "counts": "a"}}, "size is [20, 10], but the image"),
+        ({"segmentation": {"size": [10], "counts": "a"}}, "size: Expected `array` of length 2"),
+        ({"segmentation": {"size": [10, 20]}}, "missing required field `counts`"),
+        (
+            {"segmentation": {"size": [10, 20], "counts": [3, 4]}},
+            "got `array`, found [3, 4]; it is an uncompressed run-length mask: compress it",
+        ),
+        ({"segmentation": {"size": [10, 20], "counts": "aé"}}, r"not ASCII, as in 'a\xe9'"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_annotation_and_value(record, fields, message):
+    bad = record()
+    bad["annotations"].append(bad["annotations"][0] | {"id": 77} | fields)
+    with pytest.raises(AnnotationError) as caught:
+        parse(bad)
+    assert message in str(caught.value)
+    mask_id = fields.get("id", 77)
+    assert f"annotation 1 (id {mask_id!r}): " in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["bbox", "area", "segmentation", "id", "point_coords"])
+def test_a_missing_field_of_a_mask_is_named(record, field):
+    bad = record()
+    del bad["annotations"][0][field]
+    with pytest.raises(AnnotationError, match=f"annotation 0.*missing required field `{field}`"):
+        parse(bad)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 0}, "image.width: Expected `int` >= 1, found 0"),
+        ({"height": 2**31}, "image.height: Expected `int` <= 2147483647"),
+        ({"width": 20.0}, "image.width: Expected `int`, got `float`, found 20.0"),
+        ({"width": 65536, "height": 32768}, "65536 x height 32768 is more than 2147483647"),
+        ({"image_id": 2**63}, "image.image_id: Expected `int` <= 9223372036854775807"),
+        ({"image_id": "1"}, "image.image_id: Expected `int`, got `str`, found '1'"),
+        ({"file_name": None}, "image.file_name: Expected `str`, got `null`"),
+    ],
+)
+def test_a_bad_field_of_the_image_is_named_with_its_value(record, fields, message):
+    bad = record()
+    bad["image"] |= fields
+    with pytest.raises(AnnotationError) as caught:
+        parse(bad)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "0x10", "01", ".5"])
+def test_what_json_does_not_allow_as_a_number_is_an_error(record, number):
+    text = json.dumps(record()).replace('"stability_score": 0.99', f'"stability_score": {number}')
+    assert number in text
+    with pytest.raises(AnnotationError, match="malformed.*near|stability_score: Number out of"):
+        parse_annotations(text.encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"null", b"[]", b"{}", b"\xff\xfe{}", b"\xef\xbb\xbf{}", b"[" * 100_000,
+        b'{"image":' * 100_000, b'{"annotations": [' + b"[" * 100_000,
+    ],
+    ids=["empty", "open", "null", "list", "no keys", "utf-16", "bom", "deep", "deeper", "deepest"],
+)  # fmt: skip
+def test_other_bytes_are_an_error_with_a_remedy(data):
+    with pytest.raises(AnnotationError, match="correct or remove the record"):
+        parse_annotations(data)
+
+
+def test_an_unknown_key_nested_a_hundred_thousand_deep_is_an_error(record):
+    text = json.dumps(record())[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(AnnotationError, match="nested too deeply"):
+        parse_annotations(text.encode())
+
+
+def test_a_number_of_many_thousand_digits_is_an_error(record):
+    text = json.dumps(record()).replace('"area": 5', '"area": ' + "7" * 10_000)
+    with pytest.raises(AnnotationError, match="annotation 0: area: Integer value out of range"):
+        parse_annotations(text.encode())
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_damaged_records_raise_nothing_but_annotation_errors(sample_tar, data):
+    with tarfile.open(sample_tar) as tar:
+        member = next(m for m in tar if m.name.endswith(".json"))
+        text = bytearray(tar.extractfile(member).read()[:3000])
+    end = text.rindex(b"}, {")
+    text = text[:end] + b"}]}"
+    parse_annotations(bytes(text))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(text) - 1))
+        text[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    try:
+        parse_annotations(bytes(text))
+    except AnnotationError as error:
+        assert str(error)

@@ -1,0 +1,68 @@
+"""Claims about the spool."""
+
+import os
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import SourceError
+from sa1bpack.source.spool import BLOCK_BYTES, Spool
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    sizes=st.lists(st.integers(0, 5 * BLOCK_BYTES), max_size=12),
+    memory=st.integers(0, 8 * BLOCK_BYTES),
+    seed=st.integers(0, 99),
+)
+def test_what_is_put_comes_back_in_any_order(tmp_path_factory, sizes, memory, seed):
+    rng = random.Random(seed)
+    spool = Spool(tmp_path_factory.mktemp("spool"), memory)
+    held, live, peak = [], 0, 0
+    for size in sizes:
+        data = rng.randbytes(size)
+        held.append((data, spool.put(data)))
+        live = sum(-(-len(d) // BLOCK_BYTES) for d, t in held if not isinstance(t, bytes))
+        peak = max(peak, live)
+        assert spool.memory_used <= memory
+        if rng.random() < 0.5:
+            data, ticket = held.pop(rng.randrange(len(held)))
+            assert spool.take(ticket) == data
+    assert spool.file_bytes == peak * BLOCK_BYTES
+    for data, ticket in held:
+        assert spool.take(ticket) == data
+    assert (spool.memory_used, spool.spilled) == (0, 0)
+    spool.close()
+
+
+def test_the_file_has_no_name_while_it_is_in_use(tmp_path):
+    spool = Spool(tmp_path, 0)
+    ticket = spool.put(b"x" * 1000)
+    assert list(tmp_path.iterdir()) == []
+    assert spool.take(ticket) == b"x" * 1000
+    spool.close()
+
+
+def test_nothing_touches_the_folder_while_memory_is_enough(tmp_path):
+    spool = Spool(tmp_path / "does-not-exist", 1000)
+    assert spool.take(spool.put(b"x" * 1000)) == b"x" * 1000
+    assert spool.file_bytes == 0
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_its_remedy(tmp_path):
+    spool = Spool(tmp_path / "does-not-exist", 10)
+    with pytest.raises(SourceError, match="does-not-exist.*more than 10 bytes of spool memory"):
+        spool.put(b"x" * 11)
+
+
+def test_a_full_disk_is_an_error_with_its_remedy(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    spool = Spool(tmp_path, 0)
+    with pytest.raises(SourceError, match="No space left on device.*another spool folder"):
+        spool.put(b"x")
+    spool.close()
