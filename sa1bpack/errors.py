@@ -58,7 +58,7 @@ class SampleError(Sa1bpackError):
             self.code = code
 
     def __reduce__(self):
-        return type(self), (str(self), self.code)
+        return type(self), (str(self), self.code), self.__dict__
 
 
 class AnnotationError(SampleError):

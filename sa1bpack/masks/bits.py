@@ -1,0 +1,32 @@
+"""Packed mask bits to bool and back.
+
+One bit a cell, rows first, the lowest bit first: cell (i, j) is bit ``j % 8`` of the byte
+``(i, j // 8)`` (numpy's ``bitorder="little"``), so that a device unpacks a byte by shifts 0 to 7.
+"""
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+
+
+def pack_bits(masks: np.ndarray) -> np.ndarray:
+    """Pack bool (..., Sm, Sm) into uint8 (..., Sm, Sm // 8).
+
+    Raises:
+        OptionError: the dtype is not bool, or the last axis is not a multiple of 8.
+    """
+    if masks.dtype != np.bool_ or masks.ndim == 0 or masks.shape[-1] % 8:
+        raise OptionError("masks must be bool with a last axis that is a multiple of 8, "
+                          f"got {masks.dtype} {masks.shape}")
+    return np.packbits(masks, axis=-1, bitorder="little")
+
+
+def unpack_bits(bits: np.ndarray) -> np.ndarray:
+    """Unpack uint8 (..., Sm, Sm // 8) into bool (..., Sm, Sm).
+
+    Raises:
+        OptionError: the dtype is not uint8, or there is no axis.
+    """
+    if bits.dtype != np.uint8 or bits.ndim == 0:
+        raise OptionError(f"bits must be a uint8 array, got {bits.dtype} {bits.shape}")
+    return np.unpackbits(bits, axis=-1, bitorder="little").view(np.bool_)

@@ -1,0 +1,300 @@
+"""COCO's compressed run-length text to run ends, and back.
+
+A mask in SA-1B is a COCO "counts" string. It lists the lengths of the runs of a mask's pixels in
+column-major order (down the first column, then the next), background first; a mask that begins with
+foreground has a first count of 0. From the fourth count on, what is written is the difference to
+the count two before. Each number is a little-endian signed varint: groups of 5 bits, bit 5 of a
+group (0x20) says that another follows, bit 4 of the last one is the sign; a group g is the
+character chr(48 + g). (pycocotools, maskApi.c, rleToString and rleFrString.)
+
+Here a mask is its run ends: the running sums of its counts, int32, the last one equal to the number
+of pixels. The runs of n masks lie one after the other in one array, with an offset array (CSR):
+mask m is ``run_ends[run_offset[m] : run_offset[m + 1]]``. Ends at even places of a mask close
+background runs, ends at odd places close foreground runs. Runs of length 0 are kept, so that the
+text can be written out again byte for byte.
+"""
+
+from operator import index
+
+import numpy as np
+from numba import njit
+
+from sa1bpack.errors import MaskError
+from sa1bpack.masks._arrays import MAX_PIXELS, check_offsets, mask_error, read_only
+
+MAX_GROUPS = 12  # 60 bits: no number of so many groups overflows int64; COCO writes at most 7
+
+
+@njit(nogil=True, cache=True)
+def _scan_text(text, text_offset, run_offset, noncanonical):
+    """Count the numbers of every text and check all characters.
+
+    Fills `run_offset` (n + 1) and `noncanonical` (n); returns the first mask whose text is empty,
+    has a character outside 48..111 or does not end a number; -1 if there is none.
+    """
+    run_offset[0] = 0
+    for m in range(len(text_offset) - 1):
+        groups = text[text_offset[m] : text_offset[m + 1]]
+        if len(groups) == 0 or (groups[-1] - 48) & 0x20:
+            return m
+        outside = np.uint8(0)
+        numbers = np.int64(0)
+        for p in range(len(groups)):
+            outside |= np.uint8(groups[p] - 48)
+            numbers += (~np.uint8(groups[p] - 48) >> 5) & 1
+        if outside & 0xC0:
+            return m
+        # A last group is needless when it only repeats the sign bit of the group before it.
+        needless = np.uint8(0)
+        for p in range(1, len(groups)):
+            before, group = np.uint8(groups[p - 1] - 48) & 0x30, np.uint8(groups[p] - 48)
+            needless |= np.uint8((before == 0x20) & (group == 0))
+            needless |= np.uint8((before == 0x30) & (group == 0x1F))
+        noncanonical[m] = needless != 0
+        run_offset[m + 1] = run_offset[m] + numbers
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _decode_text(text, text_offset, pixels, run_offset, run_ends):
+    """Write the run ends of texts that `_scan_text` found sound.
+
+    Returns the first mask with an over-long number, a count outside 0..pixels, or a sum other than
+    `pixels`; -1 if there is none.
+    """
+    for m in range(len(text_offset) - 1):
+        groups = text[text_offset[m] : text_offset[m + 1]]
+        ends = run_ends[run_offset[m] : run_offset[m + 1]]
+        p = np.uint64(0)  # unsigned: numba need not test for a negative index
+        end = np.int64(0)
+        before = before2 = np.int64(0)  # the last count, and the one before that
+        outside = np.int64(0)
+        for k in range(len(ends)):
+            group = np.int64(groups[p]) - 48
+            p += np.uint64(1)
+            value = group & 31
+            bits = 5
+            while group & 32:
+                group = np.int64(groups[p]) - 48
+                p += np.uint64(1)
+                value |= (group & 31) << bits
+                bits += 5
+                if bits > 5 * MAX_GROUPS:
+                    return m
+            value = (value << (64 - bits)) >> (64 - bits)  # spreads the sign bit
+            if k > 2:
+                value += before2
+            before2 = before
+            before = value
+            end += value
+            # Negative for good once a count or what is left is. Nothing wraps before that: a
+            # number is below 2**60 and what it is added to lies in 0..pixels.
+            outside |= value | (pixels - end)
+            ends[k] = end
+        if outside < 0 or end != pixels:
+            return m
+    return -1
+
+
+def _fault(text: bytes, pixels: int) -> str:
+    """Say in words what is wrong with a text that the kernels refused."""
+    if not text:
+        return "the counts text is empty"
+    counts: list[int] = []
+    total = value = groups = 0
+    for place, character in enumerate(text):
+        group = character - 48
+        if not 0 <= group < 64:
+            return f"character {character} at place {place} of the counts text is outside 48..111"
+        value |= (group & 31) << (5 * groups)
+        groups += 1
+        if group & 32:
+            continue
+        if groups > MAX_GROUPS:
+            return (f"number {len(counts)} of the counts text has {groups} groups of 5 bits, "
+                    f"the limit is {MAX_GROUPS}")
+        if group & 16:
+            value -= 1 << (5 * groups)
+        if len(counts) > 2:
+            value += counts[-2]
+        if value < 0:
+            return f"count {len(counts)} is negative ({value})"
+        counts.append(value)
+        total += value
+        value = groups = 0
+    if groups:
+        return f"the counts text ends within a number, after {len(text)} characters"
+    return f"the runs cover {total} pixels, the image has {pixels}"
+
+
+def parse_counts(
+    text: np.ndarray, text_offset: np.ndarray, pixels: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Parse the compressed counts of n masks of one image.
+
+    Args:
+        text: uint8 (t,), the counts strings one after the other, as ASCII bytes.
+        text_offset: int64 (n + 1,), mask m's string is ``text[text_offset[m]:text_offset[m + 1]]``.
+        pixels: height x width of the image, 1 to 2**31 - 1.
+
+    Returns:
+        run_ends: int32 (r,), column-major pixel positions where runs end, background first.
+        run_offset: int64 (n + 1,), mask m's ends are ``run_ends[run_offset[m]:run_offset[m + 1]]``.
+        noncanonical: bool (n,), True where the text is longer than what COCO's encoder writes for
+            the same counts, so that `encode_counts` would not give the same bytes.
+
+    Raises:
+        MaskError: a text is empty, has a character outside 48..111, ends within a number, has a
+            number of more than 12 groups or a negative count, or its counts do not add up to
+            `pixels`; the message and the error's `mask` give the index of the mask.
+        OptionError: an array has the wrong dtype or the offsets do not fit the text.
+    """
+    text = read_only("text", text, np.uint8)
+    text_offset = read_only("text_offset", text_offset, np.int64)
+    check_offsets("text_offset", text_offset, len(text))
+    pixels = index(pixels)
+    if not 1 <= pixels <= MAX_PIXELS:
+        raise MaskError(f"an image of {pixels} pixels cannot have masks; the limit is {MAX_PIXELS}")
+    masks = len(text_offset) - 1
+    run_offset = np.empty(masks + 1, np.int64)
+    noncanonical = np.empty(masks, np.bool_)
+    bad = _scan_text(text, text_offset, run_offset, noncanonical)
+    if bad < 0:
+        run_ends = np.empty(run_offset[-1], np.int32)
+        bad = _decode_text(text, text_offset, pixels, run_offset, run_ends)
+    if bad >= 0:
+        refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
+        raise mask_error(bad, masks, _fault(refused, pixels))
+    return run_ends, run_offset, noncanonical
+
+
+@njit(nogil=True, cache=True)
+def _delta(run_ends, first, k):
+    """Return what COCO writes for run k of a mask whose runs begin at `first`: see the module."""
+    count = np.int64(run_ends[k]) - (run_ends[k - 1] if k > first else 0)
+    if k > first + 2:
+        count -= np.int64(run_ends[k - 2]) - run_ends[k - 3]
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _text_offsets(run_ends, run_offset, text_offset):
+    """Fill `text_offset` (n + 1) with where each mask's text begins and ends."""
+    text_offset[0] = 0
+    for m in range(len(run_offset) - 1):
+        length = 0
+        for k in range(run_offset[m], run_offset[m + 1]):
+            value = _delta(run_ends, run_offset[m], k)
+            length += 1
+            while value < -16 or value > 15:  # more than the 4 bits and sign of one group
+                value >>= 5
+                length += 1
+        text_offset[m + 1] = text_offset[m] + length
+
+
+@njit(nogil=True, cache=True)
+def _encode_text(run_ends, run_offset, text):
+    """Write the texts of all masks one after the other."""
+    p = 0
+    for m in range(len(run_offset) - 1):
+        for k in range(run_offset[m], run_offset[m + 1]):
+            value = _delta(run_ends, run_offset[m], k)
+            while value < -16 or value > 15:
+                text[p] = 48 + ((value & 31) | 32)
+                value >>= 5
+                p += 1
+            text[p] = 48 + (value & 31)
+            p += 1
+
+
+def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Write run ends as COCO compressed counts: what pycocotools writes, byte for byte.
+
+    The exact inverse of `parse_counts` for every text that it does not call noncanonical.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+
+    Returns:
+        text: uint8 (t,), ASCII bytes.
+        text_offset: int64 (n + 1,).
+
+    Raises:
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+    """
+    run_ends = read_only("run_ends", run_ends, np.int32)
+    run_offset = read_only("run_offset", run_offset, np.int64)
+    check_offsets("run_offset", run_offset, len(run_ends))
+    text_offset = np.empty(len(run_offset), np.int64)
+    _text_offsets(run_ends, run_offset, text_offset)
+    text = np.empty(text_offset[-1], np.uint8)
+    _encode_text(run_ends, run_offset, text)
+    return text, text_offset
+
+
+@njit(nogil=True, cache=True)
+def _take(run_ends, first, run_offset, taken):
+    for m in range(len(first)):
+        shift = first[m] - run_offset[m]
+        for k in range(run_offset[m], run_offset[m + 1]):
+            taken[k] = run_ends[k + shift]
+
+
+def take_masks(
+    run_ends: np.ndarray, run_offset: np.ndarray, keep: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gather the runs of some masks, in the order asked for.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+        keep: int64 (k,), indices of masks, 0 to n - 1.
+
+    Returns:
+        run_ends: int32 (r',), run_offset: int64 (k + 1,), of the masks in `keep`.
+
+    Raises:
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+        IndexError: an index is outside the masks.
+    """
+    run_ends = read_only("run_ends", run_ends, np.int32)
+    run_offset = read_only("run_offset", run_offset, np.int64)
+    keep = read_only("keep", keep, np.int64)
+    check_offsets("run_offset", run_offset, len(run_ends))
+    first = run_offset[:-1][keep]
+    taken_offset = np.zeros(len(keep) + 1, np.int64)
+    np.cumsum(run_offset[1:][keep] - first, out=taken_offset[1:])
+    taken = np.empty(taken_offset[-1], np.int32)
+    _take(run_ends, first, taken_offset, taken)
+    return taken, taken_offset
+
+
+@njit(nogil=True, cache=True)
+def _area(run_ends, run_offset, area):
+    for m in range(len(area)):
+        total = np.int64(0)
+        for k in range(run_offset[m] + 1, run_offset[m + 1], 2):
+            total += run_ends[k] - run_ends[k - 1]
+        area[m] = total
+
+
+def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
+    """Count the foreground pixels of every mask.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+
+    Returns:
+        int64 (n,), pixels of the source image.
+
+    Raises:
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+    """
+    run_ends = read_only("run_ends", run_ends, np.int32)
+    run_offset = read_only("run_offset", run_offset, np.int64)
+    check_offsets("run_offset", run_offset, len(run_ends))
+    area = np.empty(len(run_offset) - 1, np.int64)
+    _area(run_ends, run_offset, area)
+    return area

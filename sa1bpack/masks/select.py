@@ -1,0 +1,120 @@
+"""Which masks of an image are kept: thresholds first, then a cap on their number."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+
+ORDERS = ("largest", "random", "iou", "stability")
+
+
+def _check_int(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
+        raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+        raise OptionError(f"{name} must be a finite number or None, got {value!r}")
+
+
+@dataclass(frozen=True)
+class MaskRule:
+    """What to keep of an image's masks. The default keeps all of them.
+
+    Thresholds are inclusive, and a NaN passes none. They come first, the cap second.
+
+    Attributes:
+        max_masks: the cap, 0 or more; None for no cap.
+        select: which masks the cap keeps. "largest": by area; "iou": by predicted IoU; "stability":
+            by stability score, the highest first and among equals the lower index first; "random":
+            drawn without replacement by (seed, image_id, index of the mask) alone, so that a higher
+            cap keeps the same masks and more.
+        seed: of "random"; 0 to 2**32 - 1.
+        min_area: keep masks of at least this many source pixels.
+        max_area_frac: keep masks that cover at most this part of the image; None for no limit.
+        min_iou: keep masks with at least this predicted IoU, which may exceed 1; None for no limit.
+        min_stability: keep masks with at least this stability score; None for no limit.
+
+    Raises:
+        OptionError: a value is outside its range.
+    """
+
+    max_masks: int | None = None
+    select: str = "largest"
+    seed: int = 0
+    min_area: int = 0
+    max_area_frac: float | None = None
+    min_iou: float | None = None
+    min_stability: float | None = None
+
+    def __post_init__(self):
+        if self.max_masks is not None:
+            _check_int("max_masks", self.max_masks, 0, 2**31)
+        if self.select not in ORDERS:
+            raise OptionError(f"select must be one of {', '.join(ORDERS)}, got {self.select!r}")
+        _check_int("seed", self.seed, 0, 2**32)
+        _check_int("min_area", self.min_area, 0, 2**31)
+        for name in ("max_area_frac", "min_iou", "min_stability"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
+        if self.max_area_frac is not None and not 0 <= self.max_area_frac <= 1:
+            raise OptionError(f"max_area_frac must be from 0 to 1, got {self.max_area_frac!r}")
+
+
+def _passing(
+    rule: MaskRule,
+    area: np.ndarray,
+    predicted_iou: np.ndarray,
+    stability_score: np.ndarray,
+    pixels: int,
+) -> np.ndarray:
+    """Return int64 (p,), the indices of the masks that pass every threshold, ascending."""
+    passes = area >= rule.min_area
+    if rule.max_area_frac is not None:
+        passes &= area <= rule.max_area_frac * pixels
+    if rule.min_iou is not None:
+        passes &= predicted_iou >= rule.min_iou
+    if rule.min_stability is not None:
+        passes &= stability_score >= rule.min_stability
+    return np.flatnonzero(passes)
+
+
+def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
+    """Return uint64 (masks,); raw output, because numpy keeps that stream the same for ever."""
+    return np.random.PCG64(np.random.SeedSequence([seed, image_id])).random_raw(masks)
+
+
+def select_masks(
+    rule: MaskRule,
+    area: np.ndarray,
+    predicted_iou: np.ndarray,
+    stability_score: np.ndarray,
+    pixels: int,
+    image_id: int,
+) -> np.ndarray:
+    """Return the indices of the masks that a rule keeps.
+
+    Args:
+        rule: thresholds and cap.
+        area: (n,), source pixels.
+        predicted_iou: (n,).
+        stability_score: (n,).
+        pixels: height x width of the source image.
+        image_id: 0 or more; "random" draws by it.
+
+    Returns:
+        int64 (k,), in the original order.
+    """
+    kept = _passing(rule, area, predicted_iou, stability_score, pixels)
+    if rule.max_masks is None or len(kept) <= rule.max_masks:
+        return kept
+    if rule.select == "random":
+        order = np.argsort(_random_keys(rule.seed, image_id, len(area))[kept], kind="stable")
+    else:
+        score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[rule.select]
+        # Stable on the negated score, not reversed: among equals the lower index comes first.
+        order = np.argsort(-score[kept].astype(np.float64), kind="stable")
+    return np.sort(kept[order[: rule.max_masks]])

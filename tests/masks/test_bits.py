@@ -1,0 +1,37 @@
+"""Packed bits ↔ bool."""
+
+import numpy as np
+import pytest
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks import pack_bits, unpack_bits
+
+
+def test_column_8k_plus_b_is_bit_b_of_byte_k():
+    masks = np.zeros((2, 16, 16), bool)
+    masks[1, 5, 11] = True
+    bits = pack_bits(masks)
+    assert bits.shape == (2, 16, 2) and bits.dtype == np.uint8
+    assert bits[1, 5, 1] == 1 << 3 and bits.sum() == 8
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 16, 16), (2, 0, 24, 24), (2, 3, 8, 8)])
+def test_unpacking_undoes_packing(shape):
+    masks = np.random.default_rng(0).random(shape) < 0.5
+    unpacked = unpack_bits(pack_bits(masks))
+    assert unpacked.dtype == np.bool_ and unpacked.shape == shape
+    np.testing.assert_array_equal(unpacked, masks)
+
+
+@pytest.mark.parametrize("masks", [np.zeros((8, 8), np.uint8), np.zeros((8, 9), bool),
+                                   np.array(True)])
+def test_what_cannot_be_packed_is_refused(masks):
+    with pytest.raises(OptionError, match="masks must be bool"):
+        pack_bits(masks)
+
+
+@pytest.mark.parametrize("bits", [np.zeros((8, 1), bool), np.zeros((8, 1), np.int8),
+                                  np.array(3, np.uint8)])
+def test_what_cannot_be_unpacked_is_refused(bits):
+    with pytest.raises(OptionError, match="bits must be a uint8 array"):
+        unpack_bits(bits)

@@ -1,0 +1,205 @@
+"""Run ends → packed bits, held against exact masks at full size."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.masks import parse_counts, rasterize, unpack_bits
+
+FITS = ("pad", "native", "squash")
+SAMPLINGS = ("area", "center")
+
+
+def check(reference, ends: list[list[int]], height: int, width: int, mask_size: int) -> None:
+    """Hold every fit and sampling against the reference."""
+    runs = reference.flat(ends)
+    masks = [reference.mask_of(e, height, width) for e in ends]
+    for fit in FITS:
+        for sampling in SAMPLINGS:
+            cells = unpack_bits(rasterize(*runs, height, width, mask_size, fit, sampling))
+            for m, mask in enumerate(masks):
+                np.testing.assert_array_equal(
+                    cells[m], reference.grid(mask, mask_size, fit, sampling),
+                    err_msg=f"mask {m}, {height}x{width} to {mask_size}, {fit}, {sampling}")
+
+
+@st.composite
+def images(draw):
+    """Draw (height, width, two lists of run ends with zero-length runs among them)."""
+    height, width = draw(st.one_of(
+        st.tuples(st.integers(1, 90), st.integers(1, 90)),
+        st.tuples(st.integers(1, 3), st.integers(1, 2000)),
+        st.tuples(st.integers(1, 2000), st.integers(1, 3))))
+    pixels = height * width
+    anywhere = st.lists(st.integers(0, pixels), max_size=60)
+    # Stretches within neighbouring columns, as the runs of an object are.
+    column = st.tuples(st.integers(0, height), st.integers(0, height))
+    start = st.integers(0, width - 1)
+    object_ends = st.tuples(start, st.lists(column, max_size=40)).map(lambda drawn: [
+        x * height + y for x, pair in enumerate(drawn[1], drawn[0]) if x < width
+        for y in sorted(pair)])
+    lists = [[*sorted(draw(st.one_of(anywhere, object_ends))), pixels] for _ in range(2)]
+    return height, width, lists
+
+
+@settings(max_examples=120, deadline=None)
+@given(images(), st.sampled_from([8, 16, 40, 64, 128]))
+def test_any_mask_equals_the_exact_reference(reference, image, mask_size):
+    height, width, ends = image
+    check(reference, ends, height, width, mask_size)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1), (1, 500), (500, 1), (8, 8), (3, 5),
+                                  (64, 64), (65, 63), (300, 200), (200, 301)])
+def test_edge_cases_at_every_aspect(reference, size):
+    height, width = size
+    pixels = height * width
+    ends = [[pixels], [0, pixels], [0, 0, 0, pixels], [0, 1, pixels], [pixels - 1, pixels],
+            [pixels, pixels], [pixels, pixels, pixels], [pixels // 2, pixels // 2 + 1, pixels],
+            [0, pixels // 2, pixels // 2, pixels], [0, pixels // 3, 2 * pixels // 3, pixels]]
+    for mask_size in (8, 64):
+        check(reference, ends, height, width, mask_size)
+
+
+@pytest.mark.parametrize("size", [(1500, 2250), (2250, 1500)])
+def test_all_foreground_sets_exactly_the_cells_at_least_half_inside(reference, size):
+    height, width = size
+    bits = rasterize(*reference.flat([[0, height * width]]), height, width, 256, "pad", "area")
+    cells = unpack_bits(bits)[0]
+    inside = [int(side * 256 / 2250 + 0.5) for side in size]  # no tie: 1500·256/2250 = 170.67
+    assert cells[: inside[0], : inside[1]].all()
+    assert cells.sum() == inside[0] * inside[1]
+
+
+def test_a_cell_that_is_exactly_half_covered_is_set(reference):
+    # Cells of 2x2 pixels; the masks cover 2 and 1 of the first one.
+    two, one = [0, 2, 256], [0, 1, 256]
+    cells = unpack_bits(rasterize(*reference.flat([two, one]), 16, 16, 8, "pad", "area"))
+    assert cells[0].sum() == 1 and cells[0, 0, 0]
+    assert not cells[1].any()
+
+
+def test_cells_of_more_than_2_to_the_31_units_do_not_overflow(reference):
+    height, width, foreground = 50_000, 40_000, 30_000  # cells of 50,000 x 50,000 units
+    ends = [[0, height * foreground, height * width]]
+    for mask_size in (8, 64):
+        bits = rasterize(*reference.flat(ends), height, width, mask_size, "pad", "area")
+        cells = unpack_bits(bits)[0]
+        columns = int(foreground * mask_size / height + 0.5)
+        assert cells[:, :columns].all() and not cells[:, columns:].any()
+
+
+@pytest.mark.parametrize("size", [(1, 65_535), (65_535, 1), (2, 50_000)])
+def test_the_longest_sides_equal_the_reference(reference, size):
+    height, width = size
+    pixels = height * width
+    check(reference, [[0, pixels], [pixels // 5, pixels // 2, pixels]], height, width, 8)
+    rows = np.arange(0, pixels, 7).tolist()
+    check(reference, [[*rows, pixels]], height, width, 16)
+
+
+def test_every_mask_of_the_sample_tar_equals_the_reference(reference, sample_tar):
+    for height, width, texts in reference.records(sample_tar):
+        run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
+        masks = [reference.coco_mask(text, height, width) for text in texts]
+        for mask_size in (64, 256, 1024):
+            for fit in ("pad", "squash"):
+                for sampling in SAMPLINGS:
+                    bits = rasterize(run_ends, run_offset, height, width, mask_size, fit, sampling)
+                    for m, mask in enumerate(masks):
+                        expected = reference.grid(mask, mask_size, fit, sampling)
+                        assert np.array_equal(unpack_bits(bits[m]), expected), (
+                            mask_size, fit, sampling, m)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_native_has_the_grid_of_pad(reference, sample_tar, sampling):
+    height, width, texts = reference.records(sample_tar)[0]
+    runs = parse_counts(*reference.joined(texts), height * width)[:2]
+    np.testing.assert_array_equal(rasterize(*runs, height, width, 64, "native", sampling),
+                                  rasterize(*runs, height, width, 64, "pad", sampling))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_bits_are_lowest_first_along_the_columns(reference, sampling):
+    mask = np.zeros((16, 16), bool)
+    mask[3, 9] = True
+    bits = rasterize(*reference.runs_of([mask]), 16, 16, 16, "pad", sampling)
+    assert bits.shape == (1, 16, 2) and bits.dtype == np.uint8
+    assert bits[0, 3, 1] == 1 << 1
+    assert np.count_nonzero(bits) == 1
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_reused_buffer_is_written_whole(reference, sampling):
+    runs = reference.flat([[30, 40, 20 * 24], [20 * 24]])
+    fresh = rasterize(*runs, 20, 24, 16, "pad", sampling)
+    used = np.full(fresh.shape, 255, np.uint8)
+    assert rasterize(*runs, 20, 24, 16, "pad", sampling, out=used) is used
+    np.testing.assert_array_equal(used, fresh)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_no_masks_give_no_bits(sampling):
+    runs = np.empty(0, np.int32), np.zeros(1, np.int64)
+    assert rasterize(*runs, 20, 24, 16, "pad", sampling).shape == (0, 16, 2)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_slice_of_offsets_draws_those_masks(reference, sampling):
+    run_ends, run_offset = reference.flat([[10, 250, 480], [0, 480], [77, 300, 480]])
+    every = rasterize(run_ends, run_offset, 20, 24, 16, "pad", sampling)
+    some = rasterize(run_ends, run_offset[1:], 20, 24, 16, "pad", sampling)
+    np.testing.assert_array_equal(some, every[1:])
+
+
+def test_sizes_may_be_numpy_integers(reference):
+    runs = reference.flat([[10, 250, 480]])
+    sizes = np.array([20, 24, 16], np.int32)
+    np.testing.assert_array_equal(rasterize(*runs, *sizes), rasterize(*runs, 20, 24, 16))
+
+
+def test_threads_do_not_disturb_each_other(reference, sample_tar):
+    height, width, texts = reference.records(sample_tar)[0]
+    runs = parse_counts(*reference.joined(texts), height * width)[:2]
+    expected = rasterize(*runs, height, width, 256)
+    with ThreadPoolExecutor(4) as pool:
+        for bits in pool.map(lambda _: rasterize(*runs, height, width, 256), range(16)):
+            np.testing.assert_array_equal(bits, expected)
+
+
+@pytest.mark.parametrize("ends", [[], [479], [481], [5, 4, 480], [-1, 480], [480, 7, 480]])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_damaged_runs_are_refused_with_the_masks_index(reference, ends, sampling):
+    with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels") as caught:
+        rasterize(*reference.flat([[480], ends]), 20, 24, 16, "pad", sampling)
+    assert caught.value.mask == 1
+
+
+@pytest.mark.parametrize(("option", "message"), [
+    ({"mask_size": 0}, "mask_size .* got 0"),
+    ({"mask_size": 12}, "mask_size .* got 12"),
+    ({"mask_size": 4104}, "mask_size .* got 4104"),
+    ({"fit": "crop"}, "fit must be one of pad, native, squash, got 'crop'"),
+    ({"sampling": "nearest"}, "sampling must be one of area, center, got 'nearest'"),
+    ({"out": np.empty((1, 16, 3), np.uint8)}, r"out must be .* \(1, 16, 2\)"),
+    ({"out": np.empty((1, 16, 2), np.int8)}, "out must be .* got int8"),
+    ({"out": np.empty((1, 16, 4), np.uint8)[:, :, ::2]}, "out must be a writable C-contiguous"),
+    ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
+    ({"run_offset": np.array([0, 2])}, "run_offset must rise"),
+])
+def test_a_wrong_argument_is_refused_by_name(option, message):
+    arguments = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1]),
+                 "height": 20, "width": 24, "mask_size": 16}
+    with pytest.raises(OptionError, match=message):
+        rasterize(**{**arguments, **option})
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_536, 1), (1, 65_536), (50_000, 50_000)])
+def test_an_image_too_large_for_masks_is_refused(size):
+    with pytest.raises(MaskError, match=f"{size[0]}x{size[1]}"):
+        rasterize(np.array([1], np.int32), np.array([0, 1]), *size, 16)

@@ -1,0 +1,219 @@
+"""Counts text ↔ run ends, held against pycocotools byte for byte."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools import mask as coco
+
+from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.masks import encode_counts, mask_area, parse_counts, take_masks
+
+
+def number(value: int, padding: int = 0) -> bytes:
+    """Return a number as COCO writes it, or longer by `padding` needless groups."""
+    groups = []
+    while not -16 <= value <= 15 or padding > 0:
+        if -16 <= value <= 15:
+            padding -= 1
+        groups.append(48 + (value & 31) + 32)
+        value >>= 5
+    return bytes([*groups, 48 + (value & 31)])
+
+
+def coco_text(mask: np.ndarray) -> bytes:
+    return coco.encode(np.asfortranarray(mask, np.uint8))["counts"]
+
+
+@st.composite
+def images(draw):
+    """Draw (height, width, three lists of run ends with zero-length runs among them)."""
+    height = draw(st.integers(1, 60))
+    width = draw(st.integers(1, 60 if height > 3 else 30_000))
+    ends = st.lists(st.integers(0, height * width), max_size=30)
+    return height, width, [[*sorted(draw(ends)), height * width] for _ in range(3)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(images())
+def test_text_of_any_mask_is_what_pycocotools_writes_and_parses_back(reference, image):
+    height, width, ends = image
+    masks = [reference.mask_of(e, height, width) for e in ends]
+    run_ends, run_offset = reference.runs_of(masks)
+    text, text_offset = encode_counts(run_ends, run_offset)
+    assert [text[a:b].tobytes() for a, b in pairwise(text_offset)] == [
+        coco_text(mask) for mask in masks]
+    parsed, parsed_offset, noncanonical = parse_counts(text, text_offset, height * width)
+    assert parsed.dtype == np.int32 and parsed_offset.dtype == np.int64
+    np.testing.assert_array_equal(parsed, run_ends)
+    np.testing.assert_array_equal(parsed_offset, run_offset)
+    assert not noncanonical.any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(images())
+def test_zero_length_runs_survive_the_round_trip_and_pycocotools_reads_them_alike(reference, image):
+    height, width, ends = image
+    run_ends, run_offset = reference.flat(ends)
+    text, text_offset = encode_counts(run_ends, run_offset)
+    for m, expected in enumerate(ends):
+        counts = text[text_offset[m] : text_offset[m + 1]].tobytes()
+        read = reference.coco_mask(counts, height, width)
+        np.testing.assert_array_equal(read, reference.mask_of(expected, height, width))
+    parsed, parsed_offset, noncanonical = parse_counts(text, text_offset, height * width)
+    np.testing.assert_array_equal(parsed, run_ends)
+    np.testing.assert_array_equal(parsed_offset, run_offset)
+    assert not noncanonical.any()
+
+
+def test_every_mask_of_the_sample_tar_round_trips(reference, sample_tar):
+    for height, width, texts in reference.records(sample_tar):
+        text, text_offset = reference.joined(texts)
+        run_ends, run_offset, noncanonical = parse_counts(text, text_offset, height * width)
+        assert not noncanonical.any()
+        assert encode_counts(run_ends, run_offset)[0].tobytes() == b"".join(texts)
+        coco_area = coco.area([{"size": [height, width], "counts": t} for t in texts])
+        np.testing.assert_array_equal(mask_area(run_ends, run_offset), coco_area)
+
+
+@pytest.mark.parametrize("pixels", [65_536, 3_375_000, 2**31 - 1])
+def test_runs_of_more_than_65535_pixels_parse(reference, pixels):
+    text, text_offset = reference.joined([number(0) + number(pixels), number(pixels)])
+    run_ends, run_offset, _ = parse_counts(text, text_offset, pixels)
+    np.testing.assert_array_equal(run_ends, [0, pixels, pixels])
+    np.testing.assert_array_equal(mask_area(run_ends, run_offset), [pixels, 0])
+    assert encode_counts(run_ends, run_offset)[0].tobytes() == text.tobytes()
+
+
+def test_the_fourth_count_is_the_first_written_as_a_difference(reference):
+    text, text_offset = reference.joined([b"".join(map(number, [10, 4, 12, 6 - 4, 8 - 12]))])
+    run_ends, _, _ = parse_counts(text, text_offset, 40)
+    np.testing.assert_array_equal(run_ends, np.cumsum([10, 4, 12, 6, 8]))
+
+
+@pytest.mark.parametrize("padding", [1, 2, 9])
+@pytest.mark.parametrize("value", [5, 20])
+def test_needless_groups_are_read_and_flagged(reference, value, padding):
+    rest = 64 - 2 * value
+    texts = [number(value) + number(rest) + number(value),
+             number(value, padding) + number(rest) + number(value),
+             number(value) + number(rest) + number(value, padding)]
+    run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 64)
+    np.testing.assert_array_equal(noncanonical, [False, True, True])
+    np.testing.assert_array_equal(run_ends.reshape(3, 3), [[value, 64 - value, 64]] * 3)
+    assert encode_counts(run_ends, run_offset)[0].tobytes() == texts[0] * 3
+
+
+def test_needless_groups_of_a_negative_number_are_flagged(reference):
+    counts = b"".join(map(number, [10, 4, 12]))
+    rest = number(40 - 26 - 2 - 12)
+    texts = [counts + number(-2) + rest, counts + number(-2, 1) + rest]
+    assert parse_counts(*reference.joined(texts), 40)[2].tolist() == [False, True]
+
+
+GOOD = number(3) + number(4) + number(5)
+
+MALFORMED = {
+    "empty": (b"", "empty"),
+    "character below 48": (number(3) + b"/" + number(9), r"character 47 at place 1"),
+    "character above 111": (number(3) + b"p" + number(9), r"character 112 at place 1"),
+    "space": (GOOD + b" ", r"character 32 at place 3"),
+    "not ASCII": (b"\xff" + GOOD, r"character 255 at place 0"),
+    "ends within the only number": (b"P", "ends within a number, after 1 "),
+    "ends within the last number": (GOOD + b"oo", "ends within a number, after 5 "),
+    "negative first count": (number(-1) + number(13), r"count 0 is negative \(-1\)"),
+    "negative by difference": (number(3) + number(4) + number(5) + number(-5) + number(5),
+                               r"count 3 is negative \(-1\)"),
+    "too few pixels": (number(3) + number(8), "cover 11 pixels, the image has 12"),
+    "too many pixels": (number(3) + number(10), "cover 13 pixels, the image has 12"),
+    "a count of 2**31": (number(2**31), "cover 2147483648 pixels, the image has 12"),
+    "a sum that is right modulo 2**32": (number(2**32 + 12), "cover 4294967308 pixels"),
+    "a sum that is right modulo 2**64": (b"".join([number(0)] + [number(2**58)] * 2) +
+                                         b"".join([number(0)] * 62) + number(12 - 2**58),
+                                         "cover 18446744073709551628 pixels"),
+    "13 groups": (number(0, 12) + number(12), "number 0 of the counts text has 13 groups"),
+    "overflow of 64 bits": (b"o" * 40 + b"0", "number 0 of the counts text has 41 groups"),
+    "overflow in a later number": (number(3) + b"o" * 13 + b"0", "number 1 .* has 14 groups"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_text_is_refused_with_its_index(reference, name):
+    bad, message = MALFORMED[name]
+    text, text_offset = reference.joined([GOOD, bad, GOOD])
+    with pytest.raises(MaskError, match=f"^mask 1 of 3: .*{message}") as caught:
+        parse_counts(text, text_offset, 12)
+    assert caught.value.mask == 1
+    assert caught.value.code == "bad-mask"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=12), min_size=1, max_size=3))
+def test_any_bytes_parse_to_sound_runs_or_are_refused(reference, texts):
+    try:
+        run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 12)
+    except MaskError as error:
+        assert f"mask {error.mask} of {len(texts)}" in str(error)
+        return
+    for m, text in enumerate(texts):
+        ends = run_ends[run_offset[m] : run_offset[m + 1]].astype(int)
+        assert ends[-1] == 12 and (np.diff(ends, prepend=0) >= 0).all()
+        again, again_offset = encode_counts(run_ends, run_offset)
+        written = again[again_offset[m] : again_offset[m + 1]].tobytes()
+        assert (written == text) != noncanonical[m]
+
+
+@pytest.mark.parametrize("pixels", [0, -1, 2**31])
+def test_an_impossible_number_of_pixels_is_refused(reference, pixels):
+    with pytest.raises(MaskError, match=str(pixels)):
+        parse_counts(*reference.joined([GOOD]), pixels)
+
+
+def test_no_masks_are_fine():
+    empty, zero = np.empty(0, np.uint8), np.zeros(1, np.int64)
+    run_ends, run_offset, noncanonical = parse_counts(empty, zero, 12)
+    assert run_ends.shape == (0,) and run_offset.tolist() == [0] and noncanonical.shape == (0,)
+    text, text_offset = encode_counts(run_ends, run_offset)
+    assert text.shape == (0,) and text_offset.tolist() == [0]
+    assert mask_area(run_ends, run_offset).shape == (0,)
+
+
+def test_offsets_may_be_a_slice_of_a_larger_array(reference):
+    texts = [GOOD, number(12), number(0) + number(12)]
+    text, text_offset = reference.joined(texts)
+    run_ends, run_offset, _ = parse_counts(text, text_offset[1:], 12)
+    assert run_ends.tolist() == [12, 0, 12] and run_offset.tolist() == [0, 1, 3]
+    assert encode_counts(run_ends, run_offset[1:])[0].tobytes() == texts[2]
+    assert mask_area(run_ends, run_offset[1:]).tolist() == [12]
+
+
+@pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0, 0]])
+def test_take_masks_gathers_runs_in_the_order_asked_for(reference, keep):
+    ends = [[3, 7, 12], [12], [0, 12]]
+    taken, taken_offset = take_masks(*reference.flat(ends), np.array(keep, np.int64))
+    assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [
+        ends[m] for m in keep]
+
+
+def test_take_masks_refuses_an_index_outside_the_masks(reference):
+    with pytest.raises(IndexError):
+        take_masks(*reference.flat([[12]]), np.array([1]))
+
+
+@pytest.mark.parametrize("offset", [[], [0, 9], [-1, 3], [2, 1, 3]])
+def test_offsets_outside_their_array_are_refused(offset):
+    offset = np.array(offset, np.int64)
+    with pytest.raises(OptionError, match="text_offset"):
+        parse_counts(np.frombuffer(GOOD, np.uint8), offset, 12)
+    for use in (encode_counts, mask_area, lambda *a: take_masks(*a, np.zeros(0, np.int64))):
+        with pytest.raises(OptionError, match="run_offset"):
+            use(np.array([3, 7, 12], np.int32), offset)
+
+
+def test_a_wrong_dtype_is_refused():
+    with pytest.raises(OptionError, match="text must be a 1-D array of uint8, got int32"):
+        parse_counts(np.zeros(3, np.int32), np.array([0, 3]), 12)
+    with pytest.raises(OptionError, match="run_ends must be a 1-D array of int32, got int64"):
+        encode_counts(np.array([12]), np.array([0, 1]))
