@@ -1,0 +1,36 @@
+"""The on-disk format of a pack: writing, publishing, reading and checking it.
+
+docs/format.md is the specification. A pack is a Zarr v3 group whose chunk files are memory maps as
+they stand.
+
+    layout          the arrays of a shard: types, shapes, order
+    zarr_metadata   chunk-file arithmetic and the metadata that describes it
+    shard_writer    samples into a working folder, published by one rename
+    manifest        what a pack holds
+    index           where any sample of a pack is
+    publish         index, manifest and checksums of a pack, in a crash-safe order
+    shard_reader    memory maps of a shard, checked before the first view
+    verify          every byte and every promise of a pack
+"""
+
+from sa1bpack.format.index import Index, open_index
+from sa1bpack.format.layout import ArraySpec, Extent, Layout
+from sa1bpack.format.manifest import (
+    Manifest,
+    ShardEntry,
+    make_manifest,
+    read_manifest,
+    write_manifest,
+)
+from sa1bpack.format.publish import publish, remove_stale, scan_shards
+from sa1bpack.format.sample_rows import Sample, sample_checksum, sample_extent
+from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.shard_writer import ShardDraft, ShardRows
+from sa1bpack.format.verify import Problem, Report, verify
+
+__all__ = [
+    "ArraySpec", "Extent", "Index", "Layout", "Manifest", "Problem", "Report", "Sample", "Shard",
+    "ShardDraft", "ShardEntry", "ShardRows", "make_manifest", "open_index", "open_shard", "publish",
+    "read_manifest", "remove_stale", "sample_checksum", "sample_extent", "scan_shards",
+    "verify", "write_manifest",
+]  # fmt: skip

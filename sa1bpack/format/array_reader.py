@@ -1,0 +1,100 @@
+"""Checking and mapping one array of a group: metadata, file length, then the view."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.files import map_bytes
+from sa1bpack.format.layout import ArraySpec
+from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, chunk_file
+
+REMEDY = "restore the file from a copy, or pack this part again"
+
+
+def read_metadata(path: Path) -> Any:
+    """The decoded JSON of a zarr.json. Raises FormatError if it is missing or not JSON."""
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path}: missing; {REMEDY}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
+
+
+def check_array(folder: Path, spec: ArraySpec, rows: int) -> None:
+    """Check an array's metadata and the exact length of its chunk file, reading none of its data.
+
+    Raises FormatError naming the file, what was found and what is due.
+    """
+    check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
+    check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
+
+
+def check_metadata(path: Path, due: dict[str, Any]) -> None:
+    """Check that a zarr.json says exactly what is due; spacing and key order are free."""
+    found = read_metadata(path)
+    if found != due:
+        difference = _first_difference(found, due, "")
+        raise FormatError(f"{path}: {difference}; {REMEDY}")
+
+
+def _first_difference(found: Any, due: Any, place: str) -> str | None:
+    """Where decoded JSON first differs from what is due, such as `shape[0] is 3, but must be 4`."""
+    if isinstance(found, dict) and isinstance(due, dict):
+        for key in sorted(set(due) | set(found)):
+            inner = f"{place}.{key}" if place else key
+            if key not in found or key not in due:
+                return f"{inner} is {'missing' if key in due else 'not a key of the format'}"
+            if difference := _first_difference(found[key], due[key], inner):
+                return difference
+        return None
+    if isinstance(found, list) and isinstance(due, list) and len(found) == len(due):
+        for number, (one, other) in enumerate(zip(found, due, strict=True)):
+            if difference := _first_difference(one, other, f"{place}[{number}]"):
+                return difference
+        return None
+    return None if found == due else f"{place or 'the document'} is {found!r}, but must be {due!r}"
+
+
+def check_length(path: Path, due: int) -> None:
+    """Check that a chunk file has exactly `due` bytes; 0 means that there must be no file."""
+    try:
+        found = path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        if due == 0:
+            return
+        raise FormatError(f"{path}: missing, but must have {due} bytes; {REMEDY}") from None
+    if due == 0:
+        raise FormatError(f"{path}: {found} bytes, but an array without rows has no chunk file")
+    if found != due:
+        kind = "cut short" if found < due else "too long"
+        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {due}; {REMEDY}")
+
+
+def map_array(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
+    """An array as a read-only memory map of shape (rows, *row_shape)."""
+    data = map_bytes(folder / spec.chunk_path, rows * spec.row_bytes)
+    return data.view(spec.dtype).reshape(rows, *spec.row_shape)
+
+
+def check_offset_ends(path: Path, offsets: np.ndarray, last: int) -> None:
+    """Check that offsets begin at 0 and end at the length of the axis that they point into."""
+    if offsets[0] != 0 or offsets[-1] != last:
+        raise FormatError(
+            f"{path}: offsets run from {offsets[0]} to {offsets[-1]}, but must run from 0 to "
+            f"{last}; {REMEDY}"
+        )
+
+
+def check_offsets_rise(path: Path, offsets: np.ndarray) -> None:
+    """Check that no offset is below the one before it."""
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        row = int(falls[0])
+        raise FormatError(
+            f"{path}: offset {row + 1} is {offsets[row + 1]}, below {offsets[row]} before it; "
+            f"{REMEDY}"
+        )

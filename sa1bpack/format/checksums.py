@@ -1,0 +1,97 @@
+"""Checksums: XXH3-128 a file, in a form that `xxhsum -c` checks, and XXH3-64 a sample."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.files import byte_view
+from sa1bpack.format.layout import Layout
+
+CHECKSUMS_NAME = "checksums.xxh128"
+READ_BYTES = 1 << 20
+_LINE = re.compile(r"([0-9a-f]{32})  (\S.*)")
+_ZEROS = np.zeros(1 << 20, np.uint8)
+
+
+def file_digest(path: Path) -> str:
+    """XXH3-128 of a file in 32 hexadecimal digits, as `xxh128sum` prints it."""
+    digest = xxhash.xxh3_128()
+    buffer = bytearray(READ_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def format_checksums(digests: Mapping[str, str]) -> bytes:
+    """The text of a checksum file: one `<digest>  <path>` line a file, sorted by path."""
+    return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """Read a checksum file into {path: digest}.
+
+    Raises FormatError if it is missing, is not in the exact form that `format_checksums` writes, or
+    names a path outside its folder.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise FormatError(f"{path}: missing; restore it, or pack this part again") from None
+    digests: dict[str, str] = {}
+    for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
+        match = _LINE.fullmatch(line)
+        if match is None or not is_inside(match[2]):
+            raise FormatError(
+                f"{path}, line {number}: {line!r} is not '<32 hex digits>  <path below this "
+                "folder>'; restore the file"
+            )
+        digests[match[2]] = match[1]
+    if format_checksums(digests) != text:
+        raise FormatError(f"{path}: lines are doubled, out of order or not cut by newlines")
+    return digests
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part."""
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def update_zeros(digest, count: int) -> None:
+    """Feed `count` zero bytes to a hash."""
+    while count > 0:
+        part = min(count, _ZEROS.size)
+        digest.update(_ZEROS[:part])
+        count -= part
+
+
+def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height: int) -> int:
+    """XXH3-64 of one sample, from the rows that belong to it.
+
+    rows           for every array of the layout but `checksum`: its rows, C-contiguous; for an
+                   offset array the lengths (differences of neighbours, int64), so that the value
+                   does not depend on where in the pack the sample stands
+    stored_height  image rows from here on are zero and are not read
+
+    The hash covers the bytes in the order of `layout.arrays`.
+    """
+    digest = xxhash.xxh3_64()
+    for name in checksummed_arrays(layout):
+        part = rows[name]
+        if name == "image":
+            stored = part[0, :stored_height]
+            digest.update(byte_view(stored))
+            update_zeros(digest, part.nbytes - stored.nbytes)
+        elif part.size:
+            digest.update(byte_view(part))
+    return digest.intdigest()
+
+
+def checksummed_arrays(layout: Layout) -> Iterable[str]:
+    """Names of the arrays that a sample's checksum covers, in order."""
+    return (spec.name for spec in layout.arrays if spec.name != "checksum")

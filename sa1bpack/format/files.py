@@ -1,0 +1,135 @@
+"""Writing that is whole or absent: short writes, flushing to disk, atomic replacement, mapping."""
+
+import ctypes
+import mmap
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.errors import FormatError
+
+# Working names of an unfinished file or folder: always beside its final place, never read back.
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def byte_view(array: np.ndarray) -> np.ndarray:
+    """The bytes of a C-contiguous array as a flat uint8 view, without copying."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def write_at(fd: int, data, offset: int, path: Path) -> None:
+    """Write all of `data` at a byte offset; `path` is named in the OSError.
+
+    The kernel may write less than asked (a signal, 2 GiB at most a call, a disk that fills up), so
+    the rest is written again until nothing is left.
+    """
+    view = memoryview(data)
+    try:
+        while view.nbytes:
+            count = os.pwrite(fd, view, offset)
+            view, offset = view[count:], offset + count
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file and flush it to disk. Not atomic: for files of an unpublished folder."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        write_at(fd, data, 0, path)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file in place, atomically and durably: readers see the old bytes or the new ones."""
+    temporary = temporary_beside(path)
+    try:
+        write_durably(temporary, data)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A fresh working name in the same folder, so that the rename stays within one file system."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
+
+
+def remove_temporaries(folder: Path) -> list[Path]:
+    """Remove what a killed run left under working names in a folder; returns what was removed."""
+    removed = []
+    for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        removed.append(path)
+    return removed
+
+
+def map_bytes(path: Path, nbytes: int) -> np.ndarray:
+    """The first `nbytes` bytes of a file as a read-only (nbytes,) uint8 memory map.
+
+    Unlike `np.memmap` it holds no file descriptor: all arrays of a thousand shards can be mapped
+    under the usual limit of 1024 open files. The map is released with the last view of it.
+
+    Raises FormatError if the file is shorter (touching a page behind its end would kill the
+    process), OSError if it cannot be opened or mapped.
+    """
+    if nbytes == 0:
+        empty = np.empty(0, np.uint8)
+        empty.flags.writeable = False
+        return empty
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        if size < nbytes:
+            raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
+        return np.asarray(_Mapping(fd, nbytes, path))
+    finally:
+        os.close(fd)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """A shared read-only mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
+
+    def __init__(self, fd: int, nbytes: int, path: Path):
+        self._nbytes = nbytes
+        self._address = None
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+        self._address = address
+        self.__array_interface__ = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)
+        }  # fmt: skip
+
+    def __del__(self):
+        if self._address is not None:
+            _libc.munmap(self._address, self._nbytes)

@@ -1,0 +1,164 @@
+"""The index: one small Zarr group that finds any sample of a pack without opening its shards.
+
+It is memory-mapped and shared by every process, so a pack of 11 million samples opens at once and
+no Python object exists per sample.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import check_array, check_metadata, check_offset_ends, map_array
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.files import byte_view, flush_folder, temporary_beside, write_durably
+from sa1bpack.format.layout import ArraySpec, array_spec
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry
+from sa1bpack.format.zarr_metadata import (
+    METADATA_NAME,
+    array_metadata,
+    canonical_json,
+    chunk_file,
+    group_metadata,
+)
+
+# In the index axis 0 of shard_offset counts shards; the others follow the pack's samples.
+INDEX_ARRAYS: tuple[ArraySpec, ...] = (
+    array_spec("shard_offset", "<i8", ("shard_edge",), axis="sample", offsets=True),
+    array_spec("image_id", "<i8", ("sample",), axis="sample"),
+    array_spec("id_order", "<i8", ("sample",), axis="sample"),
+    array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", offsets=True),
+)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The arrays of an index, read-only memory maps; K shards, N samples in manifest order.
+
+    shard_offset  (K + 1,) int64  first sample of each shard, and N
+    image_id      (N,) int64      image ids in the order of the samples
+    id_order      (N,) int64      stable argsort of image_id
+    mask_offset   (N + 1,) int64  first mask of each sample, counted over the whole pack
+    """
+
+    shard_offset: np.ndarray
+    image_id: np.ndarray
+    id_order: np.ndarray
+    mask_offset: np.ndarray
+
+
+def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
+    """The arrays of the index of a pack with this manifest, and the rows of each."""
+    return {spec: _index_rows(spec, manifest) for spec in INDEX_ARRAYS}
+
+
+def _index_rows(spec: ArraySpec, manifest: Manifest) -> int:
+    count = len(manifest.shards) if spec.name == "shard_offset" else manifest.samples
+    return count + spec.offsets
+
+
+def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
+    """Name of the index of these shards: `index-` and 8 hex digits of an XXH3-128.
+
+    It is taken over a line `<name> <digest of the shard's checksum file>` for each shard in order,
+    so another list or other contents have another index, and the same have the same.
+    """
+    digest = xxhash.xxh3_128()
+    for shard in shards:
+        checksums = Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME
+        try:
+            digest.update(f"{shard.name} {file_digest(checksums)}\n".encode())
+        except FileNotFoundError:
+            raise FormatError(
+                f"{checksums}: missing, so the shard is not published; pack this part again"
+            ) from None
+    return f"index-{digest.hexdigest()[:8]}"
+
+
+def build_index(root: Path, manifest: Manifest) -> str:
+    """Write the index of a manifest's shards unless it is there already; returns its name.
+
+    Shards are read one after the other: only the ids and offsets of the whole pack (24 bytes a
+    sample) are held at once. Raises FormatError if a shard's files are not as long as they must be.
+    """
+    name = index_name(root, manifest.shards)
+    final = Path(root) / name
+    if final.exists():
+        return name
+    folder = temporary_beside(final)
+    try:
+        _write_index(folder, _index_arrays(Path(root), manifest), manifest)
+        folder.rename(final)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    flush_folder(Path(root))
+    return name
+
+
+def _index_arrays(root: Path, manifest: Manifest) -> dict[str, np.ndarray]:
+    ids = np.empty(manifest.samples, np.int64)
+    masks = np.zeros(manifest.samples + 1, np.int64)
+    shard_offset = np.zeros(len(manifest.shards) + 1, np.int64)
+    np.cumsum([shard.samples for shard in manifest.shards], out=shard_offset[1:])
+    first_mask = 0
+    for shard, first in zip(manifest.shards, shard_offset[:-1], strict=True):
+        folder = root / SHARDS_NAME / shard.name
+        stop = first + shard.samples
+        ids[first:stop] = _read_rows(folder, manifest.layout.array("image_id"), shard.samples)
+        offsets = _read_rows(folder, manifest.layout.array("mask_offset"), shard.samples + 1)
+        masks[first : stop + 1] = offsets + first_mask
+        first_mask += shard.masks
+    order = np.argsort(ids, kind="stable")
+    return {
+        "shard_offset": shard_offset, "image_id": ids, "id_order": order, "mask_offset": masks
+    }  # fmt: skip
+
+
+def _read_rows(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
+    """The rows of a small one-dimensional array, copied into memory."""
+    check_array(folder, spec, rows)
+    return np.array(map_array(folder, spec, rows))
+
+
+def _write_index(folder: Path, arrays: dict[str, np.ndarray], manifest: Manifest) -> None:
+    folder.mkdir()
+    for spec, rows in index_arrays(manifest).items():
+        (folder / spec.name).mkdir()
+        if rows:
+            data = byte_view(arrays[spec.name]).tobytes() + chunk_file(spec, rows).tail()
+            write_durably(folder / spec.chunk_path, data)
+        metadata = canonical_json(array_metadata(spec, rows))
+        write_durably(folder / spec.name / METADATA_NAME, metadata)
+        flush_folder(folder / spec.name)
+    write_durably(folder / METADATA_NAME, canonical_json(index_metadata(manifest)))
+    flush_folder(folder)
+
+
+def index_metadata(manifest: Manifest) -> dict[str, Any]:
+    """The zarr.json of the index group of a pack with this manifest."""
+    return group_metadata(arrays=index_arrays(manifest))
+
+
+def open_index(root: Path, manifest: Manifest) -> Index:
+    """Map the index of a pack, checking its metadata, file lengths and the ends of its offsets.
+
+    Raises FormatError naming the array, what was found and what is due.
+    """
+    if manifest.index is None:
+        raise FormatError(f"{root}: the manifest names no index; run the packer to its end")
+    folder = Path(root) / manifest.index
+    check_metadata(folder / METADATA_NAME, index_metadata(manifest))
+    arrays = {}
+    for spec, rows in index_arrays(manifest).items():
+        check_array(folder, spec, rows)
+        arrays[spec.name] = map_array(folder, spec, rows)
+    path = folder / "shard_offset"
+    check_offset_ends(path, arrays["shard_offset"], manifest.samples)
+    check_offset_ends(folder / "mask_offset", arrays["mask_offset"], manifest.masks)
+    return Index(**arrays)

@@ -1,0 +1,237 @@
+"""What a shard holds: the arrays of the format, their types, shapes and order.
+
+This module is the one place where the arrays are written down; docs/format.md shows the same table
+and a test holds the two together. Axes are named, not numbered: a *sample* is one image, a *mask*
+one annotation of it, a *run* one stretch of equal pixels of a mask. Ragged data are flat along
+their own axis, and an offset array on the axis above says where each row's share begins.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from sa1bpack.errors import FormatError, OptionError
+
+FORMAT_NAME = "sa1bpack"
+FORMAT_VERSION = (1, 0)
+FILE_NAME_BYTES = 64
+MAX_IMAGE_SIZE = 16384
+MAX_MASK_SIZE = 16384
+
+Axis = Literal["sample", "mask", "run"]
+AXES: tuple[Axis, ...] = get_args(Axis)
+FITS = ("pad", "squash")
+PIXELS = ("rgb",)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Numbers of samples, masks and runs: the length of a shard, or a position in it."""
+
+    samples: int = 0
+    masks: int = 0
+    runs: int = 0
+
+    def __add__(self, other: "Extent") -> "Extent":
+        return Extent(
+            self.samples + other.samples, self.masks + other.masks, self.runs + other.runs
+        )
+
+    def along(self, axis: Axis) -> int:
+        """The number of rows along one axis."""
+        return (self.samples, self.masks, self.runs)[AXES.index(axis)]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of a shard or of the index.
+
+    name       folder of the array
+    dtype      little-endian numpy type
+    row_shape  shape of one row (axis 0 left out)
+    dims       names of all dimensions, axis 0 first
+    axis       what axis 0 counts
+    offsets    the array has one row more than its axis; row 0 is 0, and rows [k, k + 1] are where
+               the share of row k begins and ends on the axis below
+    """
+
+    name: str
+    dtype: np.dtype
+    row_shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    axis: Axis
+    offsets: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * prod(self.row_shape)
+
+    @property
+    def child_axis(self) -> Axis:
+        """The axis that an offset array points into: the one below its own."""
+        return AXES[AXES.index(self.axis) + 1]
+
+    @property
+    def chunk_name(self) -> str:
+        """Name of the only chunk file in the array's folder: `c.0` and one `.0` a dimension."""
+        return "c" + ".0" * (1 + len(self.row_shape))
+
+    @property
+    def chunk_path(self) -> str:
+        """Path of the chunk file inside the group's folder."""
+        return f"{self.name}/{self.chunk_name}"
+
+    def rows(self, extent: Extent) -> int:
+        """Rows of the array in a group of the given extent."""
+        return extent.along(self.axis) + self.offsets
+
+
+def array_spec(
+    name: str, dtype: str, dims: tuple[str, ...], row_shape=(), *, axis: Axis, offsets=False
+) -> ArraySpec:
+    """An ArraySpec from a numpy type string."""
+    return ArraySpec(name, np.dtype(dtype), tuple(row_shape), dims, axis, offsets)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The choices that fix what arrays a pack has and how wide their rows are.
+
+    image_size  S, side of the stored image canvas in pixels
+    mask_size   Sm, side of the mask grid in cells, a multiple of 8
+    fit         "pad" (aspect kept, top left of the canvas, the rest zero) or "squash"
+    runs        exact full-resolution masks are stored as runs
+    pixels      "rgb", the only pixel layout of format 1.0
+
+    Raises OptionError for a value that cannot be stored.
+    """
+
+    image_size: int = 1024
+    mask_size: int = 256
+    fit: str = "pad"
+    runs: bool = True
+    pixels: str = "rgb"
+
+    def __post_init__(self):
+        _check_size("image_size", self.image_size, 1, MAX_IMAGE_SIZE)
+        _check_size("mask_size", self.mask_size, 8, MAX_MASK_SIZE)
+        if self.mask_size % 8:
+            raise OptionError(
+                f"mask_size is {self.mask_size}, but a row of mask bits is stored in whole bytes: "
+                "choose a multiple of 8"
+            )
+        _check_choice("fit", self.fit, FITS)
+        _check_choice("pixels", self.pixels, PIXELS)
+        if not isinstance(self.runs, bool):
+            raise OptionError(f"runs is {self.runs!r}: choose True or False")
+
+    @property
+    def arrays(self) -> tuple[ArraySpec, ...]:
+        """The arrays of a shard, in the order in which a sample's checksum covers them."""
+        return _shard_arrays(self)
+
+    def array(self, name: str) -> ArraySpec:
+        """The array of that name. Raises KeyError with the names there are."""
+        for spec in self.arrays:
+            if spec.name == name:
+                return spec
+        raise KeyError(f"{name!r}; the arrays are {', '.join(s.name for s in self.arrays)}")
+
+    def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
+        """The rows that each array has in a shard of the given extent."""
+        return {spec: spec.rows(extent) for spec in self.arrays}
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as the manifest and the shards store it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "layout") -> "Layout":
+        """Read a stored layout; `where` is named in the message.
+
+        Raises FormatError for a missing or unknown key and for a value that cannot be used. A
+        layout decides what the bytes mean, so an unknown key is never skipped.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(data, dict) or set(data) != set(names):
+            found = sorted(data) if isinstance(data, dict) else type(data).__name__
+            raise FormatError(
+                f"{where}: a layout has the keys {sorted(names)}, found {found}; the pack is "
+                "damaged or needs a newer sa1bpack"
+            )
+        try:
+            return cls(**data)
+        except OptionError as error:
+            raise FormatError(f"{where}: {error}, or read it with a newer sa1bpack") from None
+
+
+def _check_size(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise OptionError(f"{name} is {value!r}: choose a whole number from {low} to {high}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+
+
+_BOX = ("mask", "xywh")
+
+
+@functools.lru_cache(maxsize=16)
+def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
+    side, grid = layout.image_size, layout.mask_size
+    per_sample = (
+        # RGB pixels: rows down, columns right
+        array_spec("image", "|u1", ("sample", "y", "x", "channel"), (side, side, 3), axis="sample"),
+        array_spec("image_id", "<i8", ("sample",), axis="sample"),
+        # UTF-8, zeros behind; view as S64
+        array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,), axis="sample"),
+        # pixels: source height, source width, stored height, stored width
+        array_spec("size", "<i4", ("sample", "height_width"), (4,), axis="sample"),
+        # annotations in the JSON record, before filtering and capping
+        array_spec("annotation_count", "<i4", ("sample",), axis="sample"),
+        array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", offsets=True),
+        # XXH3-64 of the sample's rows in the other arrays
+        array_spec("checksum", "<u8", ("sample",), axis="sample"),
+    )
+    per_mask = (
+        # source pixels: x, y, w = xmax - xmin, h = ymax - ymin
+        array_spec("bbox", "<f8", _BOX, (4,), axis="mask"),
+        array_spec("area", "<i8", ("mask",), axis="mask"),  # source pixels
+        array_spec("predicted_iou", "<f8", ("mask",), axis="mask"),
+        array_spec("stability_score", "<f8", ("mask",), axis="mask"),
+        # source pixels: x, y
+        array_spec("point_coords", "<f8", ("mask", "xy"), (2,), axis="mask"),
+        array_spec("crop_box", "<f8", _BOX, (4,), axis="mask"),  # source pixels: x, y, w, h
+        array_spec("annotation_id", "<i8", ("mask",), axis="mask"),
+        array_spec("number_types", "<u2", ("mask",), axis="mask"),  # see NUMBER_TYPE_BITS
+        # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
+        array_spec(
+            "mask_bits", "|u1", ("mask", "mask_y", "mask_byte"), (grid, grid // 8), axis="mask"
+        ),
+    )
+    exact = (
+        array_spec("run_offset", "<i8", ("mask_edge",), axis="mask", offsets=True),
+        # source pixels, column-major: ends of background and foreground runs in turn, last = H * W
+        array_spec("run_ends", "<i4", ("run",), axis="run"),
+    )
+    return per_sample + per_mask + (exact if layout.runs else ())
+
+
+# Bits of number_types: set where the JSON wrote the number as an integer, so that the original
+# annotation can be written out again. The last one is about the counts text, not about a number.
+NUMBER_TYPE_BITS: dict[str, tuple[int, ...]] = {
+    "bbox": (0, 1, 2, 3),
+    "area": (4,),
+    "predicted_iou": (5,),
+    "point_coords": (6, 7),
+    "crop_box": (8, 9, 10, 11),
+    "stability_score": (12,),
+    "counts_not_canonical": (15,),
+}

@@ -1,0 +1,161 @@
+"""The manifest: what a pack holds, in one JSON file that is replaced as a whole."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.format.files import replace_file
+from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Layout
+from sa1bpack.format.zarr_metadata import canonical_json
+
+MANIFEST_NAME = "manifest.json"
+SHARDS_NAME = "shards"
+MAX_NAME_BYTES = 200
+_INDEX = re.compile(r"index-[0-9a-f]{8}")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manifest says of one shard.
+
+    name         folder under shards/
+    source       name of the tar or folder it was made from
+    part         which part of that source, from 0
+    samples, masks, runs   the shard's extent
+    annotations  masks in the JSON records, before filtering and capping
+    bytes        size of all chunk files together
+    """
+
+    name: str
+    source: str
+    part: Count
+    samples: Count
+    masks: Count
+    runs: Count
+    annotations: Count
+    bytes: Count
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pack holds. `options`, `sources` and `counts` are the packer's own records."""
+
+    format: str = FORMAT_NAME
+    version: tuple[Count, Count] = FORMAT_VERSION
+    complete: bool
+    layout: Layout
+    options: dict[str, Any]
+    sources: tuple[dict[str, Any], ...]
+    shards: tuple[ShardEntry, ...]
+    samples: Count
+    masks: Count
+    index: str | None = None
+    counts: dict[str, Any]
+
+
+def make_manifest(
+    layout: Layout,
+    shards: Sequence[ShardEntry],
+    *,
+    complete: bool,
+    options: dict[str, Any],
+    sources: Sequence[dict[str, Any]],
+    counts: dict[str, Any],
+) -> Manifest:
+    """A manifest of these shards, in this order, with the totals filled in and no index yet."""
+    return Manifest(
+        complete=complete,
+        layout=layout,
+        options=options,
+        sources=tuple(sources),
+        shards=tuple(shards),
+        samples=sum(shard.samples for shard in shards),
+        masks=sum(shard.masks for shard in shards),
+        counts=counts,
+    )
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a pack atomically. Same manifest, same bytes."""
+    data = msgspec.to_builtins(manifest)
+    replace_file(Path(root) / MANIFEST_NAME, canonical_json(data))
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read and check the whole manifest of a pack.
+
+    Raises FormatError if it is missing or not what docs/format.md demands, VersionError if a newer
+    major version wrote it. Keys that a newer minor version added are ignored.
+    """
+    path = Path(root) / MANIFEST_NAME
+    try:
+        data = msgspec.json.decode(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{path}: missing, so {root} is no pack; run the packer first") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); restore it or pack again") from None
+    check_version(data, path)
+    Layout.from_json(data.get("layout"), f"{path}: layout")
+    try:
+        manifest = msgspec.convert(data, Manifest)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: {error}; restore it or pack again") from None
+    _check_manifest(manifest, path)
+    return manifest
+
+
+def check_version(data: Any, path: Path) -> None:
+    """Check `format` and `version` of a decoded manifest before anything else of it is trusted."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
+        raise FormatError(f'{path}: no "format": "{FORMAT_NAME}" in it; this is not a pack')
+    version = data.get("version")
+    if not (
+        isinstance(version, list) and len(version) == 2 and all(type(n) is int for n in version)
+    ):
+        raise FormatError(f"{path}: version is {version!r}, not [major, minor]")
+    if version[0] != FORMAT_VERSION[0]:
+        raise VersionError(
+            f"{path}: format version {version[0]}.{version[1]}, but this release reads "
+            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {version[0]}"
+        )
+
+
+def check_shard_name(name: str, where: str) -> None:
+    """Check that a shard's name is one plain folder name below shards/.
+
+    Raises FormatError for a name that is empty, too long, starts with "." or "__" (working names
+    and Zarr's own), or holds a slash, a backslash or a control character.
+    """
+    bad = (
+        not name
+        or len(name.encode(errors="replace")) > MAX_NAME_BYTES
+        or name.startswith((".", "__"))
+        or any(char in "/\\" or not char.isprintable() for char in name)
+    )
+    if bad:
+        raise FormatError(
+            f"{where}: {name!r} cannot be a shard's name: 1 to {MAX_NAME_BYTES} bytes of printable "
+            'characters without "/" and "\\", not starting with "." or "__"'
+        )
+
+
+def _check_manifest(manifest: Manifest, path: Path) -> None:
+    """Checks that types alone do not give: names, totals."""
+    names = [shard.name for shard in manifest.shards]
+    for name in names:
+        check_shard_name(name, str(path))
+    if len(set(names)) != len(names):
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled)}")
+    for key in ("samples", "masks"):
+        total = sum(getattr(shard, key) for shard in manifest.shards)
+        if getattr(manifest, key) != total:
+            raise FormatError(
+                f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}"
+            )
+    if manifest.index is not None and not _INDEX.fullmatch(manifest.index):
+        raise FormatError(f"{path}: index is {manifest.index!r}, not 'index-' and 8 hex digits")

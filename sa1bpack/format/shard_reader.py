@@ -1,0 +1,159 @@
+"""Reading a shard: everything is checked before the first view, then arrays are memory maps."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.format.array_reader import (
+    REMEDY,
+    check_array,
+    check_metadata,
+    check_offset_ends,
+    map_array,
+    read_metadata,
+)
+from sa1bpack.format.layout import FORMAT_VERSION, Extent, Layout
+from sa1bpack.format.manifest import Count, ShardEntry
+from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
+
+
+class _ShardAttributes(msgspec.Struct, kw_only=True):
+    """The attributes that every shard has; the packer may add others."""
+
+    format: tuple[Count, Count]
+    source: str
+    part: Count
+    samples: Count
+    masks: Count
+    runs: Count
+    annotations: Count
+    layout: dict[str, Any]
+
+
+class Shard:
+    """A published shard. `shard["image"]` is a read-only (N, S, S, 3) memory map, mapped once.
+
+    folder      its folder
+    layout      its Layout
+    extent      its numbers of samples, masks and runs
+    attributes  all attributes of its group, the packer's own (such as rejects) included
+    entry       what the manifest says, or should say, of it
+
+    Views stay valid as long as they live, also after the shard object is gone. Pickles to its path.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, attributes: dict[str, Any], entry: ShardEntry):
+        self.folder = folder
+        self.layout = layout
+        self.attributes = attributes
+        self.entry = entry
+        self.extent = Extent(entry.samples, entry.masks, entry.runs)
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The array of that name, all rows. Raises KeyError with the names there are."""
+        if name not in self._arrays:
+            spec = self.layout.array(name)
+            self._arrays[name] = map_array(self.folder, spec, spec.rows(self.extent))
+        return self._arrays[name]
+
+    def __len__(self) -> int:
+        return self.extent.samples
+
+    def __repr__(self) -> str:
+        return f"Shard({str(self.folder)!r}, {self.extent})"
+
+    def __reduce__(self):
+        return open_shard, (self.folder, self.layout)
+
+    def sample(self, row: int) -> dict[str, np.ndarray]:
+        """Views of all rows that belong to one sample, by array name.
+
+        Per-sample arrays come without their first axis, per-mask and run arrays with it. Offsets
+        are those of the shard, one more than the sample's rows: for mask_offset (2,), for
+        run_offset (m + 1,). Raises IndexError for a row that is not in 0 .. samples - 1.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
+        bounds = {"sample": (row, row + 1)}
+        views = {}
+        for spec in self.layout.arrays:
+            first, stop = bounds[spec.axis]
+            if spec.offsets:
+                offsets = self[spec.name][first : stop + 1]
+                bounds[spec.child_axis] = (int(offsets[0]), int(offsets[-1]))
+                views[spec.name] = offsets
+            else:
+                rows = self[spec.name][first:stop]
+                views[spec.name] = rows[0] if spec.axis == "sample" else rows
+        return views
+
+
+def open_shard(folder: Path, layout: Layout | None = None) -> Shard:
+    """Open a shard, checking everything that can be checked without reading its data.
+
+    That is: the group's attributes, the metadata of every array against the layout, the exact
+    length of every chunk file, and the first and last of every offset array.
+
+    layout  the pack's layout; a shard of another one is refused
+
+    Raises FormatError naming the file, what was found and what is due; VersionError for a shard of
+    a newer major version.
+    """
+    folder = Path(folder)
+    path = folder / METADATA_NAME
+    attributes = _read_attributes(path)
+    own = _own_attributes(attributes, path)
+    found = Layout.from_json(own.layout, f"{path}: layout")
+    if layout is not None and found != layout:
+        raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")
+    extent = Extent(own.samples, own.masks, own.runs)
+    if not found.runs and own.runs:
+        raise FormatError(f"{path}: runs is {own.runs}, but the layout stores no runs")
+    arrays = found.array_rows(extent)
+    check_metadata(path, group_metadata(attributes, arrays))
+    nbytes = 0
+    for spec, rows in arrays.items():
+        check_array(folder, spec, rows)
+        nbytes += chunk_file(spec, rows).file_bytes
+    shard = Shard(folder, found, attributes, _entry(folder.name, own, nbytes))
+    for spec in found.arrays:
+        if spec.offsets:
+            ends = shard[spec.name]
+            check_offset_ends(folder / spec.name, ends, extent.along(spec.child_axis))
+    return shard
+
+
+def _read_attributes(path: Path) -> dict[str, Any]:
+    """The attributes of a shard's group; the rest of its zarr.json is checked once they are."""
+    metadata = read_metadata(path)
+    try:
+        attributes = metadata["attributes"]["sa1bpack"]
+    except (KeyError, TypeError):
+        attributes = None
+    if not isinstance(attributes, dict):
+        raise FormatError(f"{path}: not a Zarr group with the attributes sa1bpack; {REMEDY}")
+    return attributes
+
+
+def _own_attributes(attributes: dict[str, Any], path: Path) -> _ShardAttributes:
+    try:
+        own = msgspec.convert(attributes, _ShardAttributes)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{path}: attributes: {error}; {REMEDY}") from None
+    if own.format[0] != FORMAT_VERSION[0]:
+        raise VersionError(
+            f"{path}: format version {own.format[0]}.{own.format[1]}, but this release reads "
+            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {own.format[0]}"
+        )
+    return own
+
+
+def _entry(name: str, own: _ShardAttributes, nbytes: int) -> ShardEntry:
+    return ShardEntry(
+        name=name, source=own.source, part=own.part, samples=own.samples, masks=own.masks,
+        runs=own.runs, annotations=own.annotations, bytes=nbytes,
+    )  # fmt: skip

@@ -1,0 +1,262 @@
+"""Checking one shard: structure, file digests and, sample by sample, contents.
+
+A full check reads every file once, front to back, and feeds the digest of the file and the checksum
+of the sample from the same bytes. It reads with `preadv`, not through a memory map: a disk error
+is then a problem to report, not a signal that kills the process.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
+from sa1bpack.format.files import byte_view
+from sa1bpack.format.layout import ArraySpec, Layout
+from sa1bpack.format.manifest import ShardEntry
+from sa1bpack.format.problems import Findings
+from sa1bpack.format.shard_reader import Shard, open_shard
+from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
+
+# Nine tenths and more of a pack: a quick check leaves their digests out.
+HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
+
+
+def check_shard(
+    folder: Path,
+    entry: ShardEntry,
+    layout: Layout,
+    findings: Findings,
+    *,
+    quick: bool,
+    advance: Callable[[int], None],
+) -> None:
+    """Check a shard against its manifest entry; `advance` is told of bytes looked at."""
+    listed = None
+    with findings.collecting(shard=entry.name):
+        listed = read_checksums(folder / CHECKSUMS_NAME)
+        compare_files(folder, {*listed, CHECKSUMS_NAME}, findings, shard=entry.name)
+    with findings.collecting(shard=entry.name):
+        shard = open_shard(folder, layout)
+        _check_against_entry(shard, entry)
+        if listed is None:  # reported above; without it there is nothing to compare with
+            return
+        _check_listed(shard, listed)
+        for spec in layout.arrays:
+            if spec.offsets:
+                check_offsets_rise(folder / spec.name, shard[spec.name])
+        if not quick:
+            _check_samples(shard, listed, findings, advance)
+            streamed = {spec.chunk_path for spec in layout.arrays}
+            _check_digests(folder, listed, streamed, findings, entry.name)
+            return
+        for spec in layout.arrays:
+            _check_tail(shard, spec)
+    # Quick, or not sound enough to be taken apart into samples.
+    skipped = {layout.array(name).chunk_path for name in HEAVY_ARRAYS} if quick else set()
+    _check_digests(folder, listed or {}, skipped, findings, entry.name)
+    advance(entry.bytes)
+
+
+def compare_files(folder: Path, due: set[str], findings: Findings, **place) -> None:
+    """Report files below `folder` that are missing or that nothing lists."""
+    found = {
+        str(Path(parent, name).relative_to(folder))
+        for parent, _, names in os.walk(folder)
+        for name in names
+    }
+    for path in sorted(due - found):
+        findings.add(f"{folder / path}: missing; {REMEDY}", **place)
+    for path in sorted(found - due):
+        findings.add(f"{folder / path}: not a file of the pack; remove it", **place)
+
+
+def check_digest(folder: Path, path: str, due: str, findings: Findings, **place) -> None:
+    """Compare a file's XXH3-128 with the one listed; a missing file is reported elsewhere."""
+    with findings.collecting(**place):
+        try:
+            found = file_digest(folder / path)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        findings.files += 1
+        _compare_digests(folder / path, found, due, findings, **place)
+
+
+def _compare_digests(path: Path, found: str, due: str, findings: Findings, **place) -> None:
+    if found != due:
+        findings.add(f"{path}: XXH3-128 is {found}, but {due} was written; {REMEDY}", **place)
+
+
+def _check_digests(
+    folder: Path, listed: dict[str, str], skipped: set[str], findings: Findings, shard: str
+) -> None:
+    for path, due in listed.items():
+        if path not in skipped:
+            array = path.split("/")[0] if "/" in path else None
+            check_digest(folder, path, due, findings, shard=shard, array=array)
+
+
+def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
+    for key in entry.__struct_fields__:
+        found, due = getattr(shard.entry, key), getattr(entry, key)
+        if found != due:
+            raise FormatError(
+                f"{shard.folder}: {key} is {found!r}, but the manifest says {due!r}; run the "
+                "packer again"
+            )
+
+
+def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
+    """Check that the checksum file covers every file of the shard."""
+    arrays = shard.layout.array_rows(shard.extent)
+    due = {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
+    due |= {spec.chunk_path for spec, rows in arrays.items() if rows}
+    if due != set(listed):
+        raise FormatError(
+            f"{shard.folder / CHECKSUMS_NAME}: must list every file of the shard and no other; "
+            f"different are {sorted(due ^ set(listed))}; {REMEDY}"
+        )
+
+
+def _check_tail(shard: Shard, spec: ArraySpec) -> None:
+    """Check the zero rows and the shard index behind an array's data."""
+    file = chunk_file(spec, spec.rows(shard.extent))
+    if not file.rows:
+        return
+    path = shard.folder / spec.chunk_path
+    with path.open("rb") as stream:
+        stream.seek(file.data_bytes)
+        _compare_tail(path, stream.read(), file.tail())
+
+
+def _compare_tail(path: Path, found: bytes, due: bytes) -> None:
+    if found != due:
+        raise FormatError(
+            f"{path}: the padding or the shard index behind the data is wrong, so Zarr cannot read "
+            f"the array; {REMEDY}"
+        )
+
+
+class _ArrayStream:
+    """One array, read front to back a few rows at a time, and its running XXH3-128."""
+
+    def __init__(self, shard: Shard, spec: ArraySpec):
+        self.spec = spec
+        self.file = chunk_file(spec, spec.rows(shard.extent))
+        self.path = shard.folder / spec.chunk_path
+        self._digest = xxhash.xxh3_128()
+        self._position = 0
+        self._buffer = np.empty(0, np.uint8)
+        self._fd = os.open(self.path, os.O_RDONLY) if self.file.rows else -1
+
+    def take(self, rows: int) -> np.ndarray:
+        """The next rows, shape (rows, *row_shape); valid until the next call."""
+        data = self._read(rows * self.spec.row_bytes)
+        return data.view(self.spec.dtype).reshape(rows, *self.spec.row_shape)
+
+    def finish(self) -> str:
+        """Check what is behind the data and return the digest of the whole file."""
+        due = self.file.tail()
+        _compare_tail(self.path, self._read(len(due)).tobytes(), due)
+        return self._digest.hexdigest()
+
+    def _read(self, nbytes: int) -> np.ndarray:
+        if self._buffer.size < nbytes:
+            self._buffer = np.empty(nbytes, np.uint8)
+        data = self._buffer[:nbytes]
+        done = 0
+        while done < nbytes:
+            count = os.preadv(self._fd, [data[done:]], self._position)
+            if count == 0:
+                raise FormatError(f"{self.path}: cut short while it was read; {REMEDY}")
+            done += count
+            self._position += count
+        self._digest.update(data)
+        return data
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _check_samples(
+    shard: Shard, listed: dict[str, str], findings: Findings, advance: Callable[[int], None]
+) -> None:
+    """Read the whole shard once: the checksum of each sample, then the digest of each chunk file.
+
+    `listed` covers every file and the offsets rise: both were checked before.
+    """
+    streams: dict[str, _ArrayStream] = {}
+    try:
+        for spec in shard.layout.arrays:
+            streams[spec.name] = _ArrayStream(shard, spec)
+        for stream in streams.values():
+            if stream.spec.offsets:
+                stream.take(1)  # the 0 in front; each sample then brings its own ends
+        done, total = 0, shard.entry.bytes
+        for row in range(len(shard)):
+            _check_sample(shard, row, streams, findings)
+            advance(total * (row + 1) // len(shard) - done)
+            done = total * (row + 1) // len(shard)
+        advance(total - done)  # a shard without samples has a few bytes of offsets
+        for name, stream in streams.items():
+            if stream.file.rows:
+                with findings.collecting(shard=shard.entry.name, array=name):
+                    found, due = stream.finish(), listed[stream.spec.chunk_path]
+                    findings.files += 1
+                    place = {"shard": shard.entry.name, "array": name}
+                    _compare_digests(stream.path, found, due, findings, **place)
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+def _check_sample(
+    shard: Shard, row: int, streams: dict[str, _ArrayStream], findings: Findings
+) -> None:
+    rows = _take_sample(shard, row, streams)
+    stored = int(rows.pop("checksum")[0])
+    side = shard.layout.image_size
+    found = rows_checksum(shard.layout, rows, side)
+    height, width = (int(length) for length in rows["size"][0, 2:])
+    image = rows["image"][0]
+    if found != stored:
+        what = f"checksum of the sample is {found:016x}, but {stored:016x} was written; {REMEDY}"
+    elif not (1 <= height <= side and 1 <= width <= side):
+        what = f"stored size {height} x {width} is not within 1 and the canvas's {side}"
+    elif image[height:].any() or image[:height, width:].any():
+        what = f"the canvas is not zero beyond the stored {height} x {width} pixels"
+    else:
+        return
+    findings.add(
+        what, shard=shard.entry.name, sample=row, image_id=int(rows["image_id"][0]),
+        file_name=decode_name(rows["file_name"][0]),
+    )  # fmt: skip
+
+
+def _take_sample(shard: Shard, row: int, streams: dict[str, _ArrayStream]) -> dict[str, np.ndarray]:
+    """The next sample's rows from every stream, offsets as lengths (see `rows_checksum`)."""
+    counts = {"sample": 1}
+    first = {"sample": row}
+    taken = {}
+    for spec in shard.layout.arrays:
+        count = counts[spec.axis]
+        rows = streams[spec.name].take(count)
+        if spec.offsets:
+            start = first[spec.axis]
+            before = shard[spec.name][start : start + count]  # the ends of the rows before
+            rows = rows - before
+            first[spec.child_axis] = int(before[0]) if count else 0
+            counts[spec.child_axis] = int(rows.sum())
+        taken[spec.name] = rows
+    return taken
+
+
+def decode_name(name: np.ndarray) -> str:
+    """A row of file_name, (64,) uint8, as text."""
+    return byte_view(name).tobytes().rstrip(b"\0").decode(errors="replace")

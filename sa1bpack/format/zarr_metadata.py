@@ -1,0 +1,143 @@
+"""Chunk-file arithmetic and the Zarr v3 metadata that describes it.
+
+An array is one chunk file under the `sharding_indexed` codec with plain `bytes` inside, cut along
+axis 0 only. The file is then the raw C-order array, zero rows up to a multiple of the inner chunk,
+16 bytes (offset, size; uint64) an inner chunk, and the crc32c of those. So the same file is a Zarr
+shard and, from byte 0, a plain memory map.
+
+Layout of the codec: Zarr v3 specification, "Sharding codec", version 1.0.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec
+
+MAX_INNER_BYTES = 256 * 1024
+METADATA_NAME = "zarr.json"
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """Sizes of the chunk file of an array with `rows` rows of `row_bytes` bytes."""
+
+    rows: int
+    row_bytes: int
+
+    @functools.cached_property
+    def inner_rows(self) -> int:
+        """Rows of an inner chunk: the largest power of two within 256 KiB, or all there are."""
+        fitting = max(1, MAX_INNER_BYTES // self.row_bytes)
+        return max(1, min(self.rows, 1 << (fitting.bit_length() - 1)))
+
+    @property
+    def inner_chunks(self) -> int:
+        """Number of inner chunks."""
+        return -(-self.rows // self.inner_rows)
+
+    @property
+    def outer_rows(self) -> int:
+        """Rows of the outer chunk, the zero rows behind the data included; 1 for no rows."""
+        return max(1, self.inner_chunks * self.inner_rows)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the array itself, from byte 0."""
+        return self.rows * self.row_bytes
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes of the array and of the zero rows behind it; the shard index starts here."""
+        return self.inner_chunks * self.inner_rows * self.row_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole file; 0 (no file) for no rows."""
+        return self.padded_bytes + 16 * self.inner_chunks + 4 if self.rows else 0
+
+    def tail(self) -> bytes:
+        """What follows the data: the zero rows, the shard index and its crc32c."""
+        if not self.rows:
+            return b""
+        inner_bytes = self.inner_rows * self.row_bytes
+        entries = np.empty((self.inner_chunks, 2), "<u8")
+        entries[:, 0] = np.arange(self.inner_chunks, dtype=np.uint64) * np.uint64(inner_bytes)
+        entries[:, 1] = inner_bytes
+        index = entries.tobytes()
+        crc = google_crc32c.value(index).to_bytes(4, "little")
+        return bytes(self.padded_bytes - self.data_bytes) + index + crc
+
+
+def chunk_file(spec: ArraySpec, rows: int) -> ChunkFile:
+    """The chunk-file arithmetic of one array."""
+    return ChunkFile(rows, spec.row_bytes)
+
+
+def array_metadata(spec: ArraySpec, rows: int) -> dict[str, Any]:
+    """The zarr.json of an array with that many rows."""
+    file = chunk_file(spec, rows)
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {
+        "chunk_shape": [file.inner_rows, *spec.row_shape],
+        "codecs": [little],
+        "index_codecs": [little, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [rows, *spec.row_shape],
+        "data_type": spec.dtype.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [file.outer_rows, *spec.row_shape]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "dimension_names": list(spec.dims),
+        "attributes": {},
+    }
+
+
+def group_metadata(
+    attributes: dict[str, Any] | None = None, arrays: Mapping[ArraySpec, int] | None = None
+) -> dict[str, Any]:
+    """The zarr.json of a group.
+
+    attributes  go under the key "sa1bpack"
+    arrays      the rows of each array in the group: their metadata are repeated in the group's
+                ("consolidated"), so that xarray and zarr open it without listing the folder
+    """
+    metadata: dict[str, Any] = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {} if attributes is None else {"sa1bpack": attributes},
+    }
+    if arrays is not None:
+        metadata["consolidated_metadata"] = {
+            "kind": "inline",
+            "must_understand": False,
+            "metadata": {spec.name: array_metadata(spec, rows) for spec, rows in arrays.items()},
+        }
+    return metadata
+
+
+def root_metadata() -> dict[str, Any]:
+    """The zarr.json at the top of every pack."""
+    return group_metadata({"format": list(FORMAT_VERSION)})
+
+
+def canonical_json(data: Any) -> bytes:
+    """UTF-8 JSON with sorted keys, one space of indent, a newline at the end and no NaN.
+
+    The same data give the same bytes, which is what makes two packs comparable.
+    """
+    text = json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode()

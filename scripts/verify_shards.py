@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Check a pack with nothing but Python, numpy and xxhash: sa1bpack itself is not needed.
+
+Every file of the pack is compared with its checksum file, files that are missing or that nothing
+lists are named, and each sample is compared with its own checksum, so that damage is traced to the
+image it hit. docs/format.md specifies what is checked here; `sa1bpack verify` checks more
+(the Zarr metadata and the index against the shards).
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+EPILOG = """\
+examples:
+  verify_shards.py /data/sa1b            every byte and every sample; as fast as the disk reads
+  verify_shards.py /data/sa1b --quick    all but pixels, mask bits and runs; seconds a tar
+
+exit status: 0 the pack is as it was written, 1 something is damaged, missing or in excess,
+2 wrong usage or not a pack that this script knows
+
+The same checksums can be checked with the xxhash tools alone:
+  cd /data/sa1b && xxh128sum -c --quiet checksums.xxh128
+  cd /data/sa1b/shards/<name> && xxh128sum -c --quiet checksums.xxh128
+"""
+
+CHECKSUMS = "checksums.xxh128"
+MAJOR_VERSION = 1
+# The arrays that the checksum of a sample covers, in its order (docs/format.md).
+PER_SAMPLE = ("image", "image_id", "file_name", "size", "annotation_count", "mask_offset")
+PER_MASK = ("bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
+            "annotation_id", "number_types", "mask_bits")  # fmt: skip
+PER_RUN = ("run_offset", "run_ends")
+HEAVY = ("image", "mask_bits", "run_ends")
+
+
+class Damage(Exception):
+    """Something that keeps a file or shard from being looked at further."""
+
+
+class Output:
+    """Counts problems and prints them; draws a progress line only on a terminal."""
+
+    def __init__(self):
+        self.problems = self.files = self.samples = 0
+        self._draws = sys.stderr.isatty()
+        self._drawn = 0.0
+
+    def problem(self, text: str) -> None:
+        self.clear()
+        self.problems += 1
+        print(text, flush=True)
+
+    def progress(self, text: str) -> None:
+        if self._draws and time.monotonic() - self._drawn > 0.2:
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+            self._drawn = time.monotonic()
+
+    def clear(self) -> None:
+        if self._draws:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pack", type=Path, help="folder of the pack: the one with manifest.json")
+    parser.add_argument("--quick", action="store_true",
+                        help="leave out pixels, mask bits and runs, and the samples")  # fmt: skip
+    arguments = parser.parse_args()
+    output = Output()
+    try:
+        shards = shard_names(arguments.pack)
+    except Damage as error:
+        output.problem(str(error))
+        return 1
+    except ValueError as error:
+        parser.error(str(error))
+    check_top(arguments.pack, shards, output)
+    for number, name in enumerate(shards, 1):
+        output.progress(f"shard {number} of {len(shards)}: {name}")
+        check_shard(arguments.pack / "shards" / name, arguments.quick, output)
+    output.clear()
+    looked_at = f"{len(shards)} shards, {output.files} files, {output.samples} samples checked"
+    print(f"{looked_at}: {output.problems} problems" if output.problems else f"{looked_at}: ok")
+    return 1 if output.problems else 0
+
+
+def shard_names(pack: Path) -> list[str]:
+    """The shards that the manifest lists. ValueError: not a pack that this script knows."""
+    path = pack / "manifest.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: {pack} is not a pack")
+    try:
+        manifest = json.loads(path.read_bytes())
+        major = manifest["version"][0]
+        names = [shard["name"] for shard in manifest["shards"]]
+        plain = all(isinstance(name, str) and inside(name, 1) for name in names)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
+    if major != MAJOR_VERSION:
+        raise ValueError(f"{path}: format version {major}, this script knows {MAJOR_VERSION}")
+    if not plain or len(set(names)) != len(names):
+        raise Damage(f"{path}: damaged: the names of its shards cannot be")
+    return names
+
+
+def inside(path: str, parts: int = 99) -> bool:
+    """Whether a path has at most that many parts and none leads out of its folder."""
+    split = path.split("/")
+    return len(split) <= parts and all(part not in ("", ".", "..") for part in split)
+
+
+def check_top(pack: Path, shards: list[str], output: Output) -> None:
+    """The pack's own files, and names that should not be there."""
+    listed = checked_list(pack / CHECKSUMS, output)
+    for path, digest in listed.items():
+        compare(pack / path, digest, output)
+    for name in shards:
+        if listed and f"shards/{name}/{CHECKSUMS}" not in listed:
+            output.problem(f"{pack / CHECKSUMS}: shard {name} is not listed")
+    for path in ("manifest.json", "zarr.json", "shards/zarr.json"):
+        if listed and path not in listed:
+            output.problem(f"{pack / CHECKSUMS}: {path} is not listed")
+    indexes = {path.split("/")[0] for path in listed if path.startswith("index-")}
+    for index in sorted(indexes):
+        known = {path.removeprefix(index + "/") for path in listed if path.startswith(index + "/")}
+        report_unknown(pack / index, known, output)
+    if listed:
+        top = {path.split("/")[0] for path in listed} | {CHECKSUMS, "shards"}
+        report_names(pack, top, output)
+    report_names(pack / "shards", {*shards, "zarr.json"}, output)
+
+
+def checked_list(path: Path, output: Output) -> dict[str, str]:
+    """A checksum file as {path: digest}; empty, with a problem printed, if it is damaged."""
+    try:
+        lines = path.read_text().splitlines()
+        listed = {line[34:]: line[:32] for line in lines}
+    except (OSError, ValueError) as error:
+        output.problem(f"{path}: cannot be read: {error}")
+        return {}
+    sound = all(len(line) > 34 and line[32:34] == "  " and inside(line[34:]) for line in lines)
+    if not sound or not lines or len(listed) != len(lines):
+        output.problem(f"{path}: not lines of '<32 hex digits>  <path>'")
+        return {}
+    return listed
+
+
+def report_unknown(folder: Path, known: set[str], output: Output) -> None:
+    """Files below a folder that its checksum file does not list."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if str(path.relative_to(folder)) not in known:
+                output.problem(f"{path}: not a file of the pack")
+
+
+def report_names(folder: Path, known: set[str], output: Output) -> None:
+    """Entries of a folder that do not belong there; names with a dot in front are left alone."""
+    if not folder.is_dir():
+        output.problem(f"{folder}: missing")
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name not in known and not path.name.startswith("."):
+            output.problem(f"{path}: not in the manifest of the pack")
+
+
+def compare(path: Path, due: str, output: Output) -> None:
+    """Compare a file's XXH3-128 with the one listed."""
+    digest = xxhash.xxh3_128()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except FileNotFoundError:
+        output.problem(f"{path}: missing")
+        return
+    except OSError as error:
+        output.problem(f"{path}: cannot be read: {error}")
+        return
+    output.files += 1
+    report_digest(path, digest.hexdigest(), due, output)
+
+
+def report_digest(path: Path, found: str, due: str, output: Output) -> None:
+    if found != due:
+        output.problem(f"{path}: XXH3-128 is {found}, but {due} was written")
+
+
+def check_shard(folder: Path, quick: bool, output: Output) -> None:
+    """One shard: its files, and unless `quick` its samples, in one reading."""
+    if not folder.is_dir():
+        output.problem(f"{folder}: missing")
+        return
+    listed = checked_list(folder / CHECKSUMS, output)
+    if not listed:
+        return
+    report_unknown(folder, {*listed, CHECKSUMS}, output)
+    left = dict(listed)
+    if quick:
+        left = {path: due for path, due in listed.items()
+                if path == "zarr.json" or path.endswith("/zarr.json")
+                or path.split("/")[0] not in HEAVY}  # fmt: skip
+        for path in sorted(set(listed) - set(left)):
+            if not (folder / path).is_file():
+                output.problem(f"{folder / path}: missing")
+            else:
+                check_size(folder / path, output)
+    else:
+        try:
+            for path in check_samples(folder, listed, output):
+                del left[path]
+        except Damage as error:
+            output.problem(str(error))  # its files are compared one by one below
+    for path, due in left.items():
+        compare(folder / path, due, output)
+
+
+def check_size(path: Path, output: Output) -> None:
+    """Compare the size of a chunk file with what the array's metadata ask for."""
+    try:
+        due = Array(path.parent).file_bytes
+    except Damage as error:
+        output.problem(str(error))
+        return
+    found = path.stat().st_size
+    if found != due:
+        output.problem(f"{path}: {found} bytes, but must have {due}")
+
+
+class Array:
+    """One array of a shard, by its zarr.json: where its rows are, and a running digest."""
+
+    def __init__(self, folder: Path):
+        path = folder / "zarr.json"
+        try:
+            metadata = json.loads(path.read_bytes())
+            self.shape = tuple(metadata["shape"])
+            self.dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
+            outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+            inner = metadata["codecs"][0]["configuration"]["chunk_shape"]
+            self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+            chunks = -(-outer[0] // inner[0])
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
+        self.path = folder / ("c" + ".0" * len(self.shape))
+        self.file_bytes = outer[0] * self.row_bytes + 16 * chunks + 4 if self.shape[0] else 0
+        self.digest = xxhash.xxh3_128()
+        self._hashed = 0
+
+    def open(self) -> None:
+        """Map the file. Raises Damage if it has not the length that its metadata ask for."""
+        size = self.path.stat().st_size if self.path.is_file() else 0
+        if size != self.file_bytes:
+            raise Damage(f"{self.path}: {size} bytes, but must have {self.file_bytes}")
+        self.bytes = np.memmap(self.path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        data = self.bytes[: self.shape[0] * self.row_bytes]
+        self.rows = data.view(self.dtype).reshape(self.shape)
+
+    def hash_upto(self, row: int) -> None:
+        """Feed the digest up to a row; `finish` feeds what is behind the data."""
+        stop = row * self.row_bytes
+        self.digest.update(self.bytes[self._hashed : stop])
+        self._hashed = stop
+
+    def finish(self) -> str:
+        self.digest.update(self.bytes[self._hashed :])
+        return self.digest.hexdigest()
+
+
+def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[str]:
+    """Check each sample's checksum, and the digests of all chunk files from the same reading.
+
+    Returns the paths of the chunk files. Raises Damage if the shard cannot be taken apart.
+    """
+    runs = any(path.startswith("run_ends/") for path in listed)
+    names = PER_SAMPLE + PER_MASK + (PER_RUN if runs else ())
+    arrays = {name: Array(folder / name) for name in (*names, "checksum")}
+    for array in arrays.values():
+        array.open()
+    check_offsets(arrays, "mask_offset", "bbox")
+    if runs:
+        check_offsets(arrays, "run_offset", "run_ends")
+    for row in range(arrays["image_id"].shape[0]):
+        check_sample(folder, row, arrays, output)
+    paths = []
+    for name, array in arrays.items():
+        path = f"{name}/{array.path.name}"
+        if array.file_bytes:
+            if path not in listed:
+                raise Damage(f"{folder / CHECKSUMS}: {path} is not listed")
+            report_digest(array.path, array.finish(), listed[path], output)
+            output.files += 1
+            paths.append(path)
+    return paths
+
+
+def check_offsets(arrays: dict[str, Array], name: str, child: str) -> None:
+    offsets = arrays[name].rows
+    last = arrays[child].shape[0]
+    if offsets[0] != 0 or offsets[-1] != last or (offsets[1:] < offsets[:-1]).any():
+        raise Damage(f"{arrays[name].path}: offsets do not rise from 0 to {last}")
+
+
+def check_sample(folder: Path, row: int, arrays: dict[str, Array], output: Output) -> None:
+    """XXH3-64 over the sample's rows in order, an offset array giving its lengths as int64."""
+    digest = xxhash.xxh3_64()
+    first = {"sample": row}
+    stop = {"sample": row + 1}
+    for axis, names, child in (
+        ("sample", PER_SAMPLE, "mask"), ("mask", PER_MASK + PER_RUN[:1], "run"),
+        ("run", PER_RUN[1:], None),
+    ):  # fmt: skip
+        for name in names:
+            if name not in arrays:
+                continue
+            array = arrays[name]
+            if name.endswith("_offset"):
+                ends = array.rows[first[axis] : stop[axis] + 1]
+                digest.update(np.diff(ends).astype("<i8").tobytes())
+                first[child], stop[child] = int(ends[0]), int(ends[-1])
+                array.hash_upto(stop[axis] + 1)
+            else:
+                digest.update(np.ascontiguousarray(array.rows[first[axis] : stop[axis]]).data
+                              if stop[axis] > first[axis] else b"")  # fmt: skip
+                array.hash_upto(stop[axis])
+    arrays["checksum"].hash_upto(row + 1)
+    output.samples += 1
+    due = int(arrays["checksum"].rows[row])
+    if digest.intdigest() != due:
+        name = arrays["file_name"].rows[row].tobytes().rstrip(b"\0").decode(errors="replace")
+        output.problem(
+            f"{folder}: sample {row} (image_id {arrays['image_id'].rows[row]}, {name}): checksum "
+            f"is {digest.intdigest():016x}, but {due:016x} was written"
+        )
+    output.progress(f"{folder.name}: sample {row}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

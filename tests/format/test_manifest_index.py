@@ -1,0 +1,250 @@
+"""The manifest, the index, and the order in which a pack is published."""
+
+import json
+import os
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+
+from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.format import (
+    Layout,
+    make_manifest,
+    open_index,
+    open_shard,
+    publish,
+    read_manifest,
+    remove_stale,
+    scan_shards,
+    verify,
+    write_manifest,
+)
+from sa1bpack.format.manifest import MANIFEST_NAME
+
+
+def edit(root, change):
+    """Change the decoded manifest in place."""
+    path = root / MANIFEST_NAME
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def test_manifest_reads_back_as_it_was_written(pack, small_layout):
+    manifest = read_manifest(pack)
+    assert manifest.layout == small_layout and manifest.complete
+    assert (manifest.samples, manifest.masks) == (7, 15)
+    assert [shard.name for shard in manifest.shards] == [
+        "sa_000000-000", "sa_000000-001", "sa_000001-000"
+    ]  # fmt: skip
+    before = (pack / MANIFEST_NAME).read_bytes()
+    write_manifest(pack, manifest)
+    assert (pack / MANIFEST_NAME).read_bytes() == before and before.endswith(b"}\n")
+
+
+def test_keys_of_a_newer_minor_version_are_ignored(pack):
+    edit(pack, lambda data: data.update(version=[1, 9], invented={"a": 1}))
+    edit(pack, lambda data: data["shards"][0].update(invented=3))
+    assert read_manifest(pack).version == (1, 9)
+
+
+@pytest.mark.parametrize("major", [0, 2])
+def test_other_major_version_asks_for_another_release(pack, major):
+    edit(pack, lambda data: data.update(version=[major, 0], shards="unknown form"))
+    with pytest.raises(VersionError, match=rf"{major}\.0.*install"):
+        read_manifest(pack)
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda d: d.update(format="other"), "this is not a pack"),
+    (lambda d: d.update(version="1.0"), "not .major, minor."),
+    (lambda d: d.update(version=[True, 0]), "not .major, minor."),
+    (lambda d: d.pop("samples"), "samples"),
+    (lambda d: d.update(samples=8), "samples is 8, but its shards add up to 7"),
+    (lambda d: d.update(masks=-15), "masks"),
+    (lambda d: d["shards"][0].update(samples=4.5), r"shards\[0\].samples"),
+    (lambda d: d["shards"][0].pop("bytes"), "bytes"),
+    (lambda d: d["shards"].append(d["shards"][1]), "listed twice: sa_000000-001"),
+    (lambda d: d["shards"][0].update(name="../elsewhere"), "cannot be a shard's name"),
+    (lambda d: d["shards"][0].update(name="/etc"), "cannot be a shard's name"),
+    (lambda d: d["shards"][0].update(name=".."), "cannot be a shard's name"),
+    (lambda d: d.update(index="../../index-00000000"), "index is"),
+    (lambda d: d.update(index="index-0000000g"), "index is"),
+    (lambda d: d["layout"].update(mask_size=9), "mask_size is 9"),
+    (lambda d: d.update(layout=None), "layout has the keys"),
+    (lambda d: d.update(options=[]), "options"),
+])  # fmt: skip
+def test_manifest_that_cannot_be_is_refused_as_a_whole(pack, change, message):
+    edit(pack, change)
+    with pytest.raises(FormatError, match=message):
+        read_manifest(pack)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b'{"format": "sa1bpack"'])
+def test_manifest_that_is_no_json_object_is_refused(pack, text):
+    (pack / MANIFEST_NAME).write_bytes(text)
+    with pytest.raises(FormatError, match=r"manifest.json"):
+        read_manifest(pack)
+
+
+def test_folder_without_a_manifest_is_no_pack(tmp_path):
+    with pytest.raises(FormatError, match=r"manifest.json: missing"):
+        read_manifest(tmp_path)
+
+
+def test_index_finds_every_sample_by_row_and_by_id(pack):
+    index = open_index(pack, read_manifest(pack))
+    assert list(index.shard_offset) == [0, 4, 4, 7]
+    assert list(index.image_id) == [99, 98, 97, 96, 2099, 2098, 2097]
+    assert list(index.image_id[index.id_order]) == sorted(index.image_id)
+    assert list(index.mask_offset) == [0, 2, 2, 7, 8, 8, 11, 15]
+    assert not index.image_id.flags.writeable
+
+
+def test_samples_of_equal_id_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
+    entries = [shard_of(tmp_path / "shards", f"a-{part:03d}", (1, 1), 5) for part in range(2)]
+    manifest = publish(tmp_path, make_manifest(
+        small_layout, entries, complete=True, options={}, sources=[], counts={}
+    ))  # fmt: skip
+    index = open_index(tmp_path, manifest)
+    assert list(index.image_id) == [5, 4, 5, 4] and list(index.id_order) == [1, 3, 0, 2]
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("name, row, value", [("shard_offset", 3, 8), ("mask_offset", 0, 1)])
+def test_index_with_wrong_ends_is_refused(pack, name, row, value):
+    manifest = read_manifest(pack)
+    offsets = np.memmap(pack / manifest.index / name / "c.0", "<i8", "r+", shape=row + 1)
+    offsets[row] = value
+    offsets.flush()
+    with pytest.raises(FormatError, match=f"{name}: offsets run from"):
+        open_index(pack, manifest)
+
+
+def test_index_of_another_length_is_refused(pack):
+    manifest = read_manifest(pack)
+    os.truncate(pack / manifest.index / "image_id" / "c.0", 70)
+    with pytest.raises(FormatError, match=r"image_id/c.0: cut short"):
+        open_index(pack, manifest)
+
+
+def test_publishing_again_gives_the_same_bytes(pack, contents):
+    before = contents(pack)
+    publish(pack, read_manifest(pack))
+    assert contents(pack) == before
+
+
+def test_more_shards_bring_a_new_index_and_take_the_old_one_away(pack, shard_of):
+    manifest = read_manifest(pack)
+    old = open_index(pack, manifest)
+    entry = shard_of(pack / "shards", "sa_000002-000", (1,), 7)
+    more = make_manifest(
+        manifest.layout, [*manifest.shards, entry], complete=True, options={}, sources=[], counts={}
+    )
+    published = publish(pack, more)
+    assert published.index != manifest.index and read_manifest(pack) == published
+    assert [path.name for path in pack.glob("index-*")] == [published.index]
+    assert list(open_index(pack, published).image_id)[-1] == 7
+    assert list(old.shard_offset) == [0, 4, 4, 7]  # maps of the old one stay valid
+    assert verify(pack).ok
+
+
+def test_shard_packed_anew_under_its_name_brings_a_new_index(pack, shard_of):
+    manifest = read_manifest(pack)
+    shutil.rmtree(pack / "shards" / "sa_000001-000")
+    entry = shard_of(pack / "shards", "sa_000001-000", (0, 3, 4), 500)
+    shards = [*manifest.shards[:2], entry]
+    published = publish(pack, msgspec.structs.replace(manifest, shards=tuple(shards)))
+    assert published.index != manifest.index
+    assert list(open_index(pack, published).image_id)[-3:] == [500, 499, 498]
+
+
+def test_pack_without_shards_has_no_index(tmp_path):
+    empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
+    manifest = publish(tmp_path, empty)
+    assert manifest.index is None and verify(tmp_path).ok
+    with pytest.raises(FormatError, match="names no index"):
+        open_index(tmp_path, manifest)
+
+
+def test_unpublished_shard_cannot_be_listed(pack):
+    manifest = read_manifest(pack)
+    shutil.rmtree(pack / "shards" / "sa_000001-000")
+    with pytest.raises(FormatError, match="is not published"):
+        publish(pack, manifest)
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("step", ["rename", "fsync"])
+def test_kill_during_publication_leaves_the_old_state_or_the_new(
+    pristine_pack, tmp_path, shard_of, monkeypatch, step
+):
+    """Fail the first, second, third … call until publication gets through."""
+    real = getattr(os, step)
+    for survivors in range(1000):
+        root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
+        old = read_manifest(root)
+        entry = shard_of(root / "shards", "sa_000002-000", (1,), 7)
+        new = make_manifest(
+            old.layout, [*old.shards, entry], complete=True, options={}, sources=[], counts={}
+        )
+        left = iter(range(survivors))
+
+        def call(*args, left=left, **options):
+            if next(left, None) is None:
+                raise Killed
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, step, call)
+        try:
+            publish(root, new)
+            break
+        except Killed:
+            monkeypatch.setattr(os, step, real)
+            found = read_manifest(root)
+            assert found.samples in (old.samples, new.samples)
+            assert len(open_index(root, found).image_id) == found.samples
+            assert verify(publish_again(root, new)).ok
+    monkeypatch.setattr(os, step, real)
+    assert survivors > 2 and verify(root).ok
+
+
+def publish_again(root, manifest):
+    """What the next run of the packer does; returns the root."""
+    remove_stale(root)
+    publish(root, manifest)
+    return root
+
+
+def test_stale_working_files_are_removed_and_nothing_else(pack, contents):
+    before = contents(pack)
+    (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
+    (pack / "shards" / ".tmp-sa_9-000-abc" / "image").write_bytes(b"half")
+    (pack / ".tmp-manifest.json-abc").write_bytes(b"{")
+    (pack / ".lock").write_bytes(b"")
+    removed = remove_stale(pack)
+    assert [path.name for path in removed] == [".tmp-manifest.json-abc", ".tmp-sa_9-000-abc"]
+    assert contents(pack) == {**before, ".lock": b""}
+
+
+def test_scan_finds_the_entries_of_the_manifest_again(pack):
+    (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
+    assert tuple(scan_shards(pack)) == read_manifest(pack).shards
+    assert scan_shards(pack / "nothing") == []
+
+
+def test_scan_names_a_damaged_shard(pack):
+    os.truncate(pack / "shards" / "sa_000001-000" / "area" / "c.0", 3)
+    with pytest.raises(FormatError, match=r"area/c.0: cut short"):
+        scan_shards(pack)
+
+
+def test_shards_open_against_the_layout_of_the_manifest(pack):
+    manifest = read_manifest(pack)
+    for entry in manifest.shards:
+        assert open_shard(pack / "shards" / entry.name, manifest.layout).entry == entry

@@ -1,0 +1,358 @@
+"""Writing shards: same bytes every time, whole or absent, and every byte where it belongs."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from sa1bpack.errors import FormatError, OptionError, PackError
+from sa1bpack.format import (
+    Extent,
+    Layout,
+    ShardDraft,
+    ShardRows,
+    open_shard,
+    sample_checksum,
+    sample_extent,
+    scan_shards,
+)
+
+MASKS = (2, 0, 5, 1)
+ATTRIBUTES = {"source": "sa_000000", "part": 0, "rejects": [{"member": "sa_5.jpg"}]}
+
+
+def extents(samples, layout):
+    """The position of each sample, and the end."""
+    positions = [Extent()]
+    for sample in samples:
+        positions.append(positions[-1] + sample_extent(layout, sample))
+    return positions
+
+
+def reference_checksum(layout, sample):
+    """The checksum as docs/format.md defines it, from one joined string of bytes."""
+    parts = []
+    for spec in layout.arrays:
+        if spec.name == "mask_offset":
+            parts.append(np.array([len(sample["area"])], "<i8").tobytes())
+        elif spec.name == "run_offset":
+            parts.append(np.diff(sample["run_offset"]).astype("<i8").tobytes())
+        elif spec.name != "checksum":
+            parts.append(sample[spec.name].tobytes())
+    return xxhash.xxh3_64_intdigest(b"".join(parts))
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, runs):
+    layout = Layout(image_size=16, mask_size=8, runs=runs)
+    samples = [sample_of(number, masks, layout) for number, masks in enumerate(MASKS)]
+    positions = extents(samples, layout)
+    with ShardDraft(tmp_path / "shards", "a-000", layout) as draft:
+        with ShardRows(draft.folder, layout) as rows:
+            for sample, at in zip(samples, positions, strict=False):
+                assert at + rows.write(sample, at) == at + sample_extent(layout, sample)
+        entry = draft.publish(positions[-1], ATTRIBUTES)
+    shard = open_shard(tmp_path / "shards" / "a-000", layout)
+    assert (entry.samples, entry.masks, entry.runs) == (4, 8, positions[-1].runs)
+    assert entry.annotations == sum(MASKS) + 4
+    assert shard.entry == entry and shard.attributes["rejects"] == ATTRIBUTES["rejects"]
+    for row, sample in enumerate(samples):
+        found = shard.sample(row)
+        for name, value in sample.items():
+            if name == "run_offset":
+                value = value + positions[row].runs
+            np.testing.assert_array_equal(found[name], value.reshape(found[name].shape))
+        assert list(found["mask_offset"]) == [positions[row].masks, positions[row + 1].masks]
+        assert found["checksum"] == reference_checksum(layout, sample)
+
+
+def test_checksum_is_the_documented_one_and_does_not_depend_on_the_form_of_the_rows(sample_of):
+    layout = Layout(image_size=16, mask_size=8)
+    sample = sample_of(7, 3, layout)
+    due = reference_checksum(layout, sample)
+    assert sample_checksum(layout, sample) == due
+    with_axis = {**sample, "image": sample["image"][None], "size": sample["size"][None]}
+    assert sample_checksum(layout, with_axis) == due
+    bare = {**sample, "image_id": sample["image_id"][0]}
+    assert sample_checksum(layout, bare) == due
+    spread = {**sample, "bbox": np.repeat(sample["bbox"], 2, axis=0)[::2]}
+    assert not spread["bbox"].flags.c_contiguous and sample_checksum(layout, spread) == due
+    changed = {**sample, "area": sample["area"] + np.array([0, 0, 1])}
+    assert sample_checksum(layout, changed) != due
+
+
+def test_rows_below_the_stored_height_are_never_read(tmp_path, sample_of, small_layout):
+    sample = sample_of(3, 1, small_layout)
+    sample["size"] = np.array([150, 225, 5, 16], np.int32)
+    clean = {**sample, "image": sample["image"].copy()}
+    clean["image"][5:] = 0
+    dirty = {**sample, "image": sample["image"].copy()}
+    dirty["image"][5:] = 255  # what an earlier image left in a reused buffer
+    assert sample_checksum(small_layout, dirty) == reference_checksum(small_layout, clean)
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        with ShardRows(draft.folder, small_layout) as rows:
+            end = rows.write(dirty, Extent())
+        draft.publish(end, ATTRIBUTES)
+    np.testing.assert_array_equal(open_shard(tmp_path / "a-000")["image"][0], clean["image"])
+
+
+def test_unused_canvas_takes_no_room_on_disk(tmp_path, sample_of):
+    layout = Layout(image_size=512, mask_size=8)
+    sample = sample_of(3, 1, layout)
+    sample["size"] = np.array([150, 225, 100, 512], np.int32)
+    with ShardDraft(tmp_path, "a-000", layout) as draft:
+        with ShardRows(draft.folder, layout) as rows:
+            end = rows.write(sample, Extent())
+        draft.publish(end, ATTRIBUTES)
+    state = (tmp_path / "a-000" / "image" / "c.0.0.0.0").stat()
+    if state.st_blocks * 512 >= state.st_size:
+        pytest.skip("this file system does not keep holes")
+    assert state.st_blocks * 512 < state.st_size // 2
+
+
+def test_order_of_writing_and_settling_does_not_change_a_byte(
+    tmp_path, sample_of, small_layout, contents
+):
+    samples = [sample_of(number, masks) for number, masks in enumerate(MASKS)]
+    positions = extents(samples, small_layout)
+    packs = []
+    for name, order, settled in (("one", (0, 1, 2, 3), (1, 2, 3)), ("two", (3, 1, 0, 2), ())):
+        with ShardDraft(tmp_path / name, "a-000", small_layout) as draft:
+            with ShardRows(draft.folder, small_layout) as rows:
+                for row in order:
+                    rows.write(samples[row], positions[row])
+                    if row in settled:
+                        draft.settle(positions[row + 1])
+            draft.publish(positions[-1], ATTRIBUTES)
+        packs.append(contents(tmp_path / name / "a-000"))
+    assert packs[0] == packs[1]
+
+
+def test_digests_in_the_checksum_file_are_those_of_the_files(tmp_path, shard_of, contents):
+    shard_of(tmp_path, "sa_000000-000", MASKS, 99)
+    files = contents(tmp_path / "sa_000000-000")
+    listed = files.pop("checksums.xxh128").decode()
+    due = "".join(f"{xxhash.xxh128_hexdigest(files[path])}  {path}\n" for path in sorted(files))
+    assert listed == due
+
+
+def test_rows_behind_the_published_extent_are_cut_off(tmp_path, sample_of, small_layout, contents):
+    samples = [sample_of(number, masks) for number, masks in enumerate(MASKS)]
+    positions = extents(samples, small_layout)
+    for name, written in (("one", 4), ("two", 2)):
+        with ShardDraft(tmp_path / name, "a-000", small_layout) as draft:
+            with ShardRows(draft.folder, small_layout) as rows:
+                for sample, at in list(zip(samples, positions, strict=False))[:written]:
+                    rows.write(sample, at)
+            draft.publish(positions[2], ATTRIBUTES)
+    assert contents(tmp_path / "one" / "a-000") == contents(tmp_path / "two" / "a-000")
+
+
+def test_short_writes_are_continued(tmp_path, shard_of, monkeypatch, contents):
+    shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:7], at))
+    shard_of(tmp_path / "two", "sa_000000-000", MASKS, 99)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_short_reads_are_continued(tmp_path, shard_of, monkeypatch, contents):
+    shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: whole(fd, [parts[0][:5]], at))
+    shard_of(tmp_path / "two", "sa_000000-000", MASKS, 99)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_full_disk_names_the_file(tmp_path, sample_of, small_layout, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with (
+        ShardDraft(tmp_path, "a-000", small_layout) as draft,
+        ShardRows(draft.folder, small_layout) as rows,
+    ):
+        monkeypatch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match=r"No space left.*image/c\.0"):
+            rows.write(sample_of(1, 1), Extent())
+    assert list(tmp_path.iterdir()) == []
+
+
+FDS = Path("/proc/self/fd")
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize(
+    "step, stride", [("pwrite", 5), ("fsync", 5), ("ftruncate", 5), ("mkdir", 5), ("rename", 1)]
+)
+def test_kill_at_a_call_leaves_no_final_name(tmp_path, step, stride, shard_of, monkeypatch):
+    """Fail the first, sixth, eleventh … call of one kind until the shard gets through."""
+    real = getattr(os, step)
+    for survivors in range(0, 1000, stride):
+        shards = tmp_path / str(survivors)
+        left = iter(range(survivors))
+
+        def call(*args, left=left, **options):
+            if next(left, None) is None:
+                raise Killed
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, step, call)
+        try:
+            shard_of(shards, "sa_000000-000", (1, 2), 9)
+            break
+        except Killed:
+            monkeypatch.setattr(os, step, real)
+            names = [path.name for path in shards.iterdir()] if shards.exists() else []
+            if names:  # only the flush after the rename may come too late, and then all is there
+                assert step == "fsync" and names == ["sa_000000-000"]
+                assert len(open_shard(shards / names[0])) == 2
+    monkeypatch.setattr(os, step, real)
+    assert survivors > 0
+    assert [path.name for path in shards.iterdir()] == ["sa_000000-000"]
+
+
+def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of, monkeypatch):
+    flushed, at_rename = set(), []
+    rename = os.rename
+
+    def renaming(source, target):
+        at_rename.extend(p for p in [source, *source.rglob("*")] if p.stat().st_ino not in flushed)
+        flushed.clear()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.add(os.fstat(fd).st_ino))
+    monkeypatch.setattr(os, "rename", renaming)
+    shard_of(tmp_path, "sa_000000-000", MASKS, 99)
+    assert at_rename == []
+    assert flushed == {tmp_path.stat().st_ino}
+
+
+def test_process_killed_for_good_leaves_only_a_working_name(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from sa1bpack.format import Extent, Layout, ShardDraft\n"
+        "ShardDraft(sys.argv[1], 'a-000', Layout(16, 8)).settle(Extent())\n"
+        "os._exit(9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "shards")], check=False)
+    assert done.returncode == 9
+    (left,) = (tmp_path / "shards").iterdir()
+    assert left.name.startswith(".tmp-a-000-") and scan_shards(tmp_path) == []
+
+
+WRITER_PROCESS = """
+import pickle, sys
+from pathlib import Path
+from sa1bpack.format import ShardRows
+folder, layout, jobs = pickle.loads(Path(sys.argv[1]).read_bytes())
+with ShardRows(folder, layout) as rows:
+    for sample, at in jobs:
+        rows.write(sample, at)
+"""
+
+
+def test_shard_is_written_by_several_processes(
+    tmp_path, sample_of, small_layout, shard_of, contents
+):
+    shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
+    samples = [sample_of(99 - row, masks) for row, masks in enumerate(MASKS)]
+    positions = extents(samples, small_layout)
+    with ShardDraft(tmp_path / "two", "sa_000000-000", small_layout) as draft:
+        children = []
+        for rows in ((1, 3), (0, 2)):
+            jobs = tmp_path / f"jobs-{rows[0]}"
+            work = [(samples[row], positions[row]) for row in rows]
+            jobs.write_bytes(pickle.dumps((draft.folder, small_layout, work)))
+            children.append(subprocess.Popen([sys.executable, "-c", WRITER_PROCESS, str(jobs)]))
+        assert [child.wait(60) for child in children] == [0, 0]
+        draft.publish(positions[-1], {"source": "sa_000000", "part": 0})
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"bbox": None}, "no array 'bbox'"),
+    ({"bbox": np.zeros((3, 4), np.float32)}, "bbox .* float32"),
+    ({"bbox": np.zeros((2, 4))}, "bbox"),
+    ({"image": np.zeros((8, 16, 3), np.uint8)}, "image"),
+    ({"run_offset": np.array([0, 1, 2], np.int64)}, "run_offset"),
+    ({"run_offset": np.array([1, 1, 2, 3], np.int64)}, "from 1"),
+    ({"run_offset": np.array([0, 9, 2, 3], np.int64)}, "rise"),
+    ({"size": np.array([9, 9, 17, 9], np.int32)}, "17 x 9"),
+    ({"size": np.array([9, 9, 0, 9], np.int32)}, "0 x 9"),
+])  # fmt: skip
+def test_sample_that_does_not_fit_is_refused_before_a_byte_is_written(
+    tmp_path, sample_of, small_layout, contents, change, message
+):
+    sample = {**sample_of(1, 3), "run_ends": np.array([1, 2, 3], np.int32),
+              "run_offset": np.arange(4)}  # fmt: skip
+    sample = {name: value for name, value in {**sample, **change}.items() if value is not None}
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        before = contents(draft.folder)
+        rows = ShardRows(draft.folder, small_layout)
+        with rows, pytest.raises(OptionError, match=message):
+            rows.write(sample, Extent())
+        assert contents(draft.folder) == before
+
+
+def test_settling_rows_that_nobody_wrote_is_an_error(tmp_path, small_layout):
+    draft = ShardDraft(tmp_path, "a-000", small_layout)
+    with draft, pytest.raises(FormatError, match="were said to be written"):
+        draft.settle(Extent(1, 0, 0))
+
+
+def test_settling_backwards_is_an_error(tmp_path, sample_of, small_layout):
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        with ShardRows(draft.folder, small_layout) as rows:
+            draft.settle(rows.write(sample_of(1, 1), Extent()))
+        with pytest.raises(OptionError, match="not back"):
+            draft.settle(Extent())
+
+
+@pytest.mark.parametrize("attributes", [
+    {}, {"source": "a"}, {"source": 3, "part": 0}, {"source": "a", "part": True},
+    {"source": "a", "part": 0, "masks": 3},
+])  # fmt: skip
+def test_attributes_that_would_not_read_back_are_refused(tmp_path, small_layout, attributes):
+    draft = ShardDraft(tmp_path, "a-000", small_layout)
+    with draft, pytest.raises(OptionError, match="attributes"):
+        draft.publish(Extent(), attributes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_published_shard_is_not_overwritten(tmp_path, shard_of, small_layout):
+    shard_of(tmp_path, "sa_000000-000", (1,), 9)
+    with pytest.raises(PackError, match="there is a shard already"):
+        ShardDraft(tmp_path, "sa_000000-000", small_layout)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\nb", "__a", "a\\b",
+                                  "a" * 201])  # fmt: skip
+def test_names_that_leave_the_folder_or_look_unfinished_are_refused(tmp_path, small_layout, name):
+    with pytest.raises(FormatError, match="cannot be a shard's name"):
+        ShardDraft(tmp_path, name, small_layout)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_closed_when_one_is_missing(tmp_path, small_layout):
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        (draft.folder / "run_ends" / "c.0").unlink()
+        before = open_files()
+        with pytest.raises(FileNotFoundError, match="run_ends"):
+            ShardRows(draft.folder, small_layout)
+        assert open_files() == before
+
+
+def open_files():
+    """Number of file descriptors of this process."""
+    if not FDS.is_dir():
+        pytest.skip("needs /proc")
+    return len(list(FDS.iterdir()))

@@ -1,0 +1,331 @@
+"""Both checkers find every kind of damage, agree, and name the sample that was hit."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format import publish, read_manifest, verify
+from sa1bpack.format.checksums import format_checksums
+from sa1bpack.format.verify_shard import HEAVY_ARRAYS
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
+SHARD = "sa_000000-000"
+
+
+def run_script(root, *options):
+    """The stand-alone script as a process of its own, with sa1bpack out of reach."""
+    return subprocess.run(
+        [sys.executable, "-I", str(SCRIPT), str(root), *options], capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The stand-alone script as a module, for checks too many to start a process each."""
+    spec = importlib.util.spec_from_file_location("verify_shards_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def script_finds(script, root, capsys, monkeypatch, *options) -> tuple[int, str]:
+    """Exit code and output of the script's main function."""
+    monkeypatch.setattr(sys, "argv", ["verify_shards.py", str(root), *options])
+    code = script.main()
+    return code, capsys.readouterr().out
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite_checksums(root: Path) -> None:
+    """Make all digests fit what is on disk, as somebody who edits a pack might."""
+    for shard in (root / "shards").iterdir():
+        if shard.is_dir():
+            files = [p for p in shard.rglob("*") if p.is_file() and p.name != "checksums.xxh128"]
+            (shard / "checksums.xxh128").write_bytes(format_checksums({
+                str(path.relative_to(shard)): xxhash.xxh128_hexdigest(path.read_bytes())
+                for path in files
+            }))  # fmt: skip
+    publish(root, read_manifest(root))
+
+
+def test_sound_pack_passes_both_checkers_full_and_quick(pristine_pack):
+    report = verify(pristine_pack)
+    assert report.ok and report.problems == ()
+    assert report.counts == {
+        "shards": 3, "samples": 7, "masks": 15, "files": 37 + (1 + 18 + 2) + 37 + (3 + 9 + 3),
+        "bytes": sum(s.bytes for s in read_manifest(pristine_pack).shards),
+    }  # fmt: skip
+    assert verify(pristine_pack, quick=True).ok
+    for options in ([], ["--quick"]):
+        done = run_script(pristine_pack, *options)
+        assert (done.returncode, done.stderr) == (0, "") and "3 shards" in done.stdout
+
+
+def test_every_file_of_a_pack_is_covered_by_both_checkers(pack, script, capsys, monkeypatch):
+    """Flip one bit in the middle of each file in turn; the quick checks pass over heavy data only.
+
+    The middle of a number_types or area file may be its shard index: that counts as well.
+    """
+    paths = sorted(path for path in pack.rglob("*") if path.is_file())
+    assert len(paths) > 100
+    for path in paths:
+        whole = path.read_bytes()
+        flip(path, len(whole) // 2)
+        report, quick = verify(pack), verify(pack, quick=True)
+        assert not report.ok, path
+        assert script_finds(script, pack, capsys, monkeypatch)[0] == 1, path
+        heavy = path.name != "zarr.json" and path.parent.name in HEAVY_ARRAYS
+        assert quick.ok == heavy, path
+        code = script_finds(script, pack, capsys, monkeypatch, "--quick")[0]
+        assert code == (0 if heavy else 1), path
+        path.write_bytes(whole)
+    assert verify(pack).ok
+
+
+def test_damaged_sample_is_named_by_shard_row_id_and_file(pack):
+    for name, row_bytes, rows_before in (("image", 768, 2), ("bbox", 32, 3), ("area", 8, 3)):
+        path = next((pack / "shards" / SHARD / name).glob("c.*"))
+        whole = path.read_bytes()
+        flip(path, rows_before * row_bytes + 5)
+        samples = [problem for problem in verify(pack).problems if problem.sample is not None]
+        (problem,) = samples
+        assert (problem.shard, problem.sample, problem.image_id) == (SHARD, 2, 97)
+        assert problem.file_name == "sa_97.jpg"
+        assert "sample 2 (image_id 97, sa_97.jpg): checksum" in str(problem)
+        done = run_script(pack)
+        assert done.returncode == 1
+        assert f"{SHARD}: sample 2 (image_id 97, sa_97.jpg): checksum" in done.stdout
+        assert "2 problems" in done.stdout
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda s: os.truncate(s / "image" / "c.0.0.0.0", 100), "image/c.0.0.0.0: .*100 bytes"),
+    (lambda s: (s / "area" / "c.0").unlink(), "area/c.0: missing"),
+    (lambda s: (s / "image" / "c.0.0.0.0").unlink(), "image/c.0.0.0.0: missing"),
+    (lambda s: (s / "extra.txt").write_text("x"), "extra.txt: not a file of the pack"),
+    (lambda s: (s / "area" / "c.1").write_text("x"), "area/c.1: not a file of the pack"),
+    (lambda s: (s / ".hidden").write_text("x"), "hidden: not a file of the pack"),
+    (lambda s: (s / "checksums.xxh128").unlink(), "checksums.xxh128: missing"),
+    (lambda s: shutil.rmtree(s), f"{SHARD}: missing"),
+    (lambda s: (s.parent / "stranger").mkdir(), "stranger: not in the manifest"),
+    (lambda s: (s.parents[1] / "notes.txt").write_text("x"), "notes.txt: not"),
+    (lambda s: (s.parents[1] / "zarr.json").unlink(), "PACK/zarr.json: missing"),
+    (lambda s: (s.parents[1] / "checksums.xxh128").unlink(), "PACK/checksums.xxh128: "),
+    (lambda s: shutil.rmtree(next(s.parents[1].glob("index-*"))), "index-.*: missing"),
+    (lambda s: (next(s.parents[1].glob("index-*")) / "x").write_text(""), "x: not a file"),
+    (lambda s: (s / "checksums.xxh128").write_text("0" * 32 + "  ../../manifest.json\n"),
+     "checksums.xxh128"),
+])  # fmt: skip
+@pytest.mark.parametrize("quick", [False, True])
+def test_missing_and_unknown_files_are_named_by_both_checkers(
+    pack, script, capsys, monkeypatch, damage, message, quick
+):
+    damage(pack / "shards" / SHARD)
+    pattern = message.replace("PACK", str(pack))
+    text = "\n".join(str(problem) for problem in verify(pack, quick=quick).problems)
+    assert_found(pattern, text)
+    options = ["--quick"] if quick else []
+    code, text = script_finds(script, pack, capsys, monkeypatch, *options)
+    assert code == 1
+    assert_found(pattern.replace(": missing", ": .*(missing|No such file)"), text)
+
+
+def assert_found(pattern, text):
+    assert re.search(pattern, text), text
+
+
+def test_working_files_of_a_packer_are_no_damage(pack):
+    (pack / ".lock").write_text("")
+    (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
+    assert verify(pack).ok
+    assert run_script(pack).returncode == 0
+
+
+def test_wrong_sample_checksum_is_found_even_if_all_digests_fit(pack, script, capsys, monkeypatch):
+    flip(pack / "shards" / SHARD / "checksum" / "c.0", 3 * 8)
+    rewrite_checksums(pack)
+    (problem,) = verify(pack).problems
+    assert (problem.sample, problem.image_id) == (3, 96) and "checksum" in problem.what
+    code, text = script_finds(script, pack, capsys, monkeypatch)
+    assert code == 1 and "sample 3 (image_id 96, sa_96.jpg)" in text
+    assert verify(pack, quick=True).ok
+
+
+@pytest.mark.parametrize(
+    "size, message",
+    [((0, 16), "stored size 0 x 16"), ((1, 1), "not zero beyond the stored 1 x 1")],
+)
+def test_canvas_that_breaks_its_promise_is_found(pack, sample_of, size, message):
+    folder = pack / "shards" / SHARD
+    sizes = np.memmap(folder / "size" / "c.0.0", "<i4", "r+", shape=(4, 4))
+    sizes[0, 2:] = size
+    sizes.flush()
+    sums = np.memmap(folder / "checksum" / "c.0", "<u8", "r+", shape=4)
+    sums[0] = plain_checksum({**sample_of(99, 2), "size": np.array(sizes[0])})
+    sums.flush()
+    rewrite_checksums(pack)
+    (problem,) = verify(pack).problems
+    assert problem.sample == 0 and message in problem.what
+
+
+def plain_checksum(sample):
+    """The documented checksum of a sample with two masks."""
+    data = b""
+    for name in ("image", "image_id", "file_name", "size", "annotation_count"):
+        data += sample[name].tobytes()
+    data += np.array([2], "<i8").tobytes()
+    for name in ("bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
+                 "annotation_id", "number_types", "mask_bits"):  # fmt: skip
+        data += sample[name].tobytes()
+    data += np.diff(sample["run_offset"]).tobytes() + sample["run_ends"].tobytes()
+    return xxhash.xxh3_64_intdigest(data)
+
+
+@pytest.mark.parametrize("name, row, message", [
+    ("mask_offset", 1, "mask_offset: offset 2 is 2, below 9"),
+    ("run_offset", 1, "run_offset: offset 2 is"),
+])  # fmt: skip
+def test_falling_offsets_are_found_even_if_all_digests_fit(pack, name, row, message):
+    offsets = np.memmap(pack / "shards" / SHARD / name / "c.0", "<i8", "r+", shape=row + 1)
+    offsets[row] = 9 if name == "mask_offset" else 999
+    offsets.flush()
+    rewrite_checksums(pack)
+    for quick in (False, True):
+        assert message in str(verify(pack, quick=quick).problems[0])
+    done = run_script(pack)
+    assert done.returncode == 1 and f"{name}/c.0: offsets do not rise" in done.stdout
+
+
+def test_wrong_shard_index_is_found_even_if_all_digests_fit(pack):
+    path = pack / "shards" / SHARD / "bbox" / "c.0.0"
+    flip(path, path.stat().st_size - 1)
+    rewrite_checksums(pack)
+    for quick in (False, True):
+        (problem,) = verify(pack, quick=quick).problems
+        assert "bbox/c.0.0: the padding or the shard index" in problem.what
+
+
+def test_wrong_index_is_found_even_if_all_digests_fit(pack):
+    folder = next(pack.glob("index-*"))
+    for name, message in (("id_order", "not the stable argsort"),
+                          ("image_id", f"not those of shard {SHARD}")):  # fmt: skip
+        path = folder / name / "c.0"
+        whole = path.read_bytes()
+        flip(path, 8)
+        publish(pack, read_manifest(pack))
+        (problem,) = verify(pack).problems
+        assert message in problem.what
+        path.write_bytes(whole)
+
+
+def test_unlisted_file_of_a_shard_is_found_even_if_it_lies_in_the_checksums(pack):
+    (pack / "shards" / SHARD / "extra").write_text("x")
+    rewrite_checksums(pack)
+    (problem,) = verify(pack).problems
+    assert "different are ['extra']" in problem.what
+
+
+def test_shard_that_differs_from_its_manifest_entry_is_found(pack):
+    path = pack / "manifest.json"
+    data = json.loads(path.read_text())
+    data["shards"][0]["annotations"] += 1
+    path.write_text(json.dumps(data))
+    publish(pack, read_manifest(pack))
+    (problem,) = verify(pack).problems
+    assert "annotations is 12, but the manifest says 13" in problem.what
+
+
+def test_damaged_manifest_is_reported_and_a_missing_one_is_an_error(pack):
+    (pack / "manifest.json").write_text("{")
+    (problem,) = verify(pack).problems
+    assert "not JSON" in problem.what
+    assert run_script(pack).returncode == 1
+    (pack / "manifest.json").unlink()
+    with pytest.raises(FormatError, match="missing"):
+        verify(pack)
+    done = run_script(pack)
+    assert done.returncode == 2 and "is not a pack" in done.stderr
+
+
+def test_progress_rises_to_the_whole(pristine_pack):
+    for quick in (False, True):
+        calls: list[tuple[int, int]] = []
+
+        def progress(done, total, calls=calls):
+            calls.append((done, total))
+
+        verify(pristine_pack, quick=quick, progress=progress)
+        done = [call[0] for call in calls]
+        total = read_manifest(pristine_pack)
+        assert done == sorted(done)
+        assert calls[-1] == (sum(shard.bytes for shard in total.shards),) * 2
+
+
+def test_script_needs_neither_sa1bpack_nor_zarr(pristine_pack):
+    code = (
+        "import runpy, sys\n"
+        "for name in ('sa1bpack', 'zarr', 'msgspec', 'google_crc32c'): sys.modules[name] = None\n"
+        f"sys.argv = ['verify_shards.py', {str(pristine_pack)!r}]\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_script_teaches_and_refuses_wrong_usage():
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    for word in ("exit status", "--quick", "xxh128sum -c"):
+        assert word in done.stdout
+    assert subprocess.run([sys.executable, str(SCRIPT)], capture_output=True).returncode == 2
+
+
+def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
+    files = contents(pristine_pack)
+    top = files["checksums.xxh128"].decode()
+    lines = [line.split("  ", 1) for line in top.splitlines()]
+    assert top.endswith("\n") and [path for _, path in lines] == sorted(path for _, path in lines)
+    assert all(xxhash.xxh128_hexdigest(files[path]) == digest for digest, path in lines)
+    index = next(name.split("/")[0] for name in files if name.startswith("index-"))
+    due = {"manifest.json", "zarr.json", "shards/zarr.json"}
+    due |= {name for name in files if name.startswith(index)}
+    due |= {name for name in files if name.endswith("/checksums.xxh128")}
+    assert {path for _, path in lines} == due
+
+
+@pytest.mark.skipif(shutil.which("xxhsum") is None, reason="needs the program xxhsum")
+def test_xxhsum_checks_a_pack(pack):
+    folders = [pack, *(path for path in (pack / "shards").iterdir() if path.is_dir())]
+    for folder in folders:
+        command = ["xxhsum", "-c", "checksums.xxh128"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0 and "FAILED" not in done.stdout, done.stdout
+    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 5)
+    done = subprocess.run(command, cwd=pack / "shards" / SHARD, capture_output=True, text=True)
+    assert done.returncode == 1 and "image/c.0.0.0.0: FAILED" in done.stdout
+
+
+def test_rejects_file_is_covered(pack):
+    (pack / "rejects.jsonl").write_text('{"member": "sa_5.jpg"}\n')
+    assert not verify(pack).ok
+    publish(pack, read_manifest(pack))
+    assert verify(pack).ok and run_script(pack).returncode == 0
+    flip(pack / "rejects.jsonl", 3)
+    assert not verify(pack).ok and run_script(pack).returncode == 1

@@ -1,0 +1,103 @@
+"""What other programs read from a pack is what was written, and what the memory maps show."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+import xarray
+import zarr
+
+from sa1bpack.format import Extent, ShardDraft, ShardRows, open_index, open_shard, read_manifest
+
+DOCS = Path(__file__).parents[2] / "docs" / "format.md"
+SHARD = "sa_000000-000"
+
+
+@pytest.fixture(scope="module")
+def shard(pristine_pack):
+    return open_shard(pristine_pack / "shards" / SHARD)
+
+
+@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
+def test_pack_opens_as_one_zarr_group_from_the_top(pristine_pack):
+    root = zarr.open_group(pristine_pack, mode="r")
+    assert root.attrs["sa1bpack"] == {"format": [1, 0]}
+    shards = ["sa_000000-000", "sa_000000-001", "sa_000001-000"]
+    assert sorted(root["shards"].group_keys()) == shards
+    np.testing.assert_array_equal(root[f"shards/{SHARD}/image_id"][:], [99, 98, 97, 96])
+
+
+def test_zarr_reads_what_the_maps_show(shard):
+    group = zarr.open_group(shard.folder, mode="r")
+    assert sorted(dict(group.members())) == sorted(spec.name for spec in shard.layout.arrays)
+    for spec in shard.layout.arrays:
+        array = group[spec.name]
+        assert array.dtype == spec.dtype
+        np.testing.assert_array_equal(array[:], shard[spec.name])
+        np.testing.assert_array_equal(array[1], shard[spec.name][1])
+        np.testing.assert_array_equal(array.oindex[[0, 2]], shard[spec.name][[0, 2]])
+
+
+def test_tensorstore_reads_what_the_maps_show(shard):
+    for spec in shard.layout.arrays:
+        store = {"driver": "file", "path": str(shard.folder / spec.name)}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
+        np.testing.assert_array_equal(array.read().result(), shard[spec.name])
+        np.testing.assert_array_equal(array[[2, 0]].read().result(), shard[spec.name][[2, 0]])
+
+
+@pytest.mark.parametrize("options", [{}, {"consolidated": False}])
+@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
+def test_xarray_reads_what_the_maps_show(shard, options):
+    dataset = xarray.open_zarr(shard.folder, chunks=None, **options)
+    assert dataset.sizes["sample"] == 4 and dataset.sizes["mask"] == 8
+    for spec in shard.layout.arrays:
+        assert dataset[spec.name].dims == spec.dims
+        np.testing.assert_array_equal(dataset[spec.name].values, shard[spec.name])
+
+
+def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path, sample_of, small_layout):
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        with ShardRows(draft.folder, small_layout) as rows:
+            at, masks = Extent(), 40_000
+            at += rows.write(sample_of(1, masks), at)
+            at += rows.write(sample_of(2, 1), at)
+        draft.publish(at, {"source": "a", "part": 0})
+    shard = open_shard(tmp_path / "a-000")
+    group = zarr.open_group(shard.folder, mode="r")
+    assert group["bbox"].chunks[0] == 8192 and group["bbox"].shards[0] == 40_960
+    for name in ("bbox", "mask_bits", "run_ends", "run_offset"):
+        np.testing.assert_array_equal(group[name][:], shard[name])
+    np.testing.assert_array_equal(shard["bbox"][:masks], sample_of(1, masks)["bbox"])
+
+
+def test_empty_shard_reads_as_arrays_without_rows(pristine_pack):
+    folder = pristine_pack / "shards" / "sa_000000-001"
+    group = zarr.open_group(folder, mode="r")
+    assert group["image"][:].shape == (0, 16, 16, 3)
+    assert list(group["mask_offset"][:]) == [0]
+    assert not (folder / "image" / "c.0.0.0.0").exists()
+    assert len(open_shard(folder)) == 0
+
+
+def test_zarr_reads_the_index(pristine_pack):
+    manifest = read_manifest(pristine_pack)
+    index = open_index(pristine_pack, manifest)
+    group = zarr.open_group(pristine_pack / manifest.index, mode="r")
+    for name in ("shard_offset", "image_id", "id_order", "mask_offset"):
+        np.testing.assert_array_equal(group[name][:], getattr(index, name))
+
+
+def test_python_of_the_docs_runs(pristine_pack, shard, monkeypatch):
+    monkeypatch.chdir(pristine_pack.parent)
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
+    assert len(blocks) == 2
+    exec(blocks[0], names)
+    np.testing.assert_array_equal(names["image"], shard["image"])
+    np.testing.assert_array_equal(names["sample"], shard["image"][1])
+    exec(blocks[1], names)
+    np.testing.assert_array_equal(names["pixels"], shard["image"][1])
+    assert names["boxes"].shape == (0, 4) and names["dataset"].sizes["sample"] == 4
