@@ -1,0 +1,91 @@
+# sa1bpack: from a fresh clone, `make pack` sets everything up, packs, and verifies.
+
+PYTHON     ?= python3
+TARS       ?= tests/samples/sa_000000.tar
+OUT        ?= packed
+PACK_FLAGS ?=
+TEST_FLAGS ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+# Every version comes from constraints.txt. pip shows its downloads, except in automatic builds.
+PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--quiet) \
+        --constraint constraints.txt --build-constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup pack verify test lint bench-decode bench-pack bench-load clean
+
+help:
+	@echo "make pack     set up, pack TARS into OUT, and verify the result"
+	@echo "make verify   verify OUT"
+	@echo "make test     set up and run the tests"
+	@echo "make setup    only set up: $(VENV) with pinned dependencies (repairs PIL if need be)"
+	@echo "make bench-decode | bench-pack | bench-load"
+	@echo "              measure JPEG decoding, packing, loading"
+	@echo "make lint     check the code's style"
+	@echo "make clean    remove $(VENV) and caches; packs stay"
+	@echo
+	@echo "TARS=$(TARS)      tars or folders to pack; quote globs: TARS='/data/sa_*.tar'"
+	@echo "OUT=$(OUT)      folder that the pack goes to"
+	@echo "PACK_FLAGS=      more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
+	@echo "TEST_FLAGS=      options of pytest, e.g. TEST_FLAGS='-k masks'"
+	@echo "PYTHON=$(PYTHON)      the Python to set up with, 3.11 or newer"
+
+# ---------------------------------------------------------------------------- set-up, only if needed
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "sa1bpack needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
+	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "set-up: environment in $(VENV), `$(PYTHON) --version`"
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "$(PYTHON) cannot make environments (Debian: apt install python3-venv)" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)/.created
+	@echo "set-up: dependencies, as pinned in constraints.txt (PyTorch is the large one)"
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
+	@$(PIP) --editable .
+	@$(BIN)/python scripts/setup_pillow.py --fresh
+	@touch $@
+
+$(VENV)/.ready-%: $(VENV)/.ready
+	@echo "set-up: what '$*' needs"
+	@$(PIP) --editable '.[$*]'
+	@touch $@
+
+# The last line runs every time, in a fraction of a second: any package that requires pillow would
+# have put it over pillow-simd.
+setup: $(VENV)/.ready
+	@$(BIN)/python scripts/setup_pillow.py
+
+# --------------------------------------------------------------------------------------------- work
+
+# set -f: sa1bpack expands the globs itself; a shell has a limit, and 1000 tars can exceed it.
+pack: setup
+	@set -f; $(BIN)/sa1bpack pack $(TARS) --out '$(OUT)' $(PACK_FLAGS)
+	@$(BIN)/sa1bpack verify '$(OUT)'
+
+verify: setup
+	@$(BIN)/sa1bpack verify '$(OUT)'
+
+test: setup $(VENV)/.ready-test
+	@$(BIN)/python -m pytest $(TEST_FLAGS)
+
+bench-decode: setup
+	@set -f; $(BIN)/python benchmarks/decode.py $(TARS)
+
+bench-pack: setup
+	@set -f; $(BIN)/python benchmarks/pack.py $(TARS)
+
+bench-load: setup
+	@set -f; $(BIN)/python benchmarks/load.py $(TARS)
+
+lint: setup $(VENV)/.ready-lint
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache sa1bpack.egg-info build
+	find sa1bpack tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,186 @@
+"""What runs here: versions, the image decoder, and which PIL is in force.
+
+Pillow and pillow-simd install into the same folder, `PIL`, and whichever was installed last wins,
+whatever the package manager lists. Which one it is follows from the compiled core: its hash is
+looked up in the records that each package installed.
+"""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+PIL_PACKAGES = ("pillow-simd", "pillow")
+_NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
+_SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
+
+
+@dataclass(frozen=True)
+class PilInForce:
+    """The PIL that `import PIL` gives.
+
+    package
+        "pillow-simd" or "pillow".
+    version
+        What `PIL.__version__` says.
+    core_sha256
+        SHA-256 of its compiled core, in hexadecimal.
+    """
+
+    package: str
+    version: str
+    core_sha256: str
+
+
+@dataclass(frozen=True)
+class PilRecord:
+    """What set-up (scripts/setup_pillow.py) left in force, and why.
+
+    package, version, core_sha256
+        As in PilInForce.
+    simd
+        Instructions that pillow-simd was compiled for ("AVX2", "SSE4"), empty for Pillow.
+    reason
+        Why Pillow stands in for pillow-simd, empty when it does not.
+    """
+
+    package: str
+    version: str
+    core_sha256: str
+    simd: str
+    reason: str
+
+
+def describe() -> dict[str, str]:
+    """Return what runs here, label to text, in the order to print it."""
+    return {
+        "sa1bpack": _version("sa1bpack"),
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "machine": f"{platform.system()} {platform.machine()}, {_cpu_count()} CPUs, "
+        f"SIMD {', '.join(_simd_flags()) or 'unknown'}",
+        "decoder": f"simplejpeg {_version('simplejpeg')} (libjpeg-turbo)",
+        "resizer": _resizer(),
+        "PIL set-up": _pil_state(pil_in_force(), read_pil_record()),
+        **{name: _version(name) for name in ("numpy", "numba", "zarr", "zlib-ng", "torch")},
+    }
+
+
+def pil_in_force() -> PilInForce | None:
+    """Find out which PIL is in force; None when there is none or its core is missing."""
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec("PIL")
+    cores = [
+        core
+        for folder in (spec.submodule_search_locations or () if spec else ())
+        for core in Path(folder).glob("_imaging.*")
+        if core.suffix in (".so", ".pyd")
+    ]
+    if not cores:
+        return None
+    # Read, not imported: set-up asks again after it has replaced the package.
+    written = (cores[0].parent / "_version.py").read_text()
+    release = re.search(r'__version__ = "([^"]+)"', written)[1]
+    digest = hashlib.sha256(cores[0].read_bytes())
+    owners = [name for name in PIL_PACKAGES if digest.digest() in _recorded_cores(name)]
+    if len(owners) != 1:  # a package manager that records no hashes; post-releases are simd's
+        owners = ["pillow-simd" if ".post" in release else "pillow"]
+    return PilInForce(owners[0], release, digest.hexdigest())
+
+
+def pil_record_path() -> Path:
+    """Where set-up records the PIL it left in force: in the environment itself."""
+    return Path(sys.prefix) / "sa1bpack-pil.json"
+
+
+def read_pil_record() -> PilRecord | None:
+    """Read set-up's record; None when there is none that can be read."""
+    try:
+        return PilRecord(**json.loads(pil_record_path().read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_pil_record(record: PilRecord) -> None:
+    """Record which PIL set-up left in force."""
+    pil_record_path().write_text(json.dumps(asdict(record), indent=1) + "\n")
+
+
+def _recorded_cores(package: str) -> set[bytes]:
+    """SHA-256 digests of the compiled cores that `package` says it installed."""
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError:
+        return set()
+    return {
+        base64.urlsafe_b64decode(file.hash.value + "=")
+        for file in files
+        if file.parent.name == "PIL" and file.name.startswith("_imaging.") and file.hash
+    }
+
+
+def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
+    """Compare the PIL in force with the one that set-up left there."""
+    if record is None:
+        return "not by `make setup`, which installs the faster one that works here"
+    if now is None or now.core_sha256 != record.core_sha256:
+        return (
+            f"CHANGED: set-up left {_NAMES[record.package]} {record.version} here; "
+            "`make setup` puts it back"
+        )
+    return f"as `make setup` left it{record.reason and f' ({record.reason})'}"
+
+
+def _resizer() -> str:
+    now, record = pil_in_force(), read_pil_record()
+    if now is None:
+        return "none: neither pillow-simd nor Pillow is installed; run `make setup`"
+    try:
+        from PIL import features
+
+        turbo = features.version("libjpeg_turbo")
+    except ImportError as error:
+        return f"{_NAMES[now.package]} {now.version}, which is broken ({error}); run `make setup`"
+    parts = [f"{_NAMES[now.package]} {now.version}"]
+    if record is not None and record.simd and record.core_sha256 == now.core_sha256:
+        parts.append(f"compiled for {record.simd}")
+    parts.append(f"libjpeg-turbo {turbo}" if turbo else "without libjpeg-turbo")
+    return ", ".join(parts)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_count() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_flags() -> set[str]:
+    """Instruction-set flags of the CPU by the names of /proc/cpuinfo, empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return set()
+
+
+def _simd_flags() -> list[str]:
+    flags = cpu_flags()
+    return [name for name in _SIMD if name in flags]

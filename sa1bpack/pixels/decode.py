@@ -1,0 +1,268 @@
+"""One JPEG to RGB at the stored size.
+
+Two ways of resampling:
+
+``exact``
+    bit for bit what ``PIL.Image.open(f).convert("RGB").resize((w, h), Image.Resampling.BICUBIC)``
+    gives: decoded at full size, then antialiased bicubic.
+``fast``
+    decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of these
+    scales that is not below the stored size, then antialiased bicubic. At full size, as ``exact``,
+    where none of them will do, and for CMYK and for rare chroma samplings, which would blur.
+
+libjpeg-turbo (through simplejpeg) decodes, because it writes into a buffer that is used again and
+reports damage that PIL passes over in silence; PIL resizes. docs/decisions/0004-jpeg-decoder.md has
+the measurements. EXIF orientation is never applied: masks lie on the grid that the file stores.
+"""
+
+import io
+import threading
+
+import numpy as np
+import simplejpeg
+from numba import njit
+
+from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.pixels.geometry import FITS, stored_size
+from sa1bpack.pixels.header import JpegHeader, read_header
+
+try:
+    from PIL import Image, JpegImagePlugin, features
+except ImportError as error:
+    raise ImportError(
+        "sa1bpack needs pillow-simd or Pillow, and neither is installed. `make setup` in a clone "
+        "installs the faster one that works here; or `pip install 'sa1bpack[simd]'` (compiles) or "
+        "`pip install 'sa1bpack[pillow]'`"
+    ) from error
+
+RESAMPLES = ("fast", "exact")
+
+_PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
+# 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo enlarges their chroma in the same way, so that
+# simplejpeg's and PIL's pixels agree bit for bit, and DCT scaling costs them next to no chroma.
+_COMMON_SAMPLINGS = {
+    ((1, 1),) * 3,
+    ((2, 1), (1, 1), (1, 1)),
+    ((2, 2), (1, 1), (1, 1)),
+}
+_KEPT_SCRATCH = 64 * 2**20  # bytes; a larger image gets a buffer of its own
+
+
+def decode_into(
+    jpeg: bytes | memoryview,
+    height: int,
+    width: int,
+    out: np.ndarray,
+    *,
+    fit: str = "pad",
+    resample: str = "fast",
+) -> tuple[int, int]:
+    """Decode `jpeg` into the top left of `out`, zero the rest, return the (h, w) written.
+
+    Parameters
+    ----------
+    jpeg
+        A whole JPEG file: any colour space, sampling or order of scans that libjpeg reads. Gray and
+        CMYK become RGB.
+    height, width
+        The size in pixels that the annotations claim.
+    out
+        (S, S, 3) uint8, C-contiguous, axes (row, column, RGB), for `fit` "pad" and "squash"; for
+        "native" (h, w, 3) with (h, w) = ``stored_size(height, width, S, "native")``.
+    fit
+        "pad", "squash" or "native": see `sa1bpack.pixels.geometry`.
+    resample
+        "fast" or "exact": see this module.
+
+    Raises
+    ------
+    ImageError
+        with code `not-jpeg`, `size-mismatch` (the JPEG is not height x width), `too-large`,
+        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo finds it damaged). `out` is then undefined.
+    OptionError
+        `out`, `fit` or `resample` cannot be used.
+
+    Safe in any number of threads: the working buffer belongs to the thread, and decoding and
+    packing release the GIL.
+    """
+    h, w = _target(height, width, out, fit, resample)
+    header = read_header(jpeg)
+    if (header.height, header.width) != (height, width):
+        raise ImageError(
+            f"JPEG is {header.width} x {header.height} pixels but its annotations say "
+            f"{width} x {height}; the masks would not lie on it",
+            "size-mismatch",
+        )
+    if (resample == "exact" and not _decodes_like_pil(header)) or len(header.sampling) == 4:
+        image = _resized_by_pil(jpeg, header, h, w)
+    else:
+        eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
+        # A DCT-scaled image reaches up to one pixel past the source's edge; the box leaves that
+        # out, so that nothing shifts against the masks.
+        box = (0, 0, width * eighths / 8, height * eighths / 8)
+        image = _resized(_decode(jpeg, header, eighths), box, h, w)
+    _store(image, out)
+    return h, w
+
+
+def _target(height, width, out, fit, resample) -> tuple[int, int]:
+    """Check the arguments and return the size that the image takes in `out`."""
+    if resample not in RESAMPLES:
+        raise OptionError(f"resample is {resample!r}; it must be one of {', '.join(RESAMPLES)}")
+    if fit not in FITS:
+        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
+        raise OptionError(
+            f"out must be C-contiguous uint8 of shape (rows, columns, 3), "
+            f"not {out.dtype} {out.shape}"
+        )
+    size = max(out.shape[:2])
+    h, w = stored_size(height, width, size, fit)
+    expected = (h, w) if fit == "native" else (size, size)
+    if out.shape[:2] != expected:
+        raise OptionError(
+            f"out is {out.shape}; for fit={fit!r} and an image of {height} x {width} (rows x "
+            f"columns) it must be {(*expected, 3)}"
+        )
+    return h, w
+
+
+def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:
+    """Smallest DCT scale, in eighths, at which both sides still reach the stored size.
+
+    Only 1/8, 1/4, 1/2 and 1 have SIMD code in libjpeg-turbo. Images under 8 pixels are left at 1:
+    so few pixels do not tell the scales apart.
+    """
+    usual = len(header.sampling) == 1 or header.sampling in _COMMON_SAMPLINGS
+    if not usual or max(header.height, header.width) < 8:
+        return 8
+    for eighths in (1, 2, 4):
+        rows, columns = _scaled(header, eighths)
+        if rows >= h and columns >= w:
+            return eighths
+    return 8
+
+
+def _scaled(header: JpegHeader, eighths: int) -> tuple[int, int]:
+    """Return (rows, columns) of the image decoded at eighths/8, which libjpeg rounds up."""
+    return -(-header.height * eighths // 8), -(-header.width * eighths // 8)
+
+
+def _decodes_like_pil(header: JpegHeader) -> bool:
+    """Whether simplejpeg's full decode is bit for bit that of PIL.
+
+    So it is where PIL has libjpeg-turbo too and the file leaves nothing to a version's taste: no
+    unusual sampling, no guessed colour space, no progressive file with scans left out (smoothed).
+    """
+    if not _PIL_HAS_TURBO or not header.sequential:
+        return False
+    if len(header.sampling) == 1:
+        return True
+    known_colours = header.jfif if header.adobe_transform is None else header.adobe_transform == 1
+    return known_colours and header.sampling in _COMMON_SAMPLINGS
+
+
+class _Scratch(threading.local):
+    """Per thread: the decoded image, kept because fresh pages cost as much as resizing."""
+
+    def __init__(self):
+        self.buffer = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> np.ndarray:
+        """Return at least `size` bytes as uint8, their content left over from earlier use."""
+        if size > _KEPT_SCRATCH:
+            return np.empty(size, np.uint8)
+        if self.buffer.size < size:
+            self.buffer = np.empty(size, np.uint8)
+        return self.buffer
+
+
+_scratch = _Scratch()
+
+
+def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
+    """Decode at eighths/8 of full size: (rows, columns, channels) uint8 in this thread's scratch.
+
+    `strict` turns every warning of libjpeg-turbo into an error: with damaged data it would
+    otherwise go on with wrong or gray pixels.
+    """
+    rows, columns = _scaled(header, eighths)
+    full = eighths == 8  # and 0 asks for it; the size itself could be met by 7/8 of a tiny image
+    try:
+        return simplejpeg.decode_jpeg(
+            jpeg,
+            colours,
+            min_height=0 if full else rows,
+            min_width=0 if full else columns,
+            buffer=_scratch.take(rows * columns * 4),
+            strict=True,
+        )
+    except ValueError as error:
+        reason = str(error)
+    # Cut between two scans, a file fails in other ways too, but lacks its end-of-image marker.
+    data = bytes(jpeg)
+    if "Premature end" in reason or data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
+        raise ImageError(
+            f"JPEG ends too early, after {len(data)} bytes; fetch it again", "truncated-jpeg"
+        )
+    raise ImageError(
+        f"JPEG is damaged or of a kind that libjpeg-turbo does not read ({reason}); "
+        "fetch it again or encode it anew",
+        "bad-jpeg",
+    )
+
+
+def _resized(rgbx: np.ndarray, box: tuple, h: int, w: int) -> Image.Image:
+    """Resize `box` (left, top, right, bottom) of (rows, columns, 4) pixels to h x w, bicubic."""
+    rows, columns = rgbx.shape[:2]
+    # Without a copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
+    image = Image.frombuffer("RGBX", (columns, rows), rgbx, "raw", "RGBX", 0, 1)
+    return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
+
+
+def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
+    """Decode and resize with PIL alone, for the kinds of JPEG that simplejpeg does otherwise."""
+    # Decoded first in small and for its errors only: PIL says nothing of damaged data.
+    _decode(jpeg, header, 1, "CMYK" if len(header.sampling) == 4 else "GRAY")
+    try:
+        # Not Image.open: it would try other formats, and its limit on pixels is the process's own.
+        image = JpegImagePlugin.JpegImageFile(io.BytesIO(jpeg)).convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ImageError(
+            f"JPEG that PIL does not read ({error}); encode it anew", "bad-jpeg"
+        ) from error
+    return image.resize((w, h), Image.Resampling.BICUBIC)
+
+
+def _store(image: Image.Image, out: np.ndarray) -> None:
+    """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
+    if image.mode == "RGB":
+        image = image.convert("RGBX")
+    w, h = image.size
+    rgbx = np.asarray(image)
+    words = 3 * w // 4
+    out32 = np.ndarray((h, words), np.uint32, out, strides=(out.strides[0], 4))
+    _pack_rgb(rgbx.view(np.uint32)[..., 0], out32, out[:h, :w])
+    out[:h, w:] = 0
+    out[h:] = 0
+
+
+@njit(nogil=True, cache=True)
+def _pack_rgb(rgbx, out32, out):
+    """Copy (h, w) uint32 RGBX to (h, w, 3) uint8, four pixels to three words.
+
+    `out32` is the memory of `out` as (h, 3 w // 4) uint32. Six times as fast as byte by byte.
+    """
+    h, w = rgbx.shape
+    low, middle, high = np.uint32(0xFFFFFF), np.uint32(0xFFFF), np.uint32(0xFF)
+    for y in range(h):
+        row, words = rgbx[y], out32[y]
+        for k in range(w // 4):
+            a, b, c, d = row[4 * k], row[4 * k + 1], row[4 * k + 2], row[4 * k + 3]
+            words[3 * k] = (a & low) | (b << np.uint32(24))
+            words[3 * k + 1] = ((b >> np.uint32(8)) & middle) | (c << np.uint32(16))
+            words[3 * k + 2] = ((c >> np.uint32(16)) & high) | (d << np.uint32(8))
+        for x in range(w // 4 * 4, w):
+            out[y, x, 0] = row[x] & high
+            out[y, x, 1] = (row[x] >> np.uint32(8)) & high
+            out[y, x, 2] = (row[x] >> np.uint32(16)) & high

@@ -1,0 +1,118 @@
+"""What a JPEG says of itself before a pixel is decoded (ITU-T T.81, annex B).
+
+Read here, rather than by a decoder, because size limits must hold before anything is allocated, and
+because decoders report a file that ends within its header as something else.
+"""
+
+from dataclasses import dataclass
+
+from sa1bpack.errors import ImageError
+
+# 2**28 pixels decode to 1 GiB of RGBX. The largest image of SA-1B has under 2**24.
+MAX_PIXELS = 2**28
+
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_APP0, _APP14 = 0xE0, 0xEE
+_STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 carry no length
+_START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # less DHT, JPG and DAC
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader:
+    """The frame of a JPEG, sizes in pixels as stored (EXIF orientation is not applied)."""
+
+    height: int
+    width: int
+    sequential: bool
+    """True for baseline and extended sequential Huffman, False for progressive and the rest."""
+    sampling: tuple[tuple[int, int], ...]
+    """(horizontal, vertical) sampling factor of each component, in the file's order."""
+    jfif: bool
+    """A JFIF marker is there: three components are Y, Cb, Cr."""
+    adobe_transform: int | None
+    """Colour transform of the Adobe marker: 0 none, 1 YCbCr, 2 YCCK; None without that marker."""
+
+
+def read_header(jpeg: bytes | memoryview) -> JpegHeader:
+    """Read the markers of `jpeg` up to its first scan.
+
+    Raises ImageError with code `not-jpeg` (does not begin like one), `truncated-jpeg` (ends before
+    the first scan), `bad-jpeg` (the markers make no sense) or `too-large` (over MAX_PIXELS).
+    """
+    if bytes(jpeg[:2]) != b"\xff\xd8":
+        raise ImageError(
+            f"not a JPEG: it begins with {bytes(jpeg[:8]).hex(' ') or 'nothing'}, not with ff d8",
+            "not-jpeg",
+        )
+    frame = None
+    jfif, adobe = False, None
+    for marker, body in _segments(jpeg):
+        if marker in _START_OF_FRAME and frame is None:
+            frame = _frame(marker, body)
+        elif marker == _APP0 and body[:5] == b"JFIF\0":
+            jfif = True
+        elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
+            adobe = body[11]
+    if frame is None:
+        raise ImageError("JPEG without a frame header before its first scan", "bad-jpeg")
+    height, width, sampling = frame[1:]
+    if height * width > MAX_PIXELS:
+        raise ImageError(
+            f"JPEG of {width} x {height} = {height * width} pixels, over the limit of "
+            f"{MAX_PIXELS}; make it smaller or leave it out",
+            "too-large",
+        )
+    return JpegHeader(height, width, frame[0], sampling, jfif, adobe)
+
+
+def _segments(jpeg):
+    """Yield (marker, body as bytes) for each segment before the first scan."""
+    at, end = 2, len(jpeg)
+    while True:
+        if at < end and jpeg[at] != 0xFF:
+            raise ImageError(
+                f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker should be",
+                "bad-jpeg",
+            )
+        while at < end and jpeg[at] == 0xFF:  # any number of fill bytes
+            at += 1
+        if at >= end:
+            raise _truncated(end)
+        marker = jpeg[at]
+        at += 1
+        if marker in _STANDALONE:
+            continue
+        if marker in (0, _SOI, _EOI):
+            raise ImageError(f"JPEG with marker ff {marker:02x} before its first scan", "bad-jpeg")
+        if at + 2 > end:
+            raise _truncated(end)
+        length = jpeg[at] << 8 | jpeg[at + 1]
+        if length < 2:
+            raise ImageError(
+                f"JPEG segment ff {marker:02x} of length {length}; the least is 2", "bad-jpeg"
+            )
+        if at + length > end:
+            raise _truncated(end)
+        if marker == _SOS:
+            return
+        yield marker, bytes(jpeg[at + 2 : at + length])
+        at += length
+
+
+def _truncated(size: int) -> ImageError:
+    return ImageError(
+        f"JPEG ends within its header, after {size} bytes; fetch it again", "truncated-jpeg"
+    )
+
+
+def _frame(marker: int, body: bytes) -> tuple[bool, int, int, tuple[tuple[int, int], ...]]:
+    """Take a frame segment apart: (sequential, height, width, sampling)."""
+    if len(body) < 6 or len(body) < 6 + 3 * body[5]:
+        raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
+    height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
+    if not height or not width or not body[5]:
+        raise ImageError(
+            f"JPEG of {width} x {height} pixels and {body[5]} components; none may be 0", "bad-jpeg"
+        )
+    factors = body[7 : 6 + 3 * body[5] : 3]
+    return marker in (0xC0, 0xC1), height, width, tuple((f >> 4, f & 15) for f in factors)

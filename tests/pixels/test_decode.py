@@ -1,0 +1,323 @@
+"""Decoding against PIL: bit for bit when exact, close and in place when fast, loud when damaged."""
+
+import dataclasses
+import io
+import tarfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.pixels import FITS, RESAMPLES, JpegHeader, decode, decode_into, stored_size
+
+H, W = 111, 158
+
+
+def picture(height=H, width=W):
+    """A smooth colour picture with a few edges, (height, width, 3) uint8."""
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 1)]
+    image = np.stack([127 + 100 * wave for wave in waves], axis=-1)
+    image[height // 3 : height // 2, width // 4 : width // 2] = (250, 20, 90)
+    return image.round().astype(np.uint8)
+
+
+def jpeg(image=None, mode="RGB", **options):
+    """Encode with PIL."""
+    file = io.BytesIO()
+    image = Image.fromarray(picture() if image is None else image).convert(mode)
+    image.save(file, "JPEG", **{"quality": 92, **options})
+    return file.getvalue()
+
+
+def exif(orientation):
+    """EXIF data with an orientation."""
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags
+
+
+def ycck():
+    """A CMYK file whose Adobe marker says that it is YCCK."""
+    data = bytearray(jpeg(mode="CMYK"))
+    at = data.index(b"Adobe")
+    assert data[at + 11] == 0
+    data[at + 11] = 2
+    return bytes(data)
+
+
+def sampled(sampling):
+    """Encode with a chroma sampling that PIL does not write."""
+    return simplejpeg.encode_jpeg(picture(), 92, colorsubsampling=sampling)
+
+
+KINDS = {
+    "420": lambda: jpeg(subsampling=2),
+    "422": lambda: jpeg(subsampling=1),
+    "444": lambda: jpeg(subsampling=0),
+    "440": lambda: sampled("440"),
+    "411": lambda: sampled("411"),
+    "gray": lambda: jpeg(mode="L"),
+    "cmyk": lambda: jpeg(mode="CMYK"),
+    "ycck": ycck,
+    "rgb": lambda: jpeg(keep_rgb=True),
+    "progressive": lambda: jpeg(progressive=True),
+    "progressive-gray": lambda: jpeg(mode="L", progressive=True),
+    "restart-markers": lambda: jpeg(restart_marker_blocks=3),
+    "exif-rotated": lambda: jpeg(exif=exif(6)),
+    "trailing-bytes": lambda: jpeg() + b"something after the end",
+}
+
+
+def reference(data, h, w):
+    """What `exact` promises."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
+
+
+def decoded(data, size, fit="pad", resample="fast", height=H, width=W):
+    """Decode into a canvas full of 7s; return the canvas and the stored size."""
+    h, w = stored_size(height, width, size, fit)
+    out = np.full((h, w, 3) if fit == "native" else (size, size, 3), 7, np.uint8)
+    assert decode_into(data, height, width, out, fit=fit, resample=resample) == (h, w)
+    return out, (h, w)
+
+
+def psnr(a, b):
+    """Peak signal-to-noise ratio in dB, infinite for equal images."""
+    error = np.mean((a.astype(float) - b) ** 2)
+    return 10 * np.log10(255**2 / error) if error else np.inf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("has_turbo", [True, False])
+def test_exact_is_pil_bit_for_bit(kind, fit, has_turbo, monkeypatch):
+    """For every kind of JPEG, smaller and larger, also where PIL has another libjpeg."""
+    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", has_turbo and decode._PIL_HAS_TURBO)
+    data = KINDS[kind]()
+    for size in (1, 37, 64, 158, 301):
+        out, (h, w) = decoded(data, size, fit, "exact")
+        np.testing.assert_array_equal(out[:h, :w], reference(data, h, w))
+        assert not out[h:].any()
+        assert not out[:, w:].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fit", FITS)
+def test_fast_is_close_to_exact(kind, fit):
+    """At each DCT scale, from 1/8 to 1."""
+    data = KINDS[kind]()
+    for size in (16, 37, 64, 158, 301):
+        fast, (h, w) = decoded(data, size, fit, "fast")
+        assert psnr(fast[:h, :w], decoded(data, size, fit, "exact")[0][:h, :w]) > 30
+        assert not fast[h:].any()
+        assert not fast[:, w:].any()
+
+
+@pytest.mark.parametrize(("side", "size"), [(65, 32), (33, 16), (129, 32), (129, 16)])
+def test_fast_does_not_shift_the_picture(side, size):
+    """A DCT-scaled image covers up to a pixel more than the source; that must be left out."""
+    ramp = np.broadcast_to(np.linspace(0, 255, side)[None, :, None], (side, side, 3))
+    for image in (ramp, ramp.transpose(1, 0, 2)):
+        data = jpeg(image.astype(np.uint8), quality=100, subsampling=0)
+        fast = decoded(data, size, height=side, width=side)[0].astype(int)
+        exact = decoded(data, size, resample="exact", height=side, width=side)[0]
+        inner = np.s_[1:-1, 1:-1]
+        assert abs((fast - exact)[inner].mean()) < 0.35
+
+
+def test_fast_keeps_the_quality_of_the_sample_photographs(sample_tar):
+    """At the default size; the figures for each are printed by benchmarks/decode.py."""
+    with tarfile.open(sample_tar) as tar:
+        photos = [tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")]
+    assert photos
+    for photo in photos:
+        width, height = Image.open(io.BytesIO(photo)).size
+        fast, (h, w) = decoded(photo, 1024, height=height, width=width)
+        exact = decoded(photo, 1024, resample="exact", height=height, width=width)[0]
+        np.testing.assert_array_equal(exact[:h, :w], reference(photo, h, w))
+        assert psnr(fast[:h, :w], exact[:h, :w]) > 36
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_the_smallest_images_work(resample):
+    """A few pixels, where DCT scales can no longer be told apart by size."""
+    for height, width in [(1, 1), (1, 9), (7, 1), (2, 3), (6, 6), (8, 8), (17, 2)]:
+        data = jpeg(picture(height, width), subsampling=0, quality=100)
+        for size in (1, 2, 3, 8, 20):
+            out, (h, w) = decoded(data, size, "pad", resample, height, width)
+            if resample == "exact" or max(height, width) < 8:
+                np.testing.assert_array_equal(out[:h, :w], reference(data, h, w))
+
+
+@pytest.mark.parametrize(
+    ("changes", "alike"),
+    [
+        ({}, True),
+        ({"sampling": ((2, 2),)}, True),
+        ({"sampling": ((1, 1),) * 3}, True),
+        ({"sampling": ((2, 1), (1, 1), (1, 1))}, True),
+        ({"jfif": False, "adobe_transform": 1}, True),
+        ({"sampling": ((1, 2), (1, 1), (1, 1))}, False),
+        ({"sampling": ((4, 1), (1, 1), (1, 1))}, False),
+        ({"sampling": ((1, 1),) * 4}, False),
+        ({"sequential": False}, False),  # with scans left out, versions smooth in their own ways
+        ({"jfif": False}, False),  # a colour space that each decoder guesses
+        ({"adobe_transform": 0}, False),
+    ],
+)
+def test_exact_leaves_every_doubtful_file_to_pil(changes, alike, monkeypatch):
+    """Only where all versions of libjpeg-turbo agree does simplejpeg stand in for PIL."""
+    usual = JpegHeader(9, 9, True, ((2, 2), (1, 1), (1, 1)), True, None)
+    header = dataclasses.replace(usual, **changes)
+    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", True)
+    assert decode._decodes_like_pil(header) == alike
+    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", False)
+    assert not decode._decodes_like_pil(header)
+
+
+def test_exif_orientation_is_not_applied():
+    """Masks lie on the grid that the file stores."""
+    upright, rotated = jpeg(), jpeg(exif=exif(6))
+    assert rotated != upright
+    np.testing.assert_array_equal(decoded(rotated, 64)[0], decoded(upright, 64)[0])
+    with pytest.raises(ImageError, match=f"{W} x {H} pixels but its annotations say {H} x {W}"):
+        decoded(rotated, 64, height=W, width=H)
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+@pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "progressive"])
+def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
+    """Never gray rows, even where the process told PIL to put up with truncated files."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    data = KINDS[kind]()
+    cuts = {2, 3, 20, 160, 300, len(data) - 3, len(data) - 2, len(data) - 1}
+    for cut in cuts | set(range(4, len(data), len(data) // 40)):
+        with pytest.raises(ImageError) as caught:
+            decoded(data[:cut], 64, resample=resample)
+        assert caught.value.code == "truncated-jpeg", cut
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+@pytest.mark.parametrize("kind", ["420", "progressive", "cmyk"])
+def test_damage_that_pil_passes_over_is_refused(kind, resample):
+    """A stretch of wrong bytes amid the pixels: PIL gives wrong pixels and says nothing."""
+    data = bytearray(KINDS[kind]())
+    middle = len(data) * 2 // 3
+    data[middle : middle + 40] = bytes(range(1, 41))
+    Image.open(io.BytesIO(bytes(data))).load()
+    with pytest.raises(ImageError, match="damaged") as caught:
+        decoded(bytes(data), 64, resample=resample)
+    assert caught.value.code == "bad-jpeg"
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_a_kind_of_jpeg_that_nobody_reads_is_refused(resample):
+    """A lossless frame (SOF3)."""
+    data = bytearray(jpeg())
+    data[data.index(b"\xff\xc0") + 1] = 0xC3
+    with pytest.raises(ImageError) as caught:
+        decoded(bytes(data), 64, resample=resample)
+    assert caught.value.code == "bad-jpeg"
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_the_limit_on_pixels_is_our_own(resample, monkeypatch):
+    """PIL's, which the user may have set, neither applies nor changes."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    for kind in KINDS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decoded(KINDS[kind](), 32, resample=resample)
+    assert Image.MAX_IMAGE_PIXELS == 10
+    bomb = bytearray(jpeg())
+    at = bomb.index(b"\xff\xc0")
+    bomb[at + 5 : at + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(ImageError, match="4294836225 pixels") as caught:
+        decoded(bytes(bomb), 32, resample=resample, height=65535, width=65535)
+    assert caught.value.code == "too-large"
+
+
+def test_other_sizes_and_formats_are_refused_by_code():
+    """`size-mismatch` and `not-jpeg`."""
+    with pytest.raises(ImageError) as caught:
+        decoded(jpeg(), 64, height=H, width=W + 1)
+    assert caught.value.code == "size-mismatch"
+    png = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(png, "PNG")
+    with pytest.raises(ImageError) as caught:
+        decoded(png.getvalue(), 64)
+    assert caught.value.code == "not-jpeg"
+
+
+@pytest.mark.parametrize("resample", RESAMPLES)
+def test_any_buffer_of_bytes_will_do(resample):
+    """A memoryview into a tar, say, read-only or not."""
+    data = jpeg()
+    expected = decoded(data, 64, resample=resample)[0]
+    for view in (memoryview(data), memoryview(b"abc" + data)[3:], memoryview(bytearray(data))):
+        np.testing.assert_array_equal(decoded(view, 64, resample=resample)[0], expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 7), st.integers(0, 5))
+def test_pixels_are_stored_at_any_width_and_alignment(h, w, offset, margin):
+    """Four at a time must not show: nothing beside the image is touched, nothing in it missed."""
+    pixels = np.random.default_rng(h * 41 + w).integers(0, 256, (h, w, 3), np.uint8)
+    rows, columns = h + margin, w + margin
+    memory = np.full(offset + rows * columns * 3 + 9, 7, np.uint8)
+    out = memory[offset : offset + rows * columns * 3].reshape(rows, columns, 3)
+    decode._store(Image.fromarray(pixels), out)
+    np.testing.assert_array_equal(out[:h, :w], pixels)
+    assert not out[h:].any()
+    assert not out[:, w:].any()
+    assert (memory[:offset] == 7).all()
+    assert (memory[offset + out.size :] == 7).all()
+
+
+def test_threads_do_not_share_their_buffers():
+    """Images of several sizes at once give what they give one by one."""
+    images = [(h, w, jpeg(picture(h, w))) for h, w in [(90, 40), (301, 200), (64, 500), (222, 222)]]
+    expected = [decoded(data, 64, height=h, width=w)[0] for h, w, data in images]
+
+    def work(turn):
+        h, w, data = images[turn % 4]
+        return np.array_equal(decoded(data, 64, height=h, width=w)[0], expected[turn % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(80)))
+
+
+def test_a_large_image_does_not_keep_its_buffer(monkeypatch):
+    """Only buffers up to a limit are kept between images."""
+    monkeypatch.setattr(decode, "_KEPT_SCRATCH", 1000)
+    monkeypatch.setattr(decode, "_scratch", decode._Scratch())
+    small = decode._scratch.take(900)
+    assert decode._scratch.take(2000).size == 2000
+    assert decode._scratch.take(800) is small
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "message"),
+    [
+        (np.zeros((64, 64, 3), np.int8), {}, "uint8 .* not int8"),
+        (np.zeros((64, 64), np.uint8), {}, r"not uint8 \(64, 64\)"),
+        (np.zeros((64, 64, 4), np.uint8), {}, r"\(64, 64, 4\)"),
+        (np.zeros((64, 128, 3), np.uint8)[:, ::2], {}, "C-contiguous"),
+        (np.zeros((64, 63, 3), np.uint8), {}, r"must be \(64, 64, 3\)"),
+        (np.zeros((64, 64, 3), np.uint8), {"fit": "native"}, r"must be \(45, 64, 3\)"),
+        (np.zeros((64, 64, 3), np.uint8), {"fit": "crop"}, "'crop'"),
+        (np.zeros((64, 64, 3), np.uint8), {"resample": "best"}, "'best'"),
+    ],
+)
+def test_what_cannot_be_decoded_into_is_refused(out, options, message):
+    """Before anything is decoded."""
+    with pytest.raises(OptionError, match=message):
+        decode_into(jpeg(), H, W, out, **options)

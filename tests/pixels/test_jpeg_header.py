@@ -1,0 +1,85 @@
+"""The header reader, on literal bytes."""
+
+import pytest
+
+from sa1bpack.errors import ImageError
+from sa1bpack.pixels import MAX_PIXELS, read_header
+
+
+def segment(marker, body):
+    """A marker, its length and its body."""
+    return bytes([0xFF, marker]) + (len(body) + 2).to_bytes(2) + body
+
+
+def frame(height, width, factors=(0x22, 0x11, 0x11), marker=0xC0):
+    """A frame header; `factors` are the sampling factors of each component."""
+    body = bytes([8]) + height.to_bytes(2) + width.to_bytes(2) + bytes([len(factors)])
+    return segment(marker, body + b"".join(bytes([i, f, 0]) for i, f in enumerate(factors, 1)))
+
+
+SOI = b"\xff\xd8"
+SOS = segment(0xDA, bytes(10))
+JFIF = segment(0xE0, b"JFIF\0" + bytes(9))
+
+
+def test_a_usual_header_is_read():
+    """Size, sampling and JFIF marker; a thumbnail's frame, inside a segment, is not mistaken."""
+    thumbnail = segment(0xE1, b"Exif\0\0" + SOI + frame(9, 9) + SOS)
+    header = read_header(SOI + JFIF + thumbnail + frame(300, 400) + SOS)
+    assert (header.height, header.width) == (300, 400)
+    assert header.sampling == ((2, 2), (1, 1), (1, 1))
+    assert header.sequential
+    assert header.jfif
+    assert header.adobe_transform is None
+
+
+def test_fill_bytes_and_markers_without_length_are_passed_over():
+    """T.81, B.1.1.2: any marker may be preceded by ff bytes."""
+    header = read_header(SOI + b"\xff\xff\xff" + JFIF + b"\xff\x01" + frame(3, 4, [0x11]) + SOS)
+    assert header.sampling == ((1, 1),)
+
+
+def test_progressive_and_adobe_are_told():
+    """They decide which decoder is bit for bit PIL's."""
+    adobe = segment(0xEE, b"Adobe" + bytes([0, 100, 0, 0, 0, 0, 2]))
+    header = read_header(SOI + adobe + frame(3, 4, [0x11] * 4, marker=0xC2) + SOS)
+    assert not header.sequential
+    assert header.adobe_transform == 2
+    assert not header.jfif
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        (b"", "not-jpeg", "begins with nothing"),
+        (b"\x89PNG\r\n\x1a\n", "not-jpeg", "89 50 4e 47"),
+        (SOI, "truncated-jpeg", "after 2 bytes"),
+        (SOI + b"\xff", "truncated-jpeg", "ends within its header"),
+        (SOI + b"\xff\xe0\x00", "truncated-jpeg", "ends within its header"),
+        (SOI + JFIF[:-1], "truncated-jpeg", "ends within its header"),
+        (SOI + JFIF + frame(3, 4), "truncated-jpeg", "ends within its header"),
+        (SOI + b"abc", "bad-jpeg", "byte 61 at offset 2"),
+        (SOI + b"\xff\x00", "bad-jpeg", "marker ff 00"),
+        (SOI + SOI, "bad-jpeg", "marker ff d8"),
+        (SOI + b"\xff\xd9", "bad-jpeg", "marker ff d9"),
+        (SOI + b"\xff\xe0\x00\x01", "bad-jpeg", "of length 1"),
+        (SOI + JFIF + SOS, "bad-jpeg", "without a frame header"),
+        (SOI + segment(0xC0, b"\x08\x00\x01"), "bad-jpeg", "only 3 bytes"),
+        (SOI + segment(0xC0, b"\x08\x00\x01\x00\x01\x03\x01\x22\x00"), "bad-jpeg", "only 9 bytes"),
+        (SOI + frame(0, 4) + SOS, "bad-jpeg", "4 x 0 pixels"),
+        (SOI + frame(4, 0) + SOS, "bad-jpeg", "0 x 4 pixels"),
+        (SOI + frame(4, 4, []) + SOS, "bad-jpeg", "0 components"),
+        (SOI + frame(65535, 65535) + SOS, "too-large", f"limit of {MAX_PIXELS}"),
+        (SOI + frame(16385, 16384) + SOS, "too-large", "268451840 pixels"),
+    ],
+)
+def test_each_defect_has_its_code(data, code, message):
+    """And a message with what was found."""
+    with pytest.raises(ImageError, match=message) as caught:
+        read_header(data)
+    assert caught.value.code == code
+
+
+def test_the_limit_itself_is_allowed():
+    """16384 x 16384 is exactly MAX_PIXELS."""
+    assert read_header(SOI + frame(16384, 16384) + SOS).height == 16384

@@ -1,0 +1,124 @@
+"""What `describe` says must be what runs."""
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+from PIL import Image, features
+
+from sa1bpack import environment
+from sa1bpack.environment import PilRecord, describe, pil_in_force
+
+
+def make_package(site, package, core, release):
+    """Lay out an installed PIL as a package manager does: files and their recorded hashes."""
+    folder = site / "PIL"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "__init__.py").write_text("from ._version import __version__\n")
+    (folder / "_version.py").write_text(f'__version__ = "{release}"\n')
+    (folder / "_imaging.cpython-311-x86_64-linux-gnu.so").write_bytes(core)
+    info = site / f"{package.replace('-', '_')}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(core).digest()).rstrip(b"=").decode()
+    (info / "RECORD").write_text(
+        f"PIL/_imaging.cpython-311-x86_64-linux-gnu.so,sha256={digest},{len(core)}\n"
+    )
+
+
+def ask(site):
+    """Return the package and version that a Python with only `site` says is in force."""
+    code = (
+        "from sa1bpack.environment import pil_in_force as f; p = f(); "
+        "print(p and (p.package, p.version))"
+    )
+    root = str(Path(environment.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": os.pathsep.join([str(site), root])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_the_pil_in_force_is_the_one_that_is_imported():
+    """The version is PIL's own, and the package's records agree."""
+    now = pil_in_force()
+    assert now.version == PIL.__version__
+    core = Path(Image.core.__file__).read_bytes()
+    assert now.core_sha256 == hashlib.sha256(core).hexdigest()
+
+
+@pytest.mark.parametrize("last", ["pillow", "pillow-simd"])
+def test_of_two_installed_packages_the_last_one_is_in_force(tmp_path, last):
+    """Both are listed as installed; only the files tell."""
+    packages = {"pillow": (b"one", "13.0.0"), "pillow-simd": (b"two", "12.1.1.post0")}
+    for package in sorted(packages, key=lambda name: name == last):
+        make_package(tmp_path, package, *packages[package])
+    assert ask(tmp_path) == repr((last, packages[last][1]))
+
+
+@pytest.mark.parametrize(
+    ("release", "package"), [("12.1.1.post0", "pillow-simd"), ("13.0.0", "pillow")]
+)
+def test_without_records_the_release_tells(tmp_path, release, package):
+    """Conda and the like record no hashes; only pillow-simd has post-releases."""
+    make_package(tmp_path, "pillow", b"core", release)
+    (tmp_path / f"pillow-{release}.dist-info" / "RECORD").write_text("")
+    assert ask(tmp_path) == repr((package, release))
+
+
+def test_no_pil_is_said_to_be_none(tmp_path):
+    """Neither an empty environment nor a folder without a compiled core counts."""
+    assert ask(tmp_path) == "None"
+    (tmp_path / "PIL").mkdir()
+    assert ask(tmp_path) == "None"
+
+
+def test_describe_gives_lines_of_text():
+    """Every value is text that can be printed, and names what is installed."""
+    found = describe()
+    assert all(isinstance(value, str) and value for value in found.values())
+    assert found["numpy"].startswith(np.__version__)
+    assert PIL.__version__ in found["resizer"]
+    assert str(features.version("libjpeg_turbo")) in found["resizer"]
+
+
+def test_describe_does_not_import_torch():
+    """Its import costs a second."""
+    code = (
+        "import sys; from sa1bpack.environment import describe; describe();"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_pil_that_replaced_the_one_of_set_up_is_told(tmp_path, monkeypatch):
+    """Some package required pillow after set-up."""
+    monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
+    now = pil_in_force()
+    assert "not by `make setup`" in describe()["PIL set-up"]
+    record = PilRecord(now.package, now.version, now.core_sha256, "AVX2", "")
+    environment.write_pil_record(record)
+    assert environment.read_pil_record() == record
+    assert describe()["PIL set-up"] == "as `make setup` left it"
+    assert "compiled for AVX2" in describe()["resizer"]
+    environment.write_pil_record(PilRecord("pillow-simd", "12.1.1.post0", "00", "AVX2", ""))
+    assert "CHANGED: set-up left pillow-simd 12.1.1.post0" in describe()["PIL set-up"]
+    assert "compiled for" not in describe()["resizer"]
+
+
+def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, monkeypatch):
+    """A half-written or foreign file must not stop `info`."""
+    monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
+    for text in ("", "{", "[]", '{"package": "pillow"}'):
+        (tmp_path / "record.json").write_text(text)
+        assert environment.read_pil_record() is None

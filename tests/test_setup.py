@@ -1,0 +1,191 @@
+"""The decisions of set-up; nothing is installed here."""
+
+import importlib.util
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+
+from sa1bpack.environment import PilInForce, PilRecord
+
+ROOT = Path(__file__).parent.parent
+_spec = importlib.util.spec_from_file_location("setup_pillow", ROOT / "scripts/setup_pillow.py")
+setup_pillow = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(setup_pillow)
+
+NOW = PilInForce("pillow-simd", "12.1.1.post0", "ab")
+RECORD = PilRecord("pillow-simd", "12.1.1.post0", "ab", "AVX2", "")
+WANTED = setup_pillow.Choice("pillow-simd", "-mavx2", "AVX2")
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "package", "simd"),
+    [
+        ("x86_64", {"sse4_1", "avx2"}, "pillow-simd", "AVX2"),
+        ("AMD64", {"sse4_1", "avx2", "avx512f"}, "pillow-simd", "AVX2"),
+        ("x86_64", {"sse4_1"}, "pillow-simd", "SSE4"),
+        ("x86_64", set(), "pillow-simd", "SSE4"),  # no /proc/cpuinfo
+        ("x86_64", {"sse2"}, "pillow", ""),
+        ("aarch64", {"asimd"}, "pillow", ""),
+        ("arm64", set(), "pillow", ""),
+    ],
+)
+def test_pillow_simd_is_chosen_where_it_can_run(machine, flags, package, simd):
+    """x86-64 with SSE4 or better, and for AVX2 exactly where the CPU has it."""
+    choice = setup_pillow.choose(machine, flags)
+    assert (choice.package, choice.simd) == (package, simd)
+    assert bool(choice.reason) == (package == "pillow")
+    assert ("-mavx2" in choice.compiler_flag) == (simd == "AVX2")
+
+
+def test_the_build_keeps_optimisation_whatever_the_caller_set():
+    """CFLAGS replaces Python's -O3, so the flag goes into CC and a lone CFLAGS gets -O3 back."""
+    build = setup_pillow.build_environment
+    assert build({}, "-mavx2") == {"CC": "cc -mavx2"}
+    assert build({"CC": "ccache gcc"}, "-mavx2")["CC"] == "ccache gcc -mavx2"
+    assert build({"CFLAGS": "-g"}, "")["CFLAGS"] == "-g -O3"
+    assert build({"CFLAGS": "-march=core2 -O2"}, "")["CFLAGS"] == "-march=core2 -O2"
+    caller = {"CC": "gcc"}
+    build(caller, "-mavx2")
+    assert caller == {"CC": "gcc"}
+
+
+@pytest.mark.parametrize(
+    ("log", "meaning"),
+    [
+        (
+            "The headers or library files could not be found for jpeg,\n"
+            "a required dependency when compiling Pillow from source.\n",
+            "headers of jpeg are missing",
+        ),
+        (
+            "src/_imaging.c:76:10: fatal error: Python.h: No such file or directory\n"
+            "error: command '/usr/bin/gcc' failed with exit code 1\n",
+            "headers of Python are missing",
+        ),
+        (
+            "warning: build_py: byte-compiling is disabled, skipping.\n"
+            "error: [Errno 2] No such file or directory: 'cc'\n"
+            "ERROR: Failed to build one or more wheels",
+            "no C compiler cc",
+        ),
+        ("error: Command '['/bin/false', '-c']' returned non-zero exit status 1.", "failed"),
+        (
+            "ERROR: Could not find a version that satisfies the requirement pillow-simd\n"
+            "ERROR: No matching distribution found for pillow-simd",
+            "index cannot be reached",
+        ),
+        ("so far so good\nERROR: disk is full\nbye", "ERROR: disk is full"),
+        ("", "pip failed"),
+    ],
+)
+def test_a_failed_build_is_explained(log, meaning):
+    """One line, with what to install where that would help."""
+    explained = setup_pillow.explain(log)
+    assert meaning in explained
+    assert "\n" not in explained
+
+
+def test_nothing_is_done_when_the_chosen_one_is_in_force():
+    """And something is done in each case that differs in one thing."""
+    settled, pin = setup_pillow.settled, "12.1.1.post0"
+    assert settled(NOW, RECORD, WANTED, pin)
+    assert not settled(None, RECORD, WANTED, pin)
+    assert not settled(NOW, None, WANTED, pin)
+    assert not settled(PilInForce("pillow", "13.0.0", "cd"), RECORD, WANTED, pin)
+    assert not settled(NOW, RECORD, WANTED, "12.2.0")
+    assert not settled(NOW, RECORD, setup_pillow.Choice("pillow-simd", "", "SSE4"), pin)
+    assert not settled(NOW, RECORD, setup_pillow.Choice("pillow"), pin)
+
+
+class Steps:
+    """Stands in for what installs: says what is in force and whether installing works."""
+
+    def __init__(self, monkeypatch, works, before=None):
+        self.works, self.now, self.installed, self.record = works, before, [], None
+        monkeypatch.setattr(setup_pillow, "install", self.install)
+        monkeypatch.setattr(setup_pillow, "pil_in_force", lambda: self.now)
+        monkeypatch.setattr(setup_pillow, "unhealthy", lambda: None if self.now else "nothing")
+        monkeypatch.setattr(
+            setup_pillow, "write_pil_record", lambda record: setattr(self, "record", record)
+        )
+
+    def install(self, choice, pin):
+        self.installed.append((choice.package, pin))
+        if choice.package not in self.works:
+            return "it cannot"
+        self.now = PilInForce(choice.package, pin, "ab")
+        return None
+
+
+PINS = "pillow-simd==12.1.1.post0\npillow==13.0.0\n"
+
+
+def test_the_chosen_one_is_installed_and_recorded(monkeypatch, capsys):
+    """The straight way."""
+    steps = Steps(monkeypatch, works={"pillow-simd", "pillow"})
+    setup_pillow.put_in_force(WANTED, PINS)
+    assert steps.installed == [("pillow-simd", "12.1.1.post0")]
+    assert steps.record == RECORD
+    assert "in force, compiled for AVX2" in capsys.readouterr().out
+
+
+def test_pillow_stands_in_and_its_cost_is_said(monkeypatch, capsys):
+    """No compiler is no reason to stop."""
+    steps = Steps(monkeypatch, works={"pillow"})
+    setup_pillow.put_in_force(WANTED, PINS)
+    assert steps.installed == [("pillow-simd", "12.1.1.post0"), ("pillow", "13.0.0")]
+    assert steps.record.package == "pillow"
+    assert steps.record.reason == "no pillow-simd: it cannot"
+    assert steps.record.simd == ""
+    assert "twice as long" in capsys.readouterr().out
+
+
+def test_what_works_already_stays_when_nothing_can_be_installed(monkeypatch):
+    """Offline, say."""
+    steps = Steps(monkeypatch, works=set(), before=PilInForce("pillow", "12.0.0", "ef"))
+    setup_pillow.put_in_force(WANTED, PINS)
+    assert (steps.record.package, steps.record.version) == ("pillow", "12.0.0")
+
+
+def test_set_up_fails_when_there_is_no_pil_at_all(monkeypatch):
+    """With both reasons."""
+    Steps(monkeypatch, works=set())
+    with pytest.raises(SystemExit, match=r"no pillow-simd: it cannot; nor Pillow: it cannot"):
+        setup_pillow.put_in_force(WANTED, PINS)
+
+
+def constraints() -> dict[str, str]:
+    """Name to version, as constraints.txt pins them."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    return dict(pin.lower().replace("_", "-").split("==") for pin in pins)
+
+
+def test_every_requirement_is_pinned_exactly():
+    """Also those of the extras and of the build."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *(line for extra in project["project"]["optional-dependencies"].values() for line in extra),
+    ]
+    names = {re.match(r"[\w.-]+", line)[0].lower() for line in wanted}
+    assert names <= constraints().keys()
+    for package in ("pillow", "pillow-simd"):
+        assert setup_pillow.pinned(package, (ROOT / "constraints.txt").read_text())
+
+
+def test_nothing_that_set_up_installs_requires_pillow():
+    """It would be installed over pillow-simd."""
+    for package in constraints().keys() - {"pillow", "pillow-simd"}:
+        try:
+            lines = requires(package) or ()
+        except PackageNotFoundError:  # those for building and linting are not always here
+            continue
+        for line in lines:
+            if re.match(r"pillow(-simd)?\b", line, re.IGNORECASE):
+                assert "extra ==" in line, f"{package} requires {line}"
