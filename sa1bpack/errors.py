@@ -13,7 +13,8 @@
     │   └── ImageError         the JPEG
     ├── FormatError        something under a pack is not what docs/format.md demands
     │   ├── VersionError       it is of a format version that this release does not read
-    │   └── ChecksumError      bytes are not those that were written
+    │   ├── ChecksumError      bytes are not those that were written
+    │   └── ReadError          one sample of a pack cannot be read
     └── PackError          a pack run cannot start or cannot go on
         ├── OutputLocked       another process packs into the same folder
         ├── OptionsDiffer      the folder holds a pack made with other options
@@ -89,6 +90,26 @@ class VersionError(FormatError):
 
 class ChecksumError(FormatError):
     """Bytes are not those that were written."""
+
+
+class ReadError(FormatError):
+    """A sample of a pack cannot be read.
+
+    shard      name of its shard
+    row        its row in the pack, counted over all shards
+    image_id   its id, from the index of the pack
+    file_name  its file name; None if that cannot be read either
+    """
+
+    def __init__(self, message: str, shard: str, row: int, image_id: int, file_name: str | None):
+        super().__init__(message)
+        self.shard = shard
+        self.row = row
+        self.image_id = image_id
+        self.file_name = file_name
+
+    def __reduce__(self):
+        return type(self), (str(self), self.shard, self.row, self.image_id, self.file_name)
 
 
 class PackError(Sa1bpackError):

@@ -17,7 +17,9 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, PackError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums, rows_checksum
+from sa1bpack.format.checksums import (
+    CHECKSUMS_NAME, format_checksums, rows_checksum, update_zeros
+)  # fmt: skip
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_at, write_durably
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
@@ -119,9 +121,8 @@ class _DraftFile:
         self._digest = xxhash.xxh3_128()
         self._settled = 0  # bytes
 
-    def settle(self, rows: int, buffer: memoryview) -> None:
-        """Hash the bytes of the rows below `rows` that were not hashed yet."""
-        end = rows * self.spec.row_bytes
+    def settle(self, end: int, buffer: memoryview) -> None:
+        """Hash the bytes below `end` that were not hashed yet."""
         while self._settled < end:
             piece = buffer[: min(len(buffer), end - self._settled)]
             count = os.preadv(self.fd, [piece], self._settled)
@@ -132,6 +133,11 @@ class _DraftFile:
                 )
             self._digest.update(piece[:count])
             self._settled += count
+
+    def settle_hole(self, end: int) -> None:
+        """Hash the bytes below `end` as the zeros that they are, without reading them."""
+        update_zeros(self._digest, end - self._settled)
+        self._settled = end
 
     def finish(self, rows: int) -> str | None:
         """Cut and complete the file, flush it, and return its digest (None: no rows, no file)."""
@@ -189,8 +195,32 @@ class ShardDraft:
                for spec in self.layout.arrays):  # fmt: skip
             raise OptionError(f"{self.folder}: settled up to {self._settled}, not back to {upto}")
         for file in self._files:
-            file.settle(file.spec.rows(upto), self._buffer)
+            if file.spec.name == "image":
+                self._settle_image(file, upto.samples)
+            else:
+                file.settle(file.spec.rows(upto) * file.spec.row_bytes, self._buffer)
         self._settled = upto
+
+    def _settle_image(self, file: _DraftFile, samples: int) -> None:
+        """Hash the stored part of each canvas; reading the hole under it would fill it with pages."""
+        row_bytes = file.spec.row_bytes
+        line_bytes = row_bytes // self.layout.image_size
+        first = self._settled.samples
+        for row, height in enumerate(self._stored_heights(first, samples), first):
+            file.settle(row * row_bytes + height * line_bytes, self._buffer)
+            file.settle_hole((row + 1) * row_bytes)
+
+    def _stored_heights(self, first: int, stop: int) -> list[int]:
+        """Stored heights of samples [first, stop), from the file of `size`."""
+        spec = self.layout.array("size")
+        path = self.folder / spec.chunk_path
+        sizes = np.fromfile(path, "<i4", 4 * (stop - first), offset=first * spec.row_bytes)
+        if len(sizes) < 4 * (stop - first):
+            raise FormatError(
+                f"{path}: ends before sample {stop - 1}, but the rows up to it were said to be "
+                "written; pack this part again"
+            )
+        return sizes[2::4].tolist()
 
     def publish(self, extent: Extent, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.
