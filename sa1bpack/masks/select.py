@@ -84,7 +84,7 @@ def _passing(
 
 def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
     """Return uint64 (masks,); raw output, because numpy keeps that stream the same for ever."""
-    return np.random.PCG64(np.random.SeedSequence([seed, image_id])).random_raw(masks)
+    return np.random.PCG64(np.random.SeedSequence([seed, image_id % 2**64])).random_raw(masks)
 
 
 def select_masks(

@@ -1,0 +1,35 @@
+"""`sa1bpack info`: what is in a pack, and what runs here."""
+
+import argparse
+
+from sa1bpack.cli import exits
+
+_DESCRIPTION = """\
+Show what a pack holds: images, masks, sizes, rejects, options, versions, and how many masks its
+images have. Without a pack: which versions and which image decoder run here."""
+
+
+def add_to(commands) -> None:
+    """Add the subcommand to the parser."""
+    parser = commands.add_parser(
+        "info",
+        help="show what is in a pack, or what runs here",
+        description=_DESCRIPTION,
+        epilog=exits.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pack", metavar="PACK", nargs="?", help="folder of a pack")
+    parser.set_defaults(run=run_info)
+
+
+def run_info(arguments: argparse.Namespace) -> int:
+    """Print the summary."""
+    if arguments.pack is None:
+        from sa1bpack.environment import describe
+
+        print("\n".join(f"{key:<16} {value}" for key, value in describe().items()))
+    else:
+        from sa1bpack.report.info import info
+
+        print(info(arguments.pack).as_text())
+    return exits.OK

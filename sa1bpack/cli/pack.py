@@ -1,0 +1,185 @@
+"""`sa1bpack pack`: tars in, shards out."""
+
+import argparse
+import sys
+from dataclasses import fields
+
+from sa1bpack.cli import exits
+from sa1bpack.packing.options import EMPTY, FITS, MASK_SAMPLINGS, RESAMPLES, PackOptions
+
+_DESCRIPTION = """\
+Decode SA-1B tars (or extracted folders) once, into shards under OUT that are numpy memory maps and
+Zarr v3 at the same time. Interrupted? Repeat the same command: it goes on from the last whole
+shard. Called with more tars later, it adds them."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
+  sa1bpack pack sa_000000.tar --out packed --dry-run
+  sa1bpack pack '/data/sa_*.tar' --out packed --md5sums md5sums.txt --max-rejects 100
+
+Members that cannot be used are listed in OUT/rejects.jsonl; the others are packed.
+
+"""
+    + exits.EPILOG
+)
+
+
+def add_to(commands) -> None:
+    """Add the subcommand to the parser."""
+    parser = commands.add_parser(
+        "pack",
+        help="decode tars into shards",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default = PackOptions()
+    parser.add_argument(
+        "sources", nargs="+", metavar="TAR", help="tars, extracted folders, or quoted globs"
+    )
+    parser.add_argument("--out", required=True, metavar="OUT", help="folder of the pack")
+
+    run = parser.add_argument_group("the run")
+    run.add_argument(
+        "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
+    )
+    run.add_argument(
+        "--md5sums", metavar="FILE", help="check each tar against this list (md5sum's format)"
+    )
+    run.add_argument(
+        "--max-rejects",
+        type=int,
+        metavar="N",
+        help="fail when more than N members are rejected (default: no limit)",
+    )
+    run.add_argument(
+        "--dry-run", action="store_true", help="estimate images, disk and time; write nothing"
+    )
+
+    images = parser.add_argument_group("images (part of the pack's identity)")
+    images.add_argument(
+        "--image-size", type=int, default=default.image_size, metavar="S",
+        help="side of the stored square in pixels (default: %(default)s)",
+    )  # fmt: skip
+    images.add_argument(
+        "--fit", choices=FITS, default=default.fit,
+        help="pad: longer side becomes S, rest is zero (SAM); squash: both do (SAM 2) "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    images.add_argument(
+        "--resample", choices=RESAMPLES, default=default.resample,
+        help="fast: DCT-scaled decode, then bicubic; exact: full decode, then bicubic, bit-equal "
+        "to Pillow (default: %(default)s)",
+    )  # fmt: skip
+
+    masks = parser.add_argument_group("masks (part of the pack's identity)")
+    masks.add_argument(
+        "--mask-size", type=int, default=default.mask_size, metavar="SM",
+        help="side of the mask grid in cells, a multiple of 8 (default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--mask-sampling", choices=MASK_SAMPLINGS, default=default.mask_sampling,
+        help="area: a cell is set when half of it is covered; center: when its centre is "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--no-runs", dest="runs", action="store_false",
+        help="do not store the exact run-length masks beside the bits",
+    )  # fmt: skip
+    masks.add_argument(
+        "--max-masks", type=_count_or_all, default=default.max_masks, metavar="N",
+        help="masks kept of an image at most, or 'all' (default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--select", choices=("largest", "random", "iou", "stability"), default=default.select,
+        help="which masks are kept when there are more (default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--seed", type=int, default=default.seed, help="of --select random (default: %(default)s)"
+    )
+    masks.add_argument(
+        "--min-area", type=int, default=default.min_area, metavar="PIXELS",
+        help="drop masks smaller than this many source pixels (default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--max-area-frac", type=float, default=default.max_area_frac, metavar="F",
+        help="drop masks larger than this fraction of the image (default: keep)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--min-iou", type=float, default=default.min_iou, metavar="X",
+        help="drop masks of lower predicted IoU (default: keep)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--min-stability", type=float, default=default.min_stability, metavar="X",
+        help="drop masks of lower stability score (default: keep)",
+    )  # fmt: skip
+    masks.add_argument(
+        "--empty", choices=EMPTY, default=default.empty,
+        help="images with no mask left (default: %(default)s)",
+    )  # fmt: skip
+
+    shards = parser.add_argument_group("shards (part of the pack's identity)")
+    shards.add_argument(
+        "--samples-per-shard", type=int, default=default.samples_per_shard, metavar="N",
+        help="images a shard at most (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(run=run_pack)
+
+
+def _count_or_all(text: str) -> int | None:
+    if text == "all":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'all'") from None
+
+
+def run_pack(arguments: argparse.Namespace) -> int:
+    """Pack, or estimate what packing would take."""
+    options = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
+    if arguments.dry_run:
+        return _dry_run(arguments, options)
+    from sa1bpack.packing.run import pack
+
+    result = pack(
+        arguments.sources,
+        arguments.out,
+        workers=arguments.workers,
+        md5sums=arguments.md5sums,
+        max_rejects=arguments.max_rejects,
+        **options,
+    )
+    print(_summary(result))
+    for name, error in result.failed.items():
+        print(f"sa1bpack: {name} was given up: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"  {note}", file=sys.stderr)
+    if result.images == 0:
+        rejects = result.root / "rejects.jsonl"
+        print(f"sa1bpack: no image was packed; {rejects} tells why", file=sys.stderr)
+    return exits.OK if result.complete and result.images else exits.FAILED
+
+
+def _summary(result) -> str:
+    pace = result.new_images / result.seconds if result.seconds else 0.0
+    lines = [
+        f"{result.root}: {result.images:,} images, {result.masks:,} of {result.annotations:,} masks",
+        f"this run: {result.new_images:,} images in {result.seconds:.1f} s ({pace:.1f} images/s)",
+    ]
+    if result.dropped:
+        lines.append(f"left out for want of masks: {result.dropped:,} images")
+    if result.rejects:
+        lines.append(f"rejected: {result.rejects:,} members, see {result.root / 'rejects.jsonl'}")
+    return "\n".join(lines)
+
+
+def _dry_run(arguments: argparse.Namespace, options: dict) -> int:
+    from sa1bpack.packing.estimate import estimate
+
+    forecast = estimate(
+        arguments.sources, arguments.out, workers=arguments.workers, **options
+    )
+    print(forecast.as_text())
+    return exits.OK if forecast.fits else exits.FAILED

@@ -1,0 +1,109 @@
+"""The worker processes as their parent sees them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+from sa1bpack.errors import PackError
+from sa1bpack.packing.engines.arena import Arena
+from sa1bpack.packing.engines.worker import JOBS_IN_HAND
+from sa1bpack.packing.options import PackOptions
+
+# Libraries' own threads would only compete with the other workers.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+
+
+@dataclass
+class WorkerHandle:
+    """One worker process.
+
+    jobs
+        Numbers of the jobs it holds, in the order sent: at most JOBS_IN_HAND.
+    """
+
+    process: subprocess.Popen
+    connection: Connection
+    ready: bool = False
+    jobs: list[int] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """How many more jobs it may be sent."""
+        return JOBS_IN_HAND - len(self.jobs) if self.ready else 0
+
+    def end(self, kill: bool = False) -> None:
+        """Close the socket, which ends the process, and wait for it."""
+        self.connection.close()
+        if kill:
+            self.process.kill()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def exit_text(self) -> str:
+        """How a process that closed its socket ended."""
+        self.end()
+        code = self.process.returncode
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"was killed by {name}{hint}"
+
+
+@contextmanager
+def _signals_kept_from_children() -> Iterator[None]:
+    """Block SIGINT and SIGTERM, which a child inherits.
+
+    Terminals and job schedulers send them to every process of a run. The parent alone heeds them;
+    it closes the sockets, which ends the workers.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_worker(options: PackOptions, arena: Arena) -> WorkerHandle:
+    """Start one worker; it says ("ready",) when it takes jobs."""
+    mine, its = socket.socketpair()
+    try:
+        with its, _signals_kept_from_children():
+            process = _launch(its.fileno(), arena)
+    except OSError as error:
+        mine.close()
+        raise PackError(f"a worker process could not be started: {error}") from error
+    handle = WorkerHandle(process, Connection(mine.detach()))
+    try:
+        handle.connection.send(options)
+    except OSError as error:
+        handle.end(kill=True)
+        raise PackError(f"a worker process could not be started: {error}") from error
+    return handle
+
+
+def _launch(descriptor: int, arena: Arena) -> subprocess.Popen:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "sa1bpack.packing.engines.worker",
+            *map(str, (descriptor, arena.descriptor, arena.slots)),
+        ],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(descriptor, arena.descriptor),
+        env={
+            **os.environ,
+            **_ONE_THREAD,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        },
+    )

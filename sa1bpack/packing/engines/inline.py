@@ -1,0 +1,51 @@
+"""The whole work in this process, one pair after the other: `--workers 1`."""
+
+from collections.abc import Sequence
+
+from sa1bpack.errors import SourceError
+from sa1bpack.packing.engines.work import RowWriter, attempt
+from sa1bpack.packing.lane import Lane, pair_digest
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import Buffers
+from sa1bpack.packing.watch import Watch
+
+
+def pack_inline(lanes: Sequence[Lane], options: PackOptions, watch: Watch) -> None:
+    """Pack every lane. What a source does wrong stays in its lane; other errors are raised."""
+    buffers = Buffers(options)
+    writer = RowWriter(options.layout)
+    try:
+        for number, lane in enumerate(lanes):
+            _pack_lane(lane, options, buffers, writer, watch)
+            for earlier in lanes[: number + 1]:
+                earlier.poll()
+        for lane in lanes:
+            lane.wait()
+    finally:
+        writer.close()
+
+
+def _pack_lane(
+    lane: Lane, options: PackOptions, buffers: Buffers, writer: RowWriter, watch: Watch
+) -> None:
+    pairs = 0
+    try:
+        with lane.open_reader() as reader:
+            for pair in reader:
+                pairs += 1
+                if lane.is_published(pair.index):
+                    lane.pass_over(pair.index, pair_digest(pair))
+                    watch.passed_over(lane.source, reader.bytes_read)
+                    continue
+                lane.begin(pair.index, pair_digest(pair))
+                outcome, packed = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+                for grant in lane.resolve(pair.index, outcome):
+                    writer.write(packed, grant.folder, grant.at)
+                    lane.written(pair.index)
+                watch.done(lane.source, outcome, reader.bytes_read)
+                lane.poll()
+            for reject in lane.end(reader, pairs):
+                watch.reject(lane.source, reject)
+    except SourceError as error:
+        lane.fail(error)
+    watch.source_done(lane.source)

@@ -1,0 +1,206 @@
+"""`--dry-run`: what packing would take, from the first pairs of the sources themselves."""
+
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.format import Extent
+from sa1bpack.format.shard_writer import shard_bytes
+from sa1bpack.packing.engines.work import attempt
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.run import checked_workers, sources_to_pack
+from sa1bpack.packing.sample import Buffers, warm_up
+from sa1bpack.packing.unit import Rejected
+from sa1bpack.source.find import Source
+from sa1bpack.source.pairs import PairReader
+
+# Enough for a mean; reading up to them costs a second or so of a tar in random order.
+PROBE_PAIRS = 24
+
+# Writing, hashing and messages, measured beside decoding (docs/performance.md).
+_OVERHEAD = 1.15
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What packing would take, extrapolated from `probed` samples.
+
+    sources, source_bytes
+        Number and size of the tars and folders.
+    images, masks
+        Expected samples and stored masks.
+    disk_bytes
+        Size of the pack's files; `hole_bytes` of them are holes that no sparse-aware filesystem
+        stores (the padding under images that are wider than tall).
+    free_bytes
+        Free space where the pack would lie.
+    shards
+        Expected number of shards.
+    workers, seconds
+        Processes, and the wall time that they would take on this machine.
+    probed, rejected
+        Samples tried, and those of them that would be rejected.
+    """
+
+    sources: int
+    source_bytes: int
+    images: int
+    masks: int
+    disk_bytes: int
+    hole_bytes: int
+    free_bytes: int
+    shards: int
+    workers: int
+    seconds: float
+    probed: int
+    rejected: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pack fits into the free space."""
+        return self.disk_bytes - self.hole_bytes <= self.free_bytes
+
+    def as_text(self) -> str:
+        """The forecast in a few lines."""
+        needed = self.disk_bytes - self.hole_bytes
+        verdict = "fits" if self.fits else "DOES NOT FIT"
+        lines = [
+            f"sources   {self.sources:,} with {_size(self.source_bytes)}",
+            f"images    about {self.images:,}, with {self.masks:,} masks stored",
+            f"disk      {_size(needed)} ({_size(self.disk_bytes)} with holes counted), "
+            f"{self.shards:,} shards",
+            f"free      {_size(self.free_bytes)}: it {verdict}",
+            f"time      about {_duration(self.seconds)} with {self.workers} workers here",
+            f"measured on {self.probed} images; nothing was written",
+        ]
+        if self.rejected:
+            lines.append(f"{self.rejected} of these would be rejected")
+        return "\n".join(lines)
+
+
+def estimate(
+    sources: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    **options,
+) -> Forecast:
+    """Say what `pack` with the same arguments would take; writes nothing.
+
+    Decodes the first pairs of the first source and extrapolates by bytes. Raises OptionError and
+    SourceError as `pack` does.
+    """
+    choice = PackOptions(**options)
+    workers = checked_workers(workers)
+    found = sources_to_pack(sources)
+    probe = _probe(found[0], choice)
+    total = sum(source.nbytes for source in found)
+    images_of = [probe.images_in(source.nbytes) for source in found]
+    images = sum(images_of)
+    extent = probe.scaled(images)
+    kept_rows = probe.stored_height / choice.image_size
+    image_bytes = images * choice.image_size**2 * 3
+    return Forecast(
+        sources=len(found),
+        source_bytes=total,
+        images=images,
+        masks=extent.masks,
+        disk_bytes=shard_bytes(choice.layout, extent),
+        hole_bytes=int(image_bytes * (1 - kept_rows)),
+        free_bytes=shutil.disk_usage(_existing(Path(out))).free,
+        shards=sum(-(-count // choice.samples_per_shard) for count in images_of),
+        workers=workers,
+        seconds=images * probe.seconds * _OVERHEAD / workers,
+        probed=probe.pairs,
+        rejected=probe.rejected,
+    )
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Means over the first pairs of a source: bytes in the tar, seconds of work, rows stored."""
+
+    pairs: int
+    rejected: int
+    packed: Extent
+    tar_bytes: float
+    seconds: float
+    stored_height: float
+
+    def images_in(self, nbytes: int) -> int:
+        if self.packed.samples == 0:
+            return 0
+        pairs = max(1, round(nbytes / self.tar_bytes))
+        return max(1, round(pairs * self.packed.samples / self.pairs))
+
+    def scaled(self, images: int) -> Extent:
+        factor = images / max(1, self.packed.samples)
+        return Extent(images, round(self.packed.masks * factor), round(self.packed.runs * factor))
+
+
+def _probe(source: Source, options: PackOptions) -> _Probe:
+    warm_up(options)
+    buffers = Buffers(options)
+    packed_extent = Extent(0, 0, 0)
+    pairs = rejected = tar_bytes = 0
+    heights = []
+    seconds = 0.0
+    with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+        for pair in islice(reader, PROBE_PAIRS):
+            pairs += 1
+            tar_bytes += _bytes_in_tar(source, pair)
+            started = time.perf_counter()
+            outcome, packed = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+            seconds += time.perf_counter() - started
+            rejected += isinstance(outcome, Rejected)
+            if packed is not None:
+                packed_extent = packed_extent + packed.extent
+                heights.append(int(packed.rows["size"][0, 2]))
+    return _Probe(
+        pairs,
+        rejected,
+        packed_extent,
+        tar_bytes / max(1, pairs),
+        seconds / max(1, pairs),
+        float(np.mean(heights)) if heights else options.image_size,
+    )
+
+
+def _bytes_in_tar(source: Source, pair) -> int:
+    """What a pair takes of its source; JPEGs do not shrink under gzip, JSON does."""
+    if source.kind == "folder":
+        return len(pair.jpeg) + len(pair.json)
+    if source.kind == "tar":
+        return len(pair.jpeg) + len(pair.json) + 4 * 512
+    return len(pair.jpeg) + len(zlib.compress(pair.json, 1))
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    raise AssertionError
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,192 @@
+"""What a pack folder holds so far, and what is published of it.
+
+Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
+at most its unpublished shards; the manifest adds what is known of whole sources. Everything that
+this module writes follows from the shards and the sources alone: the same input gives the same
+bytes, however often the run was interrupted.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+from sa1bpack.errors import OutputLocked, PackError
+from sa1bpack.format import (
+    make_manifest, open_shard, publish, read_manifest, remove_stale, scan_shards
+)  # fmt: skip
+from sa1bpack.format.files import TEMPORARY_PREFIX, replace_file
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, write_manifest
+from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.unit import PublishedShard
+
+
+class Ledger:
+    """The state of one pack folder, held by one process at a time.
+
+    shards
+        (source, part) → the published shard.
+    sources
+        Name of a finished source → its record in the manifest.
+    """
+
+    def __init__(self, root: Path, options: PackOptions):
+        """Take hold of `root`, making it when it is not there.
+
+        Raises OutputLocked when another process holds it, OptionsDiffer when it was packed with
+        other options, PackError when it is a folder of something else, FormatError when what is
+        there is damaged.
+        """
+        self.root = root
+        self.options = options
+        self.shards: dict[tuple[str, int], PublishedShard] = {}
+        self.sources: dict[str, dict] = {}
+        self._published_at = self._publish_seconds = 0.0
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(root)
+        try:
+            self._load()
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def shards_dir(self) -> Path:
+        return self.root / SHARDS_NAME
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        os.close(self._lock)
+
+    def _load(self) -> None:
+        if (self.root / MANIFEST_NAME).exists():
+            manifest = read_manifest(self.root)
+            self.options.check_same(manifest.options, str(self.root))
+            self.sources = {record["name"]: record for record in manifest.sources}
+        else:
+            self._claim()
+        remove_stale(self.root)
+        for entry in scan_shards(self.root):
+            attributes = open_shard(self.shards_dir / entry.name).attributes
+            self.add_shard(PublishedShard(entry, attributes))
+
+    def _claim(self) -> None:
+        """Make an empty folder that of a pack.
+
+        The manifest comes first of all files: a run killed at any moment leaves a pack, or nothing
+        but the manifest under its working name.
+        """
+        working_name = TEMPORARY_PREFIX + MANIFEST_NAME
+        if any(not path.name.startswith(working_name) for path in self.root.iterdir()):
+            raise PackError(
+                f"{self.root} is not empty and holds no {MANIFEST_NAME}; "
+                "choose an empty or a new folder"
+            )
+        write_manifest(self.root, self._manifest(complete=False))
+
+    def parts_of(self, source: str) -> dict[int, PublishedShard]:
+        """Part → published shard, of one source."""
+        return {part: shard for (name, part), shard in self.shards.items() if name == source}
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Enter a published shard."""
+        self.shards[shard.entry.source, shard.entry.part] = shard
+
+    def finish_source(self, record: dict) -> None:
+        """Enter a source of which every shard is published.
+
+        The manifest and the index follow now and then: writing them takes two seconds for the whole
+        of SA-1B, and may take one part in twenty of the time. A run killed in between reads the
+        source again, but decodes nothing of it.
+        """
+        self.sources[record["name"]] = record
+        if time.monotonic() - self._published_at >= 20 * self._publish_seconds:
+            self.publish(complete=False)
+
+    def withdraw(self, source: str) -> int:
+        """Remove every shard of a source that cannot be trusted; return how many there were."""
+        parts = self.parts_of(source)
+        for part, shard in parts.items():
+            folder = self.shards_dir / shard.entry.name
+            doomed = folder.with_name(f"{TEMPORARY_PREFIX}withdrawn-{shard.entry.name}")
+            os.rename(folder, doomed)
+            shutil.rmtree(doomed)
+            del self.shards[source, part]
+        self.sources.pop(source, None)
+        self.publish(complete=False)
+        return len(parts)
+
+    def rejects(self) -> list[dict]:
+        """Every line of rejects.jsonl, by source and, within one, in the order of finding."""
+        lines = [
+            {"source": source, **reject}
+            for (source, _), shard in self._in_order()
+            for reject in shard.attributes["rejects"]
+        ]
+        lines += [
+            {"source": name, **reject}
+            for name, record in sorted(self.sources.items())
+            for reject in record["rejects"]
+        ]
+        return sorted(lines, key=lambda line: line["source"])
+
+    def counts(self) -> dict[str, int]:
+        """Totals over the pack."""
+        shards = self.shards.values()
+        rejects = self.rejects()
+        return {
+            "images": sum(shard.entry.samples for shard in shards),
+            "masks": sum(shard.entry.masks for shard in shards),
+            "annotations": sum(shard.entry.annotations for shard in shards),
+            "dropped_images": sum(shard.attributes["dropped"] for shard in shards)
+            + sum(record["dropped"] for record in self.sources.values()),
+            "rejects": len(rejects),
+            **{
+                f"rejects:{code}": count
+                for code, count in sorted(Counter(line["reason"] for line in rejects).items())
+            },
+        }
+
+    def publish(self, complete: bool) -> None:
+        """Write the index, rejects.jsonl, the manifest and the checksums, each whole or not at all.
+
+        complete
+            Every source asked for is packed; the pack is when no other is packed in part either.
+        """
+        started = time.monotonic()
+        rejects = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self.rejects())
+        replace_file(self.root / REJECTS_NAME, rejects.encode())
+        publish(self.root, self._manifest(complete))
+        self._published_at = time.monotonic()
+        self._publish_seconds = self._published_at - started
+
+    def _manifest(self, complete: bool) -> Manifest:
+        return make_manifest(
+            self.options.layout,
+            [shard.entry for _, shard in self._in_order()],
+            complete=complete and all(source in self.sources for source, _ in self.shards),
+            options=self.options.to_json(),
+            sources=[record for _, record in sorted(self.sources.items())],
+            counts=self.counts(),
+        )
+
+    def _in_order(self) -> list[tuple[tuple[str, int], PublishedShard]]:
+        """Shards by the name of their source and by part: the order of the pack's samples."""
+        return sorted(self.shards.items(), key=lambda item: item[0])
+
+
+def _lock(root: Path) -> int:
+    """Lock a folder until the descriptor is closed or the process ends, however it ends."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OutputLocked(
+            f"{root}: another process packs into this folder; wait for it, or choose another folder"
+        ) from None
+    return descriptor

@@ -1,0 +1,236 @@
+"""`pack`: the whole run, from the arguments to the published pack."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from sa1bpack import __version__
+from sa1bpack.environment import pil_in_force
+from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
+from sa1bpack.format.manifest import check_shard_name
+from sa1bpack.packing.engines.inline import pack_inline
+from sa1bpack.packing.engines.processes import pack_with_processes
+from sa1bpack.packing.lane import Lane
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import warm_up
+from sa1bpack.packing.watch import Watch
+from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.md5sums import read_md5sums
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """What a run did, and what the pack holds now.
+
+    root
+        The pack's folder.
+    images, masks, annotations, dropped, rejects
+        Totals of the pack: samples; masks stored; masks that their records had; images left out
+        because no mask of theirs was left; members in rejects.jsonl.
+    new_images
+        Samples that this run decoded.
+    failed
+        Name of each source that was given up → the error. Empty when the pack is complete.
+    notes
+        What the user was told during the run.
+    seconds
+        Wall time.
+    """
+
+    root: Path
+    images: int
+    masks: int
+    annotations: int
+    dropped: int
+    rejects: int
+    new_images: int
+    failed: dict[str, SourceError]
+    notes: list[str] = field(repr=False)
+    seconds: float
+
+    @property
+    def complete(self) -> bool:
+        """Whether every source given is packed."""
+        return not self.failed
+
+
+def default_workers() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def checked_workers(workers: int | None) -> int:
+    """The number of workers asked for. Raises OptionError for fewer than one."""
+    if workers is None:
+        return default_workers()
+    if workers < 1:
+        raise OptionError(f"workers is {workers}; at least 1 is needed")
+    return workers
+
+
+def sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]:
+    """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
+    found = find_sources([sources] if isinstance(sources, str | Path) else sources)
+    if not found:
+        raise OptionError("no source is given; name at least one tar or folder")
+    for source in found:
+        try:
+            check_shard_name(f"{source.name}-000", str(source.path))
+        except FormatError as error:
+            raise SourceError(f"{error}; shards are named after their source: rename it") from None
+    return found
+
+
+def pack(
+    sources: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    md5sums: str | Path | None = None,
+    max_rejects: int | None = None,
+    progress: bool | None = None,
+    **options,
+) -> PackResult:
+    """Pack SA-1B tars (or extracted folders) into shards under `out`.
+
+    Called again with the same options it goes on where it was interrupted, and adds sources that
+    the pack does not have yet.
+
+    sources
+        Paths or glob patterns of tars and folders.
+    out
+        Folder of the pack; made when it is not there.
+    workers
+        Worker processes; 1 does all the work in this process. Default: the processors at hand.
+    md5sums
+        List in md5sum's format; a tar with another sum is refused, one that it lacks is an error.
+    max_rejects
+        More rejected members than this end the run (default: no limit).
+    progress
+        Show a progress bar on stderr. Default: when it is a terminal.
+    options
+        Fields of PackOptions.
+
+    A source that cannot be read is given up and named in the result's `failed`; the others are
+    packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
+    (OutputLocked, OptionsDiffer, TooManyRejects, a worker that can't start), FormatError for a
+    damaged pack in `out`, and OSError when the disk fails. After any of them, what was published
+    stays, and nothing unfinished has a final name.
+    """
+    choice = PackOptions(**options)
+    workers = checked_workers(workers)
+    if max_rejects is not None and max_rejects < 0:
+        raise OptionError(f"max_rejects is {max_rejects}; it must be 0 or more, or None")
+    found = sources_to_pack(sources)
+    sums = _expected_sums(found, md5sums)
+    warm_up(choice)
+    ledger = Ledger(Path(out), choice)
+    try:
+        return _pack(found, ledger, workers, sums, max_rejects, progress)
+    finally:
+        ledger.release()
+
+
+def _expected_sums(sources: list[Source], md5sums) -> dict[str, str]:
+    """Name of a source → its md5 in the list."""
+    if md5sums is None:
+        return {}
+    sums = read_md5sums(Path(md5sums))
+    tars = [source for source in sources if source.kind != "folder"]
+    missing = [source.path.name for source in tars if source.path.name not in sums]
+    if missing:
+        raise SourceError(
+            f"{md5sums} has no sum for {', '.join(missing[:5])}"
+            f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without it"
+        )
+    return {source.name: sums[source.path.name] for source in tars}
+
+
+def _pack(
+    sources: list[Source],
+    ledger: Ledger,
+    workers: int,
+    sums: dict[str, str],
+    max_rejects: int | None,
+    progress: bool | None,
+) -> PackResult:
+    todo = [source for source in sources if not _is_packed(source, ledger, sums)]
+    watch = Watch(
+        sum(source.nbytes for source in todo), len(ledger.rejects()), max_rejects, progress
+    )
+    packed_by = _versions()
+    _note_other_decoders(ledger, packed_by, watch)
+    ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
+    with ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-sealer") as sealer:
+        lanes = [
+            Lane(source, ledger, sealer, packed_by, sums.get(source.name)) for source in todo
+        ]
+        try:
+            if workers == 1:
+                pack_inline(lanes, ledger.options, watch)
+            elif lanes:
+                pack_with_processes(lanes, ledger.options, workers, watch)
+        except BaseException:
+            for lane in lanes:
+                lane.stop()
+            ledger.publish(complete=False)
+            raise
+        finally:
+            watch.close()
+    failed = {lane.source.name: lane.error for lane in lanes if lane.error is not None}
+    ledger.publish(complete=not failed)
+    counts = ledger.counts()
+    return PackResult(
+        root=ledger.root,
+        images=counts["images"],
+        masks=counts["masks"],
+        annotations=counts["annotations"],
+        dropped=counts["dropped_images"],
+        rejects=counts["rejects"],
+        new_images=watch.images,
+        failed=failed,
+        notes=watch.notes,
+        seconds=watch.seconds,
+    )
+
+
+def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
+    """Whether the pack has all of a source. Raises PackError when it has another of that name."""
+    record = ledger.sources.get(source.name)
+    if record is None:
+        return False
+    expected = sums.get(source.name, record["md5"])
+    if record["nbytes"] != source.nbytes or record["md5"] != expected:
+        raise PackError(
+            f"{source.path} has {source.nbytes} bytes"
+            + (f" and should have the md5 {expected}" if source.name in sums else "")
+            + f", but the pack holds a source {source.name!r} of {record['nbytes']} bytes "
+            f"with the md5 {record['md5']}; rename one of them, or use another output folder"
+        )
+    record["md5_checked"] |= source.name in sums
+    return True
+
+
+def _versions() -> dict[str, str]:
+    """What decides pixels and masks beside the options; every shard records it."""
+    pil = pil_in_force()
+    return {
+        "sa1bpack": __version__,
+        pil.package: pil.version,
+        "simplejpeg": version("simplejpeg"),
+    }
+
+
+def _note_other_decoders(ledger: Ledger, packed_by: dict, watch: Watch) -> None:
+    others = {
+        tuple(sorted(shard.attributes["packed_by"].items()))
+        for shard in ledger.shards.values()
+        if shard.attributes["packed_by"] != packed_by
+    }
+    for other in sorted(others):
+        was = ", ".join(f"{key} {value}" for key, value in other)
+        watch.note(f"part of this pack was made with {was}; pixels may differ by rounding")

@@ -1,0 +1,189 @@
+"""One image and its record → the rows that a shard stores of them."""
+
+import io
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from sa1bpack.errors import AnnotationError, MaskError
+from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
+from sa1bpack.masks.raster import rasterize
+from sa1bpack.masks.rle import parse_counts, take_masks
+from sa1bpack.masks.select import select_masks
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.pixels.decode import decode_into
+from sa1bpack.source.annotations import Annotations, parse_annotations
+
+# Bit 15 of number_types: the RLE text was not what COCO's own encoder writes for these runs.
+NONCANONICAL_BIT = np.uint16(1 << 15)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The rows of one sample.
+
+    rows
+        Array name → rows, as format.ShardRows.write takes them. `image` and `mask_bits` are views
+        of the maker's buffers and hold until its next sample in that buffer.
+    extent
+        What the sample adds to its shard.
+    unknown_keys
+        Keys of the record that the schema does not have; they are not stored.
+    """
+
+    rows: dict
+    extent: Extent
+    unknown_keys: frozenset
+
+
+class Buffers:
+    """The large arrays of one sample, reused: a fresh one of 3 MB costs 768 page faults.
+
+    image
+        (S, S, 3) uint8
+    """
+
+    def __init__(self, options: PackOptions):
+        size = options.image_size
+        self.image = np.zeros((size, size, 3), np.uint8)
+        self._bits = np.empty((0, options.mask_size, options.mask_size // 8), np.uint8)
+
+    def bits(self, masks: int) -> np.ndarray:
+        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
+        if len(self._bits) < masks:
+            self._bits = np.empty((max(masks, 2 * len(self._bits)), *self._bits.shape[1:]), np.uint8)
+        return self._bits[:masks]
+
+
+def make_sample(
+    file_name: str, jpeg, record, options: PackOptions, buffers: Buffers
+) -> Packed | None:
+    """Decode one sample.
+
+    file_name
+        Name of the JPEG without its folders, such as "sa_5.jpg".
+    jpeg, record
+        Bytes of the image and of its JSON.
+
+    Returns None for an image with no mask left where the options drop those. Raises SampleError
+    (AnnotationError, MaskError, ImageError) when the sample must be rejected; every mask of the
+    record is checked, also those that the rule leaves out, so that the options don't decide which
+    images count as sound.
+    """
+    record = parse_annotations(bytes(record))  # of a view, messages would quote an address
+    _check_name(record.file_name, file_name)
+    pixels = record.height * record.width
+    try:
+        run_ends, run_offset, noncanonical = parse_counts(
+            record.counts_text, record.counts_offset, pixels
+        )
+    except MaskError as error:
+        raise _name_the_mask(error, record) from error
+    kept = select_masks(
+        options.rule,
+        record.area,
+        record.predicted_iou,
+        record.stability_score,
+        pixels,
+        record.image_id,
+    )
+    if options.empty == "drop" and len(kept) == 0:
+        return None
+    stored_height, stored_width = decode_into(
+        jpeg,
+        record.height,
+        record.width,
+        buffers.image,
+        fit=options.fit,
+        resample=options.resample,
+    )
+    run_ends, run_offset = take_masks(run_ends, run_offset, kept)
+    bits = rasterize(
+        run_ends,
+        run_offset,
+        record.height,
+        record.width,
+        options.mask_size,
+        fit=options.fit,
+        sampling=options.mask_sampling,
+        out=buffers.bits(len(kept)),
+    )
+    number_types = record.number_types[kept]
+    number_types[noncanonical[kept]] |= NONCANONICAL_BIT
+    rows = {
+        "image": buffers.image,
+        "image_id": np.array([record.image_id], np.int64),
+        "file_name": _padded_name(record.file_name),
+        "size": np.array([[record.height, record.width, stored_height, stored_width]], np.int32),
+        "annotation_count": np.array([len(record.area)], np.int32),
+        "bbox": record.bbox[kept],
+        "area": record.area[kept],
+        "predicted_iou": record.predicted_iou[kept],
+        "stability_score": record.stability_score[kept],
+        "point_coords": record.point_coords[kept],
+        "crop_box": record.crop_box[kept],
+        "annotation_id": record.annotation_id[kept],
+        "number_types": number_types,
+        "mask_bits": bits,
+    }
+    runs = 0
+    if options.runs:
+        rows["run_offset"] = run_offset
+        rows["run_ends"] = run_ends
+        runs = len(run_ends)
+    return Packed(rows, Extent(1, len(kept), runs), record.unknown_keys)
+
+
+def warm_up(options: PackOptions) -> None:
+    """Make a tiny sample, so that every kernel is compiled, or loaded from numba's cache.
+
+    Done once by the parent before its workers start, it spares them compiling the same at once.
+    """
+    image = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(image, "JPEG")
+    annotation = {
+        "bbox": [0, 0, 15, 15],
+        "area": 256,
+        "segmentation": {"size": [16, 16], "counts": "0P8"},  # 0 background, 256 foreground
+        "predicted_iou": 1.0,
+        "point_coords": [[8.0, 8.0]],
+        "crop_box": [0, 0, 16, 16],
+        "id": 1,
+        "stability_score": 1.0,
+    }
+    record = {
+        "image": {"image_id": 1, "width": 16, "height": 16, "file_name": "sa_1.jpg"},
+        "annotations": [annotation],
+    }
+    make_sample("sa_1.jpg", image.getvalue(), json.dumps(record).encode(), options, Buffers(options))
+
+
+def _check_name(recorded: str, found: str) -> None:
+    if recorded != found:
+        raise AnnotationError(
+            f"image.file_name is {recorded!r}, but the record lies beside {found!r}; "
+            "it belongs to another image, or a file was renamed",
+            code="name-mismatch",
+        )
+
+
+def _name_the_mask(error: MaskError, record: Annotations) -> MaskError:
+    """Say the annotation's id as well as its index; kernels know only the index."""
+    mask = getattr(error, "mask", None)
+    if mask is None:
+        return error
+    return MaskError(f"annotation id {record.annotation_id[mask]}: {error}", error.code)
+
+
+def _padded_name(file_name: str) -> np.ndarray:
+    """(1, FILE_NAME_BYTES) uint8, zero-padded UTF-8."""
+    encoded = file_name.encode()
+    if len(encoded) > FILE_NAME_BYTES:
+        raise AnnotationError(
+            f"image.file_name has {len(encoded)} bytes, a pack stores {FILE_NAME_BYTES}; "
+            f"shorten {file_name!r}",
+            code="name-too-long",
+        )
+    return np.frombuffer(encoded.ljust(FILE_NAME_BYTES, b"\0"), np.uint8)[None]

@@ -1,0 +1,109 @@
+"""What a run shows while it works, and the limit on rejects that ends it."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+from tqdm import tqdm
+
+from sa1bpack.errors import TooManyRejects
+from sa1bpack.packing.unit import Accepted, Dropped, Outcome, Rejected
+from sa1bpack.source.find import Source
+
+# How often the bar is drawn at most.
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass
+class Watch:
+    """Counts what happens in a run and draws its progress bar on a terminal.
+
+    total_bytes
+        Size of all sources; the bar runs over it, because the number of images is known only at
+        the end of a tar.
+    rejects
+        Rejects so far, those of earlier runs included.
+    max_rejects
+        One more than this many raises TooManyRejects (None: no limit).
+    """
+
+    total_bytes: int
+    rejects: int = 0
+    max_rejects: int | None = None
+    show: bool | None = None
+    images: int = 0
+    masks: int = 0
+    dropped: int = 0
+    new_rejects: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.started = time.perf_counter()
+        self._read: dict[str, int] = {}
+        self._drawn = 0.0
+        hidden = not (sys.stderr.isatty() if self.show is None else self.show)
+        self._bar = tqdm(
+            total=self.total_bytes,
+            unit="B",
+            unit_scale=True,
+            disable=hidden,
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
+            "{remaining} left{postfix}",
+        )
+
+    def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
+        """One pair has its outcome."""
+        match outcome:
+            case Accepted(extent):
+                self.images += 1
+                self.masks += extent.masks
+            case Dropped():
+                self.dropped += 1
+            case Rejected():
+                self.reject(source, outcome)
+        self._advance(source, bytes_read)
+
+    def reject(self, source: Source, reject: Rejected) -> None:
+        """Count a reject. Raises TooManyRejects."""
+        self.rejects += 1
+        self.new_rejects += 1
+        if self.max_rejects is not None and self.rejects > self.max_rejects:
+            raise TooManyRejects(
+                f"{self.rejects} members are rejected and --max-rejects is {self.max_rejects}; the "
+                f"last one is {reject.member} of {source.path}: {reject.detail}"
+            )
+
+    def passed_over(self, source: Source, bytes_read: int) -> None:
+        """A pair lies in a shard that is published already."""
+        self._advance(source, bytes_read)
+
+    def source_done(self, source: Source) -> None:
+        """A source is read to its end, or given up."""
+        self._advance(source, source.nbytes, force=True)
+
+    def note(self, text: str) -> None:
+        """Tell the user something now, without breaking the bar."""
+        self.notes.append(text)
+        tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Leave the last state of the bar on the terminal."""
+        self._bar.close()
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self.started
+
+    def _advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
+        before = self._read.get(source.name, 0)
+        if bytes_read > before:
+            self._read[source.name] = bytes_read
+            self._bar.update(bytes_read - before)
+        now = time.perf_counter()
+        if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):
+            return
+        self._drawn = now
+        rejected = f", {self.rejects} rejected" if self.rejects else ""
+        self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")

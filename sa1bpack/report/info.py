@@ -1,0 +1,124 @@
+"""`info`: what a pack holds, from its manifest and its index, without reading pixels."""
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.format import Manifest, open_index, open_shard, read_manifest
+from sa1bpack.format.manifest import SHARDS_NAME
+
+# Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
+_BINS = 10
+_BAR = 40
+_WIDTH = 90  # columns
+
+
+@dataclass(frozen=True)
+class PackInfo:
+    """What a pack holds.
+
+    root
+        Its folder.
+    manifest
+        The manifest as it is.
+    bytes
+        Size of its chunk files, holes included; `disk_bytes` is what the filesystem stores of them.
+    mask_counts
+        (N,) int64, masks of each sample.
+    packed_by
+        The versions that made it, one entry for each combination.
+    unknown_keys
+        Keys of the JSON records that a pack does not store.
+    """
+
+    root: Path
+    manifest: Manifest
+    bytes: int
+    disk_bytes: int
+    mask_counts: np.ndarray
+    packed_by: list[dict]
+    unknown_keys: list[str]
+
+    def histogram(self) -> tuple[np.ndarray, np.ndarray]:
+        """Images by number of masks: (counts (b,) int64, edges (b + 1,) int64), upper edge open."""
+        top = int(self.mask_counts.max(initial=0)) + 1
+        step = max(1, -(-top // _BINS))
+        edges = np.arange(0, top + step, step)
+        return np.histogram(self.mask_counts, edges)[0], edges
+
+    def as_text(self) -> str:
+        """The whole in lines of at most 90 columns, unless the folder's own name is longer."""
+        manifest, counts = self.manifest, self.manifest.counts
+        dropped = counts["annotations"] - manifest.masks
+        lines = [
+            f"{self.root}",
+            f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
+            + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
+            f"  images     {manifest.samples:,} in {len(manifest.shards):,} shards "
+            f"from {len(manifest.sources):,} sources",
+            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,} were left "
+            "out by filters and the cap",
+            f"  size       {self.bytes / 1e9:,.2f} GB, {self.disk_bytes / 1e9:,.2f} GB on disk "
+            "(padding is stored as holes)",
+            f"  left out   {counts['dropped_images']:,} images without masks, "
+            f"{counts['rejects']:,} rejected members",
+        ]
+        lines += [
+            f"             {count:,} {key.removeprefix('rejects:')}"
+            for key, count in counts.items()
+            if key.startswith("rejects:")
+        ]
+        if self.unknown_keys:
+            text = f"keys of the JSON: {', '.join(self.unknown_keys)}"
+            lines += textwrap.wrap(
+                text, _WIDTH, initial_indent="  not stored ", subsequent_indent=" " * 13
+            )
+        for made in self.packed_by:
+            lines.append("  made by    " + ", ".join(f"{key} {value}" for key, value in made.items()))
+        lines.append("options")
+        lines += [f"  {key:<18} {value}" for key, value in manifest.options.items()]
+        lines.append("masks an image")
+        lines += self._bars()
+        return "\n".join(lines)
+
+    def _bars(self) -> list[str]:
+        counts, edges = self.histogram()
+        most = max(1, int(counts.max(initial=0)))
+        lines = []
+        for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+            label = f"{low}" if high - low == 1 else f"{low}-{high - 1}"
+            bar = "#" * round(_BAR * int(count) / most)
+            lines.append(f"  {label:>9}  {bar:<{_BAR}} {count:,}")
+        return lines
+
+
+def info(root: str | Path) -> PackInfo:
+    """Look at a pack.
+
+    Raises FormatError (or VersionError) when `root` is not a pack or a damaged one.
+    """
+    root = Path(root)
+    manifest = read_manifest(root)
+    if manifest.index is None:
+        mask_counts = np.zeros(0, np.int64)
+    else:
+        mask_counts = np.diff(open_index(root, manifest).mask_offset)
+    shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
+    made = {tuple(sorted(shard.attributes["packed_by"].items())) for shard in shards}
+    unknown = {key for shard in shards for key in shard.attributes["unknown_keys"]}
+    return PackInfo(
+        root=root,
+        manifest=manifest,
+        bytes=sum(entry.bytes for entry in manifest.shards),
+        disk_bytes=sum(
+            path.stat().st_blocks * 512
+            for shard in shards
+            for path in shard.folder.rglob("*")
+            if path.is_file()
+        ),
+        mask_counts=mask_counts,
+        packed_by=[dict(versions) for versions in sorted(made)],
+        unknown_keys=sorted(unknown),
+    )

@@ -1,0 +1,278 @@
+"""The command line, called within this process: options, exit codes, what is printed where."""
+
+import json
+import re
+import signal
+import subprocess
+from collections import namedtuple
+from dataclasses import fields
+
+import pytest
+from commands import COMMAND, SMALL_FLAGS
+from small_tars import SMALL, contents, members, rejects_of, write_tar
+
+import sa1bpack
+from sa1bpack.cli.main import main
+from sa1bpack.format import open_shard
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions
+
+COMMANDS = {
+    "pack": {
+        "--out", "--workers", "--md5sums", "--max-rejects", "--dry-run", "--image-size", "--fit",
+        "--resample", "--mask-size", "--mask-sampling", "--no-runs", "--max-masks", "--select",
+        "--seed", "--min-area", "--max-area-frac", "--min-iou", "--min-stability", "--empty",
+        "--samples-per-shard",
+    },
+    "verify": {"--quick"},
+    "info": set(),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def signals_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members(range(6), masks=lambda n: n))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "pack"
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*arguments): (exit code, stdout, stderr)."""
+
+    def command(*arguments) -> tuple[int, str, str]:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def pack_command(tar, root, *more):
+    return ("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS, *more)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_in_100_columns(command, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, error = command(name, "--help")
+    assert (code, error) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+    usage, rest = out.split("\n\n", 1)
+    assert set(re.findall(r"--[a-z][a-z0-9-]+", usage)) == COMMANDS[name]
+    for option in COMMANDS[name]:
+        assert re.search(rf"^  {option}[ \n]", rest, re.M), option
+    assert "130, 143" in rest and "repeat the command" in rest
+
+
+def test_the_main_help_names_every_command_in_100_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, _ = command("--help")
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} ", out, re.M)
+    assert command("--version") == (0, f"sa1bpack {sa1bpack.__version__}\n", "")
+
+
+def test_every_option_of_a_pack_is_on_the_command_line_with_its_default(
+    command, tar, root, tmp_path
+):
+    assert command("pack", tar, "--out", root, "--workers", 1)[0] == 0
+    options = json.loads((root / "manifest.json").read_text())["options"]
+    assert options == PackOptions().to_json()
+    assert options.keys() == {field.name for field in fields(PackOptions)}
+
+
+def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root):
+    chosen = {
+        "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
+        "mask_sampling": "center", "max_masks": 2, "select": "random", "seed": 7, "min_area": 3,
+        "max_area_frac": 0.9, "min_iou": 0.1, "min_stability": 0.2, "empty": "drop",
+        "samples_per_shard": 5,
+    }  # fmt: skip
+    flags = [str(word) for name, value in chosen.items() for word in (_flag(name), value)]
+    assert command("pack", tar, "--out", root, "--workers", 1, "--no-runs", *flags)[0] == 0
+    options = json.loads((root / "manifest.json").read_text())["options"]
+    assert options == {**chosen, "runs": False}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def test_all_masks_can_be_asked_for(command, tar, root):
+    assert command(*pack_command(tar, root, "--max-masks", "all"))[0] == 0
+    assert json.loads((root / "manifest.json").read_text())["options"]["max_masks"] is None
+
+
+def test_a_pack_is_summed_up_on_stdout_and_stderr_stays_empty(command, tar, root):
+    code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
+    assert (code, error) == (0, "")
+    assert f"{root}: 6 images, 12 of 15 masks" in out
+    assert "this run: 6 images in" in out and "images/s" in out
+    again = command(*pack_command(tar, root, "--max-masks", 3))
+    assert again[0] == 0 and "this run: 0 images" in again[1] and again[2] == ""
+
+
+def test_rejects_and_dropped_images_are_told(command, root, tmp_path):
+    found = members(range(5), masks=lambda number: number)
+    found["./sa_3.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "a.tar", found)
+    code, out, error = command(*pack_command(tar, root, "--empty", "drop"))
+    assert (code, error) == (0, "")
+    assert "left out for want of masks: 1 images" in out
+    assert f"rejected: 1 members, see {root}/rejects.jsonl" in out
+    assert len(rejects_of(root)) == 1
+
+
+def test_too_many_rejects_fail(command, root, tmp_path):
+    tar = write_tar(tmp_path / "a.tar", {**members([1, 2]), "./sa_1.json": b"x"})
+    code, _, error = command(*pack_command(tar, root, "--max-rejects", 0))
+    assert code == 1 and "--max-rejects is 0" in error
+
+
+def test_a_pack_of_nothing_fails_and_says_where_to_look(command, root, tmp_path):
+    tar = write_tar(tmp_path / "a.tar", {"./sa_1.json": b"x"})
+    code, _, error = command(*pack_command(tar, root))
+    assert code == 1 and f"no image was packed; {root}/rejects.jsonl tells why" in error
+
+
+def test_a_source_that_is_given_up_fails_and_is_named(command, tar, root, tmp_path):
+    bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
+    bad.write_bytes(bad.read_bytes()[:-2000])
+    code, out, error = command("pack", tar, bad, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    assert code == 1 and "6 images" in out
+    assert f"sa_000001 was given up: {bad}" in error
+
+
+def test_a_wrong_md5_fails(command, tar, root, tmp_path):
+    (tmp_path / "sums").write_text("0" * 32 + "  sa_000000.tar\n")
+    code, _, error = command(*pack_command(tar, root, "--md5sums", tmp_path / "sums"))
+    assert code == 1 and "the list says 000" in error
+    assert "shard(s) made from it were withdrawn" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--fit", "stretch"], "--fit"), (["--max-masks", "few"], "'few' is neither"),
+        (["--workers", "0"], "workers is 0"), (["--mask-size", "20"], "multiple of 8"),
+        (["--image-size", "1"], "image_size is 1"), (["--max-rejects", "-1"], "max_rejects is -1"),
+        (["--max-area-frac", "2"], "max_area_frac"), (["--select", "best"], "--select"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_wrong_usage_is_2_and_writes_nothing(command, tar, root, flags, word):
+    code, out, error = command(*pack_command(tar, root, *flags))
+    assert (code, out) == (2, "") and word in error
+    assert not root.exists()
+
+
+def test_a_missing_tar_fails_and_writes_nothing(command, root, tmp_path):
+    code, _, error = command(*pack_command(tmp_path / "none_*.tar", root))
+    assert code == 1 and "none_*.tar: no such file" in error
+    assert not root.exists()
+
+
+def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
+    ledger = Ledger(root, PackOptions(**SMALL))
+    code, _, error = command(*pack_command(tar, root))
+    assert code == 3 and "another process packs into this folder" in error
+    ledger.release()
+    assert command(*pack_command(tar, root))[0] == 0
+    before = contents(root)
+    code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))
+    assert code == 3
+    assert "fit: the pack has 'pad', this run asks for 'squash'" in error
+    assert "min_iou: the pack has None, this run asks for 0.5" in error
+    assert contents(root) == before
+
+
+def test_an_output_folder_that_cannot_be_made_is_a_disk_error(command, tar, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, error = command(*pack_command(tar, tmp_path / "file" / "pack"))
+    assert code == 4 and str(tmp_path / "file") in error
+    assert "repeat the same command to go on" in error
+
+
+def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):
+    code, out, error = command(*pack_command(tar, root, "--dry-run"))
+    assert (code, error) == (0, "")
+    assert "images    about" in out and "it fits" in out and "nothing was written" in out
+    assert not root.exists()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10**9, 10**9, 10))
+    code, out, _ = command(*pack_command(tar, root, "--dry-run"))
+    assert code == 1 and "DOES NOT FIT" in out
+
+
+@pytest.fixture
+def packed(command, tar, root):
+    assert command(*pack_command(tar, root))[0] == 0
+    return root
+
+
+def test_verify_finds_a_sound_pack_sound(command, packed):
+    for flags, depth in (((), "every byte read"), (("--quick",), "quick check")):
+        code, out, error = command("verify", packed, *flags)
+        assert (code, error) == (0, "")
+        assert out == f"{packed}: sound; 6 images in 2 shards, {depth}\n"
+
+
+def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
+    file = packed / "shards" / "sa_000000-000" / "image" / "c.0.0.0.0"
+    data = bytearray(file.read_bytes())
+    row = 64 * 64 * 3
+    data[2 * row + 100] ^= 1
+    file.write_bytes(data)
+    number = int(open_shard(packed / "shards" / "sa_000000-000")["image_id"][2])
+    code, out, error = command("verify", packed)
+    assert (code, error) == (1, "")
+    assert "shard sa_000000-000" in out and f"image_id {number}, sa_{number}.jpg" in out
+    assert "DAMAGED" in out.splitlines()[-1]
+
+
+def test_info_prints_the_summary_of_a_pack(command, packed):
+    code, out, error = command("info", packed)
+    assert (code, error) == (0, "")
+    assert out == sa1bpack.info(packed).as_text() + "\n"
+    assert "6 in 2 shards" in out
+
+
+def test_info_without_a_pack_tells_what_runs_here(command):
+    code, out, error = command("info")
+    assert (code, error) == (0, "")
+    for word in ("sa1bpack", "python", "decoder", "simplejpeg", "numpy", "zarr"):
+        assert word in out
+
+
+@pytest.mark.parametrize("name", ["verify", "info"])
+def test_a_folder_that_is_no_pack_fails(command, tmp_path, name):
+    code, out, error = command(name, tmp_path)
+    assert (code, out) == (1, "") and "no pack" in error
+
+
+def test_a_reader_that_stops_early_is_no_disk_error(packed):
+    command = [*COMMAND, "info", packed]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_a_command_is_needed(command):
+    code, _, error = command()
+    assert code == 2 and "COMMAND" in error

@@ -1,0 +1,51 @@
+"""What a terminal shows, in a process of its own."""
+
+import os
+import pty
+import re
+import subprocess
+import termios
+
+import pytest
+from commands import COMMAND, SMALL_FLAGS, run
+from small_tars import members, write_tar
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members(range(12)))
+
+
+def test_without_a_terminal_nothing_is_on_stderr_when_all_goes_well(tar, tmp_path):
+    command = ("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
+    code, out, error = run(*command)
+    assert (code, error) == (0, "")
+    assert "12 images" in out
+
+
+def test_a_terminal_shows_a_bar_with_images_and_bytes_a_second(tar, tmp_path):
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (30, 100))
+    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", "1", *SMALL_FLAGS)
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=its,
+    ) as process:
+        os.close(its)
+        shown = _read_all(mine)
+    assert process.returncode == 0
+    last = shown.rstrip().split("\r")[-1]
+    assert re.search(r"100%\|.*\d+ img/s", last), repr(shown)
+    assert re.search(r"B/s", last) and "left" in last
+
+
+def _read_all(descriptor: int) -> str:
+    pieces = []
+    try:
+        while piece := os.read(descriptor, 65536):
+            pieces.append(piece)
+    except OSError:  # how Linux tells that the other end is closed
+        pass
+    os.close(descriptor)
+    return b"".join(pieces).decode()

@@ -1,0 +1,78 @@
+"""The `sa1bpack` command in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+from small_tars import SMALL
+
+COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.cli.main import main; sys.exit(main())")
+SMALL_FLAGS = tuple(
+    word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))
+)
+_PATIENCE = 60  # seconds; a process that takes longer hangs
+
+
+def start(*arguments, path: Path | None = None, **options) -> subprocess.Popen:
+    """Start `sa1bpack` with these arguments; `path` goes first on its module search path."""
+    search = [str(path)] if path else []
+    search += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+        **options,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    """Wait for a process: (exit code, stdout, stderr)."""
+    with process:
+        try:
+            out, error = process.communicate(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out, error
+
+
+def run(*arguments, **options) -> tuple[int, str, str]:
+    """Run `sa1bpack` to its end: (exit code, stdout, stderr)."""
+    return finish(start(*arguments, **options))
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> object:
+    """Wait for a condition to hold, or for the process to end; returns what it gave last."""
+    end = time.monotonic() + _PATIENCE
+    while not (found := condition()) and (process is None or process.poll() is None):
+        assert time.monotonic() < end, "what was waited for has not come"
+        time.sleep(0.002)
+    return found
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The worker processes of a packer."""
+    try:
+        return [
+            child
+            for child in psutil.Process(pid).children()
+            if "sa1bpack.packing.engines.worker" in child.cmdline()
+        ]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def published(root: Path) -> int:
+    """How many shards have their final names."""
+    return sum(path.name[0] not in ".z" for path in (root / "shards").glob("*"))
+
+
+def temporaries(root: Path) -> list[str]:
+    """What has a working name under a pack."""
+    return [str(path.relative_to(root)) for path in root.rglob(".*")]

@@ -1,0 +1,41 @@
+"""Mask grids from full-size masks, in whole numbers: what stored bits are held against."""
+
+import warnings
+
+import numpy as np
+from pycocotools import mask as coco
+
+
+def decode(segmentation: dict) -> np.ndarray:
+    """(H, W) bool, as pycocotools decodes a segmentation of a record."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "__array__ implementation")  # its arrays, under numpy 2
+        return coco.decode(segmentation).astype(bool)
+
+
+def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
+    """(cells, cells) bool: the rule of docs/format.md, written for a full-size mask."""
+    height, width = mask.shape if fit == "squash" else (max(mask.shape),) * 2
+    if sampling == "center":
+        centers = 2 * np.arange(cells) + 1
+        rows, columns = centers * height // (2 * cells), centers * width // (2 * cells)
+        canvas = np.zeros((height, width), bool)
+        canvas[: mask.shape[0], : mask.shape[1]] = mask
+        return canvas[np.ix_(rows, columns)]
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if len(rows) == 0:
+        return np.zeros((cells, cells), bool)
+    rows, columns = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    down = _overlap(mask.shape[0], height, cells)[:, rows]
+    across = _overlap(mask.shape[1], width, cells)[:, columns]
+    # Doubles hold these whole numbers exactly: none reaches 2^53.
+    covered = down @ mask[rows, columns].astype(float) @ across.T
+    return 2 * covered >= height * width
+
+
+def _overlap(pixels: int, length: int, cells: int) -> np.ndarray:
+    """(cells, pixels) float64: what a pixel and a cell share, in 1 / cells of a pixel."""
+    pixel, cell = np.arange(pixels) * cells, np.arange(cells)[:, None] * length
+    return np.clip(
+        np.minimum(pixel + cells, cell + length) - np.maximum(pixel, cell), 0, None
+    ).astype(float)

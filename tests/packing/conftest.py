@@ -1,0 +1,91 @@
+"""Sources with everything that can come up, and the pack of them that others must equal."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
+
+import sa1bpack
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unflushed():
+    """Nothing here needs the disk itself, and flushing to it would take most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+def _spoil(found: dict[str, bytes], number: int) -> None:
+    found[f"./sa_{number}.json"] = b"{ not json"
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory) -> list[Path]:
+    """Two tars and a folder with rejects in between, an empty tar, and units without a sample."""
+    folder = tmp_path_factory.mktemp("sources")
+    mixed = members(range(100, 111), masks=lambda number: number % 4)
+    _spoil(mixed, 103)
+    mixed["./sa_107.jpg"] = mixed["./sa_107.jpg"][:600]
+    del mixed["./sa_109.json"]
+    mixed["./readme.txt"] = b"hello"
+    # Pairs 4 to 11 fill two shards and none is sound; the fourth takes by far the longest.
+    hollow = members(range(200, 214))
+    for number in range(204, 212):
+        _spoil(hollow, number)
+    large = as_jpeg(pixels_of(207, 2000, 3000))
+    hollow["./sa_207.jpg"] = large[: len(large) * 9 // 10]
+    hollow |= {name: data for name, data in members([207]).items() if name.endswith("json")}
+    changed(hollow, 207, lambda found: found.update(annotations=[]))
+    changed(hollow, 207, lambda found: found["image"].update(width=3000, height=2000))
+    extracted = folder / "sa_000004"
+    extracted.mkdir()
+    for name, data in members([300, 301, 302]).items():
+        (extracted / name).write_bytes(data)
+    return [
+        write_tar(folder / "sa_000000.tar", mixed, shuffle=1),
+        write_tar(folder / "sa_000001.tar", hollow, shuffle=None, compress=False),
+        write_tar(folder / "sa_000002.tar", {"./readme.txt": b"hello"}),
+        write_tar(folder / "sa_000003.tar", members(range(400, 406)), shuffle=2),
+        extracted,
+    ]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(sources, tmp_path_factory) -> dict[str, bytes]:
+    """What a pack of `sources` holds when one process makes it at once."""
+    root = tmp_path_factory.mktemp("undisturbed") / "pack"
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    return contents(root)
+
+
+@pytest.fixture(scope="session")
+def long_tars(tmp_path_factory) -> list[Path]:
+    """Two tars of 24 photos in random order: enough shards to be interrupted among."""
+    folder = tmp_path_factory.mktemp("long")
+    return [
+        write_tar(
+            folder / f"sa_00001{tar}.tar", members(range(1000 * tar, 1000 * tar + 24)), shuffle=tar
+        )
+        for tar in range(2)
+    ]
+
+
+@pytest.fixture(scope="session")
+def long_pack(long_tars, tmp_path_factory) -> dict[str, bytes]:
+    """What an undisturbed pack of `long_tars` holds."""
+    root = tmp_path_factory.mktemp("long") / "pack"
+    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    return contents(root)
+
+
+@pytest.fixture
+def manifest_of():
+    """manifest_of(root) reads a pack's manifest as plain JSON."""
+
+    def manifest_of(root: Path) -> dict:
+        return json.loads((root / "manifest.json").read_text())
+
+    return manifest_of

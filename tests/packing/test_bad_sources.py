@@ -1,0 +1,218 @@
+"""Tars that end early, are damaged, or change between two runs."""
+
+import gzip
+import hashlib
+import os
+
+import pytest
+from small_tars import SMALL, contents, members, names_of, write_tar
+
+import sa1bpack
+from sa1bpack.errors import PackError, SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.format import open_shard
+from sa1bpack.packing import run, watch
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "pack"
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """whole(tar): what an undisturbed pack of a tar holds."""
+
+    def whole(*tars) -> dict[str, bytes]:
+        sa1bpack.pack(tars, tmp_path / "whole", workers=1, **SMALL)
+        return contents(tmp_path / "whole")
+
+    return whole
+
+
+def shards(root) -> list[str]:
+    return sorted(path.name for path in root.glob("shards/sa_*"))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("compress", [False, True])
+def test_whole_shards_before_a_cut_stay_and_the_whole_tar_completes_them(
+    tmp_path, root, whole, manifest_of, compress, workers
+):
+    # Random bytes in between, so that gzip too is cut behind some whole members.
+    listed = []
+    for number, (name, data) in enumerate(members(range(12)).items()):
+        listed += [(name, data), (f"./filler{number}", os.urandom(50_000))]
+    tar = write_tar(tmp_path / "sa_1.tar", listed, shuffle=None, compress=compress)
+    good = write_tar(tmp_path / "sa_2.tar", members([50, 51]))
+    data = tar.read_bytes()
+    expected = whole(tar, good)
+    tar.write_bytes(data[: len(data) * 5 // 6])
+    result = sa1bpack.pack([tar, good], root, workers=workers, **SMALL)
+    assert not result.complete and not manifest_of(root)["complete"]
+    assert list(result.failed) == ["sa_1"]
+    assert isinstance(result.failed["sa_1"], SourceTruncated)
+    assert str(tar) in str(result.failed["sa_1"])
+    assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
+    assert [record["name"] for record in manifest_of(root)["sources"]] == ["sa_2"]
+    assert sa1bpack.verify(root).ok
+    tar.write_bytes(data)
+    result = sa1bpack.pack([tar, good], root, workers=workers, **SMALL)
+    assert result.complete and result.new_images == 4
+    assert contents(root) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, whole, workers):
+    # So long that its first shards are published before the CRC at the end is read.
+    fillers = {"./filler1": os.urandom(6 << 20), "./filler2": os.urandom(6 << 20)}
+    listed = members(range(9)) | fillers | members(range(9, 12))
+    tar = write_tar(tmp_path / "sa_1.tar", listed, shuffle=None)
+    expected = whole(tar)
+    data = tar.read_bytes()
+    tar.write_bytes(data[:-8] + b"\0\0\0\0" + data[-4:])
+    result = sa1bpack.pack(tar, root, workers=workers, **SMALL)
+    error = result.failed["sa_1"]
+    assert isinstance(error, SourceCorrupt) and "data check" in str(error)
+    if workers == 1:  # of several, some may not have got as far
+        assert error.__notes__ == ["2 shard(s) made from it were withdrawn"]
+    assert shards(root) == [] and result.images == 0
+    assert sa1bpack.verify(root).ok
+    tar.write_bytes(data)
+    assert sa1bpack.pack(tar, root, workers=workers, **SMALL).complete
+    assert contents(root) == expected
+
+
+def test_a_right_md5_is_recorded_as_checked(tmp_path, root, manifest_of):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
+    digests = {tar.name: hashlib.md5(tar.read_bytes()).hexdigest() for tar in tars}
+    sums = tmp_path / "sums.txt"
+    sums.write_text("".join(f"{md5}  {name}\n" for name, md5 in digests.items()))
+    assert sa1bpack.pack(tars, root, workers=1, md5sums=sums, **SMALL).complete
+    for record in manifest_of(root)["sources"]:
+        assert record["md5"] == digests[record["name"] + ".tar"] and record["md5_checked"]
+
+
+def test_a_list_given_later_makes_the_recorded_md5_a_checked_one(tmp_path, root, manifest_of):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
+    sums = tmp_path / "sums.txt"
+    sums.write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  sa_1.tar\n")
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert not manifest_of(root)["sources"][0]["md5_checked"]
+    assert sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL).new_images == 0
+    assert manifest_of(root)["sources"][0]["md5_checked"]
+
+
+def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, manifest_of):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members(range(n, n + 6))) for n in (10, 20)]
+    right = hashlib.md5(tars[1].read_bytes()).hexdigest()
+    sums = tmp_path / "sums.txt"
+    sums.write_text(f"{'0' * 32} *sa_10.tar\n{right} *folder/sa_20.tar\n")
+    result = sa1bpack.pack(tars, root, workers=1, md5sums=sums, **SMALL)
+    assert isinstance(result.failed["sa_10"], SourceCorrupt)
+    assert "the list says 00000000" in str(result.failed["sa_10"])
+    assert shards(root) == ["sa_20-000", "sa_20-001"]
+    assert sa1bpack.verify(root).ok
+    assert not manifest_of(root)["complete"]
+
+
+def test_a_packed_tar_that_a_list_contradicts_is_refused(tmp_path, root):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    sums = tmp_path / "sums.txt"
+    sums.write_text(f"{'0' * 32}  sa_1.tar\n")
+    with pytest.raises(PackError, match="md5"):
+        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{'0' * 32}  sa_2.tar\n", "no sum for sa_1.tar"),
+        ("sa_1.tar\n", "line 1"),
+        (f"# sums\n\n{'0' * 31}  sa_1.tar\n", "line 3"),
+        (f"{'0' * 32}  sa_1.tar\n{'1' * 32}  sa_1.tar\n", "second, different sum"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, text, message):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
+    sums = tmp_path / "sums.txt"
+    sums.write_text(text)
+    with pytest.raises(SourceError, match=message):
+        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    assert not root.exists()
+
+
+def interrupted(tar, root, monkeypatch, after: int) -> None:
+    """Pack until so many pairs have their outcome, then be interrupted."""
+    with monkeypatch.context() as patch:
+        done = watch.Watch.done
+        count = iter(range(10**6))
+
+        def stop(self, *arguments):
+            if next(count) == after:
+                raise KeyboardInterrupt
+            done(self, *arguments)
+
+        patch.setattr(watch.Watch, "done", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sa1bpack.pack(tar, root, workers=1, **SMALL)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "now", [range(100, 112), [1, 0, *range(2, 12)], range(3), range(5)],
+    ids=["other photos", "another order", "ends in a packed shard", "a packed shard is longer"],
+)  # fmt: skip
+def test_a_source_that_changed_between_two_runs_is_noticed(
+    tmp_path, root, monkeypatch, manifest_of, now, workers
+):
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(12)), shuffle=None)
+    interrupted(tar, root, monkeypatch, after=9)
+    assert shards(root) == ["sa_1-000", "sa_1-001"]
+    before = [names_of(open_shard(root / "shards" / name)) for name in shards(root)]
+    write_tar(tar, members(now), shuffle=None)
+    other = write_tar(tmp_path / "sa_2.tar", members([50]))
+    result = sa1bpack.pack([tar, other], root, workers=workers, **SMALL)
+    assert list(result.failed) == ["sa_1"]
+    assert "bring the same file back" in str(result.failed["sa_1"])
+    assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
+    assert before == [names_of(open_shard(root / "shards" / name)) for name in shards(root)[:2]]
+    assert not manifest_of(root)["complete"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_other_bytes_under_the_same_names_are_noticed(tmp_path, root, monkeypatch, workers):
+    found = members(range(12))
+    tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
+    interrupted(tar, root, monkeypatch, after=9)
+    found["./sa_2.jpg"] = members([99])["./sa_99.jpg"]
+    write_tar(tar, found, shuffle=None)
+    result = sa1bpack.pack(tar, root, workers=workers, **SMALL)
+    assert "differ from those that sa_1-000" in str(result.failed["sa_1"])
+
+
+def test_a_tar_that_vanishes_before_its_turn_is_given_up_and_the_others_packed(
+    tmp_path, root, monkeypatch
+):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
+    publish = run.Ledger.publish
+
+    def vanish(self, complete):
+        tars[0].unlink(missing_ok=True)
+        publish(self, complete)
+
+    monkeypatch.setattr(run.Ledger, "publish", vanish)
+    for workers in (1, 2):
+        write_tar(tars[0], members([1]))
+        target = root / str(workers)
+        result = sa1bpack.pack(tars, target, workers=workers, **SMALL)
+        assert list(result.failed) == ["sa_1"] and result.images == 1
+
+
+def test_a_gzip_cut_in_its_trailer_is_truncated(tmp_path, root):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1, 2]))
+    tar.write_bytes(tar.read_bytes()[:-3])
+    with pytest.raises(EOFError):
+        gzip.decompress(tar.read_bytes())
+    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert isinstance(result.failed["sa_1"], SourceTruncated)

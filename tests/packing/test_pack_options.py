@@ -1,0 +1,211 @@
+"""Every option reaches the bytes, and no mask is ever invented."""
+
+import numpy as np
+import pytest
+from mask_oracle import decode, grid
+from small_tars import SMALL, changed, members, record, write_tar
+
+import sa1bpack
+from sa1bpack.errors import OptionError
+from sa1bpack.format import open_shard
+from sa1bpack.masks import unpack_bits
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory):
+    """Photos 1 to 6 with 0 to 5 masks."""
+    folder = tmp_path_factory.mktemp("options")
+    found = members(range(1, 7), masks=lambda number: number - 1)
+    return write_tar(folder / "sa_000000.tar", found)
+
+
+@pytest.fixture
+def pack_with(tar, tmp_path):
+    """pack_with(**options): {image id: annotation ids stored of it}, having checked every mask."""
+
+    def pack_with(**options) -> dict[int, list[int]]:
+        choice = {**SMALL, "samples_per_shard": 100, **options}
+        root = tmp_path / "pack"
+        sa1bpack.pack(tar, root, workers=1, **choice)
+        shard = open_shard(root / "shards" / "sa_000000-000")
+        kept = {}
+        for row in range(len(shard)):
+            sample = shard.sample(row)
+            number = int(sample["image_id"])
+            annotations = {a["id"]: a for a in record(number, number - 1)["annotations"]}
+            kept[number] = sample["annotation_id"].tolist()
+            for mask, name in enumerate(kept[number]):
+                annotation = annotations[name]
+                expected = grid(
+                    decode(annotation["segmentation"]),
+                    choice["mask_size"],
+                    choice.get("fit", "pad"),
+                    choice.get("mask_sampling", "area"),
+                )
+                np.testing.assert_array_equal(
+                    unpack_bits(sample["mask_bits"][mask]), expected, err_msg=str(name)
+                )
+                assert sample["area"][mask] == annotation["area"]
+                assert sample["predicted_iou"][mask] == annotation["predicted_iou"]
+            assert sample["annotation_count"] == number - 1
+        return kept
+
+    return pack_with
+
+
+def ids(passing) -> dict[int, list[int]]:
+    """What is kept of photos 1 to 6 when `passing` takes their annotations and gives those kept."""
+    return {
+        number: [a["id"] for a in passing(record(number, number - 1)["annotations"])]
+        for number in range(1, 7)
+    }
+
+
+def best(key: str, count: int):
+    def passing(annotations):
+        chosen = sorted(annotations, key=lambda a: -a[key])[:count]
+        return [a for a in annotations if a in chosen]
+
+    return passing
+
+
+def as_sets(kept) -> dict[int, list[int]]:
+    return {number: sorted(found) for number, found in kept.items()}
+
+
+def test_by_default_every_mask_of_an_image_with_few_is_kept(pack_with):
+    assert as_sets(pack_with()) == ids(lambda annotations: annotations)
+
+
+@pytest.mark.parametrize(
+    ("select", "key"),
+    [("largest", "area"), ("iou", "predicted_iou"), ("stability", "stability_score")],
+)
+def test_max_masks_keeps_the_best_by_select(pack_with, select, key):
+    kept = pack_with(max_masks=2, select=select)
+    assert as_sets(kept) == as_sets(ids(best(key, 2)))
+
+
+def test_random_selection_depends_on_the_seed_alone(pack_with, tar, tmp_path):
+    first = pack_with(max_masks=2, select="random", seed=1)
+    assert {number: len(found) for number, found in first.items()} == {
+        number: min(2, number - 1) for number in range(1, 7)
+    }
+    seeds = []
+    for seed in (1, 2, 3):
+        root = tmp_path / f"seed{seed}"
+        options = {**SMALL, "samples_per_shard": 100, "max_masks": 2, "select": "random"}
+        sa1bpack.pack(tar, root, workers=1, seed=seed, **options)
+        seeds.append(open_shard(root / "shards" / "sa_000000-000")["annotation_id"].tolist())
+    assert seeds[0] == [name for found in first.values() for name in found]
+    assert len({tuple(found) for found in seeds}) > 1
+
+
+def test_thresholds_drop_what_is_below_and_keep_what_meets_them(pack_with):
+    areas = sorted(a["area"] for a in record(6, 5)["annotations"])
+    kept = pack_with(min_area=areas[2])
+    assert as_sets(kept) == ids(lambda found: [a for a in found if a["area"] >= areas[2]])
+
+
+def test_max_area_frac_drops_the_largest(pack_with):
+    kept = pack_with(max_area_frac=0.25)
+    limit = 0.25 * 64 * 96
+    expected = ids(lambda found: [a for a in found if a["area"] <= limit])
+    assert as_sets(kept) == expected
+    assert sum(map(len, expected.values())) < 15
+
+
+@pytest.mark.parametrize(
+    ("option", "key"), [("min_iou", "predicted_iou"), ("min_stability", "stability_score")]
+)
+def test_scores_below_the_threshold_are_dropped(pack_with, option, key):
+    middle = sorted(a[key] for a in record(6, 5)["annotations"])[2]
+    expected = ids(lambda found: [a for a in found if a[key] >= middle])
+    assert as_sets(pack_with(**{option: middle})) == expected
+    assert 0 < sum(map(len, expected.values())) < 15
+
+
+def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
+    kept = sa1bpack.pack(tar, tmp_path / "kept", workers=1, **SMALL, max_masks=0)
+    assert (kept.images, kept.masks, kept.dropped) == (6, 0, 0)
+    dropped = sa1bpack.pack(tar, tmp_path / "dropped", workers=1, **SMALL, empty="drop")
+    assert (dropped.images, dropped.masks, dropped.dropped) == (5, 15, 1)
+    assert sa1bpack.verify(tmp_path / "kept").ok and sa1bpack.verify(tmp_path / "dropped").ok
+
+
+def test_dropping_every_image_leaves_a_sound_pack_without_shards(tar, tmp_path):
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, empty="drop", max_masks=0)
+    assert (result.images, result.dropped) == (0, 6)
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert list((tmp_path / "pack" / "shards").glob("sa_*")) == []
+
+
+@pytest.mark.parametrize("sampling", ["area", "center"])
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_sampling_and_fit_reach_the_bits(pack_with, sampling, fit):
+    pack_with(mask_sampling=sampling, fit=fit, mask_size=32)
+
+
+def test_area_and_center_differ_somewhere(tar, tmp_path):
+    bits = []
+    for sampling in ("area", "center"):
+        sa1bpack.pack(tar, tmp_path / sampling, workers=1, **SMALL, mask_sampling=sampling)
+        shard = open_shard(tmp_path / sampling / "shards" / "sa_000000-000")
+        bits.append(np.array(shard["mask_bits"]))
+    assert not np.array_equal(*bits)
+
+
+def test_without_runs_only_the_run_arrays_are_missing(tar, tmp_path):
+    both = []
+    for runs in (True, False):
+        root = tmp_path / str(runs)
+        sa1bpack.pack(tar, root, workers=1, **SMALL, runs=runs)
+        shard = open_shard(root / "shards" / "sa_000000-000")
+        both.append({spec.name: np.array(shard[spec.name]) for spec in shard.layout.arrays})
+    assert both[0].keys() - both[1].keys() == {"run_offset", "run_ends"}
+    for name in both[1].keys() - {"checksum"}:
+        np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
+def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{**SMALL, "samples_per_shard": samples})
+    shards = sorted((tmp_path / "pack" / "shards").glob("sa_*"))
+    assert [len(open_shard(folder)) for folder in shards] == expected
+
+
+def test_an_int_for_a_float_option_gives_the_same_bytes(tar, tmp_path):
+    for name, value in (("int", 1), ("float", 1.0)):
+        sa1bpack.pack(tar, tmp_path / name, workers=1, **SMALL, max_area_frac=value)
+    manifests = [(tmp_path / name / "manifest.json").read_bytes() for name in ("int", "float")]
+    assert manifests[0] == manifests[1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fit": "stretch"}, {"resample": "best"}, {"mask_sampling": "any"}, {"empty": "maybe"},
+        {"image_size": 8}, {"image_size": 64.0}, {"mask_size": 12}, {"samples_per_shard": 0},
+        {"runs": 1}, {"max_masks": -1}, {"select": "first"}, {"seed": -1}, {"min_area": -1},
+        {"max_area_frac": 1.5}, {"min_iou": float("nan")}, {"workers": 0}, {"max_rejects": -1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_option_that_cannot_be_used_is_named_before_anything_is_written(tar, tmp_path, wrong):
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        sa1bpack.pack(tar, tmp_path / "pack", **{**SMALL, "workers": 1, **wrong})
+    assert not (tmp_path / "pack").exists()
+
+
+def test_no_source_at_all_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="no source"):
+        sa1bpack.pack([], tmp_path / "pack", workers=1)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_keys_of_the_json_that_are_not_stored_are_on_record(tmp_path):
+    found = members([1, 2])
+    changed(found, 2, lambda record: record["annotations"][0].update(caption="a cat"))
+    tar = write_tar(tmp_path / "sa_1.tar", found)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    assert sa1bpack.info(tmp_path / "pack").unknown_keys == ["annotations.caption"]

@@ -1,0 +1,172 @@
+"""A pack of the sample tar, held array by array against PIL, pycocotools and the JSON itself."""
+
+import io
+import json
+import tarfile
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from mask_oracle import decode, grid
+from PIL import Image
+from small_tars import SMALL, changed, members, names_of, write_tar
+
+import sa1bpack
+from sa1bpack.format import open_shard
+from sa1bpack.masks import encode_counts, unpack_bits
+
+
+@pytest.fixture(scope="module")
+def originals(sample_tar) -> dict[str, tuple[bytes, dict]]:
+    """File name → (JPEG, record as Python has it)."""
+    with tarfile.open(sample_tar) as tar:
+        files = {
+            member.name.removeprefix("./"): tar.extractfile(member).read()
+            for member in tar
+            if member.isfile()
+        }
+    return {
+        name: (data, json.loads(files[name.replace(".jpg", ".json")]))
+        for name, data in files.items()
+        if name.endswith(".jpg")
+    }
+
+
+@pytest.fixture(scope="module")
+def pack_with(sample_tar, tmp_path_factory):
+    """pack_with(**options) packs the sample tar and opens its one shard, once for each options."""
+    packs = {}
+
+    def pack_with(**options):
+        key = tuple(sorted(options.items()))
+        if key not in packs:
+            root = tmp_path_factory.mktemp("sample") / "pack"
+            result = sa1bpack.pack(sample_tar, root, workers=1, max_masks=None, **options)
+            assert result.complete and result.rejects == 0
+            packs[key] = open_shard(root / "shards" / "sa_000000-000")
+        return packs[key]
+
+    return pack_with
+
+
+def resized_by_pil(jpeg: bytes, size: tuple[int, int]) -> np.ndarray:
+    image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+    return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+
+
+def test_the_samples_are_those_of_the_tar_in_the_order_their_pairs_become_whole(
+    pack_with, sample_tar, originals
+):
+    seen, whole = set(), []
+    with tarfile.open(sample_tar) as tar:
+        for name in tar.getnames():
+            stem = name.removeprefix("./").rpartition(".")[0]
+            if stem in seen:
+                whole.append(stem + ".jpg")
+            seen.add(stem)
+    shard = pack_with()
+    assert names_of(shard) == whole
+    for row, name in enumerate(whole):
+        record = originals[name][1]
+        assert shard["image_id"][row] == record["image"]["image_id"]
+        assert shard["annotation_count"][row] == len(record["annotations"])
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_exact_images_equal_pil_bit_for_bit(pack_with, originals, fit):
+    shard = pack_with(fit=fit, resample="exact", image_size=512)
+    for row, name in enumerate(names_of(shard)):
+        jpeg, record = originals[name]
+        height, width = record["image"]["height"], record["image"]["width"]
+        scale = 512 / max(height, width)
+        stored = (
+            (512, 512)
+            if fit == "squash"
+            else (int(height * scale + 0.5), int(width * scale + 0.5))
+        )
+        assert shard["size"][row].tolist() == [height, width, *stored]
+        canvas = np.zeros((512, 512, 3), np.uint8)
+        canvas[: stored[0], : stored[1]] = resized_by_pil(jpeg, stored[::-1])
+        np.testing.assert_array_equal(shard["image"][row], canvas, err_msg=name)
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_fast_images_are_within_38_db_of_a_full_decode(pack_with, originals, fit):
+    shard = pack_with(fit=fit, image_size=512)
+    for row, name in enumerate(names_of(shard)):
+        stored = shard["size"][row, 2:]
+        exact = resized_by_pil(originals[name][0], (int(stored[1]), int(stored[0])))
+        found = shard["image"][row, : stored[0], : stored[1]]
+        error = np.mean((found.astype(float) - exact) ** 2)
+        assert error > 0, "nothing was gained by decoding in small"
+        psnr = 10 * np.log10(255**2 / error)
+        assert psnr > 38, (name, psnr)
+        assert not shard["image"][row, stored[0] :].any()
+        assert not shard["image"][row, :, stored[1] :].any()
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+@pytest.mark.parametrize("sampling", ["area", "center"])
+def test_mask_bits_are_those_of_masks_decoded_at_full_size(pack_with, originals, fit, sampling):
+    shard = pack_with(fit=fit, mask_sampling=sampling)
+    for row, name in enumerate(names_of(shard)):
+        annotations = originals[name][1]["annotations"]
+        cells = unpack_bits(shard.sample(row)["mask_bits"])
+        assert len(cells) == len(annotations)
+        for index in range(0, len(annotations), 4):
+            mask = decode(annotations[index]["segmentation"])
+            expected = grid(mask, 256, fit, sampling)
+            np.testing.assert_array_equal(cells[index], expected, err_msg=f"{name}, {index}")
+
+
+def test_runs_give_the_counts_of_the_json_back_byte_for_byte(pack_with, originals):
+    shard = pack_with()
+    for row, name in enumerate(names_of(shard)):
+        sample = shard.sample(row)
+        offset = sample["run_offset"] - sample["run_offset"][0]
+        text, text_offset = encode_counts(np.array(sample["run_ends"]), offset)
+        texts = [text[a:b].tobytes().decode() for a, b in pairwise(text_offset)]
+        assert texts == [a["segmentation"]["counts"] for a in originals[name][1]["annotations"]]
+
+
+def test_every_number_of_the_json_is_stored_with_its_type(pack_with, originals):
+    shard = pack_with()
+    for row, name in enumerate(names_of(shard)):
+        sample = shard.sample(row)
+        for mask, annotation in enumerate(originals[name][1]["annotations"]):
+            numbers = [
+                *annotation["bbox"], annotation["area"], annotation["predicted_iou"],
+                *annotation["point_coords"][0], *annotation["crop_box"],
+                annotation["stability_score"],
+            ]  # fmt: skip
+            stored = [
+                *sample["bbox"][mask], sample["area"][mask], sample["predicted_iou"][mask],
+                *sample["point_coords"][mask], *sample["crop_box"][mask],
+                sample["stability_score"][mask],
+            ]  # fmt: skip
+            assert numbers == stored
+            assert sample["annotation_id"][mask] == annotation["id"]
+            types = sum(isinstance(number, int) << bit for bit, number in enumerate(numbers))
+            assert sample["number_types"][mask] == types
+
+
+def test_a_counts_text_that_cocos_encoder_would_not_write_is_marked(tmp_path):
+    found = members([1], masks=2)
+
+    def lengthen(record):
+        counts = record["annotations"][1]["segmentation"]["counts"]
+        last = counts[-1]  # one more group that only repeats the sign of the last one
+        sign = (ord(last) - 48) & 0x10
+        longer = chr(48 + ((ord(last) - 48) | 0x20)) + chr(48 + (31 if sign else 0))
+        record["annotations"][1]["segmentation"]["counts"] = counts[:-1] + longer
+
+    canonical = tmp_path / "canonical"
+    sa1bpack.pack(write_tar(tmp_path / "sa_1.tar", found), canonical, workers=1, **SMALL)
+    changed(found, 1, lengthen)
+    other = tmp_path / "other"
+    sa1bpack.pack(write_tar(tmp_path / "sa_1.tar", found), other, workers=1, **SMALL)
+    shards = [open_shard(root / "shards" / "sa_1-000") for root in (canonical, other)]
+    assert [shard["number_types"][1] >> 15 for shard in shards] == [0, 1]
+    assert [shard["number_types"][0] >> 15 for shard in shards] == [0, 0]
+    np.testing.assert_array_equal(shards[0]["run_ends"], shards[1]["run_ends"])
+    np.testing.assert_array_equal(shards[0]["mask_bits"], shards[1]["mask_bits"])

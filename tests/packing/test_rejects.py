@@ -1,0 +1,216 @@
+"""Each bad input becomes its line in rejects.jsonl, and nothing else is lost."""
+
+import io
+import json
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_tars import (
+    HEIGHT, SMALL, WIDTH, Members, as_jpeg, changed, members, names_of, photo, pixels_of,
+    rejects_of, write_tar,
+)  # fmt: skip
+
+import sa1bpack
+from sa1bpack.errors import TooManyRejects
+from sa1bpack.format import open_shard
+
+BAD = 2  # the photo that each case spoils, among 1, 2 and 3
+JPEG, JSON = f"./sa_{BAD}.jpg", f"./sa_{BAD}.json"
+
+
+def record_with(change: Callable[[dict], object]) -> Callable[[Members], None]:
+    return lambda found: changed(found, BAD, change)
+
+
+def mask_with(**fields) -> Callable[[Members], None]:
+    return record_with(lambda record: record["annotations"][1].update(fields))
+
+
+def counts(change: Callable[[str], str]) -> Callable[[Members], None]:
+    def spoil(record):
+        segmentation = record["annotations"][1]["segmentation"]
+        segmentation["counts"] = change(segmentation["counts"])
+
+    return record_with(spoil)
+
+
+def member(name: str, data: bytes) -> Callable[[Members], None]:
+    return lambda found: found.update({name: data})
+
+
+def text(change: Callable[[bytes], bytes]) -> Callable[[Members], None]:
+    return lambda found: found.update({JSON: change(found[JSON])})
+
+
+def without(name: str) -> Callable[[Members], None]:
+    return lambda found: found.pop(name) and None
+
+
+def cut(fraction: float) -> Callable[[Members], None]:
+    return lambda found: found.update({JPEG: found[JPEG][: int(len(found[JPEG]) * fraction)]})
+
+
+def of_size(height: int, width: int) -> Callable[[Members], None]:
+    """Lie about the size of the picture in its frame header, and in the record."""
+
+    def spoil(found):
+        jpeg = bytearray(found[JPEG])
+        place = jpeg.index(b"\xff\xc0") + 5
+        jpeg[place : place + 4] = struct.pack(">HH", height, width)
+        found[JPEG] = bytes(jpeg)
+        changed(found, BAD, lambda record: record["image"].update(height=height, width=width))
+        changed(found, BAD, lambda record: record.update(annotations=[]))
+
+    return spoil
+
+
+# What is done, the member that is named, its code, and what the detail says.
+CASES = {
+    "orphan jpg": (without(JSON), JPEG, "missing-json", "sa_2"),
+    "orphan json": (without(JPEG), JSON, "missing-jpeg", "sa_2"),
+    "not JSON": (member(JSON, b"{ not json"), "sa_2.jpg", "bad-annotation", "byte"),
+    "empty JSON": (member(JSON, b""), "sa_2.jpg", "bad-annotation", ""),
+    "JSON cut off": (text(lambda json: json[:-9]), "sa_2.jpg", "bad-annotation", "truncated"),
+    "a list": (member(JSON, b"[1]"), "sa_2.jpg", "bad-annotation", "object"),
+    "missing field": (
+        record_with(lambda record: record["annotations"][1].pop("bbox")),
+        "sa_2.jpg", "bad-annotation", "bbox",
+    ),
+    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.jpg", "bad-annotation", "NaN"),
+    "text for a number": (mask_with(area="7"), "sa_2.jpg", "bad-annotation", "area"),
+    "JPEG of another size": (
+        member(JPEG, photo(2, HEIGHT, WIDTH + 2)), "sa_2.jpg", "size-mismatch", "98",
+    ),
+    "mask of another size": (
+        record_with(lambda r: r["annotations"][1]["segmentation"].update(size=[HEIGHT, 95])),
+        "sa_2.jpg", "bad-annotation", "segmentation.size is [64, 95]",
+    ),
+    "runs that end early": (counts(lambda text: "0P1"), "sa_2.jpg", "bad-mask", "6144"),
+    "runs that end late": (counts(lambda text: text + "1"), "sa_2.jpg", "bad-mask", "6144"),
+    "garbage counts": (counts(lambda text: "\x01!!"), "sa_2.jpg", "bad-mask", "48..111"),
+    "counts within a number": (counts(lambda text: text + "P"), "sa_2.jpg", "bad-mask", "within"),
+    "counts not ASCII": (counts(lambda text: "é"), "sa_2.jpg", "bad-annotation", "ASCII"),
+    "no counts": (counts(lambda text: ""), "sa_2.jpg", "bad-mask", "empty"),
+    "an empty JPEG": (member(JPEG, b""), "sa_2.jpg", "not-jpeg", "nothing"),
+    "a PNG": (member(JPEG, b"\x89PNG\r\n\x1a\n" + bytes(99)), "sa_2.jpg", "not-jpeg", "89"),
+    "a JPEG cut in its header": (cut(0.05), "sa_2.jpg", "truncated-jpeg", ""),
+    "a JPEG cut at its half": (cut(0.5), "sa_2.jpg", "truncated-jpeg", "too early"),
+    "a JPEG cut near its end": (cut(0.97), "sa_2.jpg", "truncated-jpeg", "too early"),
+    "a decompression bomb": (of_size(30000, 30000), "sa_2.jpg", "too-large", "30000"),
+    "a large picture of few bytes": (of_size(15000, 15500), "sa_2.jpg", "", ""),
+    "another file's record": (
+        record_with(lambda record: record["image"].update(file_name="sa_3.jpg")),
+        "sa_2.jpg", "name-mismatch", "'sa_3.jpg'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_input_becomes_a_line_and_nothing_else_is_lost(tmp_path, case):
+    spoil, name, code, detail = CASES[case]
+    found = members([1, 2, 3])
+    spoil(found)
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    root = tmp_path / "pack"
+    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert (result.complete, result.images, result.rejects) == (True, 2, 1)
+    (line,) = rejects_of(root)
+    assert line.keys() == {"source", "member", "reason", "detail"}
+    assert (line["source"], line["member"]) == ("sa_000000", name)
+    if code:
+        assert line["reason"] == code
+    assert detail in line["detail"]
+    assert result.rejects == sa1bpack.info(root).manifest.counts[f"rejects:{line['reason']}"]
+    assert sorted(names_of(open_shard(root / "shards" / "sa_000000-000"))) == [
+        "sa_1.jpg", "sa_3.jpg",
+    ]  # fmt: skip
+    assert sa1bpack.verify(root).ok
+
+
+def test_a_bad_mask_is_named_by_its_annotation_id(tmp_path):
+    found = members([1])
+    changed(found, 1, lambda r: r["annotations"][2]["segmentation"].update(counts="0P1"))
+    sa1bpack.pack(write_tar(tmp_path / "a.tar", found), tmp_path / "pack", workers=1, **SMALL)
+    (line,) = rejects_of(tmp_path / "pack")
+    assert str((1 << 31) + 1002) in line["detail"]
+
+
+def test_a_bad_mask_rejects_the_image_also_when_the_filters_leave_it_out(tmp_path):
+    found = members([1, 2, 3])
+    CASES["runs that end early"][0](found)
+    tar = write_tar(tmp_path / "a.tar", found)
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, max_masks=0)
+    assert (result.images, result.rejects) == (2, 1)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "json"])
+def test_of_two_members_of_one_name_the_first_counts(tmp_path, suffix):
+    first = members([1, 2, 3])
+    double = f"./sa_2.{suffix}"
+    spoilt = b"\xff\xd8 not a picture" if suffix == "jpg" else b"{ not json"
+    tar = write_tar(tmp_path / "a.tar", [*first.items(), (double, spoilt)], shuffle=None)
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    assert (result.images, result.rejects) == (3, 1)
+    (line,) = rejects_of(tmp_path / "pack")
+    assert (line["member"], line["reason"]) == (double, "duplicate")
+
+
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[0x0112] = orientation
+    return tags.tobytes()
+
+
+PICTURE = pixels_of(2)
+ACCEPTED = {
+    "grayscale": as_jpeg(PICTURE.convert("L")),
+    "CMYK": as_jpeg(PICTURE.convert("CMYK")),
+    "progressive": as_jpeg(PICTURE, progressive=True),
+    "4:4:4": as_jpeg(PICTURE, subsampling=0),
+    "EXIF orientation": as_jpeg(PICTURE, exif=exif(6)),
+}
+
+
+@pytest.mark.parametrize("kind", ACCEPTED)
+def test_unusual_jpegs_are_packed_as_pil_reads_them_and_never_rotated(tmp_path, kind):
+    found = members([1, 2, 3]) | {JPEG: ACCEPTED[kind]}
+    tar = write_tar(tmp_path / "a.tar", found)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, resample="exact")
+    shard = open_shard(tmp_path / "pack" / "shards" / "a-000")
+    row = shard["image_id"].tolist().index(2)
+    height, width = shard["size"][row, 2:].tolist()
+    assert (height, width) == (43, 64)
+    image = Image.open(io.BytesIO(ACCEPTED[kind])).convert("RGB")
+    expected = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(shard["image"][row, :height], expected)
+
+
+def test_one_reject_more_than_allowed_ends_the_run_and_the_next_goes_on(tmp_path):
+    found = members(range(20))
+    for number in (9, 13, 17):
+        found[f"./sa_{number}.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
+    root = tmp_path / "pack"
+    with pytest.raises(TooManyRejects, match=r"3 members .* is 2; .*sa_17\.jpg of .*a\.tar"):
+        sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
+    manifest = json.loads((root / "manifest.json").read_text())
+    assert not manifest["complete"]
+    assert [shard["name"] for shard in manifest["shards"]] == [f"a-00{part}" for part in range(4)]
+    assert not list(root.rglob(".tmp*"))
+    assert sa1bpack.verify(root).ok
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, root, workers=2, max_rejects=2, **SMALL)
+    result = sa1bpack.pack(tar, root, workers=1, max_rejects=3, **SMALL)
+    assert (result.images, result.new_images, result.rejects) == (17, 3, 3)
+    assert result.complete
+
+
+def test_orphans_count_against_the_limit_too(tmp_path):
+    found = members([1, 2, 3])
+    del found[JSON]
+    tar = write_tar(tmp_path / "a.tar", found)
+    with pytest.raises(TooManyRejects, match="missing|no json"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)

@@ -1,0 +1,96 @@
+"""The same sources and options give the same bytes, however they are packed."""
+
+import random
+
+import pytest
+from small_tars import SMALL, contents, members, names_of, rejects_of, write_tar
+
+import sa1bpack
+from sa1bpack.format import open_shard
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_gives_the_same_files(sources, undisturbed, tmp_path, workers):
+    result = sa1bpack.pack(sources, tmp_path / "pack", workers=workers, **SMALL)
+    assert result.complete
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_packing_twice_gives_the_same_files(sources, undisturbed, tmp_path):
+    sa1bpack.pack(sources, tmp_path / "pack", workers=1, **SMALL)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_the_order_of_the_arguments_does_not_matter(sources, undisturbed, tmp_path):
+    mixed = random.Random(3).sample([*sources, sources[0]], len(sources) + 1)
+    sa1bpack.pack(mixed, tmp_path / "pack", workers=1, **SMALL)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_a_glob_is_all_that_it_matches(sources, undisturbed, tmp_path):
+    sa1bpack.pack(str(sources[0].parent / "sa_*"), tmp_path / "pack", workers=1, **SMALL)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_sources_added_later_give_the_pack_made_at_once(sources, undisturbed, tmp_path):
+    root = tmp_path / "pack"
+    for some in (sources[3:4], sources[:2], sources):
+        result = sa1bpack.pack(some, root, workers=1, **SMALL)
+        assert result.complete and sa1bpack.verify(root).ok
+    assert contents(root) == undisturbed
+
+
+def test_what_is_packed_is_all_that_is_sound(sources, tmp_path, manifest_of):
+    root = tmp_path / "pack"
+    result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+    shards = {folder.name: open_shard(folder) for folder in sorted(root.glob("shards/sa_*"))}
+    samples = {name for shard in shards.values() for name in names_of(shard)}
+    expected = {*range(100, 111), *range(200, 214), 300, 301, 302, *range(400, 406)}
+    expected -= {103, 107, 109, *range(204, 212)}
+    assert samples == {f"sa_{number}.jpg" for number in expected}
+    assert result.images == len(expected) == sum(len(shard) for shard in shards.values())
+    assert [name for name in shards if name.startswith("sa_000001")] == [
+        "sa_000001-000", "sa_000001-003",
+    ]  # fmt: skip
+    found = {(line["source"], line["member"], line["reason"]) for line in rejects_of(root)}
+    assert found >= {
+        ("sa_000000", "sa_103.jpg", "bad-annotation"),
+        ("sa_000000", "sa_107.jpg", "truncated-jpeg"),
+        ("sa_000000", "./sa_109.jpg", "missing-json"),
+        ("sa_000001", "sa_207.jpg", "truncated-jpeg"),
+    }
+    assert len(rejects_of(root)) == 11 == result.rejects
+    manifest = manifest_of(root)
+    assert manifest["complete"]
+    records = {record["name"]: record for record in manifest["sources"]}
+    assert {name: record["pairs"] for name, record in records.items()} == {
+        "sa_000000": 10, "sa_000001": 14, "sa_000002": 0, "sa_000003": 6, "sa_000004": 3,
+    }  # fmt: skip
+    assert records["sa_000000"]["ignored_names"] == ["./readme.txt"]
+    assert sa1bpack.verify(root).ok
+
+
+def test_rejects_are_listed_in_the_order_of_their_tar(sources, tmp_path):
+    sa1bpack.pack(sources, tmp_path / "pack", workers=1, **SMALL)
+    lines = rejects_of(tmp_path / "pack")
+    assert [line["source"] for line in lines] == sorted(line["source"] for line in lines)
+    hollow = [line["member"] for line in lines if line["source"] == "sa_000001"]
+    assert hollow == [f"sa_{number}.jpg" for number in range(204, 212)]
+
+
+def test_the_same_photos_in_another_order_are_another_tar(tmp_path):
+    packs = []
+    for seed in (1, 2):
+        tar = write_tar(tmp_path / "sa_000000.tar", members(range(8)), shuffle=seed)
+        sa1bpack.pack(tar, tmp_path / str(seed), workers=1, **SMALL)
+        packs.append(contents(tmp_path / str(seed)))
+    assert packs[0] != packs[1]
+    ids = [
+        sorted(
+            number
+            for folder in (tmp_path / seed).glob("shards/sa_*")
+            for number in open_shard(folder)["image_id"].tolist()
+        )
+        for seed in ("1", "2")
+    ]
+    assert ids[0] == ids[1] == list(range(8))

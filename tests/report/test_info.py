@@ -1,0 +1,85 @@
+"""`info` says what a pack holds."""
+
+import numpy as np
+import pytest
+from small_tars import SMALL, changed, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import FormatError, TooManyRejects
+from sa1bpack.packing.options import PackOptions
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    """Photos 0 to 24 with as many masks, but one rejected and one of masks over the cap."""
+    folder = tmp_path_factory.mktemp("info")
+    found = members(range(25), masks=lambda number: number)
+    found["./sa_5.json"] = b"{ not json"
+    del found["./sa_6.jpg"]
+    for key in ("a" * 70, "b" * 70, "caption"):
+        changed(found, 7, lambda record, key=key: record["image"].update({key: 1}))
+    tar = write_tar(folder / "sa_000000.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL, max_masks=20, empty="drop")
+    return folder / "pack"
+
+
+def test_counts_are_those_of_the_pack(pack):
+    info = sa1bpack.info(pack)
+    numbers = set(range(1, 25)) - {5, 6}
+    assert sorted(info.mask_counts) == sorted(min(20, number) for number in numbers)
+    assert info.manifest.samples == len(numbers) == 22
+    assert info.manifest.counts == {
+        "images": 22, "masks": sum(min(20, n) for n in numbers), "annotations": sum(numbers),
+        "dropped_images": 1, "rejects": 2, "rejects:bad-annotation": 1, "rejects:missing-jpeg": 1,
+    }  # fmt: skip
+    files = [path for path in (pack / "shards").glob("sa_*/*/c.*")]
+    assert info.bytes == sum(path.stat().st_size for path in files)
+
+
+def test_the_histogram_counts_every_image_once(pack):
+    counts, edges = sa1bpack.info(pack).histogram()
+    assert counts.sum() == 22 and len(edges) == len(counts) + 1
+    assert edges[0] == 0 and edges[-1] > 20
+    found = sa1bpack.info(pack).mask_counts
+    for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
+        assert count == np.sum((low <= found) & (found < high))
+
+
+def test_the_text_tells_all_of_it_in_100_columns(pack):
+    text = sa1bpack.info(pack).as_text()
+    assert max(map(len, text.splitlines()[1:])) <= 100
+    for word in (
+        "complete", "22 in 6 shards from 1 sources", "279; 10 of 289 were left out",
+        "1 images without masks", "2 rejected members", "1 bad-annotation", "1 missing-jpeg",
+        f"sa1bpack {sa1bpack.__version__}", "simplejpeg", "image.caption",
+    ):  # fmt: skip
+        assert word in text, text
+    options = PackOptions(**SMALL, max_masks=20, empty="drop").to_json()
+    lines = [line.split(None, 1) for line in text.splitlines()]
+    for name, value in options.items():
+        assert [name, str(value)] in lines
+    bars = text[text.index("masks an image") :].splitlines()[1:]
+    assert sum(int(line.split()[-1].replace(",", "")) for line in bars) == 22
+
+
+def test_a_pack_that_is_not_complete_says_so(tmp_path):
+    found = members(range(10))
+    found["./sa_9.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)
+    text = sa1bpack.info(tmp_path / "pack").as_text()
+    assert "NOT COMPLETE: repeat the pack command" in text
+    assert "8 in 2 shards" in text
+
+
+def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    info = sa1bpack.info(tmp_path / "pack")
+    assert info.histogram()[0].sum() == 0 and "0 in 0 shards" in info.as_text()
+
+
+def test_a_folder_that_is_no_pack_is_refused(tmp_path):
+    with pytest.raises(FormatError, match="no pack"):
+        sa1bpack.info(tmp_path)

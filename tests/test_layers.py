@@ -1,0 +1,105 @@
+"""Imports go down only.
+
+errors → source, pixels, masks, format (which do not know each other) → packing | data (nor these)
+→ report → cli. torch is for data alone, and imports stand at the top of a module.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "sa1bpack"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+BASE = {"errors"}
+CODECS = {"source", "pixels", "masks", "format"}
+# What each layer may import of ours, besides itself.
+ALLOWED = {
+    "errors": set(),
+    "environment": set(),
+    **{layer: BASE for layer in CODECS},
+    "packing": BASE | CODECS | {"environment", "__init__"},
+    "data": BASE | CODECS,
+    "report": BASE | CODECS | {"packing", "data"},
+    "cli": BASE | CODECS | {"packing", "data", "report", "environment", "__init__"},
+    # Lazily, by name: its own table holds them as text.
+    "__init__": set(),
+}
+
+
+def layer_of(path: Path) -> str:
+    """The folder below sa1bpack, or the stem of a module right in it."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def imports_of(tree: ast.AST) -> list[tuple[str, int]]:
+    """Full names of all modules and members imported anywhere, with their lines."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return found
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_every_module_is_of_a_known_layer():
+    assert {layer_of(path) for path in MODULES} <= ALLOWED.keys()
+    assert {"packing", "cli", "report"} | CODECS <= {layer_of(path) for path in MODULES}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_imports_from_below_only(path):
+    layer = layer_of(path)
+    layers = {p.name if p.is_dir() else p.stem for p in PACKAGE.iterdir()}
+    for name, line in imports_of(parse(path)):
+        parts = name.split(".")
+        if parts[0] != "sa1bpack":
+            continue
+        target = parts[1] if parts[1] in layers else "__init__"
+        assert target == layer or target in ALLOWED[layer], f"{path}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_torch_is_imported_by_data_alone(path):
+    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
+    assert layer_of(path) == "data" or "torch" not in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_stand_at_the_top(path):
+    """In cli they may wait, so that `--help` is quick; and where what is missing is the answer."""
+    tree = parse(path)
+    inner = [
+        f"{path}:{line} imports {name}"
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for name, line in imports_of(function)
+    ]
+    if layer_of(path) == "cli":
+        return
+    if layer_of(path) == "environment":  # it reports a PIL that cannot be imported
+        inner = [found for found in inner if not found.endswith(" PIL.features")]
+    assert inner == []
+
+
+def test_reading_a_pack_loads_neither_the_packer_nor_pil_nor_torch():
+    program = (
+        "import sys, sa1bpack; sa1bpack.verify, sa1bpack.info\n"
+        "bad = {'torch', 'PIL', 'simplejpeg', 'sa1bpack.packing', 'sa1bpack.pixels'}\n"
+        "sys.exit(str(bad & set(sys.modules)) if bad & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
