@@ -6,6 +6,10 @@ OUT        ?= packed
 PACK_FLAGS ?=
 TEST_FLAGS ?=
 
+# Recipes read these from the environment, so that no character in them ends a quotation. TARS is
+# several words, so it is text of the shell, quotes and all.
+export OUT TARS PYTHON
+
 VENV := .venv
 BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows its downloads, except in automatic builds.
@@ -14,7 +18,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test lint bench-decode bench-pack bench-load clean
+.PHONY: help setup pack verify test lint bench-decode bench-pack bench-load peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
@@ -23,14 +27,16 @@ help:
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (repairs PIL if need be)"
 	@echo "make bench-decode | bench-pack | bench-load"
 	@echo "              measure JPEG decoding, packing, loading"
+	@echo "make peers    set up the other loaders that bench-load compares with"
 	@echo "make lint     check the code's style"
 	@echo "make clean    remove $(VENV) and caches; packs stay"
 	@echo
-	@echo "TARS=$(TARS)      tars or folders to pack; quote globs: TARS='/data/sa_*.tar'"
-	@echo "OUT=$(OUT)      folder that the pack goes to"
-	@echo "PACK_FLAGS=      more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
-	@echo "TEST_FLAGS=      options of pytest, e.g. TEST_FLAGS='-k masks'"
-	@echo "PYTHON=$(PYTHON)      the Python to set up with, 3.11 or newer"
+	@echo "TARS=$$TARS"
+	@echo "              tars or folders to pack; quote globs and spaces: TARS=\"'/my data/sa_*.tar'\""
+	@echo "OUT=$$OUT    folder that the pack goes to"
+	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
+	@echo "TEST_FLAGS=   options of pytest, e.g. TEST_FLAGS='-k masks'"
+	@echo "PYTHON=$$PYTHON    the Python to set up with, 3.11 or newer"
 
 # ---------------------------------------------------------------------------- set-up, only if needed
 
@@ -58,17 +64,25 @@ $(VENV)/.ready-%: $(VENV)/.ready
 # The last line runs every time, in a fraction of a second: any package that requires pillow would
 # have put it over pillow-simd.
 setup: $(VENV)/.ready
+	@$(CHECK_PYTHON)
 	@$(BIN)/python scripts/setup_pillow.py
+
+# An environment stays with the Python that made it; a PYTHON that was asked for is not just ignored.
+RELEASE := -c 'import sys; print("{}.{}".format(*sys.version_info))'
+CHECK_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))), \
+  here=$$($(BIN)/python $(RELEASE)); asked=$$($(PYTHON) $(RELEASE)); \
+  test "$$here" = "$$asked" || \
+  echo "existing $(VENV) is Python $$here, and PYTHON=$$PYTHON is not used; make clean to change" >&2,:)
 
 # --------------------------------------------------------------------------------------------- work
 
 # set -f: sa1bpack expands the globs itself; a shell has a limit, and 1000 tars can exceed it.
 pack: setup
-	@set -f; $(BIN)/sa1bpack pack $(TARS) --out '$(OUT)' $(PACK_FLAGS)
-	@$(BIN)/sa1bpack verify '$(OUT)'
+	@set -f; $(BIN)/sa1bpack pack $(TARS) --out "$$OUT" $(PACK_FLAGS)
+	@$(BIN)/sa1bpack verify "$$OUT"
 
 verify: setup
-	@$(BIN)/sa1bpack verify '$(OUT)'
+	@$(BIN)/sa1bpack verify "$$OUT"
 
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(TEST_FLAGS)
@@ -79,8 +93,18 @@ bench-decode: setup
 bench-pack: setup
 	@set -f; $(BIN)/python benchmarks/pack.py $(TARS)
 
+# Other loaders need an environment of their own (they bring Pillow, and older versions of much).
+PEERS := $(VENV)-peers/bin/python
+
+peers:
+	@test -x $(PEERS) || $(PYTHON) -m venv $(VENV)-peers
+	@$(PEERS) -m pip install --requirement benchmarks/requirements-peers.txt
+	@$(PEERS) -m pip install --requirement benchmarks/requirements-ffcv.txt \
+	  || echo "FFCV does not install here: see benchmarks/requirements-ffcv.txt" >&2
+
 bench-load: setup
-	@set -f; $(BIN)/python benchmarks/load.py $(TARS)
+	@test -x $(PEERS) || echo "without other loaders; make peers installs them (several GB)" >&2
+	@set -f; $(BIN)/python benchmarks/load.py $(TARS) $(if $(wildcard $(PEERS)),--peers $(PEERS))
 
 lint: setup $(VENV)/.ready-lint
 	@$(BIN)/ruff check .

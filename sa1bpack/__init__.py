@@ -9,7 +9,11 @@
 from importlib import import_module
 from importlib.metadata import version
 
+from sa1bpack.kernel_cache import ensure_kernel_cache
+
 __version__ = version("sa1bpack")
+
+ensure_kernel_cache()  # before anything imports numba
 
 # Public name → module; imported on first use, so that reading a pack never loads the packer.
 _HOMES = {
@@ -19,6 +23,18 @@ _HOMES = {
     "estimate": "sa1bpack.packing.estimate",
     "verify": "sa1bpack.format.verify",
     "info": "sa1bpack.report.info",
+    "open": "sa1bpack.data.dataset",
+    "Dataset": "sa1bpack.data.dataset",
+    "Collate": "sa1bpack.data.collate",
+    "SequentialOrder": "sa1bpack.data.samplers",
+    "ShuffleOrder": "sa1bpack.data.samplers",
+    "LocalShuffleOrder": "sa1bpack.data.samplers",
+    "WeightedOrder": "sa1bpack.data.samplers",
+    "Extent": "sa1bpack.data.samplers",
+    "OrderedBatches": "sa1bpack.data.ordered_batches",
+    "Loader": "sa1bpack.data.loader",
+    "make_dataloader": "sa1bpack.data.dataloader",
+    "describe_dataloader": "sa1bpack.data.dataloader",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

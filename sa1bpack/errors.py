@@ -13,12 +13,14 @@
     │   └── ImageError         the JPEG
     ├── FormatError        something under a pack is not what docs/format.md demands
     │   ├── VersionError       it is of a format version that this release does not read
-    │   ├── ChecksumError      bytes are not those that were written
     │   └── ReadError          one sample of a pack cannot be read
-    └── PackError          a pack run cannot start or cannot go on
-        ├── OutputLocked       another process packs into the same folder
-        ├── OptionsDiffer      the folder holds a pack made with other options
-        └── TooManyRejects     more members were rejected than --max-rejects allows
+    ├── PackError          a pack run cannot start or cannot go on
+    │   ├── OutputRefused      the output folder cannot be packed into: it holds something else
+    │   │   ├── OutputLocked       another process packs into it
+    │   │   └── OptionsDiffer      it holds a pack made with other options
+    │   └── TooManyRejects     more members were rejected than --max-rejects allows
+    └── LoaderError        a loader cannot give the next batch, for a reason other than the data
+        └── LoaderTimeout      the batch did not come in time (also TimeoutError)
 
 A message names what was looked at (file, member, annotation), the value found, the limit, and what
 to do about it.
@@ -88,10 +90,6 @@ class VersionError(FormatError):
     """A pack is of a format version that this release does not read."""
 
 
-class ChecksumError(FormatError):
-    """Bytes are not those that were written."""
-
-
 class ReadError(FormatError):
     """A sample of a pack cannot be read.
 
@@ -116,13 +114,25 @@ class PackError(Sa1bpackError):
     """A pack run cannot start or cannot go on."""
 
 
-class OutputLocked(PackError):
+class OutputRefused(PackError):
+    """The output folder cannot be packed into."""
+
+
+class OutputLocked(OutputRefused):
     """Another process packs into the same folder."""
 
 
-class OptionsDiffer(PackError):
+class OptionsDiffer(OutputRefused):
     """The output folder holds a pack made with other options."""
 
 
 class TooManyRejects(PackError):
     """More members were rejected than allowed."""
+
+
+class LoaderError(Sa1bpackError):
+    """A loader cannot give the next batch, for a reason other than the data."""
+
+
+class LoaderTimeout(LoaderError, TimeoutError):
+    """A batch did not come in time."""

@@ -1,0 +1,117 @@
+"""How fast do batches reach a CUDA device? One command, under 10 minutes:
+
+    python benchmarks/gpu.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
+
+First the tests that need a device run. Then, page cache warm and every way in turn in each round:
+the ceiling, a copy of as many bytes from pinned buffers that are full already; the Loader with
+packed bits and with masks unpacked on the device; and a pinning DataLoader. Figures are medians;
+a ratio is the median of the ratios to the ceiling of the same round.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from load import Epoch, Task, build, measure, table, warm
+
+from sa1bpack.data.dataloader import make_dataloader
+from sa1bpack.data.dataset import open as open_pack
+from sa1bpack.data.loader import Loader
+
+ROOT = Path(__file__).parents[1]
+SLOTS = 4
+
+
+@contextmanager
+def pinned_copy(task: Task) -> Iterator[Epoch]:
+    """Copies of the bytes of a batch from pinned buffers, one after the other on one stream."""
+    batches = -(-len(task.ds) // task.batch)
+    size = task.bytes // batches
+    host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS)]
+    device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(SLOTS)]
+
+    def epoch() -> int:
+        for number in range(batches):
+            device[number % SLOTS].copy_(host[number % SLOTS], non_blocking=True)
+        torch.cuda.synchronize()
+        return len(task.ds)
+
+    yield epoch
+
+
+def _count(batches) -> int:
+    count = sum(len(batch["image_ids"]) for batch in batches)
+    torch.cuda.synchronize()
+    return count
+
+
+def _loader(masks: str, threads: int | None = None):
+    @contextmanager
+    def way(task: Task) -> Iterator[Epoch]:
+        with Loader(
+            task.ds, task.batch, device="cuda", masks=masks, threads=threads, ahead=4
+        ) as batches:
+            yield lambda: _count(batches)
+
+    return way
+
+
+@contextmanager
+def dataloader(task: Task) -> Iterator[Epoch]:
+    """The dataset in a DataLoader that pins, then a copy of every tensor."""
+    batches = make_dataloader(task.ds, task.batch, masks="padded_bits", workers=0, pin_memory=True)
+
+    def moved() -> Iterator[dict]:
+        for batch in batches:
+            yield {key: tensor.to("cuda", non_blocking=True) for key, tensor in batch.items()}
+
+    yield lambda: _count(moved())
+
+
+WAYS = {
+    "pinned copy (ceiling)": pinned_copy,
+    "sa1bpack.Loader, bits": _loader("padded_bits"),
+    "sa1bpack.Loader, masks unpacked on the device": _loader("padded"),
+    "sa1bpack.Loader, unpacked, 4 threads": _loader("padded", 4),
+    "dataset in a pinning DataLoader, 0 workers": dataloader,
+}
+
+
+def run_tests() -> int:
+    """The tests marked `cuda`; their exit status."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/data"]
+    return subprocess.run(command, cwd=ROOT, check=False, timeout=240).returncode
+
+
+def main() -> None:
+    """Tests, pack, rounds, table. Exits with 1 if a test failed or there is no device."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (7)")
+    parser.add_argument("--images", type=int, default=800, help="images of the pack (800)")
+    parser.add_argument("--masks", type=int, default=64, help="masks of an image (64)")
+    parser.add_argument("--batch", type=int, default=16, help="samples of a batch (16)")
+    parser.add_argument("--folder", type=Path, help="where the pack goes (a temporary folder)")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} finds no CUDA device")
+    failed = run_tests()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        pack = build(options.tars, Path(folder), options.images, options.masks)
+        warm(pack)
+        task = Task(open_pack(pack), options.batch, Path(folder))
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        plan = Loader(task.ds, task.batch, device="cuda", ahead=4).plan()
+        print(f"{plan}\n{len(task.ds)} samples of {task.bytes / len(task.ds) / 1e6:.2f} MB, "
+              f"batches of {task.batch}, page cache warm, {options.rounds} rounds\n")  # fmt: skip
+        print(table(task, measure(task, WAYS, options.rounds)))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

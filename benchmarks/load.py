@@ -1,0 +1,273 @@
+"""How fast are random batches read from a pack whose files are in the page cache?
+
+    python benchmarks/load.py TAR... [--rounds N] [--images N] [--masks N] [--batch N] [--only WAY]
+                              [--peers PYTHON [--peer MODULE] [--check]]
+
+Packs copies of the photographs of the tars until there are `--images`, reads everything once, and
+then times every way in turn, `--rounds` times: an epoch that does not count, then the best of
+three. Figures are medians over the rounds; a ratio is the median of the ratios to the ceiling of
+the same round.
+
+The ceiling is a memory copy (memcpy) of the same bytes, 2 threads, from maps of the same files into
+as many reused buffers as the Loader has. The Loader copies past the caches, which memcpy does not,
+so it can be above. Consumers take the batches and do nothing with them.
+
+`--peers` adds other loaders on the same samples, each in a process of the given Python, whose
+environment comes from requirements-peers.txt. Before one is timed, all that it reads is compared
+with the pack, and the fastest of its settings is found; `--check` stops there. One that is not
+installed or fails is in the table with the reason. The peers write the samples six times over: 3.7
+MB an image each.
+"""
+
+import argparse
+import ctypes
+import gc
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from peers import PEERS, PeerError, open_peers
+from synthetic import make_tar
+
+import sa1bpack
+from sa1bpack.data.dataloader import make_dataloader
+from sa1bpack.data.dataset import Dataset
+from sa1bpack.data.dataset import open as open_pack
+from sa1bpack.data.loader import Loader
+
+THREADS = 2
+SLOTS = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every way reads: all samples of the dataset once an epoch, in random order."""
+
+    ds: Dataset
+    batch: int
+    folder: Path  # for what a way has to write
+
+    @property
+    def bytes(self) -> int:
+        """Pixels and mask bits of an epoch."""
+        layout, masks = self.ds.layout, int(self.ds.column("mask_count").sum())
+        return len(self.ds) * layout.image_size**2 * 3 + masks * layout.mask_size**2 // 8
+
+
+# One epoch: takes all batches and returns the number of samples.
+Epoch = Callable[[], int]
+
+
+@contextmanager
+def ceiling(task: Task) -> Iterator[Epoch]:
+    """2 threads, memcpy from maps into reused buffers; jobs are made before the clock starts."""
+    jobs, buffers = _copies(task)
+    order = np.random.default_rng(0)
+
+    def copy(mine: list[list[tuple[int, int, int]]]) -> None:
+        for batch in mine:
+            for target, source, count in batch:
+                ctypes.memmove(target, source, count)
+
+    def epoch() -> int:
+        threads = [threading.Thread(target=copy, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(task.ds)
+
+    def prepare() -> None:
+        nonlocal parts
+        batches = jobs(order.permutation(len(task.ds)))
+        parts = [batches[t::THREADS] for t in range(THREADS)]
+
+    parts: list = []
+    epoch.prepare = prepare
+    yield epoch
+    del buffers
+
+
+def _copies(task: Task):
+    """A function from an order to copy jobs (target, source, bytes) by batch, and the buffers."""
+    ds, size = task.ds, task.ds.layout.image_size**2 * 3
+    width = ds.layout.mask_size**2 // 8
+    most = int(ds.column("mask_count").max())
+    buffers = [np.zeros(task.batch * (size + most * width), np.uint8) for _ in range(SLOTS)]
+
+    def jobs(order: np.ndarray) -> list[list[tuple[int, int, int]]]:
+        batches = []
+        for number, first in enumerate(range(0, len(order), task.batch)):
+            base = buffers[number % SLOTS].ctypes.data
+            masks_at, batch = base + task.batch * size, []
+            for k, index in enumerate(order[first : first + task.batch]):
+                shard, row, start, stop = ds.locate(int(index))
+                arrays = ds.shards[shard]
+                batch.append((base + k * size, arrays["image"].ctypes.data + row * size, size))
+                count = (stop - start) * width
+                batch.append((masks_at, arrays["mask_bits"].ctypes.data + start * width, count))
+                masks_at += count
+            batches.append(batch)
+        return batches
+
+    return jobs, buffers
+
+
+def _count(batches) -> int:
+    return sum(len(batch["image_ids"]) for batch in batches)
+
+
+@contextmanager
+def loader(task: Task) -> Iterator[Epoch]:
+    """sa1bpack.Loader with packed bits, as many threads as the ceiling."""
+    with Loader(task.ds, task.batch, masks="padded_bits", threads=THREADS) as batches:
+        yield lambda: _count(batches)
+
+
+@contextmanager
+def loader_bool(task: Task) -> Iterator[Epoch]:
+    """sa1bpack.Loader that unpacks the masks on the CPU: four times the bytes."""
+    with Loader(task.ds, task.batch, masks="padded", threads=THREADS) as batches:
+        yield lambda: _count(batches)
+
+
+def _dataloader(workers: int):
+    @contextmanager
+    def way(task: Task) -> Iterator[Epoch]:
+        batches = make_dataloader(
+            task.ds, task.batch, masks="padded_bits", workers=workers, pin_memory=False
+        )
+        yield lambda: _count(batches)
+        if batches._iterator is not None:
+            batches._iterator._shutdown_workers()
+
+    return way
+
+
+# Name -> context manager that gives an epoch. The first one is what the others are compared with.
+WAYS = {
+    "memory copy, 2 threads (ceiling)": ceiling,
+    "sa1bpack.Loader, bits": loader,
+    "sa1bpack.Loader, bool": loader_bool,
+    "dataset in a DataLoader, 0 workers": _dataloader(0),
+    "dataset in a DataLoader, 2 workers": _dataloader(2),
+}
+
+
+def build(tars: list[Path], folder: Path, images: int, masks: int) -> Path:
+    """A pack of so many images, each with so many masks, from the photographs of the tars."""
+    tar = folder / "sa_bench.tar"
+    make_tar(tars, tar, images, masks)
+    sa1bpack.pack(str(tar), folder / "pack")
+    tar.unlink()
+    return folder / "pack"
+
+
+def warm(pack: Path) -> None:
+    """Read every file, so that the page cache has it."""
+    for path in pack.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                buffer = bytearray(1 << 22)
+                while file.readinto(buffer):
+                    pass
+
+
+def measure(task: Task, ways: dict, rounds: int, failures: dict) -> dict[str, list[float]]:
+    """Samples a second of every way in every round; a first round is not counted.
+
+    A peer that fails is moved to `failures`, name to reason.
+    """
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(-1, rounds):
+        for name in list(found):
+            try:
+                speed = _speed(task, name, ways[name])
+            except PeerError as error:
+                failures[name] = str(error)
+                del found[name]
+                continue
+            gc.collect()
+            if number >= 0:
+                found[name].append(speed)
+    return found
+
+
+def _speed(task: Task, name: str, way: Callable) -> float:
+    """Samples a second of the better of two epochs, after one that warms up."""
+    with way(task) as epoch:
+        epoch()  # starts threads or workers, touches the buffers
+        times = []
+        for _ in range(2):
+            getattr(epoch, "prepare", lambda: None)()
+            start = time.perf_counter()
+            samples = epoch()
+            times.append(time.perf_counter() - start)
+            assert samples == len(task.ds), (name, samples)
+    return samples / min(times)
+
+
+def table(task: Task, found: dict[str, list[float]], failures: dict[str, str]) -> str:
+    """The figures as a markdown table."""
+    first = next(iter(found))
+    lines = ["| way | samples/s | MB/s | of the ceiling |", "|---|---:|---:|---:|"]
+    for name, speeds in found.items():
+        speed = statistics.median(speeds)
+        ratio = statistics.median(a / b for a, b in zip(speeds, found[first], strict=True))
+        mega = speed * task.bytes / len(task.ds) / 1e6
+        lines.append(f"| {name} | {speed:.0f} | {mega:.0f} | {ratio:.2f} |")
+    for name, reason in failures.items():
+        lines.append(f"| {name} | does not run: {reason.replace('|', '/')} | | |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Build a pack, warm it, run every way in turn, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (5)")
+    parser.add_argument("--images", type=int, default=400, help="images of the pack (400)")
+    parser.add_argument("--masks", type=int, default=64, help="masks of an image (64)")
+    parser.add_argument("--batch", type=int, default=8, help="samples of a batch (8)")
+    parser.add_argument("--only", action="append", help="a way to run besides the ceiling")
+    parser.add_argument("--peers", metavar="PYTHON", help="run other loaders with this Python")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="only this one of them")
+    parser.add_argument("--check", action="store_true", help="only check what the peers read")
+    parser.add_argument("--folder", type=Path, help="where the pack goes (a temporary folder)")
+    options = parser.parse_args()
+    if (options.peer or options.check) and not options.peers:
+        parser.error("--peer and --check need --peers PYTHON")
+    if options.peers and not shutil.which(options.peers):
+        parser.error(f"--peers {options.peers}: no such program")
+    names = [next(iter(WAYS)), *(options.only or list(WAYS)[1:])]
+    ways = {name: WAYS[name] for name in names}
+    with tempfile.TemporaryDirectory(dir=options.folder) as name, ExitStack() as stack:
+        folder = Path(name)
+        pack = build(options.tars, folder, options.images, options.masks)
+        warm(pack)
+        task = Task(open_pack(pack), options.batch, folder)
+        failures, notes = {}, []
+        if options.peers:
+            peers = open_peers(pack, folder, options.batch, options.peers, options.peer)
+            others, failures, notes = stack.enter_context(peers)
+            ways |= others
+        if options.check:
+            print("\n".join([*notes, *(f"{k} does not run: {v}" for k, v in failures.items())]))
+            raise SystemExit(bool(failures))
+        found = measure(task, ways, options.rounds, failures)
+        per_sample = task.bytes / len(task.ds) / 1e6
+        print(f"{len(task.ds)} samples of {per_sample:.2f} MB, batches of {task.batch}, page cache "
+              f"warm, medians of {options.rounds} rounds\n")  # fmt: skip
+        print(table(task, found, failures))
+        print("".join(f"\n- {note}" for note in notes))
+
+
+if __name__ == "__main__":
+    main()

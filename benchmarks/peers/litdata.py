@@ -1,0 +1,79 @@
+"""LitData: its own chunks in a local folder, read by StreamingDataset.
+
+Arrays are stored as torch tensors, which it gives back as views of the mapped chunk; numpy arrays
+it would copy once more.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+from peers.samples import Epoch, Samples, Stacker, batches_of
+
+DISTRIBUTION = "litdata"
+WAYS = {
+    "LitData, 0 workers": {
+        "dataset[i]": {"workers": None},
+        "StreamingDataLoader": {"workers": 0},
+    },
+    "LitData, 2 workers": {"StreamingDataLoader": {"workers": 2}},
+}
+
+
+class _Tensors:
+    """Makes the record of a row: what `optimize` calls in a process of its own."""
+
+    def __init__(self, pack: Path):
+        self.pack = pack
+        self.samples: Samples | None = None
+
+    def __call__(self, row: int) -> dict:
+        if self.samples is None:
+            self.samples = Samples(self.pack)
+        sample = self.samples[row]
+        return {
+            "row": row,
+            "image": torch.from_numpy(sample["image"].copy()),
+            "masks": torch.from_numpy(sample["masks"].copy()),
+        }
+
+
+def prepare(samples: Samples, folder: Path) -> None:
+    """Write chunks of 64 MB, LitData's own default size."""
+    optimize(
+        _Tensors(samples.pack),
+        inputs=list(range(len(samples))),
+        output_dir=str(folder / "chunks"),
+        chunk_bytes="64MB",
+        num_workers=1,
+        verbose=False,
+    )
+
+
+def open_reader(folder: Path, batch_size: int, workers: int | None) -> Epoch:
+    """By index in the given order (`workers` None); or as it iterates, shuffled by itself."""
+    dataset = StreamingDataset(str(folder / "chunks"), shuffle=workers is not None)
+    stack = Stacker()
+
+    def indexed(order: np.ndarray):
+        for rows in batches_of(order, batch_size):
+            items = [dataset[int(row)] for row in rows]
+            yield stack(
+                np.array([item["row"] for item in items]),
+                [item["image"].numpy() for item in items],
+                [item["masks"].numpy() for item in items],
+            )
+
+    if workers is None:
+        return indexed
+    loader = StreamingDataLoader(
+        dataset, batch_size=batch_size, num_workers=workers, persistent_workers=workers > 0
+    )
+
+    def iterated(order: np.ndarray):
+        for batch in loader:
+            yield batch["row"], batch["image"], batch["masks"]
+
+    return iterated

@@ -1,0 +1,132 @@
+"""The process of one peer: `python -m peers.worker MODULE PACK FOLDER BATCH`, run by peers.Peer.
+
+It reads commands from its standard input, a JSON list a line, and answers each with one JSON object
+a line. What a peer prints goes to standard error.
+
+    prepare                write the samples in the peer's own format
+    choose WAY             check every setting of the way and keep the fastest
+    order SEED             make the order of the next epoch, collect garbage
+    epoch WAY              read all samples once; answers when it is done
+"""
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from peers.samples import Epoch, Samples
+
+TIMED_EPOCHS = 3
+
+
+class Worker:
+    """A peer's module at work. Commands are its methods; their results are the answers."""
+
+    def __init__(self, module: str, pack: Path, folder: Path, batch_size: int):
+        self.module = importlib.import_module(f"peers.{module}")
+        self.samples = Samples(pack)
+        self.folder = folder
+        self.batch_size = batch_size
+        self.readers: dict[str, Epoch] = {}
+        self.next_order = np.arange(len(self.samples))
+
+    def prepare(self) -> dict:
+        """Write the peer's own format."""
+        self.module.prepare(self.samples, self.folder)
+        return {
+            "version": version(self.module.DISTRIBUTION),
+            "ways": list(self.module.WAYS),
+            "notes": getattr(self.module, "NOTES", {}),
+        }
+
+    def choose(self, way: str) -> dict:
+        """Check every setting and keep the one with the best median of some epochs."""
+        speeds = {}
+        for name, setting in self.module.WAYS[way].items():
+            self.readers.pop(way, None)
+            reader = self.readers[way] = self._open(setting)
+            check(reader, self.samples, self.batch_size)
+            speeds[name] = statistics.median(self._speed(way) for _ in range(TIMED_EPOCHS))
+        best = max(speeds, key=speeds.__getitem__)
+        if best != name:  # the last one is still open
+            del reader
+            self.readers[way] = self._open(self.module.WAYS[way][best])
+        return {"setting": best, "speeds": speeds}
+
+    def _open(self, setting: dict) -> Epoch:
+        gc.collect()
+        return self.module.open_reader(self.folder, self.batch_size, **setting)
+
+    def _speed(self, way: str) -> float:
+        self.order(int(time.monotonic_ns()))
+        start = time.perf_counter()
+        return self.epoch(way)["samples"] / (time.perf_counter() - start)
+
+    def order(self, seed: int) -> dict:
+        """Draw the order of the next epoch."""
+        self.next_order = np.random.default_rng(int(seed)).permutation(len(self.samples))
+        gc.collect()
+        return {}
+
+    def epoch(self, way: str) -> dict:
+        """Take all batches and do nothing with them."""
+        return {"samples": sum(len(batch[0]) for batch in self.readers[way](self.next_order))}
+
+
+def check(reader: Epoch, samples: Samples, batch_size: int) -> None:
+    """One epoch compared with the source byte for byte. Raises ValueError at a difference."""
+    order = np.random.default_rng(1).permutation(len(samples))
+    seen = []
+    for rows, images, masks in reader(order):
+        rows, images, masks = (np.asarray(array) for array in (rows, images, masks))
+        if images.dtype != np.uint8 or masks.dtype != np.uint8:
+            raise ValueError(f"a batch holds {images.dtype} and {masks.dtype}, not uint8")
+        for row, image, mask in zip(rows, images, masks, strict=True):
+            same = np.array_equal(image, samples.images[row])
+            if not same or not np.array_equal(mask, samples.masks[row]):
+                raise ValueError(f"sample {row} is not what was written")
+        seen += rows.tolist()
+    if sorted(seen) != list(range(len(samples))):
+        raise ValueError(f"an epoch gave {len(seen)} samples, not each of {len(samples)} once")
+
+
+def serve(worker: Worker, commands, answers) -> None:
+    """Carry out commands until their end; an exception is an answer too."""
+    for line in commands:
+        name, *arguments = json.loads(line)
+        try:
+            answer = getattr(worker, name)(*arguments)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def main() -> None:
+    """Keep standard output for answers, whatever the peer prints; then serve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("module")
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("batch", type=int)
+    options = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        worker = Worker(options.module, options.pack, options.folder, options.batch)
+    except Exception as error:
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
+        return
+    print("{}", file=answers, flush=True)
+    serve(worker, sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The plan of a batch: what goes where, and the copy of one sample into its place.
+
+In use::
+
+    plan = plan_batch(samples, form, choice, epoch)    sizes; nothing of the pixels is read
+    buffers = {key: empty(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
+    plan.fill_counts(buffers)
+    for k in range(len(plan)):    in any order, in any number of threads
+        plan.fill(k, buffers)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sa1bpack.data.choose import MaskChoice
+from sa1bpack.data.columns import offsets_of
+from sa1bpack.data.sample import Sample
+from sa1bpack.data.unpack import unpack_into
+from sa1bpack.errors import OptionError
+
+# Padded: (B, most masks of a sample, ...), zero behind a sample's masks. Flat: (T, ...), all masks
+# of the batch one after the other, and mask_offsets. Bits: packed as in the pack.
+FORMS = ("padded", "flat", "padded_bits", "flat_bits")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch.
+
+    key     its name in the batch
+    source  the sample's key that it is made of
+    dtype   its type; None for the sample's own
+    """
+
+    key: str
+    source: str
+    dtype: np.dtype | None
+
+
+SAMPLE_FIELDS = (
+    Field("images", "image", None),  # (B, S, S, 3), channels last
+    Field("image_ids", "image_id", np.dtype(np.int64)),  # (B,)
+    Field("sizes", "size", np.dtype(np.int32)),  # (B, 4): source h, w, stored h, w in pixels
+    Field("indices", "index", np.dtype(np.int64)),  # (B,): rows in the pack
+)
+MASK_FIELDS = (
+    Field("masks", "masks", None),  # bool (..., Sm, Sm) or uint8 (..., Sm, Sm / 8)
+    Field("bboxes", "bboxes", np.dtype(np.float32)),  # (..., 4): x, y, w, h
+    Field("areas", "areas", np.dtype(np.int64)),  # (...): source pixels
+    Field("predicted_ious", "predicted_ious", np.dtype(np.float32)),
+    Field("stability_scores", "stability_scores", np.dtype(np.float32)),
+    Field("point_coords", "point_coords", np.dtype(np.float32)),  # (..., 2): x, y
+)
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sizes of a batch and where each sample goes in it.
+
+    samples  the B samples
+    form     one of FORMS
+    chosen   per sample: int64 rows of the masks that are kept, None for all
+    counts   int64 (B,): masks of each sample
+    offsets  int64 (B + 1,): where its masks begin if all stand one after the other
+    room     masks that a sample has room for in the padded forms
+    """
+
+    samples: Sequence[Sample]
+    form: str
+    chosen: Sequence[np.ndarray | None]
+    counts: np.ndarray
+    offsets: np.ndarray
+    room: int
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def padded(self) -> bool:
+        """Whether masks have an axis for the sample."""
+        return self.form.startswith("padded")
+
+    def shapes(self) -> Shapes:
+        """Shape and dtype of every array of the batch, by key."""
+        shapes: Shapes = {"mask_counts": ((len(self),), np.dtype(np.int64))}
+        if not self.padded:
+            shapes["mask_offsets"] = ((len(self) + 1,), np.dtype(np.int64))
+        if not self.samples:
+            return shapes
+        first = self.samples[0]
+        masks = (len(self), self.room) if self.padded else (int(self.offsets[-1]),)
+        for field in present(SAMPLE_FIELDS, first):
+            value = np.asarray(first[field.source])
+            shapes[field.key] = ((len(self), *value.shape), field.dtype or value.dtype)
+        for field in present(MASK_FIELDS, first):
+            row, dtype = mask_row(field, np.asarray(first[field.source]), self.form)
+            shapes[field.key] = ((*masks, *row), dtype)
+        return shapes
+
+    def fill_counts(self, buffers: Mapping[str, np.ndarray]) -> None:
+        """Write mask_counts and, in the flat forms, mask_offsets."""
+        buffers["mask_counts"][...] = self.counts
+        if not self.padded:
+            buffers["mask_offsets"][...] = self.offsets
+
+    def fill(self, k: int, buffers: Mapping[str, np.ndarray]) -> None:
+        """Copy sample k into its place, once; zero what is padding.
+
+        buffers  arrays of exactly the shapes and dtypes of `shapes()`
+
+        The large copies let other threads run. Raises OptionError if the sample's arrays have
+        other shapes than those of the first sample.
+        """
+        sample, rows = self.samples[k], self.chosen[k]
+        for field in present(SAMPLE_FIELDS, sample):
+            value = np.asarray(sample[field.source])
+            target = buffers[field.key]
+            if value.shape != target.shape[1:]:
+                raise _other_shape(sample, field, value.shape, target.shape[1:])
+            target[k] = value
+        start, count = int(self.offsets[k]), int(self.counts[k])
+        for field in present(MASK_FIELDS, sample):
+            value = np.asarray(sample[field.source])
+            if self.padded:
+                row = buffers[field.key][k]
+                target = row[:count]
+                row[count:] = 0
+            else:
+                target = buffers[field.key][start : start + count]
+            due = mask_row(field, value, self.form)[0]
+            if due != target.shape[1:]:
+                raise _other_shape(sample, field, due, target.shape[1:])
+            _copy_masks(field, value, rows, target)
+
+
+def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:
+    """Copy the chosen rows of a per-mask array, unpacking bits if the target is bool."""
+    if field.key == "masks" and target.dtype == np.bool_ and value.dtype == np.uint8:
+        unpack_into(value, target, rows)
+    elif rows is None:
+        target[...] = value
+    elif value.dtype == target.dtype:
+        np.take(value, rows, axis=0, out=target, mode="clip")  # "raise" would copy twice
+    else:
+        target[...] = value[rows]
+
+
+def mask_row(field: Field, value: np.ndarray, form: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
+
+    Raises OptionError for masks that the form cannot be made of.
+    """
+    row = value.shape[1:]
+    if field.key != "masks":
+        return row, field.dtype or value.dtype
+    bits = form.endswith("bits")
+    if value.dtype == np.uint8 and len(row) == 2:
+        return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
+    if value.dtype == np.bool_ and not bits:
+        return row, value.dtype
+    raise OptionError(
+        f"the masks of a sample are {value.dtype} {value.shape}: masks={form!r} needs "
+        + ("bits, uint8 (m, Sm, Sm / 8): open the pack with masks='bits'" if bits else
+           "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)")
+    )  # fmt: skip
+
+
+def present(fields: Sequence[Field], sample: Sample) -> list[Field]:
+    """The fields that a sample has; a transform may have taken some out."""
+    return [field for field in fields if field.source in sample]
+
+
+def plan_batch(
+    samples: Sequence[Sample],
+    form: str = "padded",
+    choice: MaskChoice | None = None,
+    epoch: int = 0,
+    room: int | None = None,
+) -> BatchPlan:
+    """Plan a batch of samples as a dataset gives them.
+
+    form    one of FORMS
+    choice  which masks to keep; None for all
+    epoch   of a random choice
+    room    masks that a sample has room for in the padded forms; None: as many as the fullest has
+
+    Raises OptionError for samples that do not go together: other keys than the first one's, or
+    per-mask arrays of different lengths.
+    """
+    choice = choice or MaskChoice()
+    counts, chosen = [], []
+    for sample in samples:
+        masks = _mask_count(sample, samples[0])
+        rows = choice.rows(sample, masks, epoch)
+        chosen.append(rows)
+        counts.append(masks if rows is None else len(rows))
+    counts = np.array(counts, np.int64)
+    if room is None:
+        room = int(counts.max(initial=0))
+    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room)
+
+
+def _mask_count(sample: Sample, first: Sample) -> int:
+    """The length of a sample's per-mask arrays, which must be one."""
+    if sample.keys() != first.keys():
+        raise OptionError(
+            f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch "
+            f"{sorted(first)}: transform must give all samples the same"
+        )
+    lengths = {field.source: len(sample[field.source]) for field in present(MASK_FIELDS, sample)}
+    if len(set(lengths.values())) > 1:
+        raise OptionError(
+            f"{_name(sample)} has per-mask arrays of different lengths: {lengths}; a transform "
+            "that drops masks must drop them from all"
+        )
+    return next(iter(lengths.values()), 0)
+
+
+def _other_shape(sample: Sample, field: Field, found: tuple, due: tuple) -> OptionError:
+    return OptionError(
+        f"{_name(sample)}: {field.source} has the shape {found}, but the first sample of the batch "
+        f"{due}: transform must give all samples the same"
+    )
+
+
+def _name(sample: Sample) -> str:
+    return f"{sample.get('file_name', 'a sample')} (image_id {sample.get('image_id')})"

@@ -1,0 +1,62 @@
+"""Which masks of a sample go into a batch that has room for fewer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from sa1bpack.data.sample import check_choice
+from sa1bpack.errors import OptionError
+from sa1bpack.masks.select import MaskRule, select_masks
+
+CHOICES = ("largest", "random", "iou")
+
+
+@dataclass(frozen=True)
+class MaskChoice:
+    """At most `max_masks` masks of a sample, in their original order.
+
+    max_masks  None keeps all
+    choose     "largest": by area. "iou": by predicted IoU, the best first. Among equals the lower
+               index comes first. "random": without replacement, a function of (seed, epoch,
+               image_id) alone: not of the batch, the worker or the rank
+    seed       of "random", 0 or more
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    max_masks: int | None = None
+    choose: str = "largest"
+    seed: int = 0
+
+    def __post_init__(self):
+        check_choice("choose", self.choose, CHOICES)
+        if self.max_masks is not None:
+            check_whole("max_masks", self.max_masks, 1)
+        check_whole("seed", self.seed, 0)
+
+    def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
+        """Which of a sample's `masks` masks to keep: int64 (max_masks,) ascending; None for all.
+
+        Needs the sample's `areas`, `predicted_ious` or `image_id`, as the choice goes by.
+        """
+        if self.max_masks is None or masks <= self.max_masks:
+            return None
+        if self.choose == "random":
+            return self._random(sample["image_id"], masks, epoch)
+        rule = MaskRule(max_masks=self.max_masks, select=self.choose)
+        score = np.asarray(sample["areas" if self.choose == "largest" else "predicted_ious"])
+        return select_masks(rule, score, score, score, 0, 0)
+
+    def _random(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
+        # Raw output and a stable sort: numpy keeps these the same for ever, `permutation` it may
+        # change. SeedSequence takes no negative numbers.
+        entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
+        keys = np.random.PCG64(entropy).random_raw(masks)
+        return np.sort(np.argsort(keys, kind="stable")[: self.max_masks])
+
+
+def check_whole(name: str, value: object, low: int) -> None:
+    """Raise OptionError unless a value is a whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} is {value!r}: choose a whole number, {low} or more")

@@ -1,0 +1,185 @@
+"""Samples to a batch of torch tensors: one copy, ragged masks padded or flat."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from sa1bpack.data.batch import FORMS, MASK_FIELDS, SAMPLE_FIELDS, BatchPlan, plan_batch
+from sa1bpack.data.choose import MaskChoice
+from sa1bpack.data.sample import Sample, check_choice
+from sa1bpack.errors import OptionError, ReadError
+
+ON_ERROR = ("raise", "drop")
+Batch = dict[str, Any]
+
+_log = logging.getLogger("sa1bpack")
+_OWN_KEYS = {field.source for field in SAMPLE_FIELDS + MASK_FIELDS} | {
+    "crop_boxes", "annotation_ids", "file_name"
+}  # fmt: skip
+
+
+class Collate:
+    """Makes batches: the `collate_fn` of a torch DataLoader.
+
+    A batch of B samples is a dict of tensors. M is the largest number of masks of a sample in the
+    batch, T the number of all; "..." is (B, M) in the padded forms and (T,) in the flat ones:
+
+    ================  ========  ================================================================
+    key               type      shape and content
+    ================  ========  ================================================================
+    images            uint8     (B, S, S, 3), channels last
+    masks             bool      (..., Sm, Sm) in "padded" and "flat"
+                      uint8     (..., Sm, Sm/8) in "padded_bits" and "flat_bits"
+    mask_counts       int64     (B,)
+    mask_offsets      int64     (B + 1,), in the flat forms: masks of sample i are rows [i] to
+                                [i + 1]
+    bboxes            float32   (..., 4) x, y, w, h, in the dataset's coordinates
+    point_coords      float32   (..., 2) x, y
+    areas             int64     (...) source pixels
+    predicted_ious    float32   (...)
+    stability_scores  float32   (...)
+    image_ids         int64     (B,)
+    sizes             int32     (B, 4) source height, width, stored height, width
+    indices           int64     (B,) rows in the pack
+    dropped           int64     (d,) with on_error="drop": rows of samples that were left out
+    ================  ========  ================================================================
+
+    Padding is zero. What a transform took out of the samples is not in the batch; what it added is
+    a list with one entry a sample; images and bool masks may have any shape, the same for all.
+
+    The same object works in worker processes; `set_epoch` reaches those that run already.
+    """
+
+    def __init__(
+        self,
+        masks: str = "padded",
+        *,
+        max_masks: int | None = None,
+        choose: str = "largest",
+        seed: int = 0,
+        pad_to_max: bool = False,
+        on_error: str = "raise",
+    ):
+        """
+        Args:
+            masks: "padded", "flat", "padded_bits" or "flat_bits".
+            max_masks: keep at most so many masks of a sample; None keeps all.
+            choose: which: "largest" by area, "iou" by predicted IoU, or "random" without
+                replacement by (seed, epoch, image_id). They stay in their order.
+            seed: of the random choice.
+            pad_to_max: M is always `max_masks`, so that all batches have one shape.
+            on_error: of samples that the dataset could not read. "raise": raise the ReadError.
+                "drop": leave them out, log a warning with the name, count them in `dropped` and in
+                the batch. Needs a dataset with `on_error="return"`. No sample takes their place.
+
+        Raises:
+            OptionError: a value that is none of the choices.
+        """
+        check_choice("masks", masks, FORMS)
+        check_choice("on_error", on_error, ON_ERROR)
+        self.form = masks
+        self.choice = MaskChoice(max_masks, choose, seed)
+        self.on_error = on_error
+        if pad_to_max and (max_masks is None or masks.startswith("flat")):
+            raise OptionError("pad_to_max needs max_masks and a padded form of masks")
+        self.room = max_masks if pad_to_max else None
+        self.dropped: list[ReadError] = []  # those of this process
+        # In shared memory, because workers that persist hold a copy of this object.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that a random choice goes by."""
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let a random choice go by this epoch. Call it before iterating over the DataLoader."""
+        self._epoch.fill_(epoch)
+
+    def plan(self, samples: Sequence[Sample]) -> BatchPlan:
+        """The plan of a batch of these samples, which may hold no ReadError."""
+        return plan_batch(samples, self.form, self.choice, self.epoch, self.room)
+
+    def __call__(
+        self,
+        samples: Sequence[Sample | ReadError],
+        out: Mapping[str, torch.Tensor | np.ndarray] | None = None,
+    ) -> Batch:
+        """Make a batch.
+
+        Args:
+            samples: dicts as a Dataset gives them.
+            out: tensors or arrays on the CPU to write into, of exactly the shapes and types that
+                `plan(samples).shapes()` says; the batch then shares their memory. None: new ones.
+
+        Raises:
+            ReadError: a sample could not be read and on_error is "raise".
+            OptionError: samples that do not go together, or `out` does not fit.
+        """
+        errors = [sample for sample in samples if isinstance(sample, ReadError)]
+        if errors:
+            samples = self._without(errors, samples)
+        plan = self.plan(samples)
+        shapes = plan.shapes()
+        tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
+        buffers = {key: tensor.numpy() for key, tensor in tensors.items()}
+        plan.fill_counts(buffers)
+        for k in range(len(plan)):
+            plan.fill(k, buffers)
+        batch: Batch = tensors
+        for key in (samples[0].keys() - _OWN_KEYS) if samples else ():
+            batch[key] = [sample[key] for sample in samples]
+        if self.on_error == "drop":
+            batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
+        return batch
+
+    def _without(self, errors: list[ReadError], samples: Sequence) -> list[Sample]:
+        if self.on_error == "raise":
+            raise errors[0]
+        for error in errors:
+            _log.warning("left out: %s", error)
+        self.dropped += errors
+        return [sample for sample in samples if not isinstance(sample, ReadError)]
+
+
+def _new_tensors(shapes) -> dict[str, torch.Tensor]:
+    in_worker = get_worker_info() is not None
+    return {key: _new_tensor(shape, dtype, in_worker) for key, (shape, dtype) in shapes.items()}
+
+
+def _new_tensor(shape: tuple[int, ...], dtype: np.dtype, shared: bool) -> torch.Tensor:
+    kind = torch_dtype(dtype)
+    if not shared:
+        return torch.empty(shape, dtype=kind)
+    # A worker's batch travels in shared memory: made there at once, it is not copied into it.
+    storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
+    return torch.empty(0, dtype=kind).set_(storage).view(shape)
+
+
+def _given_tensors(shapes, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    if set(out) != set(shapes):
+        raise OptionError(f"out has the keys {sorted(out)}, but the batch has {sorted(shapes)}")
+    tensors = {}
+    for key, (shape, dtype) in shapes.items():
+        tensor = torch.as_tensor(out[key])
+        if tuple(tensor.shape) != shape or tensor.dtype != torch_dtype(dtype):
+            raise OptionError(
+                f"out[{key!r}] is {tensor.dtype} {tuple(tensor.shape)}, but the batch needs "
+                f"{torch_dtype(dtype)} {shape}"
+            )
+        if not tensor.is_contiguous():
+            raise OptionError(f"out[{key!r}] is not contiguous")
+        tensors[key] = tensor
+    return tensors
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """The torch type of a numpy type. Raises OptionError if torch has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        raise OptionError(f"torch has no type for {dtype}: let the transform convert it") from None

@@ -1,0 +1,242 @@
+"""A torch DataLoader for a pack, configured: for transforms in Python, and for other libraries."""
+
+import logging
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from sa1bpack.data.choose import check_whole
+from sa1bpack.data.collate import Batch, Collate
+from sa1bpack.data.dataset import Dataset
+from sa1bpack.data.feed import BatchForm
+from sa1bpack.data.launch import cores, make_batches
+from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
+from sa1bpack.data.samplers import Order
+from sa1bpack.errors import OptionError
+
+# Where batches of worker processes travel.
+_SHARED_MEMORY = Path("/dev/shm")
+_MOST_WORKERS = 8
+
+_log = logging.getLogger("sa1bpack")
+
+
+@dataclass(frozen=True)
+class DataLoaderPlan:
+    """The memory of a DataLoader's batches, for a dataset without transforms.
+
+    batch_bytes   of the largest batch that there can be
+    batches       that exist at once, at most: those that workers make and have made ahead, one that
+                  is being pinned, and the consumer's
+    shared_bytes  at most so much shared memory (/dev/shm); 0 without workers
+    pinned_bytes  at most so much pinned memory; torch rounds each tensor up to a power of two
+    host_bytes    all of it
+    """
+
+    workers: int
+    batch_bytes: int
+    batches: int
+    shared_bytes: int
+    pinned_bytes: int
+    host_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.workers} workers, up to {self.batches} batches of up to "
+            f"{self.batch_bytes / 1e6:.1f} MB: {self.host_bytes / 1e6:.1f} MB of host memory, of "
+            f"which {self.shared_bytes / 1e6:.1f} MB shared and {self.pinned_bytes / 1e6:.1f} MB "
+            "pinned"
+        )
+
+
+class _EpochSampler:
+    """OrderedBatches that tell Collate, whose random choice depends on it, which epoch begins."""
+
+    def __init__(self, batches: OrderedBatches, collate: Collate):
+        self.batches, self.collate = batches, collate
+        self.latest: EpochBatches | None = None
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator: DataLoader calls `iter` twice before it takes anything.
+        self.latest = epoch = self.batches.begin()
+        self.collate.set_epoch(epoch.epoch)
+        for k in range(len(epoch)):
+            yield epoch[k].tolist()
+
+
+class PackDataLoader(DataLoader):
+    """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
+
+    Every iteration is an epoch. `state_dict` counts the batches that came out, not those that
+    workers have fetched ahead.
+    """
+
+    _position: tuple[EpochBatches, int] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        for done, batch in enumerate(super().__iter__(), 1):
+            self._position = (self.batch_sampler.latest, done)
+            yield batch
+
+    @property
+    def batches(self) -> OrderedBatches:
+        """The order and the state behind it."""
+        return self.batch_sampler.batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch; if it is the next one anyway, nothing changes."""
+        self.batches.set_epoch(epoch)
+        self._position = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batch that was taken last, the same on every rank."""
+        if self._position is None:
+            return self.batches.state_after(0)
+        epoch, done = self._position
+        return epoch.state_after(done)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration begin behind the batch of the state.
+
+        Raises OptionError if it is not a state of the same order of the same dataset.
+        """
+        self.batches.load_state_dict(state)
+        self._position = None
+
+    def plan(self) -> DataLoaderPlan:
+        """The memory of its batches; see `describe_dataloader`."""
+        return describe_dataloader(self)
+
+
+def make_dataloader(
+    ds: Dataset,
+    batch_size: int | None = None,
+    *,
+    order: str | Order | OrderedBatches = "shuffle",
+    masks: str = "padded",
+    max_masks: int | None = None,
+    choose: str = "largest",
+    pad_to_max: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    pad_last: bool = False,
+    rank: int | None = None,
+    world_size: int | None = None,
+    on_error: str = "raise",
+    workers: int | None = None,
+    prefetch_factor: int = 2,
+    pin_memory: bool | None = None,
+    timeout: float = 120.0,
+    multiprocessing_context: str | None = None,
+) -> PackDataLoader:
+    """A torch DataLoader that gives the batches of `Loader` with the same options, on the CPU.
+
+    `Loader` is several times faster; this one runs the dataset's transforms, in worker processes if
+    there are any, and is what libraries expect that take a DataLoader.
+
+    Args:
+        ds, order, masks, max_masks, choose, pad_to_max, seed, drop_last, pad_last, on_error: as in
+            `Loader`; `batch_size` too counts the samples of all ranks together.
+        rank, world_size: None: those of torch.distributed if it is initialized, else 0 of 1.
+        workers: processes. None: as many as there are cores for this process, 8 at most, if the
+            dataset has a transform; else none, because sending a batch from a worker takes longer
+            than making it.
+        prefetch_factor: batches that each worker makes ahead.
+        pin_memory: None: if there is a CUDA device.
+        timeout: seconds after which a batch that a worker does not deliver is an error.
+        multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
+            `if __name__ == "__main__"` in the script, else the platform's own.
+
+    Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
+
+    Raises:
+        OptionError: a value that cannot be used, or options that do not fit together.
+    """
+    has_hook = ds.options.transform is not None or ds.options.mask_transform is not None
+    if workers is None:
+        workers = min(cores(), _MOST_WORKERS) if has_hook else 0
+    check_whole("workers", workers, 0)
+    check_whole("prefetch_factor", prefetch_factor, 1)
+    if not timeout > 0:
+        raise OptionError(f"timeout is {timeout!r}: choose a number of seconds above 0")
+    collate = Collate(
+        masks, max_masks=max_masks, choose=choose, seed=seed, pad_to_max=pad_to_max,
+        on_error=on_error,
+    )  # fmt: skip
+    batches = make_batches(ds, batch_size, order, seed, drop_last, pad_last, rank, world_size)
+    if on_error == "drop":
+        ds = Dataset(ds._pack, ds._rows, replace(ds.options, on_error="return"))
+    if pin_memory is None:
+        pin_memory = torch.cuda.is_available()
+    of_workers: dict[str, Any] = {}
+    if workers:
+        if multiprocessing_context is None and sys.platform.startswith("linux"):
+            multiprocessing_context = "fork"
+        of_workers = {
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": True,
+            "timeout": timeout,
+            "multiprocessing_context": multiprocessing_context,
+            "worker_init_fn": _begin_worker,
+        }
+    loader = PackDataLoader(
+        ds, batch_sampler=_EpochSampler(batches, collate), collate_fn=collate, num_workers=workers,
+        pin_memory=pin_memory, **of_workers,
+    )  # fmt: skip
+    _check_shared_memory(loader)
+    return loader
+
+
+def _begin_worker(number: int) -> None:
+    """Leave Ctrl-C to the main process, which ends its workers; each would print a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def describe_dataloader(loader: PackDataLoader) -> DataLoaderPlan:
+    """The memory that the batches of a loader of `make_dataloader` take, transforms aside."""
+    ds, collate, batches = loader.dataset, loader.collate_fn, loader.batches
+    samples = -(-batches.batch_size // batches.world_size)
+    most = int(ds.column("mask_count").max(initial=0))
+    if collate.choice.max_masks is not None:
+        most = min(most, collate.choice.max_masks)
+    room = most if collate.room is None else collate.room
+    form = BatchForm(ds.layout, collate.form, flat_masks=False)
+    regions, batch_bytes = form.regions(samples, room, samples * most)
+    workers = loader.num_workers
+    ahead = workers * ((loader.prefetch_factor or 0) + 1)
+    pinned = 0
+    if loader.pin_memory:
+        pinned = 2 * sum(1 << max(region.nbytes - 1, 0).bit_length() for region in regions.values())
+    shared = ahead * batch_bytes
+    own = batch_bytes if not (workers or loader.pin_memory) else 0
+    extra = 2 if loader.pin_memory else 1
+    return DataLoaderPlan(
+        workers, batch_bytes, ahead + extra, shared + (batch_bytes if workers else 0), pinned,
+        shared + (batch_bytes if workers else own) + pinned,
+    )  # fmt: skip
+
+
+def _check_shared_memory(loader: PackDataLoader) -> None:
+    """Warn before a worker dies of a bus error: containers have 64 MB of shared memory."""
+    if not loader.num_workers or not _SHARED_MEMORY.is_dir():
+        return
+    needed, free = describe_dataloader(loader).shared_bytes, shutil.disk_usage(_SHARED_MEMORY).free
+    if needed > free:
+        _log.warning(
+            "batches of %d workers may need %.0f MB of shared memory, but %s has %.0f MB free: "
+            "give it more (docker run --shm-size), or take fewer workers, or sa1bpack.Loader",
+            loader.num_workers,
+            needed / 1e6,
+            _SHARED_MEMORY,
+            free / 1e6,
+        )

@@ -1,0 +1,98 @@
+"""Defaults that depend on where a program runs: ranks, cores, and the order of a name."""
+
+import os
+
+import torch.distributed
+
+from sa1bpack.data.ordered_batches import OrderedBatches
+from sa1bpack.data.samplers import LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
+from sa1bpack.errors import OptionError
+
+# More threads than this do not copy faster than a few memory channels allow.
+MOST_THREADS = 12
+
+_ORDERS = ("shuffle", "local", "sequential")
+
+
+def cores() -> int:
+    """Cores that this process may use: those of its affinity, shared with its node's other ranks.
+
+    The number of ranks on the node is LOCAL_WORLD_SIZE, which torchrun sets.
+    """
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    except ValueError:
+        ranks = 1
+    return max(1, here // max(1, ranks))
+
+
+def default_threads() -> int:
+    """Threads of a Loader that was not told how many."""
+    return min(cores(), MOST_THREADS)
+
+
+def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """The two as given, or those of torch.distributed if it is initialized, else 0 of 1.
+
+    Raises OptionError if only one is given.
+    """
+    if (rank is None) != (world_size is None):
+        raise OptionError(f"rank is {rank} and world_size is {world_size}: give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def make_batches(
+    ds, batch_size: int | None, order: str | Order | OrderedBatches, seed: int,
+    drop_last: bool, pad_last: bool, rank: int | None, world_size: int | None,
+) -> OrderedBatches:  # fmt: skip
+    """The batches of a dataset.
+
+    Raises OptionError for an order that is none of the choices or of another dataset, or options
+    that OrderedBatches were given already.
+    """
+    if isinstance(order, OrderedBatches):
+        given = {"batch_size": batch_size, "rank": rank, "world_size": world_size,
+                 "drop_last": drop_last or None, "pad_last": pad_last or None}  # fmt: skip
+        both = [name for name, value in given.items() if value is not None]
+        if both:
+            raise OptionError(f"order is OrderedBatches, which have {', '.join(both)} already; "
+                              "give these only once")  # fmt: skip
+        _check_dataset(order.order, ds)
+        return order
+    if batch_size is None:
+        raise OptionError("batch_size is missing: samples of a batch over all ranks together")
+    if isinstance(order, str):
+        order = _named(order, ds, seed)
+    if not isinstance(order, Order):
+        raise OptionError(
+            f"order is {order!r}: choose one of {', '.join(_ORDERS)}, an Order, or OrderedBatches"
+        )
+    _check_dataset(order, ds)
+    rank, world_size = rank_and_world(rank, world_size)
+    return OrderedBatches(
+        order, batch_size, rank=rank, world_size=world_size, drop_last=drop_last, pad_last=pad_last
+    )
+
+
+def _named(name: str, ds, seed: int) -> Order:
+    if name == "shuffle":
+        return ShuffleOrder(ds, seed=seed)
+    if name == "local":
+        return LocalShuffleOrder(ds, seed=seed)
+    if name == "sequential":
+        return SequentialOrder(ds)
+    raise OptionError(f"order is {name!r}: choose one of {', '.join(_ORDERS)}")
+
+
+def _check_dataset(order: Order, ds) -> None:
+    if order.size != len(ds) or order.fingerprint != ds.fingerprint:
+        raise OptionError(
+            f"the order is of {order.size} samples with fingerprint {order.fingerprint}, but the "
+            f"dataset has {len(ds)} with {ds.fingerprint}; make the order of this dataset"
+        )

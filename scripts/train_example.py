@@ -1,0 +1,249 @@
+"""Train a small promptable mask predictor from a pack: an image and a point or a box give a mask.
+
+    python scripts/train_example.py packed
+    torchrun --nproc-per-node 2 scripts/train_example.py packed --checkpoint run.pt --resume
+
+It is here to be copied: one file, plain PyTorch, one process or many, CPU or CUDA. A run that was
+interrupted goes on as if it had not been; docs/training.md says what exactly is promised.
+"""
+
+import argparse
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+import sa1bpack
+
+LEARNING_RATE = 1e-2
+SAVE_EVERY, PRINT_EVERY = 100, 10  # steps
+PROGRESS = "step {step:5}  epoch {epoch:4}  loss {loss:.4f}  IoU {iou:.4f}"
+
+
+class MaskPredictor(nn.Module):
+    """One mask for each prompt. No batch norm: it would depend on how ranks divide a batch."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.encoder = nn.Sequential(
+            convolution(3, width, stride=2), convolution(width, width, stride=2),
+            convolution(width, width, dilation=2), convolution(width, width, dilation=4),
+        )  # fmt: skip
+        self.prompt = nn.Conv2d(10, width, 1)
+        self.query = nn.Linear(width, width)
+        self.decoder = nn.Sequential(
+            convolution(width, width), convolution(width, width, dilation=2),
+            nn.Conv2d(width, 16, 1), nn.PixelShuffle(4),
+        )  # fmt: skip
+
+    def forward(self, images, owner, prompts):
+        """Logits (T, G, G) from images (B, 3, G, G) of 0 to 1, G a multiple of 4, and T prompts.
+
+        owner    int64 (T,), the image of each prompt
+        prompts  (T, 5): x0, y0, x1, y1 as fractions of the image (a point has x0 = x1), 1 for boxes
+        """
+        features = self.encoder(images)  # (B, C, G/4, G/4)
+        side = features.shape[-1]
+        center = (prompts[:, :4].view(-1, 2, 2).mean(1) * side).long().clamp(0, side - 1)
+        query = self.query(features[owner, :, center[:, 1], center[:, 0]])  # (T, C)
+        x = features[owner] * query[:, :, None, None] + self.prompt(prompt_maps(prompts, side))
+        return self.decoder(x).squeeze(1)
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -> nn.Module:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=dilation, dilation=dilation)
+    return nn.Sequential(layer, nn.GroupNorm(4, outputs), nn.GELU())
+
+
+def prompt_maps(prompts: torch.Tensor, side: int) -> torch.Tensor:
+    """(T, 10, side, side): where each cell lies as seen from its prompt."""
+    cell = (torch.arange(side, device=prompts.device) + 0.5) / side
+    x0, y0, x1, y1, is_box = prompts[:, :, None, None].expand(-1, -1, side, side).unbind(1)
+    # Distances to the left, right, top and bottom of a box, or to a point; positive is inside.
+    sides = torch.stack([cell - x0, x1 - cell, cell[:, None] - y0, y1 - cell[:, None]], 1)
+    outside = (-sides).clamp(min=0).square().sum(1).sqrt()
+    maps = [torch.tanh(4 * sides), torch.tanh(side / 2 * sides)]  # over the image, and to the cell
+    return torch.cat([*maps, torch.stack([torch.exp(-10 * outside), is_box], 1)], 1)
+
+
+def draw_prompts(batch: dict, image_size: int, seed: int, epoch: int) -> torch.Tensor:
+    """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, image).
+
+    So they are the same on any number of ranks, and no generator's state need be saved.
+    """
+    masks, counts = batch["masks"], batch["mask_counts"].tolist()
+    numbers = np.concatenate([
+        np.random.default_rng((seed, epoch, image)).random((count, 2))
+        for image, count in zip(batch["image_ids"].tolist(), counts, strict=True)
+    ])  # fmt: skip
+    kind, where = torch.from_numpy(numbers).to(masks.device).unbind(1)
+    inside = masks.flatten(1).cumsum(1)  # cells of the mask up to each cell of the grid
+    nth = (where * inside[:, -1]).long() + 1
+    cell = torch.searchsorted(inside, nth[:, None]).squeeze(1)
+    side = masks.shape[-1]
+    point = torch.stack([cell % side, cell // side], 1).add(0.5) / side
+    corner, extent = (batch["bboxes"] / image_size).split(2, 1)
+    is_box = (kind < 0.5)[:, None]
+    box = torch.cat([corner, corner + extent], 1)
+    return torch.cat([torch.where(is_box, box, point.repeat(1, 2)), is_box], 1).float()
+
+
+def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """BCE + dice loss and IoU of each mask, float32 (T,) both."""
+    logits, target = logits.float(), masks.float()
+    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean((1, 2))
+    found = logits.sigmoid()
+    shared, both = (found * target).sum((1, 2)), (found + target).sum((1, 2))
+    iou = ((logits > 0) & masks).sum((1, 2)) / ((logits > 0) | masks).sum((1, 2)).clamp(min=1)
+    return bce + 1 - (2 * shared + 1) / (both + 1), iou
+
+
+class Trainer:
+    """Model, optimizer, batches, and what it takes to go on later."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device):
+        self.args, self.device, self.step = args, device, 0
+        # Boxes in pixels of the stored image, which the mask grid covers as well.
+        ds = sa1bpack.open(args.pack, coordinates="stored")
+        self.layout = ds.layout
+        # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
+        # so that every sample comes exactly once; `train_step` weights the ranks' unequal parts.
+        options = {"batch_size": args.batch_size, "order": args.order, "seed": args.seed,
+                   "masks": "flat", "max_masks": args.masks, "choose": "largest"}  # fmt: skip
+        if args.workers is None:
+            self.loader = sa1bpack.Loader(ds, device=str(device), **options)
+        else:
+            self.loader = sa1bpack.make_dataloader(ds, workers=args.workers, **options)
+        self.rank, self.world = self.loader.batches.rank, self.loader.batches.world_size
+        torch.manual_seed(args.seed)
+        self.model = self.parallel = MaskPredictor().to(device, memory_format=torch.channels_last)
+        if dist.is_initialized():
+            self.parallel = nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
+        fp16 = device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        self.half = torch.float16 if fp16 else torch.bfloat16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
+
+    def load(self) -> None:
+        state = torch.load(self.args.checkpoint, map_location=self.device, weights_only=True)
+        self.step = state.pop("step")
+        for name, part in state.items():
+            getattr(self, name).load_state_dict(part)
+
+    def save(self) -> None:
+        """All ranks have the same state; one writes it, and nobody ever sees half a file."""
+        if (path := self.args.checkpoint) is not None and self.rank == 0:
+            parts = ("model", "optimizer", "scaler", "loader")
+            state = {name: getattr(self, name).state_dict() for name in parts}
+            part = path.with_name(path.name + ".part")
+            torch.save({"step": self.step, **state}, part)
+            part.replace(path)
+
+    def train_step(self, batch: dict, epoch: int, stop: bool) -> dict:
+        """One step; returns what to log, and whether any rank wants to stop."""
+        self.step += 1
+        # Whatever else you make random (dropout, augmentation) then needs no saved state either.
+        own_seed = np.random.SeedSequence((self.args.seed, self.step, self.rank))
+        torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0]))
+        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        masks, counts = batch["masks"], batch["mask_counts"]
+        images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
+        images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
+        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
+        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed, epoch)
+        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
+            logits = self.parallel(images, owner, prompts)
+        losses, ious = score(logits, masks)
+        use = masks.flatten(1).any(1)  # the smallest masks have no cell on the grid
+        loss = (losses * use).sum()
+        sums = torch.stack([use.sum(), loss.detach(), (ious * use).sum(), use.new_tensor(stop)])
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        total, loss_sum, iou_sum, stops = sums.tolist()
+        total = max(total, 1)
+        self.optimizer.zero_grad()
+        # DDP averages gradients over ranks. Scaled so, they are those of the mean over all masks of
+        # the global batch, however samples and masks are spread over the ranks.
+        self.scaler.scale(loss * (self.world / total)).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return {"step": self.step, "epoch": epoch, "loss": loss_sum / total, "iou": iou_sum / total,
+                "images": batch["image_ids"].tolist(), "stop": stops > 0}  # fmt: skip
+
+    def train(self, stop: threading.Event) -> bool:
+        """Train to the end, or until `stop` is set on any rank; returns whether it was."""
+        args, first = self.args, self.step + 1
+        for epoch in range(self.loader.state_dict()["epoch"], args.epochs):
+            for batch in self.loader:
+                line = self.train_step(batch, epoch, stop.is_set())
+                stopped = line.pop("stop")
+                ends = stopped or self.step == args.steps
+                if args.history is not None:
+                    with (args.history / f"rank{self.rank}.jsonl").open("a") as history:
+                        print(json.dumps(line), file=history)
+                if self.rank == 0 and (ends or self.step == first or self.step % PRINT_EVERY == 0):
+                    print(PROGRESS.format(**line), flush=True)
+                if ends:
+                    return stopped
+                if self.step % SAVE_EVERY == 0:
+                    self.save()
+        return False
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("pack", type=Path, help="folder of the pack")
+    add("--epochs", type=int, default=150)
+    add("--steps", type=int, help="end after this step, counted from a run's start")
+    add("--batch-size", type=int, default=4, help="images, of all ranks together")
+    add("--masks", type=int, default=16, help="the largest masks of each image, at most so many")
+    add("--seed", type=int, default=0)
+    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle")
+    add("--workers", type=int, help="so many processes of make_dataloader instead of the Loader")
+    add("--checkpoint", type=Path, help=f"file, written every {SAVE_EVERY} steps and at the end")
+    add("--resume", action="store_true", help="go on from the checkpoint, if there is one yet")
+    add("--history", type=Path, help="folder; each rank writes a JSON line a step to rank<r>.jsonl")
+    args = parser.parse_args(argv)
+    if args.resume and args.checkpoint is None:
+        parser.error("--resume needs --checkpoint FILE")
+    if args.checkpoint is not None and args.checkpoint.exists() and not args.resume:
+        parser.error(f"{args.checkpoint} exists: go on from it with --resume, or remove it")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    if args.history is not None:
+        args.history.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # seen at the end of a step
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    if "WORLD_SIZE" in os.environ:  # set by torchrun
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    trainer = Trainer(args, device)
+    if args.resume and args.checkpoint.exists():
+        trainer.load()
+    if trainer.rank == 0:
+        print(f"{trainer.loader.plan()}\nbeginning after step {trainer.step}", flush=True)
+    stopped = args.steps != trainer.step and trainer.train(stop)
+    trainer.save()
+    del trainer  # and DDP with it, before its group: with gloo the other order can hang
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return 128 + signal.SIGTERM if stopped else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""A synthetic pack of a small layout, and what was put into it."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sa1bpack.format import Extent, Layout, ShardDraft, ShardRows, make_manifest, publish
+
+LAYOUT = Layout(image_size=24, mask_size=16)
+# Shard → masks of its samples. The second one is empty.
+SHARDS = {
+    "sa_000000-000": (2, 0, 5, 1),
+    "sa_000000-001": (),
+    "sa_000001-000": (9, 3, 4),
+    "sa_000001-001": (0, 7),
+    "sa_000002-000": (1, 12, 2),
+}
+
+
+def made_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
+    """A sample of random content that depends on `number` only."""
+    rng = np.random.default_rng(number)
+    side, grid = layout.image_size, layout.mask_size
+    height = int(rng.integers(1, side + 1))
+    image = np.zeros((side, side, 3), np.uint8)
+    image[:height] = rng.integers(1, 256, (height, side, 3))
+    runs = rng.integers(1, 9, masks)
+    sample = {
+        "image": image,
+        "image_id": np.array([number], np.int64),
+        "file_name": np.frombuffer(f"sa_{number}.jpg".encode().ljust(64, b"\0"), np.uint8),
+        "size": np.array([150, 225, height, side], np.int32),
+        "annotation_count": np.array([masks + 1], np.int32),
+        "bbox": rng.random((masks, 4)),
+        "area": rng.integers(1, 50, masks),  # equal areas happen
+        "predicted_iou": rng.integers(50, 70, masks) / 64,
+        "stability_score": rng.random(masks),
+        "point_coords": rng.random((masks, 2)),
+        "crop_box": rng.random((masks, 4)),
+        "annotation_id": rng.integers(1, 1 << 40, masks),
+        "number_types": rng.integers(1, 1 << 12, masks, dtype=np.uint16),
+        "mask_bits": rng.integers(0, 256, (masks, grid, grid // 8), dtype=np.uint8),
+    }
+    if layout.runs:
+        sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
+        sample["run_ends"] = rng.integers(1, 1 << 31, int(runs.sum()), dtype=np.int32)
+    return sample
+
+
+def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int = 5000) -> list:
+    """Publish a pack; returns its samples in order. Ids fall, so that order and ids differ."""
+    samples, entries = [], []
+    for name, counts in shards.items():
+        with (
+            ShardDraft(root / "shards", name, layout) as draft,
+            ShardRows(draft.folder, layout) as rows,
+        ):
+            at = Extent()
+            for count in counts:
+                samples.append(made_sample(first_id - 3 * len(samples), count, layout))
+                at = at + rows.write(samples[-1], at)
+            source, part = name.rsplit("-", 1)
+            entries.append(draft.publish(at, {"source": source, "part": int(part)}))
+    publish(root, make_manifest(
+        layout, entries, complete=True, options={}, sources=[], counts={}
+    ))  # fmt: skip
+    return samples
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory) -> SimpleNamespace:
+    """A pack that no test may change: its `root`, and its `samples` as they were written."""
+    root = tmp_path_factory.mktemp("packed") / "pack"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        samples = write_pack(root)
+    return SimpleNamespace(root=root, samples=samples)
+
+
+@pytest.fixture
+def pack_writer(monkeypatch):
+    """The function that writes a pack: (root, shards, layout, first_id) → its samples."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    return write_pack

@@ -1,0 +1,211 @@
+"""scripts/train_example.py in processes of its own."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_tars import members, write_tar
+
+import sa1bpack
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_example.py"
+IDS = range(100, 107)
+BATCH = 4  # two steps an epoch; the second has three images
+_PATIENCE = 90  # seconds; a process that takes longer hangs
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory) -> Path:
+    """Seven images in two shards; the third has no masks."""
+    folder = tmp_path_factory.mktemp("train")
+    tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=lambda number: (number - 102) % 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
+                      samples_per_shard=4)  # fmt: skip
+    return folder / "pack"
+
+
+def start(*arguments, launcher=()) -> subprocess.Popen:
+    environment = {key: value for key, value in os.environ.items()
+                   if key not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, *launcher, SCRIPT, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str]:
+    with process:
+        try:
+            out, _ = process.communicate(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out
+
+
+def train(pack: Path, folder: Path, *options, launcher=()) -> list[dict]:
+    """Train to the end, with history and checkpoint in `folder`; returns the first rank's lines."""
+    files = ("--history", folder, "--checkpoint", folder / "run.pt", "--batch-size", BATCH)
+    code, out = finish(start(pack, *files, *options, launcher=launcher))
+    assert code == 0, out
+    return lines(folder)
+
+
+def lines(folder: Path, rank: int = 0) -> list[dict]:
+    found = (folder / f"rank{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in found]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "run.pt", weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pack, tmp_path_factory) -> Path:
+    """The folder of a run of seven steps, three and a half epochs, in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert [line["step"] for line in train(pack, folder, "--steps", 7)] == list(range(1, 8))
+    return folder
+
+
+def same_as(undisturbed: Path, folder: Path) -> bool:
+    """Whether a run had the very same images, losses and weights."""
+    expected, found = weights(undisturbed), weights(folder)
+    return lines(undisturbed) == lines(folder) and all(
+        torch.equal(expected[name], found[name]) for name in expected | found
+    )
+
+
+def test_resuming_in_mid_epoch_gives_bit_for_bit_the_losses_of_an_undisturbed_run(
+    pack, undisturbed, tmp_path
+):
+    assert train(pack, tmp_path, "--steps", 3)[-1]["epoch"] == 1
+    assert not same_as(undisturbed, tmp_path)
+    train(pack, tmp_path, "--steps", 7, "--resume")
+    assert same_as(undisturbed, tmp_path)
+
+
+def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(pack, undisturbed, tmp_path):
+    options = ("--history", tmp_path, "--checkpoint", tmp_path / "run.pt", "--batch-size", BATCH,
+               "--resume", "--epochs", 100_000)  # fmt: skip
+    process = start(pack, *options)
+    for line in process.stdout:
+        if line.startswith("step     1 "):
+            process.send_signal(signal.SIGTERM)
+            break
+    code, out = finish(process)
+    assert code == 128 + signal.SIGTERM, out
+    steps = len(lines(tmp_path))
+    assert torch.load(tmp_path / "run.pt", weights_only=True)["step"] == steps
+    target = max(7, steps + 1)
+    train(pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == list(range(1, target + 1))
+    assert found[:7] == lines(undisturbed)
+
+
+def test_two_ranks_see_every_sample_once_an_epoch_with_the_losses_of_one(
+    pack, undisturbed, tmp_path
+):
+    train(pack, tmp_path, "--steps", 7, launcher=TORCHRUN)
+    alone, ranks = lines(undisturbed), [lines(tmp_path, rank) for rank in (0, 1)]
+    for expected, *parts in zip(alone, *ranks, strict=True):
+        assert parts[0]["images"] + parts[1]["images"] == expected["images"]
+        assert parts[0]["loss"] == parts[1]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    for epoch in range(3):
+        seen = [set(), set()]
+        for rank in (0, 1):
+            images = [i for line in ranks[rank] if line["epoch"] == epoch for i in line["images"]]
+            seen[rank] = set(images)
+            assert len(images) == len(seen[rank])
+        assert seen[0] | seen[1] == set(IDS)
+        assert not seen[0] & seen[1]
+
+
+def test_one_process_goes_on_as_two(pack, undisturbed, tmp_path):
+    train(pack, tmp_path, "--steps", 3)
+    train(pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
+    rest = lines(undisturbed)[3:]
+    for expected, first, second in zip(rest, lines(tmp_path)[3:], lines(tmp_path, 1), strict=True):
+        assert first["images"] + second["images"] == expected["images"]
+        assert first["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("train_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def deterministic():
+    """In this process for one test, as the script asks for it in its own."""
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_make_dataloader_trains_the_same(script, deterministic, pack, undisturbed, tmp_path):
+    files = ["--history", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
+    assert script.main([str(pack), *files, "--steps", "7", "--workers", "0"]) == 0
+    assert same_as(undisturbed, tmp_path)
+
+
+def test_loss_falls_and_iou_rises_on_the_sample_photos(script, deterministic, sample_tar, tmp_path):
+    out = tmp_path / "pack"
+    sa1bpack.pack(sample_tar, out, workers=1, image_size=128, mask_size=64)
+    options = ["--history", str(tmp_path), "--epochs", "60", "--masks", "8"]
+    assert script.main([str(out), *options]) == 0
+    found = lines(tmp_path)
+    first, last = (
+        {name: np.mean([line[name] for line in part]) for name in ("loss", "iou")}
+        for part in (found[:5], found[-5:])
+    )
+    assert last["loss"] < 0.6 * first["loss"]
+    assert last["iou"] > first["iou"] + 0.3
+
+
+def test_a_drawn_point_is_a_cell_of_its_mask_and_a_box_is_that_of_the_sample(script, pack):
+    ds = sa1bpack.open(pack, coordinates="stored")
+    (batch,) = sa1bpack.Loader(ds, len(ds), order="sequential", masks="flat")
+    kinds = set()
+    for epoch in range(5):
+        prompts = script.draw_prompts(batch, 64, 0, epoch).double()
+        assert len(prompts) == len(batch["masks"]) == batch["mask_counts"].sum()
+        for mask, box, prompt in zip(batch["masks"], batch["bboxes"], prompts, strict=True):
+            x0, y0, x1, y1, is_box = prompt.tolist()
+            kinds.add(is_box)
+            if is_box:
+                x, y, w, h = (box / 64).tolist()
+                assert (x0, y0, x1, y1) == pytest.approx((x, y, x + w, y + h))
+            elif mask.any():
+                assert (x0, y0) == (x1, y1)
+                assert mask[int(y0 * 16), int(x0 * 16)]
+    assert kinds == {0, 1}
+
+
+def test_a_checkpoint_is_never_overwritten_by_a_new_run(script, pack, tmp_path, capsys):
+    (tmp_path / "run.pt").touch()
+    with pytest.raises(SystemExit):
+        script.main([str(pack), "--checkpoint", str(tmp_path / "run.pt")])
+    assert "go on from it with --resume" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script.main([str(pack), "--resume"])
+    assert "--resume needs --checkpoint" in capsys.readouterr().err
