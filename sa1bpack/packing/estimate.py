@@ -11,11 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.format import Extent
+from sa1bpack.format import Extent, read_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.engines.work import attempt
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.run import checked_workers, sources_to_pack
+from sa1bpack.packing.run import (
+    check_outside,
+    checked_options,
+    checked_workers,
+    sources_to_pack,
+)  # fmt: skip
 from sa1bpack.packing.sample import Buffers, warm_up
 from sa1bpack.packing.unit import Rejected
 from sa1bpack.source.find import Source
@@ -94,21 +100,25 @@ def estimate(
 ) -> Forecast:
     """Say what `pack` with the same arguments would take; writes nothing.
 
-    Decodes the first pairs of the first source and extrapolates by bytes. Raises OptionError and
-    SourceError as `pack` does.
+    Sources that the pack in `out` has already are left out. Decodes the first pairs of the first of
+    the others and extrapolates by bytes. Raises OptionError, SourceError and OptionsDiffer as `pack`
+    does.
     """
-    choice = PackOptions(**options)
+    choice = checked_options(options)
     workers = checked_workers(workers)
     found = sources_to_pack(sources)
-    probe = _probe(found[0], choice)
-    total = sum(source.nbytes for source in found)
-    images_of = [probe.images_in(source.nbytes) for source in found]
+    check_outside(Path(out), found)
+    packed = _packed_already(Path(out), choice)
+    todo = [source for source in found if source.name not in packed]
+    probe = _probe(todo[0], choice) if todo else _Probe(0, 0, Extent(0, 0, 0), 1.0, 0.0, 0.0)
+    total = sum(source.nbytes for source in todo)
+    images_of = [probe.images_in(source.nbytes) for source in todo]
     images = sum(images_of)
     extent = probe.scaled(images)
     kept_rows = probe.stored_height / choice.image_size
     image_bytes = images * choice.image_size**2 * 3
     return Forecast(
-        sources=len(found),
+        sources=len(todo),
         source_bytes=total,
         images=images,
         masks=extent.masks,
@@ -121,6 +131,15 @@ def estimate(
         probed=probe.pairs,
         rejected=probe.rejected,
     )
+
+
+def _packed_already(out: Path, options: PackOptions) -> set[str]:
+    """Names of the sources that a pack in `out` holds whole."""
+    if not (out / MANIFEST_NAME).exists():
+        return set()
+    manifest = read_manifest(out)
+    options.check_same(manifest.options, str(out))
+    return {record["name"] for record in manifest.sources}
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,10 @@ class Lane:
             "ignored": dict(sorted(reader.ignored.items())),
             "ignored_names": reader.ignored_names,
         }
-        self._reader_rejects = [Rejected(r.member, r.code, r.detail) for r in reader.rejects]
+        self._reader_rejects = [
+            Rejected(reject.member.removeprefix("./"), reject.code, reject.detail)
+            for reject in reader.rejects
+        ]
         return self._reader_rejects
 
     def fail(self, error: SourceError) -> None:

@@ -14,15 +14,21 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from sa1bpack.errors import OutputLocked, PackError
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
 from sa1bpack.format import (
-    make_manifest, open_shard, publish, read_manifest, remove_stale, scan_shards
+    make_manifest,
+    open_shard,
+    publish,
+    read_manifest,
+    remove_stale,
 )  # fmt: skip
 from sa1bpack.format.files import TEMPORARY_PREFIX, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, write_manifest
-from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.unit import PublishedShard
+
+LOCK_NAME = ".lock"
 
 
 class Ledger:
@@ -47,6 +53,7 @@ class Ledger:
         self.sources: dict[str, dict] = {}
         self._published_at = self._publish_seconds = 0.0
         root.mkdir(parents=True, exist_ok=True)
+        self._check_ours()
         self._lock = _lock(root)
         try:
             self._load()
@@ -67,26 +74,36 @@ class Ledger:
             manifest = read_manifest(self.root)
             self.options.check_same(manifest.options, str(self.root))
             self.sources = {record["name"]: record for record in manifest.sources}
+            listed = manifest.shards
         else:
-            self._claim()
+            # The manifest comes first of all files: a run killed at any moment leaves a pack, or
+            # nothing but working files.
+            write_manifest(self.root, self._manifest(complete=False))
+            listed = ()
         remove_stale(self.root)
-        for entry in scan_shards(self.root):
-            attributes = open_shard(self.shards_dir / entry.name).attributes
-            self.add_shard(PublishedShard(entry, attributes))
+        for folder in shard_folders(self.root):
+            try:
+                shard = open_shard(folder)
+            except FormatError as error:
+                raise FormatError(
+                    f"{error}\nRemove the folder {folder} and repeat the command: that part is "
+                    "packed again"
+                ) from error
+            self.add_shard(PublishedShard(shard.entry, shard.attributes))
+        for entry in listed:  # of a shard that someone removed, the source is not done any more
+            if (entry.source, entry.part) not in self.shards:
+                self.sources.pop(entry.source, None)
 
-    def _claim(self) -> None:
-        """Make an empty folder that of a pack.
-
-        The manifest comes first of all files: a run killed at any moment leaves a pack, or nothing
-        but the manifest under its working name.
-        """
-        working_name = TEMPORARY_PREFIX + MANIFEST_NAME
-        if any(not path.name.startswith(working_name) for path in self.root.iterdir()):
-            raise PackError(
+    def _check_ours(self) -> None:
+        """Refuse a folder of something else before anything in it is touched."""
+        if (self.root / MANIFEST_NAME).exists():
+            return
+        working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
+        if any(not path.name.startswith(working) for path in self.root.iterdir()):
+            raise OutputRefused(
                 f"{self.root} is not empty and holds no {MANIFEST_NAME}; "
                 "choose an empty or a new folder"
             )
-        write_manifest(self.root, self._manifest(complete=False))
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
@@ -180,8 +197,12 @@ class Ledger:
 
 
 def _lock(root: Path) -> int:
-    """Lock a folder until the descriptor is closed or the process ends, however it ends."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    """Lock a folder until the descriptor is closed or the process ends, however it ends.
+
+    The lock is on a file in it, which stays: NFS carries such locks between machines, but not
+    those on folders.
+    """
+    descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

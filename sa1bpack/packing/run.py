@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 
 from sa1bpack import __version__
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import FormatError, OptionError, PackError, SourceError
+from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
@@ -67,9 +67,29 @@ def checked_workers(workers: int | None) -> int:
     """The number of workers asked for. Raises OptionError for fewer than one."""
     if workers is None:
         return default_workers()
-    if workers < 1:
-        raise OptionError(f"workers is {workers}; at least 1 is needed")
+    if not isinstance(workers, int) or workers < 1:
+        raise OptionError(f"workers is {workers!r}; a whole number of at least 1 is needed")
     return workers
+
+
+def checked_options(options: dict) -> PackOptions:
+    """PackOptions of these fields; raises OptionError also for a field that there is not."""
+    known = {field.name for field in fields(PackOptions)}
+    if unknown := sorted(options.keys() - known):
+        raise OptionError(
+            f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    return PackOptions(**options)
+
+
+def check_outside(out: Path, sources: list[Source]) -> None:
+    """Raise OptionError when the pack would lie within a folder that it is made from."""
+    for source in sources:
+        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
+            raise OptionError(
+                f"{out} lies within the source {source.path}, and would be read as part of it; "
+                "choose a folder outside"
+            )
 
 
 def sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]:
@@ -121,11 +141,12 @@ def pack(
     damaged pack in `out`, and OSError when the disk fails. After any of them, what was published
     stays, and nothing unfinished has a final name.
     """
-    choice = PackOptions(**options)
+    choice = checked_options(options)
     workers = checked_workers(workers)
-    if max_rejects is not None and max_rejects < 0:
-        raise OptionError(f"max_rejects is {max_rejects}; it must be 0 or more, or None")
+    if max_rejects is not None and (not isinstance(max_rejects, int) or max_rejects < 0):
+        raise OptionError(f"max_rejects is {max_rejects!r}; it must be 0 or more, or None")
     found = sources_to_pack(sources)
+    check_outside(Path(out), found)
     sums = _expected_sums(found, md5sums)
     warm_up(choice)
     ledger = Ledger(Path(out), choice)
@@ -164,6 +185,7 @@ def _pack(
     )
     packed_by = _versions()
     _note_other_decoders(ledger, packed_by, watch)
+    watch.check_rejects()
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
     with ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-sealer") as sealer:
         lanes = [
@@ -199,13 +221,13 @@ def _pack(
 
 
 def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
-    """Whether the pack has all of a source. Raises PackError when it has another of that name."""
+    """Whether the pack has all of a source. Raises OutputRefused when it has another of that name."""
     record = ledger.sources.get(source.name)
     if record is None:
         return False
     expected = sums.get(source.name, record["md5"])
     if record["nbytes"] != source.nbytes or record["md5"] != expected:
-        raise PackError(
+        raise OutputRefused(
             f"{source.path} has {source.nbytes} bytes"
             + (f" and should have the md5 {expected}" if source.name in sums else "")
             + f", but the pack holds a source {source.name!r} of {record['nbytes']} bytes "

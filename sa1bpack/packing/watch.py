@@ -13,6 +13,12 @@ from sa1bpack.source.find import Source
 # How often the bar is drawn at most.
 _REFRESH_SECONDS = 0.5
 
+# Without a terminal there is a line this often, so that the log of a long job shows its pace.
+_LINE_SECONDS = 60
+
+# Rejects that TooManyRejects quotes.
+_REJECTS_NAMED = 10
+
 
 @dataclass
 class Watch:
@@ -34,14 +40,17 @@ class Watch:
     images: int = 0
     masks: int = 0
     dropped: int = 0
-    new_rejects: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
         self.started = time.perf_counter()
         self._read: dict[str, int] = {}
         self._drawn = 0.0
-        hidden = not (sys.stderr.isatty() if self.show is None else self.show)
+        self._first_rejects: list[str] = []
+        terminal = sys.stderr.isatty()
+        self._lines = self.show is None and not terminal
+        self._lined = self.started
+        hidden = not (terminal if self.show is None else self.show)
         self._bar = tqdm(
             total=self.total_bytes,
             unit="B",
@@ -65,13 +74,18 @@ class Watch:
         self._advance(source, bytes_read)
 
     def reject(self, source: Source, reject: Rejected) -> None:
-        """Count a reject. Raises TooManyRejects."""
+        """Count a reject. Raises TooManyRejects, which names the first of this run."""
         self.rejects += 1
-        self.new_rejects += 1
+        if len(self._first_rejects) < _REJECTS_NAMED:
+            self._first_rejects.append(f"{source.path}: {reject.member}: {reject.detail}")
+        self.check_rejects()
+
+    def check_rejects(self) -> None:
+        """Raise TooManyRejects when there are more than allowed."""
         if self.max_rejects is not None and self.rejects > self.max_rejects:
             raise TooManyRejects(
-                f"{self.rejects} members are rejected and --max-rejects is {self.max_rejects}; the "
-                f"last one is {reject.member} of {source.path}: {reject.detail}"
+                f"{self.rejects} members are rejected and --max-rejects is {self.max_rejects}"
+                + "".join(f"\n  {line}" for line in self._first_rejects)
             )
 
     def passed_over(self, source: Source, bytes_read: int) -> None:
@@ -96,12 +110,27 @@ class Watch:
         """Since the run began."""
         return time.perf_counter() - self.started
 
+    def _write_line(self) -> None:
+        """One line for the log of a job that has no terminal."""
+        done = sum(self._read.values())
+        left = (self.total_bytes - done) * self.seconds / max(done, 1)
+        print(
+            f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+            f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
+            f"{left / 60:.0f} min left, {self.rejects} rejected",
+            file=sys.stderr,
+            flush=True,
+        )
+
     def _advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
         before = self._read.get(source.name, 0)
         if bytes_read > before:
             self._read[source.name] = bytes_read
             self._bar.update(bytes_read - before)
         now = time.perf_counter()
+        if self._lines and now - self._lined > _LINE_SECONDS:
+            self._lined = now
+            self._write_line()
         if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):
             return
         self._drawn = now

@@ -74,5 +74,6 @@ def published(root: Path) -> int:
 
 
 def temporaries(root: Path) -> list[str]:
-    """What has a working name under a pack."""
-    return [str(path.relative_to(root)) for path in root.rglob(".*")]
+    """What has a working name under a pack, other than the lock, which stays."""
+    found = [str(path.relative_to(root)) for path in root.rglob(".*")]
+    return [name for name in found if name != ".lock"]

@@ -1,5 +1,8 @@
 """Every option reaches the bytes, and no mask is ever invented."""
 
+import os
+import re
+
 import numpy as np
 import pytest
 from mask_oracle import decode, grid
@@ -9,6 +12,8 @@ import sa1bpack
 from sa1bpack.errors import OptionError
 from sa1bpack.format import open_shard
 from sa1bpack.masks import unpack_bits
+from sa1bpack.packing import watch
+from sa1bpack.packing.engines.arena import Arena
 
 
 @pytest.fixture(scope="module")
@@ -209,3 +214,43 @@ def test_keys_of_the_json_that_are_not_stored_are_on_record(tmp_path):
     tar = write_tar(tmp_path / "sa_1.tar", found)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert sa1bpack.info(tmp_path / "pack").unknown_keys == ["annotations.caption"]
+
+
+def test_a_pack_within_its_own_source_is_refused(tmp_path):
+    for name, data in members([1]).items():
+        (tmp_path / name).write_bytes(data)
+    for call in (sa1bpack.pack, sa1bpack.estimate):
+        with pytest.raises(OptionError, match="lies within the source"):
+            call(tmp_path, tmp_path / "inside", **SMALL)
+    assert not (tmp_path / "inside").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 2.5}, {"max_rejects": "3"}, {"foo": 1}])
+def test_an_argument_that_cannot_be_used_is_an_option_error(tmp_path, wrong):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
+    with pytest.raises(OptionError, match=str(next(iter(wrong)))):
+        sa1bpack.pack(tar, tmp_path / "pack", **SMALL, **wrong)
+
+
+def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(watch, "_LINE_SECONDS", 0)
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 3
+    assert re.fullmatch(
+        r"sa1bpack: 100.0%, 3 images, \d+ images/s, \d+ MB/s, 0 min left, 0 rejected", lines[-1]
+    )
+
+
+def test_the_arena_gives_memory_of_large_pairs_back():
+    arena = Arena(2)
+    try:
+        arena.put(1, bytes(20 << 20), b"{}")
+        assert os.fstat(arena.descriptor).st_blocks * 512 >= 20 << 20
+        arena.free(1)
+        assert os.fstat(arena.descriptor).st_blocks * 512 <= (8 << 20) + 4096
+        arena.put(1, b"jpeg", b"json")
+        assert [bytes(part) for part in arena.get(1, 4, 4)] == [b"jpeg", b"json"]
+    finally:
+        arena.close()

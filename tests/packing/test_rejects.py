@@ -69,31 +69,31 @@ def of_size(height: int, width: int) -> Callable[[Members], None]:
 
 # What is done, the member that is named, its code, and what the detail says.
 CASES = {
-    "orphan jpg": (without(JSON), JPEG, "missing-json", "sa_2"),
-    "orphan json": (without(JPEG), JSON, "missing-jpeg", "sa_2"),
-    "not JSON": (member(JSON, b"{ not json"), "sa_2.jpg", "bad-annotation", "byte"),
-    "empty JSON": (member(JSON, b""), "sa_2.jpg", "bad-annotation", ""),
-    "JSON cut off": (text(lambda json: json[:-9]), "sa_2.jpg", "bad-annotation", "truncated"),
-    "a list": (member(JSON, b"[1]"), "sa_2.jpg", "bad-annotation", "object"),
+    "orphan jpg": (without(JSON), "sa_2.jpg", "missing-json", "sa_2"),
+    "orphan json": (without(JPEG), "sa_2.json", "missing-jpeg", "sa_2"),
+    "not JSON": (member(JSON, b"{ not json"), "sa_2.json", "bad-annotation", "byte"),
+    "empty JSON": (member(JSON, b""), "sa_2.json", "bad-annotation", ""),
+    "JSON cut off": (text(lambda json: json[:-9]), "sa_2.json", "bad-annotation", "truncated"),
+    "a list": (member(JSON, b"[1]"), "sa_2.json", "bad-annotation", "object"),
     "missing field": (
         record_with(lambda record: record["annotations"][1].pop("bbox")),
-        "sa_2.jpg", "bad-annotation", "bbox",
+        "sa_2.json", "bad-annotation", "bbox",
     ),
-    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.jpg", "bad-annotation", "NaN"),
-    "text for a number": (mask_with(area="7"), "sa_2.jpg", "bad-annotation", "area"),
+    "NaN": (mask_with(predicted_iou=float("nan")), "sa_2.json", "bad-annotation", "NaN"),
+    "text for a number": (mask_with(area="7"), "sa_2.json", "bad-annotation", "area"),
     "JPEG of another size": (
         member(JPEG, photo(2, HEIGHT, WIDTH + 2)), "sa_2.jpg", "size-mismatch", "98",
     ),
     "mask of another size": (
         record_with(lambda r: r["annotations"][1]["segmentation"].update(size=[HEIGHT, 95])),
-        "sa_2.jpg", "bad-annotation", "segmentation.size is [64, 95]",
+        "sa_2.json", "bad-annotation", "segmentation.size is [64, 95]",
     ),
-    "runs that end early": (counts(lambda text: "0P1"), "sa_2.jpg", "bad-mask", "6144"),
-    "runs that end late": (counts(lambda text: text + "1"), "sa_2.jpg", "bad-mask", "6144"),
-    "garbage counts": (counts(lambda text: "\x01!!"), "sa_2.jpg", "bad-mask", "48..111"),
-    "counts within a number": (counts(lambda text: text + "P"), "sa_2.jpg", "bad-mask", "within"),
-    "counts not ASCII": (counts(lambda text: "é"), "sa_2.jpg", "bad-annotation", "ASCII"),
-    "no counts": (counts(lambda text: ""), "sa_2.jpg", "bad-mask", "empty"),
+    "runs that end early": (counts(lambda text: "0P1"), "sa_2.json", "bad-mask", "6144"),
+    "runs that end late": (counts(lambda text: text + "1"), "sa_2.json", "bad-mask", "6144"),
+    "garbage counts": (counts(lambda text: "\x01!!"), "sa_2.json", "bad-mask", "48..111"),
+    "counts within a number": (counts(lambda text: text + "P"), "sa_2.json", "bad-mask", "within"),
+    "counts not ASCII": (counts(lambda text: "é"), "sa_2.json", "bad-annotation", "ASCII"),
+    "no counts": (counts(lambda text: ""), "sa_2.json", "bad-mask", "empty"),
     "an empty JPEG": (member(JPEG, b""), "sa_2.jpg", "not-jpeg", "nothing"),
     "a PNG": (member(JPEG, b"\x89PNG\r\n\x1a\n" + bytes(99)), "sa_2.jpg", "not-jpeg", "89"),
     "a JPEG cut in its header": (cut(0.05), "sa_2.jpg", "truncated-jpeg", ""),
@@ -103,7 +103,7 @@ CASES = {
     "a large picture of few bytes": (of_size(15000, 15500), "sa_2.jpg", "", ""),
     "another file's record": (
         record_with(lambda record: record["image"].update(file_name="sa_3.jpg")),
-        "sa_2.jpg", "name-mismatch", "'sa_3.jpg'",
+        "sa_2.json", "name-mismatch", "'sa_3.jpg'",
     ),
 }  # fmt: skip
 
@@ -155,7 +155,7 @@ def test_of_two_members_of_one_name_the_first_counts(tmp_path, suffix):
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert (result.images, result.rejects) == (3, 1)
     (line,) = rejects_of(tmp_path / "pack")
-    assert (line["member"], line["reason"]) == (double, "duplicate")
+    assert (line["member"], line["reason"]) == (double.removeprefix("./"), "duplicate")
 
 
 def exif(orientation: int) -> bytes:
@@ -194,7 +194,7 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_goes_on(tmp_path
         found[f"./sa_{number}.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     root = tmp_path / "pack"
-    with pytest.raises(TooManyRejects, match=r"3 members .* is 2; .*sa_17\.jpg of .*a\.tar"):
+    with pytest.raises(TooManyRejects, match=r"3 members .* is 2\n.*a\.tar: sa_9\.json: "):
         sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
     manifest = json.loads((root / "manifest.json").read_text())
     assert not manifest["complete"]
@@ -214,3 +214,22 @@ def test_orphans_count_against_the_limit_too(tmp_path):
     tar = write_tar(tmp_path / "a.tar", found)
     with pytest.raises(TooManyRejects, match="missing|no json"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)
+
+
+def test_a_finished_pack_with_more_rejects_than_allowed_fails_too(tmp_path):
+    found = members(range(4))
+    for number in (1, 2):
+        found[f"./sa_{number}.json"] = b"{"
+    tar = write_tar(tmp_path / "sa_1.tar", found)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    with pytest.raises(TooManyRejects, match="2 members are rejected and --max-rejects is 1"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=1, **SMALL)
+
+
+def test_too_many_rejects_names_the_first_of_them(tmp_path):
+    found = members(range(4))
+    for number in (1, 2):
+        found[f"./sa_{number}.json"] = b"{"
+    tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
+    with pytest.raises(TooManyRejects, match=r"sa_1.json: (.|\n)*sa_2.json: "):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=1, **SMALL)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 import warnings
@@ -13,6 +14,7 @@ from commands import (
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.errors import FormatError
 
 DIED = 99
 
@@ -143,3 +145,25 @@ def test_ctrl_c_while_workers_start_says_no_more_than_that(long_tars, tmp_path):
     assert error.splitlines() == [
         "sa1bpack: interrupted", "sa1bpack: repeat the same command to go on from here",
     ]  # fmt: skip
+
+
+def test_a_shard_that_was_removed_is_packed_again(sources, undisturbed, tmp_path):
+    root = tmp_path / "pack"
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    removed = sorted(root.glob("shards/sa_*"))[1]
+    shutil.rmtree(removed)
+    assert sa1bpack.pack(sources, root, workers=1, **SMALL).new_images > 0
+    assert contents(root) == undisturbed
+
+
+def test_a_damaged_shard_ends_the_run_and_the_message_mends_it(sources, undisturbed, tmp_path):
+    root = tmp_path / "pack"
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    damaged = sorted(root.glob("shards/sa_*"))[0]
+    os.truncate(damaged / "bbox" / "c.0.0", 5)
+    with pytest.raises(FormatError, match="Remove the folder .* and repeat") as caught:
+        sa1bpack.pack(sources, root, workers=1, **SMALL)
+    assert str(damaged) in str(caught.value)
+    shutil.rmtree(damaged)
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    assert contents(root) == undisturbed

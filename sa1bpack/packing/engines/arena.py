@@ -6,9 +6,10 @@ import tempfile
 
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES
 
-# Room for the largest pair that a source lets through. Memory is taken a page at a time, when a
-# slot is first written so far, so a slot costs what its largest pair so far had.
+# Room for the largest pair that a source lets through. Memory is taken a page at a time, when it is
+# first written, and given back beyond what any pair of SA-1B needs.
 SLOT_BYTES = MAX_JPEG_BYTES + MAX_JSON_BYTES
+KEPT_BYTES = 8 << 20
 
 
 class Arena:
@@ -26,13 +27,22 @@ class Arena:
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, slots * SLOT_BYTES)
         self._view = memoryview(self._map)
+        self._longest = [0] * slots
 
     def put(self, slot: int, jpeg, json) -> None:
         """Copy a pair into a slot."""
         start = slot * SLOT_BYTES
         middle = start + len(jpeg)
+        self._longest[slot] = len(jpeg) + len(json)
         self._view[start:middle] = jpeg
         self._view[middle : middle + len(json)] = json
+
+    def free(self, slot: int) -> None:
+        """The pair is not needed any more; memory that only large ones need goes back."""
+        if self._longest[slot] > KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
+            start = slot * SLOT_BYTES + KEPT_BYTES
+            self._map.madvise(mmap.MADV_REMOVE, start, self._longest[slot] - KEPT_BYTES)
+            self._longest[slot] = 0
 
     def get(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
         """The JPEG and the JSON in a slot, without a copy."""

@@ -88,6 +88,7 @@ class Feeder:
 
     def free(self, slot: int) -> None:
         """The pair in `slot` is not needed any more."""
+        self._arena.free(slot)
         self._free.put(slot)
 
     def drain(self) -> Iterator:

@@ -15,7 +15,12 @@ from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.engines.arena import Arena
 from sa1bpack.packing.engines.crew import WorkerHandle, start_worker
 from sa1bpack.packing.engines.feeder import (
-    Feeder, FeederFailed, PairRead, PassedOver, SourceFailed, SourceRead
+    Feeder,
+    FeederFailed,
+    PairRead,
+    PassedOver,
+    SourceFailed,
+    SourceRead,
 )  # fmt: skip
 from sa1bpack.packing.engines.worker import JOBS_IN_HAND
 from sa1bpack.packing.lane import Lane

@@ -1,9 +1,9 @@
 """What every engine does with one pair: an attempt at the sample, and the writing of its rows."""
 
 from collections import OrderedDict
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from sa1bpack.errors import SampleError
+from sa1bpack.errors import AnnotationError, MaskError, SampleError
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.shard_writer import ShardRows
 from sa1bpack.packing.options import PackOptions
@@ -24,6 +24,9 @@ def attempt(
     """
     try:
         packed = make_sample(file_name, jpeg, json, options, buffers)
+    except (AnnotationError, MaskError) as error:
+        record = str(PurePath(file_name).with_suffix(".json"))
+        return Rejected(record, error.code, str(error)), None
     except SampleError as error:
         return Rejected(file_name, error.code, str(error)), None
     except MemoryError:
