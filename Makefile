@@ -69,10 +69,11 @@ setup: $(VENV)/.ready
 
 # An environment stays with the Python that made it; a PYTHON that was asked for is not just ignored.
 RELEASE := -c 'import sys; print("{}.{}".format(*sys.version_info))'
-CHECK_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))), \
-  here=$$($(BIN)/python $(RELEASE)); asked=$$($(PYTHON) $(RELEASE)); \
+ifneq ($(filter command environment,$(firstword $(origin PYTHON))),)
+CHECK_PYTHON = here=$$($(BIN)/python $(RELEASE)); asked=$$($(PYTHON) $(RELEASE)); \
   test "$$here" = "$$asked" || \
-  echo "existing $(VENV) is Python $$here, and PYTHON=$$PYTHON is not used; make clean to change" >&2,:)
+  echo "existing $(VENV) is Python $$here, PYTHON=$$PYTHON is not used; make clean to change" >&2
+endif
 
 # --------------------------------------------------------------------------------------------- work
 

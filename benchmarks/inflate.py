@@ -57,7 +57,7 @@ def build(tar: Path, folder: Path, megabytes: int) -> Path:
 
 def chunks(path: Path) -> Iterator[bytes]:
     """The file's bytes in chunks of 1 MiB."""
-    with open(path, "rb", buffering=0) as file:
+    with path.open("rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             yield chunk
 

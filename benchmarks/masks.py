@@ -30,9 +30,14 @@ def read_images(tar: Path, limit: int) -> list[tuple[int, int, list[bytes]]]:
     with tarfile.open(tar) as members:
         files = (members.extractfile(m) for m in members if m.name.endswith(".json"))
         found = [json.load(file) for file in islice(files, limit)]
-    return [(record["image"]["height"], record["image"]["width"],
-             [a["segmentation"]["counts"].encode() for a in record["annotations"]])
-            for record in found]
+    return [
+        (
+            record["image"]["height"],
+            record["image"]["width"],
+            [a["segmentation"]["counts"].encode() for a in record["annotations"]],
+        )
+        for record in found
+    ]
 
 
 def milliseconds(work: Callable[[], object], repeats: int, images: int) -> float:
@@ -98,8 +103,10 @@ def main() -> None:
 
     masks = sum(len(image[2]) for image in images) / count
     kilobytes = sum(len(text[0]) for text in texts) / count / 1e3
-    print(f"{count} images, {masks:.0f} masks and {kilobytes:.1f} kB of text an image, "
-          f"to {size}x{size} bits, ms an image")
+    print(
+        f"{count} images, {masks:.0f} masks and {kilobytes:.1f} kB of text an image, "
+        f"to {size}x{size} bits, ms an image"
+    )
     print(f"  {'parse':<8}{milliseconds(parse, options.repeats, count):10.3f}")
     for sampling in SAMPLINGS:
         draw(sampling)

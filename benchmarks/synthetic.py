@@ -23,9 +23,10 @@ def make_tar(sources, out, images: int, masks: int | None = 100, seed: int = 0) 
         jpeg, record = pairs[number % len(pairs)]
         members += [(number + 1, "jpg", jpeg), (number + 1, "json", record)]
     random.Random(seed).shuffle(members)
-    with gzip.open(out, "wb", compresslevel=1) as stream, tarfile.open(
-        fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT
-    ) as tar:
+    with (
+        gzip.open(out, "wb", compresslevel=1) as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+    ):
         root = tarfile.TarInfo("./")
         root.type = tarfile.DIRTYPE
         tar.addfile(root)

@@ -7,11 +7,8 @@
 """
 
 from importlib import import_module
-from importlib.metadata import version
 
 from sa1bpack.kernel_cache import ensure_kernel_cache
-
-__version__ = version("sa1bpack")
 
 ensure_kernel_cache()  # before anything imports numba
 
@@ -41,6 +38,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str):
+    if name == "__version__":
+        return import_module("importlib.metadata").version("sa1bpack")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")

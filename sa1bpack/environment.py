@@ -63,13 +63,20 @@ def describe() -> dict[str, str]:
     return {
         "sa1bpack": _version("sa1bpack"),
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "machine": f"{platform.system()} {platform.machine()}, {_cpu_count()} CPUs, "
+        "machine": f"{platform.system()} {platform.machine()}, {available_cpus()} CPUs, "
         f"SIMD {', '.join(_simd_flags()) or 'unknown'}",
         "decoder": f"simplejpeg {_version('simplejpeg')} (libjpeg-turbo)",
         "resizer": _resizer(),
         "PIL set-up": _pil_state(pil_in_force(), read_pil_record()),
         **{name: _version(name) for name in ("numpy", "numba", "zarr", "zlib-ng", "torch")},
     }
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def pil_in_force() -> PilInForce | None:
@@ -159,13 +166,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _cpu_count() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_flags() -> set[str]:

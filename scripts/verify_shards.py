@@ -10,6 +10,7 @@ image it hit. docs/format.md specifies what is checked here; `sa1bpack verify` c
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -22,8 +23,9 @@ examples:
   verify_shards.py /data/sa1b            every byte and every sample; as fast as the disk reads
   verify_shards.py /data/sa1b --quick    all but pixels, mask bits and runs; seconds a tar
 
-exit status: 0 the pack is as it was written, 1 something is damaged, missing or in excess,
-2 wrong usage or not a pack that this script knows
+exit status: 0 what is packed is as it was written (with a last line NOT COMPLETE if there is more
+to pack), 1 something is damaged, missing or in excess, 2 wrong usage or not a pack that this
+script knows
 
 The same checksums can be checked with the xxhash tools alone:
   cd /data/sa1b && xxh128sum -c --quiet checksums.xxh128
@@ -31,6 +33,8 @@ The same checksums can be checked with the xxhash tools alone:
 """
 
 CHECKSUMS = "checksums.xxh128"
+INDEX = re.compile(r"index-[0-9a-f]{8}")
+CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 MAJOR_VERSION = 1
 # The arrays that the checksum of a sample covers, in its order (docs/format.md).
 PER_SAMPLE = ("image", "image_id", "file_name", "size", "annotation_count", "mask_offset")
@@ -45,7 +49,7 @@ class Damage(Exception):
 
 
 class Output:
-    """Counts problems and prints them; draws a progress line only on a terminal."""
+    """Counts problems, prints them and notes; draws a progress line only on a terminal."""
 
     def __init__(self):
         self.problems = self.files = self.samples = 0
@@ -53,8 +57,15 @@ class Output:
         self._drawn = 0.0
 
     def problem(self, text: str) -> None:
-        self.clear()
         self.problems += 1
+        self._print(text)
+
+    def note(self, text: str) -> None:
+        """What a run in progress or a killed one leaves: no damage."""
+        self._print(f"note: {text}")
+
+    def _print(self, text: str) -> None:
+        self.clear()
         print(text, flush=True)
 
     def progress(self, text: str) -> None:
@@ -77,24 +88,31 @@ def main() -> int:
     arguments = parser.parse_args()
     output = Output()
     try:
-        shards = shard_names(arguments.pack)
+        shards, complete = read_manifest(arguments.pack)
     except Damage as error:
         output.problem(str(error))
         return 1
     except ValueError as error:
         parser.error(str(error))
-    check_top(arguments.pack, shards, output)
+    check_top(arguments.pack, shards, complete, output)
+    if not complete:
+        shards += unlisted_shards(arguments.pack, shards, output)
     for number, name in enumerate(shards, 1):
         output.progress(f"shard {number} of {len(shards)}: {name}")
         check_shard(arguments.pack / "shards" / name, arguments.quick, output)
     output.clear()
     looked_at = f"{len(shards)} shards, {output.files} files, {output.samples} samples checked"
     print(f"{looked_at}: {output.problems} problems" if output.problems else f"{looked_at}: ok")
+    if not complete:
+        print("NOT COMPLETE: the packer has not come to its end; let it, or run it again")
     return 1 if output.problems else 0
 
 
-def shard_names(pack: Path) -> list[str]:
-    """The shards that the manifest lists. ValueError: not a pack that this script knows."""
+def read_manifest(pack: Path) -> tuple[list[str], bool]:
+    """The shards that the manifest lists, and whether it calls the pack complete.
+
+    ValueError: not a pack that this script knows.
+    """
     path = pack / "manifest.json"
     if not path.is_file():
         raise ValueError(f"{path} is missing: {pack} is not a pack")
@@ -102,6 +120,7 @@ def shard_names(pack: Path) -> list[str]:
         manifest = json.loads(path.read_bytes())
         major = manifest["version"][0]
         names = [shard["name"] for shard in manifest["shards"]]
+        complete = manifest["complete"]
         plain = all(isinstance(name, str) and inside(name, 1) for name in names)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
@@ -109,7 +128,9 @@ def shard_names(pack: Path) -> list[str]:
         raise ValueError(f"{path}: format version {major}, this script knows {MAJOR_VERSION}")
     if not plain or len(set(names)) != len(names):
         raise Damage(f"{path}: damaged: the names of its shards cannot be")
-    return names
+    if not isinstance(complete, bool):
+        raise Damage(f"{path}: damaged: complete is {complete!r}, not true or false")
+    return names, complete
 
 
 def inside(path: str, parts: int = 99) -> bool:
@@ -118,25 +139,55 @@ def inside(path: str, parts: int = 99) -> bool:
     return len(split) <= parts and all(part not in ("", ".", "..") for part in split)
 
 
-def check_top(pack: Path, shards: list[str], output: Output) -> None:
-    """The pack's own files, and names that should not be there."""
+def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> None:
+    """The pack's own files, and names that should not be there.
+
+    Of a pack that is not complete, the checksum file may be older than the manifest: what of it
+    does not fit is a note (docs/format.md, "Publication").
+    """
+    if not (complete or shards or (pack / CHECKSUMS).exists()):
+        report_names(pack, {*CHANGING, "zarr.json", "shards"}, output)
+        output.note(f"{pack}: nothing is published yet")
+        return
     listed = checked_list(pack / CHECKSUMS, output)
+    report = output.problem if complete else output.note
     for path, digest in listed.items():
-        compare(pack / path, digest, output)
-    for name in shards:
-        if listed and f"shards/{name}/{CHECKSUMS}" not in listed:
-            output.problem(f"{pack / CHECKSUMS}: shard {name} is not listed")
-    for path in ("manifest.json", "zarr.json", "shards/zarr.json"):
+        if complete or path not in CHANGING:
+            compare(pack / path, digest, output)
+        elif not (pack / path).exists() or file_digest(pack / path) != digest:
+            output.note(f"{pack / CHECKSUMS}: not up to date for {path}")
+    due = [f"shards/{name}/{CHECKSUMS}" for name in shards]
+    for path in (*due, "manifest.json", "zarr.json", "shards/zarr.json"):
         if listed and path not in listed:
-            output.problem(f"{pack / CHECKSUMS}: {path} is not listed")
+            report(f"{pack / CHECKSUMS}: {path} is not listed")
     indexes = {path.split("/")[0] for path in listed if path.startswith("index-")}
     for index in sorted(indexes):
         known = {path.removeprefix(index + "/") for path in listed if path.startswith(index + "/")}
         report_unknown(pack / index, known, output)
     if listed:
         top = {path.split("/")[0] for path in listed} | {CHECKSUMS, "shards"}
-        report_names(pack, top, output)
-    report_names(pack / "shards", {*shards, "zarr.json"}, output)
+        for path in sorted(pack.glob("index-*")):
+            if path.name not in top and INDEX.fullmatch(path.name):
+                output.note(f"{path}: an index that the manifest or its checksums do not name")
+                top.add(path.name)
+        report_names(pack, top | (set() if complete else {*CHANGING}), output)
+    folders = set() if complete else {path.name for path in shard_folders(pack)}
+    report_names(pack / "shards", {*shards, *folders, "zarr.json"}, output)
+
+
+def shard_folders(pack: Path) -> list[Path]:
+    """Folders under shards/ that are no working files, listed or not."""
+    shards = pack / "shards"
+    folders = sorted(shards.iterdir()) if shards.is_dir() else []
+    return [path for path in folders if path.is_dir() and path.name[0] != "."]
+
+
+def unlisted_shards(pack: Path, listed: list[str], output: Output) -> list[str]:
+    """Names of the shards that an unfinished pack has, but does not list yet."""
+    names = [path.name for path in shard_folders(pack) if path.name not in listed]
+    for name in names:
+        output.note(f"{pack / 'shards' / name}: a shard that is not in the manifest yet")
+    return names
 
 
 def checked_list(path: Path, output: Output) -> dict[str, str]:
@@ -175,11 +226,8 @@ def report_names(folder: Path, known: set[str], output: Output) -> None:
 
 def compare(path: Path, due: str, output: Output) -> None:
     """Compare a file's XXH3-128 with the one listed."""
-    digest = xxhash.xxh3_128()
     try:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        found = file_digest(path)
     except FileNotFoundError:
         output.problem(f"{path}: missing")
         return
@@ -187,7 +235,15 @@ def compare(path: Path, due: str, output: Output) -> None:
         output.problem(f"{path}: cannot be read: {error}")
         return
     output.files += 1
-    report_digest(path, digest.hexdigest(), due, output)
+    report_digest(path, found, due, output)
+
+
+def file_digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def report_digest(path: Path, found: str, due: str, output: Output) -> None:

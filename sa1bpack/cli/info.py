@@ -9,15 +9,9 @@ Show what a pack holds: images, masks, sizes, rejects, options, versions, and ho
 images have. Without a pack: which versions and which image decoder run here."""
 
 
-def add_to(commands) -> None:
-    """Add the subcommand to the parser."""
-    parser = commands.add_parser(
-        "info",
-        help="show what is in a pack, or what runs here",
-        description=_DESCRIPTION,
-        epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the subcommand's parser its description and its arguments."""
+    parser.description = _DESCRIPTION
     parser.add_argument("pack", metavar="PACK", nargs="?", help="folder of a pack")
     parser.set_defaults(run=run_info)
 

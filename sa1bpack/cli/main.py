@@ -5,44 +5,64 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from sa1bpack import __version__
-from sa1bpack.cli import exits, info, pack, verify
-from sa1bpack.errors import OptionError, OptionsDiffer, OutputLocked, Sa1bpackError
+from sa1bpack.cli import exits
+from sa1bpack.errors import (
+    OptionError,
+    OutputRefused,
+    Sa1bpackError,
+    SourceCorrupt,
+    SourceError,
+    SourceTruncated,
+)
 
-_COMMANDS = (pack, verify, info)
-
-
-class _Terminated(BaseException):
-    """SIGTERM arrived; unwinds like KeyboardInterrupt."""
+# Command, which is also the name of its module → its line in the help.
+_COMMANDS = {
+    "pack": "decode tars into shards",
+    "verify": "check a pack against its checksums",
+    "info": "show what is in a pack, or what runs here",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _on_sigterm)
     try:
+        _open_closed_streams()
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        arguments = sys.argv[1:] if arguments is None else arguments
+        options = make_parser(arguments).parse_args(arguments)
         code = options.run(options)
         sys.stdout.flush()
         return code
     except OptionError as error:
-        return _complain(error, exits.USAGE)
-    except (OptionsDiffer, OutputLocked) as error:
-        return _complain(error, exits.REFUSED)
+        return _complain(error, error, exits.USAGE)
+    except (SourceTruncated, SourceCorrupt) as error:
+        return _complain(error, error, exits.FAILED)
+    except SourceError as error:  # before any work; what fails later is in the result
+        return _complain(error, error, exits.USAGE)
+    except OutputRefused as error:
+        return _complain(error, error, exits.REFUSED)
     except Sa1bpackError as error:
-        return _complain(error, exits.FAILED)
+        return _complain(error, error, exits.FAILED)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return exits.FAILED
     except (OSError, MemoryError) as error:
-        return _complain(error, exits.IO_ERROR)
-    except KeyboardInterrupt:
-        return _complain("interrupted", exits.INTERRUPTED)
-    except _Terminated:
-        return _complain("terminated", exits.TERMINATED)
+        return _complain(error, error, exits.IO_ERROR)
+    except KeyboardInterrupt as error:
+        return _complain("interrupted", error, exits.INTERRUPTED)
+    except exits.Terminated as error:
+        return _complain("terminated", error, exits.TERMINATED)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Make the parser. Only commands that `arguments` name get their options.
+
+    Their defaults come from modules that take a while to load; `sa1bpack --help` needs none.
+    """
+    from sa1bpack import __version__
+
     parser = argparse.ArgumentParser(
         prog="sa1bpack",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
@@ -51,19 +71,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_to(commands)
+    for name, summary in _COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            epilog=exits.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name in arguments:
+            import_module(f"sa1bpack.cli.{name}").add_options(command)
     return parser
 
 
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of standard streams that the caller has closed.
+
+    Else the next file that is opened, one of the pack, would be standard output.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not fail on it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _on_sigterm(signum, frame):
-    raise _Terminated
+    raise exits.Terminated
 
 
-def _complain(what: object, code: int) -> int:
+def _complain(what: object, error: BaseException, code: int) -> int:
+    """Say what happened on stderr, with the notes that the error collected on its way."""
     print(f"sa1bpack: {what}", file=sys.stderr)
-    for note in getattr(what, "__notes__", ()):
-        print(f"  {note}", file=sys.stderr)
-    if code in (exits.INTERRUPTED, exits.TERMINATED, exits.IO_ERROR):
-        print("sa1bpack: repeat the same command to go on from here", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"sa1bpack: {note}", file=sys.stderr)
     return code

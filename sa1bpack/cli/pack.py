@@ -3,9 +3,12 @@
 import argparse
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 from sa1bpack.cli import exits
+from sa1bpack.errors import OptionError
 from sa1bpack.packing.options import EMPTY, FITS, MASK_SAMPLINGS, RESAMPLES, PackOptions
+from sa1bpack.wording import counted
 
 _DESCRIPTION = """\
 Decode SA-1B tars (or extracted folders) once, into shards under OUT that are numpy memory maps and
@@ -25,15 +28,9 @@ Members that cannot be used are listed in OUT/rejects.jsonl; the others are pack
 )
 
 
-def add_to(commands) -> None:
-    """Add the subcommand to the parser."""
-    parser = commands.add_parser(
-        "pack",
-        help="decode tars into shards",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the subcommand's parser its description and its arguments."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     default = PackOptions()
     parser.add_argument(
         "sources", nargs="+", metavar="TAR", help="tars, extracted folders, or quoted globs"
@@ -138,48 +135,72 @@ def _count_or_all(text: str) -> int | None:
 
 def run_pack(arguments: argparse.Namespace) -> int:
     """Pack, or estimate what packing would take."""
+    _check_out(arguments.out)
     options = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
     if arguments.dry_run:
         return _dry_run(arguments, options)
     from sa1bpack.packing.run import pack
 
-    result = pack(
-        arguments.sources,
-        arguments.out,
-        workers=arguments.workers,
-        md5sums=arguments.md5sums,
-        max_rejects=arguments.max_rejects,
-        **options,
-    )
+    try:
+        result = pack(
+            arguments.sources,
+            arguments.out,
+            workers=arguments.workers,
+            md5sums=arguments.md5sums,
+            max_rejects=arguments.max_rejects,
+            **options,
+        )
+    except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
+        error.add_note("repeat the same command to go on from here")
+        raise
     print(_summary(result))
     for name, error in result.failed.items():
         print(f"sa1bpack: {name} was given up: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
     if result.images == 0:
-        rejects = result.root / "rejects.jsonl"
-        print(f"sa1bpack: no image was packed; {rejects} tells why", file=sys.stderr)
+        print(f"sa1bpack: no image was packed{_why_nothing(result)}", file=sys.stderr)
     return exits.OK if result.complete and result.images else exits.FAILED
+
+
+def _check_out(out: str) -> None:
+    """Raise OptionError when a file is in the place of the folder, or of one above it."""
+    path = Path(out).absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not existing.is_dir():
+        raise OptionError(f"--out {out}: {existing} is a file; name a folder, new or of a pack")
 
 
 def _summary(result) -> str:
     pace = result.new_images / result.seconds if result.seconds else 0.0
     lines = [
-        f"{result.root}: {result.images:,} images, {result.masks:,} of {result.annotations:,} masks",
-        f"this run: {result.new_images:,} images in {result.seconds:.1f} s ({pace:.1f} images/s)",
+        f"{result.root}: {counted(result.images, 'image')}, "
+        f"{result.masks:,} of {counted(result.annotations, 'mask')}",
+        f"this run: {counted(result.new_images, 'image')} in {result.seconds:.1f} s "
+        f"({pace:.1f} images/s)",
     ]
     if result.dropped:
-        lines.append(f"left out for want of masks: {result.dropped:,} images")
+        lines.append(f"left out for want of masks: {counted(result.dropped, 'image')}")
     if result.rejects:
-        lines.append(f"rejected: {result.rejects:,} members, see {result.root / 'rejects.jsonl'}")
+        members = counted(result.rejects, "member")
+        lines.append(f"rejected: {members}, see {result.root / 'rejects.jsonl'}")
     return "\n".join(lines)
+
+
+def _why_nothing(result) -> str:
+    """What happened to the images of a run that packed none."""
+    if result.rejects:
+        return f"; {result.root / 'rejects.jsonl'} tells why"
+    if result.dropped:
+        return ": no image has a mask left, and --empty drop leaves such images out"
+    if result.failed:
+        return ""  # each source was named with its error
+    return ": the sources hold no pair of a .jpg and a .json file of the same name"
 
 
 def _dry_run(arguments: argparse.Namespace, options: dict) -> int:
     from sa1bpack.packing.estimate import estimate
 
-    forecast = estimate(
-        arguments.sources, arguments.out, workers=arguments.workers, **options
-    )
+    forecast = estimate(arguments.sources, arguments.out, workers=arguments.workers, **options)
     print(forecast.as_text())
     return exits.OK if forecast.fits else exits.FAILED

@@ -6,21 +6,16 @@ import sys
 from tqdm import tqdm
 
 from sa1bpack.cli import exits
+from sa1bpack.wording import counted
 
 _DESCRIPTION = """\
 Check a pack: that every file is there and none is strange, that structure and offsets hold, that
 the bytes are those that were written. A damaged sample is named by shard, row and image."""
 
 
-def add_to(commands) -> None:
-    """Add the subcommand to the parser."""
-    parser = commands.add_parser(
-        "verify",
-        help="check a pack against its checksums",
-        description=_DESCRIPTION,
-        epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the subcommand's parser its description and its arguments."""
+    parser.description = _DESCRIPTION
     parser.add_argument("pack", metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "--quick",
@@ -43,13 +38,19 @@ def run_verify(arguments: argparse.Namespace) -> int:
             bar.update(done - bar.n)
 
         report = verify(arguments.pack, quick=arguments.quick, progress=advance)
-    for problem in report.problems:
-        print(problem)
+    for line in (*report.problems, *report.notes):
+        print(line)
+    if not report.complete:
+        print("NOT COMPLETE: repeat the pack command")
     counts = report.counts
-    depth = "quick check" if arguments.quick else "every byte read"
-    verdict = "sound" if report.ok else f"DAMAGED: {len(report.problems)} problem(s)"
     print(
-        f"{arguments.pack}: {verdict}; {counts.get('samples', 0):,} images in "
-        f"{counts.get('shards', 0):,} shards, {depth}"
+        f"{arguments.pack}: {_verdict(report)}; {counted(counts.get('samples', 0), 'image')} in "
+        f"{counted(counts.get('shards', 0), 'shard')}, "
+        f"{'quick check' if arguments.quick else 'every byte read'}"
     )
     return exits.OK if report.ok else exits.FAILED
+
+
+def _verdict(report) -> str:
+    verdict = "sound" if report.ok else f"DAMAGED: {counted(len(report.problems), 'problem')}"
+    return verdict if report.complete else f"{verdict}, NOT COMPLETE"

@@ -6,6 +6,7 @@ import torch.distributed
 
 from sa1bpack.data.ordered_batches import OrderedBatches
 from sa1bpack.data.samplers import LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
+from sa1bpack.environment import available_cpus
 from sa1bpack.errors import OptionError
 
 # More threads than this do not copy faster than a few memory channels allow.
@@ -19,12 +20,11 @@ def cores() -> int:
 
     The number of ranks on the node is LOCAL_WORLD_SIZE, which torchrun sets.
     """
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     except ValueError:
         ranks = 1
-    return max(1, here // max(1, ranks))
+    return max(1, available_cpus() // max(1, ranks))
 
 
 def default_threads() -> int:

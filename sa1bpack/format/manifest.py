@@ -79,10 +79,14 @@ def make_manifest(
     )
 
 
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The text of manifest.json. Same manifest, same bytes."""
+    return canonical_json(msgspec.to_builtins(manifest))
+
+
 def write_manifest(root: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a pack atomically. Same manifest, same bytes."""
-    data = msgspec.to_builtins(manifest)
-    replace_file(Path(root) / MANIFEST_NAME, canonical_json(data))
+    """Replace the manifest of a pack atomically."""
+    replace_file(Path(root) / MANIFEST_NAME, manifest_bytes(manifest))
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -106,6 +110,11 @@ def read_manifest(root: Path) -> Manifest:
         raise FormatError(f"{path}: {error}; restore it or pack again") from None
     _check_manifest(manifest, path)
     return manifest
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a folder at the top of a pack bears the name of an index."""
+    return _INDEX.fullmatch(name) is not None
 
 
 def check_version(data: Any, path: Path) -> None:
@@ -157,5 +166,5 @@ def _check_manifest(manifest: Manifest, path: Path) -> None:
             raise FormatError(
                 f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}"
             )
-    if manifest.index is not None and not _INDEX.fullmatch(manifest.index):
+    if manifest.index is not None and not is_index_name(manifest.index):
         raise FormatError(f"{path}: index is {manifest.index!r}, not 'index-' and 8 hex digits")

@@ -39,12 +39,18 @@ class Problem:
 class Report:
     """The outcome of a check: problems in the order found, and how much was looked at.
 
-    counts has the keys shards, samples, masks, files (those whose digest was compared) and bytes
-    (of all chunk files).
+    counts    shards, samples, masks, files (those whose digest was compared) and bytes (of all
+              chunk files); whole shards that the manifest does not list yet are counted too
+    notes     what a run in progress or a killed one leaves, which is no damage; the next run of the
+              packer settles it
+    complete  the manifest's word: every source was packed to its end. False also when the manifest
+              cannot be read
     """
 
     problems: tuple[Problem, ...]
     counts: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    complete: bool = False
 
     @property
     def ok(self) -> bool:
@@ -53,10 +59,11 @@ class Report:
 
 
 class Findings:
-    """Collects problems and counts during a check."""
+    """Collects problems, notes and counts during a check."""
 
     def __init__(self):
         self.problems: list[Problem] = []
+        self.notes: list[str] = []
         self.files = 0
 
     def add(self, what: str, **place) -> None:

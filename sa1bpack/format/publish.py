@@ -1,9 +1,10 @@
-"""Publishing a pack: index, then manifest, then checksums, each whole or absent."""
+"""Publishing a pack: index, manifest and checksums, each whole or absent, in a safe order."""
 
 import shutil
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checksums
 from sa1bpack.format.files import remove_temporaries, replace_file
@@ -13,6 +14,7 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
+    manifest_bytes,
     write_manifest,
 )
 from sa1bpack.format.shard_reader import open_shard
@@ -30,9 +32,11 @@ def publish(root: Path, manifest: Manifest) -> Manifest:
     """Make a pack's published shards visible as one data set; returns the manifest with its index.
 
     The order makes a kill harmless at any point: group metadata, the new index under its own name,
-    the manifest (this one rename switches readers over), the checksums, and only then the removal
-    of older indexes. Killed between manifest and checksums, `verify` calls the checksums stale
-    until the next publication. The same manifest and shards give the same bytes.
+    manifest and checksums, and only then the removal of older indexes. The rename of the manifest
+    switches readers over. A manifest that says `complete` comes after its checksums, any other
+    before them: so the checksums always fit a complete pack, and a kill makes them stale only
+    where `verify` expects it. To that end a complete pack must be published as not complete before
+    shards are added to it. The same manifest and shards give the same bytes.
 
     Raises FormatError if a listed shard is not published, OSError if writing fails.
     """
@@ -42,11 +46,19 @@ def publish(root: Path, manifest: Manifest) -> Manifest:
     _replace_if_other(root / SHARDS_NAME / METADATA_NAME, canonical_json(group_metadata()))
     index = build_index(root, manifest) if manifest.shards else None
     manifest = msgspec.structs.replace(manifest, index=index)
-    write_manifest(root, manifest)
-    digests = {path: file_digest(root / path) for path in sorted(top_files(root, manifest))}
-    _replace_if_other(root / CHECKSUMS_NAME, format_checksums(digests))
+    steps = (_write_checksums, write_manifest)
+    for step in steps if manifest.complete else reversed(steps):
+        step(root, manifest)
     _remove_old_indexes(root, index)
     return manifest
+
+
+def _write_checksums(root: Path, manifest: Manifest) -> None:
+    """Write the top checksum file of a pack with this manifest, which need not be written yet."""
+    digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))}
+    for path in sorted(top_files(root, manifest) - {MANIFEST_NAME}):
+        digests[path] = file_digest(root / path)
+    _replace_if_other(root / CHECKSUMS_NAME, format_checksums(digests))
 
 
 def top_files(root: Path, manifest: Manifest) -> set[str]:
@@ -78,11 +90,15 @@ def scan_shards(root: Path) -> list[ShardEntry]:
 
     Raises FormatError for a folder that bears a shard's name but is not a whole shard.
     """
+    return [open_shard(folder).entry for folder in shard_folders(root)]
+
+
+def shard_folders(root: Path) -> list[Path]:
+    """Folders of all published shards, listed or not, sorted by name."""
     shards = Path(root) / SHARDS_NAME
     if not shards.is_dir():
         return []
-    folders = [path for path in shards.iterdir() if path.is_dir() and path.name[0] != "."]
-    return [open_shard(folder).entry for folder in sorted(folders)]
+    return sorted(path for path in shards.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def _replace_if_other(path: Path, data: bytes) -> None:

@@ -13,8 +13,6 @@ from sa1bpack.format.layout import ArraySpec, Extent, Layout
 # follow from the others and are not given. Image rows below the stored height are not read.
 Sample = Mapping[str, np.ndarray]
 
-DERIVED = ("mask_offset", "checksum")
-
 
 def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     """The rows of one sample, each of its array's exact type and shape, offsets as lengths.

@@ -18,7 +18,10 @@ import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format.checksums import (
-    CHECKSUMS_NAME, format_checksums, rows_checksum, update_zeros
+    CHECKSUMS_NAME,
+    format_checksums,
+    rows_checksum,
+    update_zeros,
 )  # fmt: skip
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_at, write_durably
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
@@ -202,7 +205,7 @@ class ShardDraft:
         self._settled = upto
 
     def _settle_image(self, file: _DraftFile, samples: int) -> None:
-        """Hash the stored part of each canvas; reading the hole under it would fill it with pages."""
+        """Hash the stored part of each canvas; reading the hole under it would fill the cache."""
         row_bytes = file.spec.row_bytes
         line_bytes = row_bytes // self.layout.image_size
         first = self._settled.samples

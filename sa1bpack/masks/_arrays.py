@@ -5,7 +5,7 @@ from numba import njit
 
 from sa1bpack.errors import MaskError, OptionError
 
-MAX_PIXELS = 2**31 - 1  # run ends are int32
+MAX_RUN_END = 2**31 - 1  # run ends are int32
 MAX_SIDE = 65_535  # the longest side a JPEG can have; keeps every area below 2**32
 
 
@@ -37,8 +37,9 @@ def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
     if len(offset) == 0:
         raise OptionError(f"{name} is empty; it must hold one offset more than there are masks")
     if offset[0] < 0 or offset[-1] > length or (len(offset) > 1 and np.diff(offset).min() < 0):
-        raise OptionError(f"{name} must rise from >= 0 to <= {length}; it goes from {offset[0]} "
-                          f"to {offset[-1]}")
+        raise OptionError(
+            f"{name} must rise from >= 0 to <= {length}; it goes from {offset[0]} to {offset[-1]}"
+        )
 
 
 @njit(nogil=True, cache=True)
@@ -66,9 +67,12 @@ def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> Non
     if mask >= 0:
         ends = run_ends[run_offset[mask] : run_offset[mask + 1]]
         found = f"the last of {len(ends)} is {ends[-1]}" if len(ends) else "there are none"
-        raise mask_error(mask, len(run_offset) - 1,
-                         f"run ends must rise from >= 0 to the image's {pixels} pixels; {found}. "
-                         "The runs belong to another image or are damaged")
+        raise mask_error(
+            mask,
+            len(run_offset) - 1,
+            f"run ends must rise from >= 0 to the image's {pixels} pixels; {found}. "
+            "The runs belong to another image or are damaged: pack that image again",
+        )
 
 
 def mask_error(mask: int, masks: int, fault: str) -> MaskError:

@@ -16,8 +16,10 @@ def pack_bits(masks: np.ndarray) -> np.ndarray:
         OptionError: the dtype is not bool, or the last axis is not a multiple of 8.
     """
     if masks.dtype != np.bool_ or masks.ndim == 0 or masks.shape[-1] % 8:
-        raise OptionError("masks must be bool with a last axis that is a multiple of 8, "
-                          f"got {masks.dtype} {masks.shape}")
+        raise OptionError(
+            "masks must be bool with a last axis that is a multiple of 8, "
+            f"got {masks.dtype} {masks.shape}"
+        )
     return np.packbits(masks, axis=-1, bitorder="little")
 
 

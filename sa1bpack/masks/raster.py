@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 
 from sa1bpack.errors import MaskError, OptionError
-from sa1bpack.masks._arrays import MAX_PIXELS, MAX_SIDE, check_offsets, check_runs, read_only
+from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE, check_offsets, check_runs, read_only
 
 FITS = ("pad", "native", "squash")
 SAMPLINGS = ("area", "center")
@@ -75,13 +75,16 @@ def make_grid(height: int, width: int, mask_size: int, fit: str) -> Grid:
         MaskError: the image's size is outside what a mask can have.
     """
     if not 8 <= mask_size <= MAX_MASK_SIZE or mask_size % 8:
-        raise OptionError(f"mask_size must be a multiple of 8 from 8 to {MAX_MASK_SIZE}, "
-                          f"got {mask_size}")
+        raise OptionError(
+            f"mask_size must be a multiple of 8 from 8 to {MAX_MASK_SIZE}, got {mask_size}"
+        )
     if fit not in FITS:
         raise OptionError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
-    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
-        raise MaskError(f"masks of {height}x{width} pixels cannot be used; the limits are "
-                        f"{MAX_SIDE} a side and {MAX_PIXELS} pixels")
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_RUN_END):
+        raise MaskError(
+            f"masks of {height}x{width} pixels cannot be used; the limits are "
+            f"{MAX_SIDE} a side and {MAX_RUN_END} pixels"
+        )
     cell_height, cell_width = (height, width) if fit == "squash" else (max(height, width),) * 2
     # Granlund and Montgomery, "Division by invariant integers using multiplication", 1994, theorem
     # 4.2: exact for 31-bit numerators, and the product stays below 2**63.
@@ -188,8 +191,9 @@ def _add_run(acc, grid, block, begin, end):
         rest = grid.mask_size - weight
         while True:  # the cell columns that the source column overlaps: one, seldom two
             if lane >= 0:
-                _add_segment(acc, lane, weight, grid.cell_height, top_row, top_below, end_row,
-                             end_below)
+                _add_segment(
+                    acc, lane, weight, grid.cell_height, top_row, top_below, end_row, end_below
+                )
             lane += 1
             if rest == 0 or lane == 8:
                 break
@@ -301,8 +305,10 @@ def rasterize(
     if out is None:
         out = np.empty(shape, np.uint8)
     elif out.dtype != np.uint8 or out.shape != shape or not out.flags.carray:
-        raise OptionError(f"out must be a writable C-contiguous array of uint8 {shape}, "
-                          f"got {out.dtype} {out.shape}")
+        raise OptionError(
+            f"out must be a writable C-contiguous array of uint8 {shape}, "
+            f"got {out.dtype} {out.shape}"
+        )
     if sampling == "center":
         _fill_center(run_ends, run_offset, grid, out)
     else:

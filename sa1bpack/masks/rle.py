@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from sa1bpack.errors import MaskError
-from sa1bpack.masks._arrays import MAX_PIXELS, check_offsets, mask_error, read_only
+from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_only
 
 MAX_GROUPS = 12  # 60 bits: no number of so many groups overflows int64; COCO writes at most 7
 
@@ -111,8 +111,10 @@ def _fault(text: bytes, pixels: int) -> str:
         if group & 32:
             continue
         if groups > MAX_GROUPS:
-            return (f"number {len(counts)} of the counts text has {groups} groups of 5 bits, "
-                    f"the limit is {MAX_GROUPS}")
+            return (
+                f"number {len(counts)} of the counts text has {groups} groups of 5 bits, "
+                f"the limit is {MAX_GROUPS}"
+            )
         if group & 16:
             value -= 1 << (5 * groups)
         if len(counts) > 2:
@@ -153,8 +155,10 @@ def parse_counts(
     text_offset = read_only("text_offset", text_offset, np.int64)
     check_offsets("text_offset", text_offset, len(text))
     pixels = index(pixels)
-    if not 1 <= pixels <= MAX_PIXELS:
-        raise MaskError(f"an image of {pixels} pixels cannot have masks; the limit is {MAX_PIXELS}")
+    if not 1 <= pixels <= MAX_RUN_END:
+        raise MaskError(
+            f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"
+        )
     masks = len(text_offset) - 1
     run_offset = np.empty(masks + 1, np.int64)
     noncanonical = np.empty(masks, np.bool_)
@@ -164,7 +168,8 @@ def parse_counts(
         bad = _decode_text(text, text_offset, pixels, run_offset, run_ends)
     if bad >= 0:
         refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
-        raise mask_error(bad, masks, _fault(refused, pixels))
+        fault = f"{_fault(refused, pixels)}; correct or remove the annotation"
+        raise mask_error(bad, masks, fault)
     return run_ends, run_offset, noncanonical
 
 

@@ -26,6 +26,7 @@ from sa1bpack.packing.sample import Buffers, warm_up
 from sa1bpack.packing.unit import Rejected
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import PairReader
+from sa1bpack.wording import counted
 
 # Enough for a mean; reading up to them costs a second or so of a tar in random order.
 PROBE_PAIRS = 24
@@ -81,13 +82,14 @@ class Forecast:
             f"sources   {self.sources:,} with {_size(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
             f"disk      {_size(needed)} ({_size(self.disk_bytes)} with holes counted), "
-            f"{self.shards:,} shards",
+            f"{counted(self.shards, 'shard')}",
             f"free      {_size(self.free_bytes)}: it {verdict}",
-            f"time      about {_duration(self.seconds)} with {self.workers} workers here",
-            f"measured on {self.probed} images; nothing was written",
+            f"time      about {_duration(self.seconds)} with "
+            f"{counted(self.workers, 'worker')} here",
+            f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
         if self.rejected:
-            lines.append(f"{self.rejected} of these would be rejected")
+            lines.append(f"{self.rejected:,} of these would be rejected")
         return "\n".join(lines)
 
 
@@ -101,8 +103,8 @@ def estimate(
     """Say what `pack` with the same arguments would take; writes nothing.
 
     Sources that the pack in `out` has already are left out. Decodes the first pairs of the first of
-    the others and extrapolates by bytes. Raises OptionError, SourceError and OptionsDiffer as `pack`
-    does.
+    the others and extrapolates by bytes. Raises OptionError, SourceError and OptionsDiffer as
+    `pack` does.
     """
     choice = checked_options(options)
     workers = checked_workers(workers)

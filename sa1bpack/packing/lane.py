@@ -11,6 +11,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.unit import Grant, Outcome, PublishedShard, Rejected, Unit
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
+from sa1bpack.wording import counted
 
 
 class Lane:
@@ -38,8 +39,7 @@ class Lane:
         self._packed_by = packed_by
         self._expected_md5 = md5
         self._published = {
-            part: _PublishedPart(shard)
-            for part, shard in ledger.parts_of(source.name).items()
+            part: _PublishedPart(shard) for part, shard in ledger.parts_of(source.name).items()
         }
         self._open: dict[int, Unit] = {}
         self._sealing: dict[Future, Unit] = {}
@@ -179,7 +179,7 @@ class Lane:
         if isinstance(self.error, SourceCorrupt):
             withdrawn = self._ledger.withdraw(self.source.name)
             if withdrawn:
-                self.error.add_note(f"{withdrawn} shard(s) made from it were withdrawn")
+                self.error.add_note(f"withdrawn with it: {counted(withdrawn, 'shard')}")
         self.finished = True
 
     def _close_whole(self) -> None:
@@ -244,7 +244,7 @@ class _PublishedPart:
             )
 
     def check_end(self, pairs: int, path: Path) -> None:
-        """Raise SourceError if the source has ended, after `pairs` pairs, before the shard's end."""
+        """Raise SourceError if the source ended, after so many pairs, before the shard's end."""
         if self._left > 0:
             raise SourceError(
                 f"{path}: ends after {pairs} pairs, and {self._name} was packed from later ones; "

@@ -127,14 +127,15 @@ class Ledger:
     def withdraw(self, source: str) -> int:
         """Remove every shard of a source that cannot be trusted; return how many there were."""
         parts = self.parts_of(source)
-        for part, shard in parts.items():
-            folder = self.shards_dir / shard.entry.name
-            doomed = folder.with_name(f"{TEMPORARY_PREFIX}withdrawn-{shard.entry.name}")
-            os.rename(folder, doomed)
-            shutil.rmtree(doomed)
+        for part in parts:
             del self.shards[source, part]
         self.sources.pop(source, None)
-        self.publish(complete=False)
+        self.publish(complete=False)  # first: a manifest never lists a shard that is not there
+        for shard in parts.values():
+            folder = self.shards_dir / shard.entry.name
+            doomed = folder.with_name(f"{TEMPORARY_PREFIX}withdrawn-{shard.entry.name}")
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
         return len(parts)
 
     def rejects(self) -> list[dict]:

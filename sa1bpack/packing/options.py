@@ -82,7 +82,7 @@ class PackOptions:
         _check_integer("samples_per_shard", self.samples_per_shard, 1, 1 << 24)
         if not isinstance(self.runs, bool):
             raise OptionError(f"runs is {self.runs!r}; it must be True or False")
-        self.rule  # checks the remaining options
+        _ = self.rule  # checks the remaining options
         for name in ("max_area_frac", "min_iou", "min_stability"):
             if getattr(self, name) is not None:
                 # 1 and 1.0 are one option, and must be one in the manifest.

@@ -1,6 +1,5 @@
 """`pack`: the whole run, from the arguments to the published pack."""
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -8,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sa1bpack import __version__
-from sa1bpack.environment import pil_in_force
+from sa1bpack.environment import available_cpus, pil_in_force
 from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.engines.inline import pack_inline
@@ -58,15 +57,10 @@ class PackResult:
         return not self.failed
 
 
-def default_workers() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def checked_workers(workers: int | None) -> int:
     """The number of workers asked for. Raises OptionError for fewer than one."""
     if workers is None:
-        return default_workers()
+        return available_cpus()
     if not isinstance(workers, int) or workers < 1:
         raise OptionError(f"workers is {workers!r}; a whole number of at least 1 is needed")
     return workers
@@ -188,9 +182,7 @@ def _pack(
     watch.check_rejects()
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
     with ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-sealer") as sealer:
-        lanes = [
-            Lane(source, ledger, sealer, packed_by, sums.get(source.name)) for source in todo
-        ]
+        lanes = [Lane(source, ledger, sealer, packed_by, sums.get(source.name)) for source in todo]
         try:
             if workers == 1:
                 pack_inline(lanes, ledger.options, watch)
@@ -221,7 +213,7 @@ def _pack(
 
 
 def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
-    """Whether the pack has all of a source. Raises OutputRefused when it has another of that name."""
+    """Whether the pack has all of a source; raises OutputRefused for another of that name."""
     record = ledger.sources.get(source.name)
     if record is None:
         return False

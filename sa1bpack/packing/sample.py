@@ -53,7 +53,9 @@ class Buffers:
     def bits(self, masks: int) -> np.ndarray:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
         if len(self._bits) < masks:
-            self._bits = np.empty((max(masks, 2 * len(self._bits)), *self._bits.shape[1:]), np.uint8)
+            self._bits = np.empty(
+                (max(masks, 2 * len(self._bits)), *self._bits.shape[1:]), np.uint8
+            )
         return self._bits[:masks]
 
 
@@ -72,7 +74,7 @@ def make_sample(
     record is checked, also those that the rule leaves out, so that the options don't decide which
     images count as sound.
     """
-    record = parse_annotations(bytes(record))  # of a view, messages would quote an address
+    record = parse_annotations(record)
     _check_name(record.file_name, file_name)
     pixels = record.height * record.width
     try:
@@ -157,7 +159,9 @@ def warm_up(options: PackOptions) -> None:
         "image": {"image_id": 1, "width": 16, "height": 16, "file_name": "sa_1.jpg"},
         "annotations": [annotation],
     }
-    make_sample("sa_1.jpg", image.getvalue(), json.dumps(record).encode(), options, Buffers(options))
+    make_sample(
+        "sa_1.jpg", image.getvalue(), json.dumps(record).encode(), options, Buffers(options)
+    )
 
 
 def _check_name(recorded: str, found: str) -> None:

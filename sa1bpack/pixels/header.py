@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from sa1bpack.errors import ImageError
 
-# 2**28 pixels decode to 1 GiB of RGBX. The largest image of SA-1B has under 2**24.
-MAX_PIXELS = 2**28
+# 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has under 2**23.
+MAX_PIXELS = 2**26
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP14 = 0xE0, 0xEE

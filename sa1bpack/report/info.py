@@ -8,6 +8,7 @@ import numpy as np
 
 from sa1bpack.format import Manifest, open_index, open_shard, read_manifest
 from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.wording import counted
 
 # Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
 _BINS = 10
@@ -56,14 +57,14 @@ class PackInfo:
             f"{self.root}",
             f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
-            f"  images     {manifest.samples:,} in {len(manifest.shards):,} shards "
-            f"from {len(manifest.sources):,} sources",
-            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,} were left "
+            f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
+            f"from {counted(len(manifest.sources), 'source')}",
+            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,} left "
             "out by filters and the cap",
             f"  size       {self.bytes / 1e9:,.2f} GB, {self.disk_bytes / 1e9:,.2f} GB on disk "
             "(padding is stored as holes)",
-            f"  left out   {counts['dropped_images']:,} images without masks, "
-            f"{counts['rejects']:,} rejected members",
+            f"  left out   {counted(counts['dropped_images'], 'image')} without masks, "
+            f"{counted(counts['rejects'], 'rejected member')}",
         ]
         lines += [
             f"             {count:,} {key.removeprefix('rejects:')}"
@@ -76,7 +77,9 @@ class PackInfo:
                 text, _WIDTH, initial_indent="  not stored ", subsequent_indent=" " * 13
             )
         for made in self.packed_by:
-            lines.append("  made by    " + ", ".join(f"{key} {value}" for key, value in made.items()))
+            lines.append(
+                "  made by    " + ", ".join(f"{key} {value}" for key, value in made.items())
+            )
         lines.append("options")
         lines += [f"  {key:<18} {value}" for key, value in manifest.options.items()]
         lines.append("masks an image")

@@ -4,6 +4,7 @@ Decoding is typed and strict first; a record with keys that SA-1B does not have 
 without that strictness, and the keys are reported. Why msgspec: docs/decisions/0003.
 """
 
+import json
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Annotated, Any
@@ -30,13 +31,13 @@ NUMBER_NAMES = (
     "stability_score",
 )
 
-MAX_PIXELS = 2**31 - 1
+MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
 MAX_EXACT = 2**53 - 1  # up to here float64 tells every integer from its neighbours
 _REMEDY = "correct or remove the record"
 
 _Number = int | float
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_PIXELS)]
+_Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_RUN_END)]
 _Box = tuple[_Number, _Number, _Number, _Number]
 
 
@@ -139,8 +140,8 @@ class Annotations:
         return len(self.area)
 
 
-def parse_annotations(data: bytes) -> Annotations:
-    """Decode and check one JSON record.
+def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
+    """Decode and check one JSON record; nothing returned refers to `data`.
 
     Raises AnnotationError, naming the annotation, the field and the value, when the bytes are not
     JSON (NaN and Infinity are not), when a field is missing or of a wrong type, when a number does
@@ -150,9 +151,9 @@ def parse_annotations(data: bytes) -> Annotations:
     """
     record, unknown = _decode(data)
     image, masks = record.image, record.annotations
-    if image.width * image.height > MAX_PIXELS:
+    if image.width * image.height > MAX_RUN_END:
         raise AnnotationError(
-            f"image: width {image.width} x height {image.height} is more than {MAX_PIXELS} "
+            f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "
             f"pixels; {_REMEDY}"
         )
     _check_sizes(image, masks)
@@ -177,7 +178,7 @@ def parse_annotations(data: bytes) -> Annotations:
     )
 
 
-def _decode(data: bytes) -> tuple[_Record, frozenset[str]]:
+def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[str]]:
     try:
         return _decode_strict(data), frozenset()
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -282,7 +283,7 @@ def _raise_inexact(masks: list[_Annotation], flat: list[int | float]) -> None:
             )
 
 
-def _describe(message: str, data: bytes) -> str:
+def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     """msgspec's message, with the value found, the annotation's id, and what to do.
 
     Its place reads `$.annotations[3].bbox[0]`.
@@ -321,7 +322,7 @@ def _look_up(record: Any, place: str) -> Any:
     return record
 
 
-def _malformed(error: Exception, data: bytes) -> str:
+def _malformed(error: Exception, data: bytes | bytearray | memoryview) -> str:
     """A decoding error with the text around its place, msgspec's message ending in (byte 12)."""
     message = str(error)
     _, _, tail = message.rpartition("(byte ")
@@ -329,7 +330,8 @@ def _malformed(error: Exception, data: bytes) -> str:
     if not digits.isdigit():
         return message
     position = int(digits)
-    return f"{message}, near {data[max(position - 20, 0) : position + 20]!r} of {len(data)} bytes"
+    near = bytes(data[max(position - 20, 0) : position + 20])
+    return f"{message}, near {near!r} of {len(data)} bytes"
 
 
 def _name(index: int | str, mask_id: Any) -> str:
@@ -337,6 +339,9 @@ def _name(index: int | str, mask_id: Any) -> str:
 
 
 def _shorten(value: Any) -> str:
+    """A decoded value in few characters; JSON's null, true and false by their JSON names."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints

@@ -73,7 +73,7 @@ def open_source(path: str | Path) -> Source:
 
 
 def _expand(pattern: str | Path) -> list[Path]:
-    text = os.path.expanduser(os.fspath(pattern))
+    text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
     if os.path.lexists(text):  # a literal path first: it may hold * or [
         return [Path(text)]
     matches = sorted(glob.glob(text, recursive=True))
@@ -103,7 +103,7 @@ def _folder_source(path: Path) -> Source:
 def _sniff(path: Path) -> Kind:
     if not path.is_file():
         raise SourceError(f"{path}: neither a file nor a folder")
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         head = file.read(BLOCK)
     if head.startswith(GZIP_MAGIC):
         return "gzip-tar"

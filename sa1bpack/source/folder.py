@@ -62,7 +62,7 @@ class FolderStream:
         """
         file = self._current
         try:
-            with open(file.path, "rb") as opened:
+            with Path(file.path).open("rb") as opened:
                 data = opened.read(file.size + 1)  # one more, to see growth
         except OSError as error:
             raise SourceError(f"{file.path}: cannot be read: {error.strerror}") from error
@@ -87,13 +87,13 @@ def _walk(folder: Path) -> Iterator[str]:
 
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in names:
-            yield os.path.join(parent, name)
+            yield os.path.join(parent, name)  # noqa: PTH118 - no object for each of many files
 
 
 def _look_at(path: str, folder: Path) -> FolderFile:
     name, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
     try:
-        status = os.stat(path)
+        status = os.stat(path)  # noqa: PTH116 - as in _walk
     except OSError:  # a dangling link is reported as a member that is no file
         return FolderFile(path, name, problem, 0, False)
     is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would hang

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zlib_ng import zlib_ng
 
+from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -41,7 +42,7 @@ class RawFile:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
         self.nbytes = os.fstat(self._fd).st_size
         self._md5 = hashlib.md5(usedforsecurity=False)
-        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if _cores() > 1 else None
+        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if available_cpus() > 1 else None
         self._pending: deque[Future[None]] = deque()
 
     def read_chunk(self) -> bytes:
@@ -202,9 +203,3 @@ def open_stream(path: Path, *, gzip: bool) -> ByteStream:
     """Open a tar for one sequential pass; the caller closes `.raw`."""
     raw = RawFile(path)
     return GzipStream(raw) if gzip else ByteStream(raw)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

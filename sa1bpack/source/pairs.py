@@ -84,9 +84,9 @@ class PairReader:
     - `members`: how many entries were seen, `bytes_read`: bytes of the source consumed,
     - `md5`: hex md5 of the whole file as it lies on disk; None for a folder, and before the end.
 
-    Iterating raises SourceTruncated, SourceCorrupt or SourceError; pairs given before
-    SourceTruncated are sound. Leaving the `with` block at any time closes everything. Not for use
-    by several threads at once.
+    Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError when the disk of
+    `spool_dir` fails; pairs given before SourceTruncated are sound. Leaving the `with` block at any
+    time closes everything. Not for use by several threads at once.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Keep bytes until they are asked for: in memory up to a bound, the rest in a temporary file."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
-from sa1bpack.errors import SourceError
-
+WORKING_PREFIX = ".tmp-spool-"  # a hidden name, which packers and checks of a pack pass over
 BLOCK_BYTES = 128 << 10  # small beside a 1 MB JPEG, large enough that a write costs little
 
 
@@ -31,7 +31,8 @@ class Spool:
     def put(self, data: bytes) -> "bytes | _Spilled":
         """Store data; returns the ticket to take it back with.
 
-        Raises SourceError when the temporary file cannot be made or written.
+        Raises OSError, with the folder as its file name, when the temporary file cannot be made or
+        written: the disk is at fault, not the source.
         """
         if self.memory_used + len(data) <= self.memory:
             self.memory_used += len(data)
@@ -39,23 +40,28 @@ class Spool:
         blocks = self._claim(-(-len(data) // BLOCK_BYTES))
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self.folder, prefix="sa1bpack-spool-")
+                self._file = tempfile.TemporaryFile(  # noqa: SIM115 - until close()
+                    dir=self.folder, prefix=WORKING_PREFIX
+                )
             _write(self._file.fileno(), blocks, data)
         except OSError as error:
-            raise SourceError(
-                f"{self.folder}: {len(data)} bytes cannot be spooled beside {self.spilled} "
-                f"({error.strerror}); free space there, choose another spool folder, or allow "
-                f"more than {self.memory} bytes of spool memory"
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: {len(data)} bytes cannot be spooled beside {self.spilled}",
+                str(self.folder),
             ) from error
         self.spilled += len(data)
         return _Spilled(blocks, len(data))
 
     def take(self, ticket: "bytes | _Spilled") -> bytes:
-        """Give data back and forget it."""
+        """Give data back and forget it. Raises OSError when the temporary file cannot be read."""
         if isinstance(ticket, bytes):
             self.memory_used -= len(ticket)
             return ticket
-        data = _read(self._file.fileno(), ticket)
+        try:
+            data = _read(self._file.fileno(), ticket)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.folder)) from error
         self._free.extend(ticket.blocks)
         self.spilled -= ticket.size
         return data
@@ -103,5 +109,5 @@ def _read(descriptor: int, ticket: _Spilled) -> bytes:
         left -= len(piece)
     data = b"".join(pieces)
     if len(data) != ticket.size:
-        raise SourceError(f"the spool file gave {len(data)} bytes of {ticket.size} back")
+        raise OSError(errno.EIO, f"the spool file gave {len(data)} bytes of {ticket.size} back")
     return data

@@ -1,6 +1,8 @@
 """The command line, called within this process: options, exit codes, what is printed where."""
 
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -132,8 +134,8 @@ def test_rejects_and_dropped_images_are_told(command, root, tmp_path):
     tar = write_tar(tmp_path / "a.tar", found)
     code, out, error = command(*pack_command(tar, root, "--empty", "drop"))
     assert (code, error) == (0, "")
-    assert "left out for want of masks: 1 images" in out
-    assert f"rejected: 1 members, see {root}/rejects.jsonl" in out
+    assert "left out for want of masks: 1 image\n" in out
+    assert f"rejected: 1 member, see {root}/rejects.jsonl" in out
     assert len(rejects_of(root)) == 1
 
 
@@ -149,6 +151,30 @@ def test_a_pack_of_nothing_fails_and_says_where_to_look(command, root, tmp_path)
     assert code == 1 and f"no image was packed; {root}/rejects.jsonl tells why" in error
 
 
+def test_a_pack_of_nothing_names_rejects_only_if_there_are_any(command, tmp_path):
+    nothing = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
+    code, _, error = command(*pack_command(nothing, tmp_path / "pack_a"))
+    assert code == 1
+    assert error == (
+        "sa1bpack: no image was packed: the sources hold no pair of a .jpg and a .json file of the "
+        "same name\n"
+    )
+    dropped = write_tar(tmp_path / "b.tar", members([1], masks=lambda number: 1))
+    code, out, error = command(
+        *pack_command(dropped, tmp_path / "pack_b", "--min-area", 10**6, "--empty", "drop")
+    )
+    assert code == 1 and "0 images, 0 of 0 masks\n" in out
+    assert error == (
+        "sa1bpack: no image was packed: no image has a mask left, and --empty drop leaves such "
+        "images out\n"
+    )
+    broken = write_tar(tmp_path / "c.tar", members([1]))
+    broken.write_bytes(broken.read_bytes()[:-2000])
+    code, _, error = command(*pack_command(broken, tmp_path / "pack_c"))
+    assert code == 1 and "c was given up" in error
+    assert error.endswith("sa1bpack: no image was packed\n")
+
+
 def test_a_source_that_is_given_up_fails_and_is_named(command, tar, root, tmp_path):
     bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
     bad.write_bytes(bad.read_bytes()[:-2000])
@@ -161,7 +187,7 @@ def test_a_wrong_md5_fails(command, tar, root, tmp_path):
     (tmp_path / "sums").write_text("0" * 32 + "  sa_000000.tar\n")
     code, _, error = command(*pack_command(tar, root, "--md5sums", tmp_path / "sums"))
     assert code == 1 and "the list says 000" in error
-    assert "shard(s) made from it were withdrawn" in error
+    assert "withdrawn with it: " in error
 
 
 @pytest.mark.parametrize(
@@ -180,10 +206,41 @@ def test_wrong_usage_is_2_and_writes_nothing(command, tar, root, flags, word):
     assert not root.exists()
 
 
-def test_a_missing_tar_fails_and_writes_nothing(command, root, tmp_path):
-    code, _, error = command(*pack_command(tmp_path / "none_*.tar", root))
-    assert code == 1 and "none_*.tar: no such file" in error
+def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
+    command, tar, root, tmp_path
+):
+    (tmp_path / "sums").write_text("0" * 32 + "  other.tar\n")
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "twin").mkdir()
+    twin = write_tar(tmp_path / "twin" / tar.name, members([9]))
+    for arguments, word in (
+        ((tmp_path / "none_*.tar",), "none_*.tar: no such file"),
+        ((tmp_path / "text",), "neither a gzip stream nor a tar"),
+        ((tar, twin), "both called 'sa_000000'"),
+        ((tar, "--md5sums", tmp_path / "none"), "cannot be read"),
+        ((tar, "--md5sums", tmp_path / "text"), "not in md5sum's format"),
+        ((tar, "--md5sums", tmp_path / "sums"), "has no sum for sa_000000.tar"),
+    ):
+        for more in ((), ("--dry-run",) * ("--md5sums" not in arguments)):
+            code, out, error = command("pack", *arguments, "--out", root, *SMALL_FLAGS, *more)
+            assert (code, out) == (2, "") and word in error
+            assert "repeat" not in error
     assert not root.exists()
+
+
+def test_a_folder_of_something_else_and_another_source_of_the_name_are_refused(
+    command, tar, root, tmp_path
+):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("all my work")
+    code, _, error = command(*pack_command(tar, tmp_path / "thesis"))
+    assert code == 3 and "is not empty and holds no manifest.json" in error
+    assert list(contents(tmp_path / "thesis")) == ["chapter1.txt"]
+    assert command(*pack_command(tar, root))[0] == 0
+    (tmp_path / "twin").mkdir()
+    twin = write_tar(tmp_path / "twin" / tar.name, members([9]))
+    code, _, error = command(*pack_command(twin, root))
+    assert code == 3 and "the pack holds a source 'sa_000000'" in error
 
 
 def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
@@ -200,11 +257,27 @@ def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
     assert contents(root) == before
 
 
-def test_an_output_folder_that_cannot_be_made_is_a_disk_error(command, tar, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, error = command(*pack_command(tar, tmp_path / "file" / "pack"))
-    assert code == 4 and str(tmp_path / "file") in error
-    assert "repeat the same command to go on" in error
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])
+def test_a_file_in_the_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_path, more):
+    (tmp_path / "file").write_text("precious")
+    for out in (tmp_path / "file", tmp_path / "file" / "pack"):
+        code, _, error = command(*pack_command(tar, out, *more))
+        assert code == 2
+        assert error == (
+            f"sa1bpack: --out {out}: {tmp_path / 'file'} is a file; "
+            "name a folder, new or of a pack\n"
+        )
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_full_disk_is_a_disk_error_and_tells_how_to_go_on(command, tar, root, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+
+    monkeypatch.setattr("sa1bpack.packing.run.Ledger", full)
+    code, _, error = command(*pack_command(tar, root))
+    assert code == 4 and "No space left on device" in error
+    assert error.endswith("sa1bpack: repeat the same command to go on from here\n")
 
 
 def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):
@@ -241,7 +314,26 @@ def test_verify_names_the_sample_of_one_flipped_byte(command, packed):
     code, out, error = command("verify", packed)
     assert (code, error) == (1, "")
     assert "shard sa_000000-000" in out and f"image_id {number}, sa_{number}.jpg" in out
-    assert "DAMAGED" in out.splitlines()[-1]
+    assert "DAMAGED: 2 problems;" in out.splitlines()[-1]  # the file, and the sample
+
+
+def test_verify_counts_one_problem_as_one(command, packed):
+    (packed / "stray").write_text("")
+    code, out, _ = command("verify", packed)
+    assert code == 1 and "DAMAGED: 1 problem;" in out.splitlines()[-1]
+
+
+def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_path):
+    bad = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
+    bad.write_bytes(bad.read_bytes()[:-2000])
+    assert command("pack", tar, bad, "--out", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
+    (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
+    code, out, error = command("verify", root)
+    assert (code, error) == (0, "")
+    *notes, advice, last = out.splitlines()
+    assert advice == "NOT COMPLETE: repeat the pack command"
+    assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"
+    assert notes == list(sa1bpack.verify(root).notes)
 
 
 def test_info_prints_the_summary_of_a_pack(command, packed):

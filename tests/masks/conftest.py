@@ -14,8 +14,10 @@ from pycocotools import mask as coco
 
 def flat(ends: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Return the run ends of several masks as one int32 array, and their int64 offsets."""
-    return (np.concatenate(ends).astype(np.int32),
-            np.cumsum([0] + [len(e) for e in ends]).astype(np.int64))
+    return (
+        np.concatenate(ends).astype(np.int32),
+        np.cumsum([0] + [len(e) for e in ends]).astype(np.int64),
+    )
 
 
 def mask_of(ends: list[int], height: int, width: int) -> np.ndarray:
@@ -116,5 +118,12 @@ def joined(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="session")
 def reference() -> SimpleNamespace:
     """The functions above that tests call."""
-    return SimpleNamespace(flat=flat, mask_of=mask_of, runs_of=runs_of, coco_mask=coco_mask,
-                           grid=grid, records=records, joined=joined)
+    return SimpleNamespace(
+        flat=flat,
+        mask_of=mask_of,
+        runs_of=runs_of,
+        coco_mask=coco_mask,
+        grid=grid,
+        records=records,
+        joined=joined,
+    )

@@ -23,15 +23,17 @@ def test_unpacking_undoes_packing(shape):
     np.testing.assert_array_equal(unpacked, masks)
 
 
-@pytest.mark.parametrize("masks", [np.zeros((8, 8), np.uint8), np.zeros((8, 9), bool),
-                                   np.array(True)])
+@pytest.mark.parametrize(
+    "masks", [np.zeros((8, 8), np.uint8), np.zeros((8, 9), bool), np.array(True)]
+)
 def test_what_cannot_be_packed_is_refused(masks):
     with pytest.raises(OptionError, match="masks must be bool"):
         pack_bits(masks)
 
 
-@pytest.mark.parametrize("bits", [np.zeros((8, 1), bool), np.zeros((8, 1), np.int8),
-                                  np.array(3, np.uint8)])
+@pytest.mark.parametrize(
+    "bits", [np.zeros((8, 1), bool), np.zeros((8, 1), np.int8), np.array(3, np.uint8)]
+)
 def test_what_cannot_be_unpacked_is_refused(bits):
     with pytest.raises(OptionError, match="bits must be a uint8 array"):
         unpack_bits(bits)

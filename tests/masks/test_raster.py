@@ -23,25 +23,35 @@ def check(reference, ends: list[list[int]], height: int, width: int, mask_size: 
             cells = unpack_bits(rasterize(*runs, height, width, mask_size, fit, sampling))
             for m, mask in enumerate(masks):
                 np.testing.assert_array_equal(
-                    cells[m], reference.grid(mask, mask_size, fit, sampling),
-                    err_msg=f"mask {m}, {height}x{width} to {mask_size}, {fit}, {sampling}")
+                    cells[m],
+                    reference.grid(mask, mask_size, fit, sampling),
+                    err_msg=f"mask {m}, {height}x{width} to {mask_size}, {fit}, {sampling}",
+                )
 
 
 @st.composite
 def images(draw):
     """Draw (height, width, two lists of run ends with zero-length runs among them)."""
-    height, width = draw(st.one_of(
-        st.tuples(st.integers(1, 90), st.integers(1, 90)),
-        st.tuples(st.integers(1, 3), st.integers(1, 2000)),
-        st.tuples(st.integers(1, 2000), st.integers(1, 3))))
+    height, width = draw(
+        st.one_of(
+            st.tuples(st.integers(1, 90), st.integers(1, 90)),
+            st.tuples(st.integers(1, 3), st.integers(1, 2000)),
+            st.tuples(st.integers(1, 2000), st.integers(1, 3)),
+        )
+    )
     pixels = height * width
     anywhere = st.lists(st.integers(0, pixels), max_size=60)
     # Stretches within neighbouring columns, as the runs of an object are.
     column = st.tuples(st.integers(0, height), st.integers(0, height))
     start = st.integers(0, width - 1)
-    object_ends = st.tuples(start, st.lists(column, max_size=40)).map(lambda drawn: [
-        x * height + y for x, pair in enumerate(drawn[1], drawn[0]) if x < width
-        for y in sorted(pair)])
+    object_ends = st.tuples(start, st.lists(column, max_size=40)).map(
+        lambda drawn: [
+            x * height + y
+            for x, pair in enumerate(drawn[1], drawn[0])
+            if x < width
+            for y in sorted(pair)
+        ]
+    )
     lists = [[*sorted(draw(st.one_of(anywhere, object_ends))), pixels] for _ in range(2)]
     return height, width, lists
 
@@ -53,14 +63,37 @@ def test_any_mask_equals_the_exact_reference(reference, image, mask_size):
     check(reference, ends, height, width, mask_size)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 2), (2, 1), (1, 500), (500, 1), (8, 8), (3, 5),
-                                  (64, 64), (65, 63), (300, 200), (200, 301)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (1, 1),
+        (1, 2),
+        (2, 1),
+        (1, 500),
+        (500, 1),
+        (8, 8),
+        (3, 5),
+        (64, 64),
+        (65, 63),
+        (300, 200),
+        (200, 301),
+    ],
+)
 def test_edge_cases_at_every_aspect(reference, size):
     height, width = size
     pixels = height * width
-    ends = [[pixels], [0, pixels], [0, 0, 0, pixels], [0, 1, pixels], [pixels - 1, pixels],
-            [pixels, pixels], [pixels, pixels, pixels], [pixels // 2, pixels // 2 + 1, pixels],
-            [0, pixels // 2, pixels // 2, pixels], [0, pixels // 3, 2 * pixels // 3, pixels]]
+    ends = [
+        [pixels],
+        [0, pixels],
+        [0, 0, 0, pixels],
+        [0, 1, pixels],
+        [pixels - 1, pixels],
+        [pixels, pixels],
+        [pixels, pixels, pixels],
+        [pixels // 2, pixels // 2 + 1, pixels],
+        [0, pixels // 2, pixels // 2, pixels],
+        [0, pixels // 3, 2 * pixels // 3, pixels],
+    ]
     for mask_size in (8, 64):
         check(reference, ends, height, width, mask_size)
 
@@ -113,15 +146,21 @@ def test_every_mask_of_the_sample_tar_equals_the_reference(reference, sample_tar
                     for m, mask in enumerate(masks):
                         expected = reference.grid(mask, mask_size, fit, sampling)
                         assert np.array_equal(unpack_bits(bits[m]), expected), (
-                            mask_size, fit, sampling, m)
+                            mask_size,
+                            fit,
+                            sampling,
+                            m,
+                        )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_native_has_the_grid_of_pad(reference, sample_tar, sampling):
     height, width, texts = reference.records(sample_tar)[0]
     runs = parse_counts(*reference.joined(texts), height * width)[:2]
-    np.testing.assert_array_equal(rasterize(*runs, height, width, 64, "native", sampling),
-                                  rasterize(*runs, height, width, 64, "pad", sampling))
+    np.testing.assert_array_equal(
+        rasterize(*runs, height, width, 64, "native", sampling),
+        rasterize(*runs, height, width, 64, "pad", sampling),
+    )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -180,21 +219,29 @@ def test_damaged_runs_are_refused_with_the_masks_index(reference, ends, sampling
     assert caught.value.mask == 1
 
 
-@pytest.mark.parametrize(("option", "message"), [
-    ({"mask_size": 0}, "mask_size .* got 0"),
-    ({"mask_size": 12}, "mask_size .* got 12"),
-    ({"mask_size": 4104}, "mask_size .* got 4104"),
-    ({"fit": "crop"}, "fit must be one of pad, native, squash, got 'crop'"),
-    ({"sampling": "nearest"}, "sampling must be one of area, center, got 'nearest'"),
-    ({"out": np.empty((1, 16, 3), np.uint8)}, r"out must be .* \(1, 16, 2\)"),
-    ({"out": np.empty((1, 16, 2), np.int8)}, "out must be .* got int8"),
-    ({"out": np.empty((1, 16, 4), np.uint8)[:, :, ::2]}, "out must be a writable C-contiguous"),
-    ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
-    ({"run_offset": np.array([0, 2])}, "run_offset must rise"),
-])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"mask_size": 0}, "mask_size .* got 0"),
+        ({"mask_size": 12}, "mask_size .* got 12"),
+        ({"mask_size": 4104}, "mask_size .* got 4104"),
+        ({"fit": "crop"}, "fit must be one of pad, native, squash, got 'crop'"),
+        ({"sampling": "nearest"}, "sampling must be one of area, center, got 'nearest'"),
+        ({"out": np.empty((1, 16, 3), np.uint8)}, r"out must be .* \(1, 16, 2\)"),
+        ({"out": np.empty((1, 16, 2), np.int8)}, "out must be .* got int8"),
+        ({"out": np.empty((1, 16, 4), np.uint8)[:, :, ::2]}, "out must be a writable C-contiguous"),
+        ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
+        ({"run_offset": np.array([0, 2])}, "run_offset must rise"),
+    ],
+)
 def test_a_wrong_argument_is_refused_by_name(option, message):
-    arguments = {"run_ends": np.array([480], np.int32), "run_offset": np.array([0, 1]),
-                 "height": 20, "width": 24, "mask_size": 16}
+    arguments = {
+        "run_ends": np.array([480], np.int32),
+        "run_offset": np.array([0, 1]),
+        "height": 20,
+        "width": 24,
+        "mask_size": 16,
+    }
     with pytest.raises(OptionError, match=message):
         rasterize(**{**arguments, **option})
 

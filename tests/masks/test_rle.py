@@ -44,7 +44,8 @@ def test_text_of_any_mask_is_what_pycocotools_writes_and_parses_back(reference, 
     run_ends, run_offset = reference.runs_of(masks)
     text, text_offset = encode_counts(run_ends, run_offset)
     assert [text[a:b].tobytes() for a, b in pairwise(text_offset)] == [
-        coco_text(mask) for mask in masks]
+        coco_text(mask) for mask in masks
+    ]
     parsed, parsed_offset, noncanonical = parse_counts(text, text_offset, height * width)
     assert parsed.dtype == np.int32 and parsed_offset.dtype == np.int64
     np.testing.assert_array_equal(parsed, run_ends)
@@ -97,9 +98,11 @@ def test_the_fourth_count_is_the_first_written_as_a_difference(reference):
 @pytest.mark.parametrize("value", [5, 20])
 def test_needless_groups_are_read_and_flagged(reference, value, padding):
     rest = 64 - 2 * value
-    texts = [number(value) + number(rest) + number(value),
-             number(value, padding) + number(rest) + number(value),
-             number(value) + number(rest) + number(value, padding)]
+    texts = [
+        number(value) + number(rest) + number(value),
+        number(value, padding) + number(rest) + number(value),
+        number(value) + number(rest) + number(value, padding),
+    ]
     run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 64)
     np.testing.assert_array_equal(noncanonical, [False, True, True])
     np.testing.assert_array_equal(run_ends.reshape(3, 3), [[value, 64 - value, 64]] * 3)
@@ -124,15 +127,20 @@ MALFORMED = {
     "ends within the only number": (b"P", "ends within a number, after 1 "),
     "ends within the last number": (GOOD + b"oo", "ends within a number, after 5 "),
     "negative first count": (number(-1) + number(13), r"count 0 is negative \(-1\)"),
-    "negative by difference": (number(3) + number(4) + number(5) + number(-5) + number(5),
-                               r"count 3 is negative \(-1\)"),
+    "negative by difference": (
+        number(3) + number(4) + number(5) + number(-5) + number(5),
+        r"count 3 is negative \(-1\)",
+    ),
     "too few pixels": (number(3) + number(8), "cover 11 pixels, the image has 12"),
     "too many pixels": (number(3) + number(10), "cover 13 pixels, the image has 12"),
     "a count of 2**31": (number(2**31), "cover 2147483648 pixels, the image has 12"),
     "a sum that is right modulo 2**32": (number(2**32 + 12), "cover 4294967308 pixels"),
-    "a sum that is right modulo 2**64": (b"".join([number(0)] + [number(2**58)] * 2) +
-                                         b"".join([number(0)] * 62) + number(12 - 2**58),
-                                         "cover 18446744073709551628 pixels"),
+    "a sum that is right modulo 2**64": (
+        b"".join([number(0)] + [number(2**58)] * 2)
+        + b"".join([number(0)] * 62)
+        + number(12 - 2**58),
+        "cover 18446744073709551628 pixels",
+    ),
     "13 groups": (number(0, 12) + number(12), "number 0 of the counts text has 13 groups"),
     "overflow of 64 bits": (b"o" * 40 + b"0", "number 0 of the counts text has 41 groups"),
     "overflow in a later number": (number(3) + b"o" * 13 + b"0", "number 1 .* has 14 groups"),
@@ -193,8 +201,7 @@ def test_offsets_may_be_a_slice_of_a_larger_array(reference):
 def test_take_masks_gathers_runs_in_the_order_asked_for(reference, keep):
     ends = [[3, 7, 12], [12], [0, 12]]
     taken, taken_offset = take_masks(*reference.flat(ends), np.array(keep, np.int64))
-    assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [
-        ends[m] for m in keep]
+    assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [ends[m] for m in keep]
 
 
 def test_take_masks_refuses_an_index_outside_the_masks(reference):

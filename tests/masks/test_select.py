@@ -15,29 +15,41 @@ PIXELS = 1000
 
 def select(rule, area, iou=None, stability=None, image_id=7):
     ones = np.ones(len(area))
-    return select_masks(rule, np.array(area, np.int64), ones if iou is None else np.array(iou),
-                        ones if stability is None else np.array(stability), PIXELS,
-                        image_id).tolist()
+    return select_masks(
+        rule,
+        np.array(area, np.int64),
+        ones if iou is None else np.array(iou),
+        ones if stability is None else np.array(stability),
+        PIXELS,
+        image_id,
+    ).tolist()
 
 
 # Few different values, so that ties are common.
 score = st.sampled_from([0.5, 0.88, 0.9, 1.0, 1.0201592445373535])
 mask = st.tuples(st.sampled_from([0, 1, 100, 500, 1000]), score, score)
 rules = st.builds(
-    MaskRule, max_masks=st.none() | st.integers(0, 8),
-    select=st.sampled_from(["largest", "iou", "stability"]), min_area=st.sampled_from([0, 1, 101]),
-    max_area_frac=st.sampled_from([None, 0, 0.5, 1]), min_iou=st.none() | score,
-    min_stability=st.none() | score)
+    MaskRule,
+    max_masks=st.none() | st.integers(0, 8),
+    select=st.sampled_from(["largest", "iou", "stability"]),
+    min_area=st.sampled_from([0, 1, 101]),
+    max_area_frac=st.sampled_from([None, 0, 0.5, 1]),
+    min_iou=st.none() | score,
+    min_stability=st.none() | score,
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(rules, st.lists(mask, max_size=12))
 def test_thresholds_then_cap_equal_sorting_by_hand(rule, masks):
-    kept = [m for m, (area, iou, stability) in enumerate(masks)
-            if area >= rule.min_area
-            and (rule.max_area_frac is None or area <= rule.max_area_frac * PIXELS)
-            and (rule.min_iou is None or iou >= rule.min_iou)
-            and (rule.min_stability is None or stability >= rule.min_stability)]
+    kept = [
+        m
+        for m, (area, iou, stability) in enumerate(masks)
+        if area >= rule.min_area
+        and (rule.max_area_frac is None or area <= rule.max_area_frac * PIXELS)
+        and (rule.min_iou is None or iou >= rule.min_iou)
+        and (rule.min_stability is None or stability >= rule.min_stability)
+    ]
     key = ["largest", "iou", "stability"].index(rule.select)
     best = sorted(kept, key=lambda m: (-masks[m][key], m))[: rule.max_masks]
     area, iou, stability = zip(*masks, strict=True) if masks else ([], [], [])
@@ -51,8 +63,12 @@ def test_the_default_keeps_everything():
 def test_thresholds_are_inclusive_and_nan_passes_none():
     rule = MaskRule(min_area=5, max_area_frac=0.5, min_iou=0.88, min_stability=0.92)
     nan = float("nan")
-    assert select(rule, [5, 500, 4, 501, 9, 9, 9, 9], [0.88, 1.02, 1, 1, 0.87, 1, nan, 1],
-                  [0.92, 1, 1, 1, 1, 0.91, 1, nan]) == [0, 1]
+    assert select(
+        rule,
+        [5, 500, 4, 501, 9, 9, 9, 9],
+        [0.88, 1.02, 1, 1, 0.87, 1, nan, 1],
+        [0.92, 1, 1, 1, 1, 0.91, 1, nan],
+    ) == [0, 1]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -66,9 +82,11 @@ def test_a_cap_of_zero_keeps_nothing(order):
 
 
 def test_random_is_pinned():
-    golden = {(0, 11189): [1, 5, 13, 18, 19],
-              (0, 11190): [0, 9, 13, 17, 19],
-              (1, 11189): [1, 2, 5, 7, 11]}
+    golden = {
+        (0, 11189): [1, 5, 13, 18, 19],
+        (0, 11190): [0, 9, 13, 17, 19],
+        (1, 11189): [1, 2, 5, 7, 11],
+    }
     for (seed, image_id), kept in golden.items():
         rule = MaskRule(max_masks=5, select="random", seed=seed)
         assert select(rule, [1] * 20, image_id=image_id) == kept
@@ -94,21 +112,27 @@ def test_random_draws_every_mask_about_equally_often():
     assert abs(drawn - 300).max() < 75  # 5 standard deviations
 
 
-@pytest.mark.parametrize(("option", "message"), [
-    ({"max_masks": -1}, "max_masks must be a whole number from 0 .* got -1"),
-    ({"max_masks": 2.0}, "max_masks .* got 2.0"),
-    ({"max_masks": True}, "max_masks .* got True"),
-    ({"select": "smallest"}, "select must be one of largest, random, iou, stability, got 'smal"),
-    ({"seed": -1}, "seed .* got -1"),
-    ({"seed": 2**32}, "seed .* got 4294967296"),
-    ({"min_area": -1}, "min_area .* got -1"),
-    ({"min_area": None}, "min_area .* got None"),
-    ({"max_area_frac": 1.1}, "max_area_frac must be from 0 to 1, got 1.1"),
-    ({"max_area_frac": -0.1}, "max_area_frac must be from 0 to 1, got -0.1"),
-    ({"max_area_frac": float("nan")}, "max_area_frac must be a finite number or None, got nan"),
-    ({"min_iou": float("inf")}, "min_iou must be a finite number or None, got inf"),
-    ({"min_stability": "0.9"}, "min_stability must be a finite number or None, got '0.9'"),
-])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"max_masks": -1}, "max_masks must be a whole number from 0 .* got -1"),
+        ({"max_masks": 2.0}, "max_masks .* got 2.0"),
+        ({"max_masks": True}, "max_masks .* got True"),
+        (
+            {"select": "smallest"},
+            "select must be one of largest, random, iou, stability, got 'smal",
+        ),
+        ({"seed": -1}, "seed .* got -1"),
+        ({"seed": 2**32}, "seed .* got 4294967296"),
+        ({"min_area": -1}, "min_area .* got -1"),
+        ({"min_area": None}, "min_area .* got None"),
+        ({"max_area_frac": 1.1}, "max_area_frac must be from 0 to 1, got 1.1"),
+        ({"max_area_frac": -0.1}, "max_area_frac must be from 0 to 1, got -0.1"),
+        ({"max_area_frac": float("nan")}, "max_area_frac must be a finite number or None, got nan"),
+        ({"min_iou": float("inf")}, "min_iou must be a finite number or None, got inf"),
+        ({"min_stability": "0.9"}, "min_stability must be a finite number or None, got '0.9'"),
+    ],
+)
 def test_a_wrong_rule_is_refused_by_name(option, message):
     with pytest.raises(OptionError, match=message):
         MaskRule(**option)

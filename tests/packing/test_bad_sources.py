@@ -74,7 +74,7 @@ def test_shards_of_a_tar_with_a_wrong_crc_are_withdrawn(tmp_path, root, whole, w
     error = result.failed["sa_1"]
     assert isinstance(error, SourceCorrupt) and "data check" in str(error)
     if workers == 1:  # of several, some may not have got as far
-        assert error.__notes__ == ["2 shard(s) made from it were withdrawn"]
+        assert error.__notes__ == ["withdrawn with it: 2 shards"]
     assert shards(root) == [] and result.images == 0
     assert sa1bpack.verify(root).ok
     tar.write_bytes(data)

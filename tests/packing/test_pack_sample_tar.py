@@ -80,9 +80,7 @@ def test_exact_images_equal_pil_bit_for_bit(pack_with, originals, fit):
         height, width = record["image"]["height"], record["image"]["width"]
         scale = 512 / max(height, width)
         stored = (
-            (512, 512)
-            if fit == "squash"
-            else (int(height * scale + 0.5), int(width * scale + 0.5))
+            (512, 512) if fit == "squash" else (int(height * scale + 0.5), int(width * scale + 0.5))
         )
         assert shard["size"][row].tolist() == [height, width, *stored]
         canvas = np.zeros((512, 512, 3), np.uint8)

@@ -9,7 +9,14 @@ import warnings
 
 import pytest
 from commands import (
-    SMALL_FLAGS, finish, published, run, start, temporaries, wait_until, workers_of,
+    SMALL_FLAGS,
+    finish,
+    published,
+    run,
+    start,
+    temporaries,
+    wait_until,
+    workers_of,
 )  # fmt: skip
 from small_tars import SMALL, contents, members, write_tar
 
@@ -161,7 +168,7 @@ def test_a_damaged_shard_ends_the_run_and_the_message_mends_it(sources, undistur
     sa1bpack.pack(sources, root, workers=1, **SMALL)
     damaged = sorted(root.glob("shards/sa_*"))[0]
     os.truncate(damaged / "bbox" / "c.0.0", 5)
-    with pytest.raises(FormatError, match="Remove the folder .* and repeat") as caught:
+    with pytest.raises(FormatError, match=r"Remove the folder .* and repeat") as caught:
         sa1bpack.pack(sources, root, workers=1, **SMALL)
     assert str(damaged) in str(caught.value)
     shutil.rmtree(damaged)

@@ -1,9 +1,9 @@
 """Workers that die, cannot start or cannot write; and nothing that a run leaves behind."""
 
 import errno
-import os
 import signal
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -127,7 +127,7 @@ def _held() -> dict[str, object]:
         "children": len(me.children(recursive=True)),
         "arenas": [held.path for held in me.memory_maps() if "sa1bpack" in held.path],
         # Other programs of the machine come and go here.
-        "shared memory": [name for name in os.listdir("/dev/shm") if "sa1bpack" in name],
+        "shared memory": list(Path("/dev/shm").glob("*sa1bpack*")),
     }
 
 
@@ -190,11 +190,9 @@ def test_a_worker_that_cannot_start_ends_the_run(
     assert "no such library" in capfd.readouterr().err
 
 
-def test_an_interpreter_that_is_not_there_ends_the_run(
-    tar, tmp_path, monkeypatch, leaves_nothing
-):
+def test_an_interpreter_that_is_not_there_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
     monkeypatch.setattr(crew.sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(PackError, match="could not be started: .*python"):
+    with pytest.raises(PackError, match=r"could not be started: .*python"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
 
@@ -249,4 +247,3 @@ def test_workers_end_when_their_parent_is_killed(tar, tmp_path):
     process.send_signal(signal.SIGKILL)
     finish(process)
     assert psutil.wait_procs(children, timeout=30)[1] == []
-

@@ -84,7 +84,7 @@ def test_a_pattern_that_matches_nothing_is_an_error(tmp_path):
 
 def test_a_dangling_link_is_an_error(tmp_path):
     (tmp_path / "sa_1.tar").symlink_to(tmp_path / "gone")
-    with pytest.raises(SourceError, match="sa_1.tar"):
+    with pytest.raises(SourceError, match=r"sa_1.tar"):
         find_sources([tmp_path / "sa_1.tar"])
 
 

@@ -1,5 +1,6 @@
 """Claims about reading and inflating, against the standard library's gzip and md5."""
 
+import contextlib
 import gzip
 import hashlib
 import random
@@ -35,7 +36,7 @@ def read_all(path, step=70_001):
 def test_members_and_padding_inflate_with_the_md5_of_the_whole_file(
     write, monkeypatch, data, times, cores
 ):
-    monkeypatch.setattr(inflate, "_cores", lambda: cores)
+    monkeypatch.setattr(inflate, "available_cpus", lambda: cores)
     monkeypatch.setattr(inflate, "READ_BYTES", 4096)
     assert read_all(write(data)) == (PAYLOAD * times, hashlib.md5(data).hexdigest())
 
@@ -85,7 +86,7 @@ def test_a_second_member_cut_short_is_truncated(write, length):
 
 @pytest.mark.parametrize("tail", [b"x", b"garbage", b"\0\0x", b"\x1f\x8c rest", b"<html>"])
 def test_bytes_behind_the_gzip_stream_are_corrupt(write, tail):
-    with pytest.raises(SourceCorrupt, match="sa_000000.tar"):
+    with pytest.raises(SourceCorrupt, match=r"sa_000000.tar"):
         read_all(write(PACKED + tail))
 
 
@@ -110,12 +111,10 @@ def test_no_flipped_bit_behind_the_gzip_header_changes_the_data_unseen(
     data[place] ^= 1 << bit
     path = tmp_path_factory.mktemp("flip") / "file"
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(SourceCorrupt, SourceTruncated):
         assert read_all(path)[0] == PAYLOAD  # padding bits of deflate carry no data
-    except (SourceCorrupt, SourceTruncated):
-        pass
 
 
 def test_a_missing_file_is_a_source_error(tmp_path):
-    with pytest.raises(SourceError, match="gone.tar: cannot be opened"):
+    with pytest.raises(SourceError, match=r"gone.tar: cannot be opened"):
         inflate.open_stream(tmp_path / "gone.tar", gzip=True)

@@ -179,8 +179,14 @@ def test_annotation_ids_may_repeat_and_empty_counts_are_left_to_the_kernels(reco
         ({"bbox": [1, 2, 3]}, "bbox: Expected `array` of length 4, found [1, 2, 3]"),
         ({"crop_box": [1, 2, 3, 4, 5]}, "crop_box: Expected `array` of length 4"),
         ({"bbox": [1, 2, "3", 4]}, "bbox[2]: Expected `int | float`, got `str`, found '3'"),
-        ({"predicted_iou": None}, "predicted_iou: Expected `int | float`, got `null`"),
-        ({"stability_score": True}, "stability_score: Expected `int | float`, got `bool`"),
+        (
+            {"predicted_iou": None},
+            "predicted_iou: Expected `int | float`, got `null`, found null",
+        ),
+        (
+            {"stability_score": True},
+            "stability_score: Expected `int | float`, got `bool`, found true",
+        ),
         ({"point_coords": []}, "point_coords: Expected `array` of length 1, found []"),
         ({"point_coords": [[1, 2], [3, 4]]}, "point_coords: Expected `array` of length 1"),
         ({"point_coords": [[1]]}, "point_coords[0]: Expected `array` of length 2"),
@@ -230,7 +236,7 @@ def test_a_missing_field_of_a_mask_is_named(record, field):
         ({"width": 65536, "height": 32768}, "65536 x height 32768 is more than 2147483647"),
         ({"image_id": 2**63}, "image.image_id: Expected `int` <= 9223372036854775807"),
         ({"image_id": "1"}, "image.image_id: Expected `int`, got `str`, found '1'"),
-        ({"file_name": None}, "image.file_name: Expected `str`, got `null`"),
+        ({"file_name": None}, "image.file_name: Expected `str`, got `null`, found null"),
     ],
 )
 def test_a_bad_field_of_the_image_is_named_with_its_value(record, fields, message):
@@ -245,7 +251,7 @@ def test_a_bad_field_of_the_image_is_named_with_its_value(record, fields, messag
 def test_what_json_does_not_allow_as_a_number_is_an_error(record, number):
     text = json.dumps(record()).replace('"stability_score": 0.99', f'"stability_score": {number}')
     assert number in text
-    with pytest.raises(AnnotationError, match="malformed.*near|stability_score: Number out of"):
+    with pytest.raises(AnnotationError, match=r"malformed.*near|stability_score: Number out of"):
         parse_annotations(text.encode())
 
 
@@ -272,6 +278,18 @@ def test_a_number_of_many_thousand_digits_is_an_error(record):
     text = json.dumps(record()).replace('"area": 5', '"area": ' + "7" * 10_000)
     with pytest.raises(AnnotationError, match="annotation 0: area: Integer value out of range"):
         parse_annotations(text.encode())
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_every_kind_of_bytes_gives_the_same_record_and_the_same_messages(record, kind):
+    data = json.dumps(record()).encode()
+    assert same(rebuild(parse_annotations(kind(data))), json.loads(data))
+    with pytest.raises(AnnotationError, match=r"near b'.*0\.99 \?.*' of"):
+        parse_annotations(kind(data.replace(b"0.99", b"0.99 ?")))
+    with pytest.raises(AnnotationError, match=r"annotation 0 \(id .*area: .*, found '5'"):
+        parse_annotations(kind(data.replace(b'"area": 5', b'"area": "5"')))
+    with pytest.raises(AnnotationError, match=r"not UTF-8|malformed"):
+        parse_annotations(kind(data.replace(b"sa_", b"\xff")))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

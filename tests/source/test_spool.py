@@ -1,13 +1,14 @@
 """Claims about the spool."""
 
+import errno
 import os
 import random
+import tempfile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.errors import SourceError
 from sa1bpack.source.spool import BLOCK_BYTES, Spool
 
 
@@ -51,18 +52,41 @@ def test_nothing_touches_the_folder_while_memory_is_enough(tmp_path):
     assert spool.file_bytes == 0
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_with_its_remedy(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_disk_that_names_it(tmp_path):
     spool = Spool(tmp_path / "does-not-exist", 10)
-    with pytest.raises(SourceError, match="does-not-exist.*more than 10 bytes of spool memory"):
+    with pytest.raises(FileNotFoundError, match="11 bytes cannot be spooled") as caught:
         spool.put(b"x" * 11)
+    assert caught.value.filename == str(tmp_path / "does-not-exist")
 
 
-def test_a_full_disk_is_an_error_with_its_remedy(tmp_path, monkeypatch):
+def test_the_working_file_has_a_hidden_name_where_it_must_have_one(tmp_path, monkeypatch):
+    """On file systems without nameless files it has one for a moment."""
+    made = []
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **o: made.append(o) or real(**o))
+    spool = Spool(tmp_path, 0)
+    spool.put(b"x")
+    spool.close()
+    assert made == [{"dir": tmp_path, "prefix": ".tmp-spool-"}]
+
+
+def test_a_full_disk_is_an_error_of_the_disk_that_names_the_folder(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
     spool = Spool(tmp_path, 0)
-    with pytest.raises(SourceError, match="No space left on device.*another spool folder"):
+    with pytest.raises(OSError, match="No space left on device: 1 bytes") as caught:
         spool.put(b"x")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
+    spool.close()
+
+
+def test_a_working_file_cut_short_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    spool = Spool(tmp_path, 0)
+    ticket = spool.put(b"x" * 1000)
+    monkeypatch.setattr(os, "pread", lambda *_: b"x" * 10)
+    with pytest.raises(OSError, match="gave 10 bytes of 1000 back") as caught:
+        spool.take(ticket)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path))
     spool.close()

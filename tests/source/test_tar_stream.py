@@ -21,8 +21,7 @@ def walk(path, skip=lambda member: False):
     stream = TarStream(open_stream(path, gzip=False))
     try:
         return [
-            (m.name, m.kind, None if m.kind != "file" or skip(m) else stream.read())
-            for m in stream
+            (m.name, m.kind, None if m.kind != "file" or skip(m) else stream.read()) for m in stream
         ]
     finally:
         stream.close()
@@ -227,7 +226,7 @@ def test_a_long_tail_of_zeros_is_a_download_that_was_not_filled(make_tar, write,
 def test_a_flipped_bit_in_a_header_is_corrupt(make_tar, write, place):
     data = bytearray(make_tar([("sa_1.jpg", b"x"), ("sa_1.json", b"y")]))
     data[1024 + place] ^= 1
-    with pytest.raises(SourceCorrupt, match="at byte 1536 of the tar.*md5"):
+    with pytest.raises(SourceCorrupt, match=r"at byte 1536 of the tar.*md5"):
         walk(write(bytes(data)))
 
 

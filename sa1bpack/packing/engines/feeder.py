@@ -4,6 +4,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sa1bpack.errors import SourceError
@@ -113,10 +114,8 @@ class Feeder:
 
     def _post(self, event) -> None:
         self.events.put(event)
-        try:
+        with suppress(BlockingIOError):  # full: the reader has plenty to wake up for
             self._waker.send(b"\0")
-        except BlockingIOError:
-            pass  # full: the reader has plenty to wake up for
 
     def _run(self) -> None:
         try:

@@ -8,6 +8,7 @@ oldest pair of every source can always move: there is no deadlock.
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 
@@ -136,10 +137,9 @@ class _Dispatcher:
             )
 
     def _tell(self, worker: WorkerHandle, message: tuple) -> None:
-        try:
+        # When it has ended, reading from it tells, and `_bury` takes its jobs back.
+        with suppress(OSError):
             worker.connection.send(message)
-        except OSError:
-            pass  # it has ended; reading from it tells, and `_bury` takes its jobs back
 
     def _receive(self) -> None:
         """Wait for news and deal with all of it."""

@@ -1,14 +1,14 @@
 """A worker process: decodes the pairs it is sent, and writes each where it is told.
 
-Run as `python -m sa1bpack.packing.engines.worker SOCKET ARENA SLOTS`, the first two of them inherited
+Run as `python -m sa1bpack.packing.engines.worker SOCKET ARENA SLOTS`, the first two inherited
 descriptors. A fresh interpreter rather than a fork: the parent may have threads, and a fork copies
 their locks. SIGINT and SIGTERM are blocked here: they are the parent's, which closes the socket.
 
 Messages to the worker: first the PackOptions, then ("job", number, slot, jpeg bytes, json bytes,
 file name), ("write", number, folder, Extent) and ("drop", number). From it: ("ready",),
-("resolved", number, Outcome), ("written", number), ("failed", number, error). A sample keeps its buffers from its job to its
-write; the parent sends no more jobs than there are buffers. The end of the socket is the end of
-the worker.
+("resolved", number, Outcome), ("written", number), ("failed", number, error). A sample keeps its
+buffers from its job to its write; the parent sends no more jobs than there are buffers. The end of
+the socket is the end of the worker.
 """
 
 import os

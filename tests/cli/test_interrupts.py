@@ -1,0 +1,67 @@
+"""Interruptions and odd standard streams, in a process of its own."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import COMMAND, SMALL_FLAGS, run
+from small_tars import members, write_tar
+
+import sa1bpack
+
+# A stand-in for a module that takes long to import: it raises the signal of Ctrl-C while it does.
+_INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise SystemExit('too late')\n"
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members(range(4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
+def test_an_interruption_while_modules_load_is_no_traceback(tar, tmp_path, name, code, word):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
+    done = run("pack", tar, "--out", tmp_path / "pack", path=tmp_path / "path")
+    assert done == (code, "", f"sa1bpack: {word}\n")
+
+
+def test_an_interrupted_verify_does_not_say_that_it_goes_on(tar, tmp_path):
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, image_size=64, mask_size=16)
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "tqdm.py").write_text(_INTERRUPTING.format("SIGINT"))
+    done = run("verify", tmp_path / "pack", path=tmp_path / "path")
+    assert done == (130, "", "sa1bpack: interrupted\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("info",)])
+def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
+    (tmp_path / "numba.py").write_text("raise SystemExit('numba was imported')\n")
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')\n")
+    code, out, error = run(*arguments, path=tmp_path)
+    assert (code, error) == (0, "") and out
+
+
+def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path):
+    for number, closed in enumerate((">&-", ">&- 2>&- <&-")):
+        out = tmp_path / f"pack{number}"
+        arguments = ("pack", tar, "--out", out, "--workers", 2, *SMALL_FLAGS)
+        command = ["/bin/sh", "-c", f'"$@" {closed}', "sh", *COMMAND, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert sa1bpack.verify(out).ok
+    command = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "verify", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "no pack" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")
+def test_output_that_cannot_be_written_is_a_disk_error():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith("sa1bpack: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,209 @@
+"""What a running or killed packer leaves is a note to both checkers; damage is still found."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sa1bpack.format import (
+    Layout,
+    make_manifest,
+    publish,
+    read_manifest,
+    scan_shards,
+    verify,
+    write_manifest,
+)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
+SHARD = "sa_000002-000"
+
+
+@pytest.fixture
+def check(capsys, monkeypatch):
+    """check(root, quick): the report, after the script has given the same verdict."""
+    spec = importlib.util.spec_from_file_location("verify_shards_unfinished", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def run(root, quick=False):
+        report = verify(root, quick=quick)
+        options = ["--quick"] if quick else []
+        monkeypatch.setattr(sys, "argv", ["verify_shards.py", str(root), *options])
+        code = script.main()
+        text = capsys.readouterr().out
+        assert code == (0 if report.ok else 1), (report, text)
+        assert ("NOT COMPLETE" in text) != report.complete
+        if report.ok:
+            assert ("note: " in text) == bool(report.notes), (report, text)
+        return report
+
+    return run
+
+
+def reopen(root):
+    """Publish a pack as not complete, as a packer does before it changes one."""
+    return publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
+
+
+@pytest.fixture
+def unfinished(pack, shard_of):
+    """A pack with a whole shard that the manifest does not list yet."""
+    reopen(pack)
+    shard_of(pack / "shards", SHARD, (2, 1), 7)
+    return pack
+
+
+def test_complete_pack_is_called_complete_and_has_no_notes(pristine_pack, check):
+    report = check(pristine_pack)
+    assert (report.ok, report.complete, report.notes) == (True, True, ())
+
+
+def test_pack_without_a_shard_is_sound_but_not_complete(tmp_path, check):
+    empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
+    write_manifest(tmp_path, empty)
+    (tmp_path / ".lock").write_text("")
+    report = check(tmp_path)
+    assert report.ok and not report.complete and "nothing is published yet" in report.notes[0]
+    publish(tmp_path, empty)
+    report = check(tmp_path)
+    assert report.ok and not report.complete and report.notes == ()
+
+
+def test_stranger_in_a_pack_without_a_shard_is_found(tmp_path, check):
+    empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
+    write_manifest(tmp_path, empty)
+    (tmp_path / "notes.txt").write_text("x")
+    assert not check(tmp_path).ok
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_unlisted_shard_of_an_unfinished_pack_is_a_note_and_is_counted(unfinished, check, quick):
+    report = check(unfinished, quick)
+    assert report.ok and not report.complete
+    (note,) = report.notes
+    assert SHARD in note and "not in the manifest yet" in note
+    assert (report.counts["shards"], report.counts["samples"], report.counts["masks"]) == (4, 9, 18)
+
+
+def test_unlisted_shard_of_a_complete_pack_is_a_problem(pack, shard_of, check):
+    shard_of(pack / "shards", SHARD, (2, 1), 7)
+    (problem,) = check(pack).problems
+    assert f"{SHARD}: not in the manifest" in problem.what
+
+
+def test_damage_in_an_unlisted_shard_is_found(unfinished, check):
+    paths = [path for path in (unfinished / "shards" / SHARD).rglob("*") if path.is_file()]
+    assert len(paths) == 38
+    for path in paths:
+        whole = path.read_bytes()
+        path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        report = check(unfinished)
+        assert not report.ok and report.problems[0].shard == SHARD, path
+        path.write_bytes(whole)
+    assert check(unfinished).ok
+
+
+@pytest.mark.parametrize("name", ["stranger", "stranger.txt"])
+def test_what_is_no_shard_is_a_problem_in_an_unfinished_pack(unfinished, check, name):
+    path = unfinished / "shards" / name
+    path.write_text("x") if name.endswith(".txt") else path.mkdir()
+    report = check(unfinished)
+    assert not report.ok and name in str(report.problems[0])
+
+
+def test_stale_checksums_are_a_note_only_while_the_pack_is_unfinished(pack, check):
+    manifest = read_manifest(pack)
+    changed = msgspec.structs.replace(manifest, counts={"rejects": 1})
+    write_manifest(pack, changed)
+    assert not check(pack).ok
+    write_manifest(pack, msgspec.structs.replace(changed, complete=False))
+    (pack / "rejects.jsonl").write_text("{}\n")
+    report = check(pack)
+    assert report.ok and "not up to date for manifest.json, rejects.jsonl" in report.notes[0]
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "shards/zarr.json", "index", "shard", "checksums"])
+def test_other_damage_at_the_top_of_an_unfinished_pack_is_found(unfinished, check, name):
+    path = {
+        "index": next(unfinished.glob("index-*")) / "image_id" / "c.0",
+        "shard": unfinished / "shards" / "sa_000000-001" / "checksums.xxh128",
+        "checksums": unfinished / "checksums.xxh128",
+    }.get(name, unfinished / name)
+    whole = path.read_bytes()
+    path.unlink()
+    assert not check(unfinished).ok
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert not check(unfinished).ok
+
+
+def test_index_that_the_manifest_does_not_name_is_a_note(pack, check):
+    shutil.copytree(next(pack.glob("index-*")), pack / "index-00000000")
+    report = check(pack)
+    assert report.ok and "index-00000000: an index that the manifest" in report.notes[0]
+    (pack / "index-0").mkdir()
+    assert not check(pack).ok
+
+
+def test_index_replaced_during_a_long_check_is_no_damage(unfinished):
+    manifest = read_manifest(unfinished)
+    grown = make_manifest(
+        manifest.layout, scan_shards(unfinished), complete=False, options={}, sources=[], counts={}
+    )
+    published = []
+
+    def publish_meanwhile(done, total):
+        if not published:
+            published.append(publish(unfinished, grown))
+
+    report = verify(unfinished, progress=publish_meanwhile)
+    assert published and published[0].index != manifest.index
+    assert report.ok, report.problems
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("step", ["rename", "open", "unlink"])
+def test_kill_at_any_step_of_publication_is_no_damage(
+    pristine_pack, tmp_path, shard_of, monkeypatch, check, step, complete
+):
+    """Fail the first, second, third … call of a run that reopens a pack and adds a shard."""
+    real = getattr(os, step)
+    for survivors in range(1000):
+        root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
+        old = read_manifest(root)
+        left = iter(range(survivors))
+
+        def call(*args, left=left, **options):
+            if next(left, None) is None:
+                raise Killed
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, step, call)
+        try:
+            reopen(root)
+            monkeypatch.setattr(os, step, real)
+            entry = shard_of(root / "shards", SHARD, (1,), 7)
+            monkeypatch.setattr(os, step, call)
+            publish(root, make_manifest(
+                old.layout, [*old.shards, entry], complete=complete, options={}, sources=[],
+                counts={},
+            ))  # fmt: skip
+            break
+        except Killed:
+            monkeypatch.setattr(os, step, real)
+            report = check(root, quick=True)
+            assert report.ok, (survivors, report.problems)
+            assert report.complete == read_manifest(root).complete
+            shutil.rmtree(root)
+    monkeypatch.setattr(os, step, real)
+    assert survivors > 2
+    report = check(root)
+    assert report.ok and report.notes == () and report.complete == complete

@@ -1,0 +1,136 @@
+"""What the documents show works: Python runs, commands parse, links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import sa1bpack
+from sa1bpack.cli.main import make_parser
+
+REPOSITORY = Path(__file__).parent.parent
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "CHANGELOG.md",
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.S | re.M)
+
+
+WITH_PYTHON = [path for path in DOCUMENTS[1:] if blocks(path, "python")]
+
+
+@pytest.fixture(scope="module")
+def sample_pack(tmp_path_factory, sample_tar):
+    """Folder of a pack of the sample tar."""
+    folder = tmp_path_factory.mktemp("docs") / "packed"
+    sa1bpack.pack(sample_tar, folder, workers=1)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, sample_tar, monkeypatch):
+    """The working folder, with the sample tar where a clone has it."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "samples").symlink_to(sample_tar.parent)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_blocks(path: Path) -> dict:
+    """Run the Python of a document from its beginning to its end."""
+    names = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(path, "python"), 1):
+        exec(compile(block, f"<{name_of(path)}, Python block {number}>", "exec"), names)
+    return names
+
+
+def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys):
+    names = run_blocks(REPOSITORY / "README.md")
+    assert names["result"].images == 3
+    assert (folder / "packed" / "manifest.json").exists()
+    out = capsys.readouterr().out
+    assert f"3 images, {names['result'].masks} masks" in out
+    assert "(1024, 1024, 3)" in out
+
+
+# The shards of xarray and zarr lie beside checksum files, which zarr does not know.
+@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
+@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
+def test_python_of_the_documents_runs(path, folder, sample_pack):
+    for name in ("packed", "pack"):
+        (folder / name).symlink_to(sample_pack)
+    run_blocks(path)
+
+
+def commands() -> list[tuple[str, str]]:
+    """(document, command line) of every line in a shell block, lines that go on joined."""
+    return [
+        (name_of(path), line.strip())
+        for path in DOCUMENTS
+        for block in blocks(path, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.strip()
+    ]
+
+
+def test_every_sa1bpack_command_of_the_documents_parses():
+    lines = [line for _, line in commands() if re.match(r"(\S*/)?sa1bpack ", line)]
+    assert len(lines) >= 4
+    for line in lines:
+        arguments = shlex.split(line, comments=True)[1:]
+        try:
+            assert make_parser(arguments).parse_args(arguments).run
+        except SystemExit as ended:
+            raise AssertionError(f"{line!r} is wrong usage") from ended
+
+
+def test_every_script_and_target_of_the_documents_is_there():
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
+    seen = set()
+    for document, line in commands():
+        words = shlex.split(line, comments=True)
+        for word in words:
+            if word.startswith(("scripts/", "benchmarks/")):
+                assert (REPOSITORY / word).is_file(), f"{document}: {line}"
+                seen.add("script")
+        if words and words[0] == "make":
+            named = [word for word in words[1:] if "=" not in word and word[0] != "-"]
+            assert set(named) <= set(targets), f"{document}: {line}"
+            seen.add("target")
+    assert seen == {"script", "target"}
+
+
+def test_commands_that_set_up_puts_into_its_environment_are_called_from_there():
+    """`sa1bpack` and `python` are on nobody's PATH before the environment is active."""
+    for block in blocks(REPOSITORY / "README.md", "sh"):
+        lines = [line for line in block.splitlines() if line.strip()]
+        if any(re.match(r"(sa1bpack|python) ", line) for line in lines):
+            assert lines[0].startswith(". .venv/bin/activate"), block
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that headings have, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_link_leads_to_a_file_and_a_heading(path):
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, heading = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), f"{link} leads nowhere"
+        assert not heading or heading in anchors(target), f"{link}: no such heading"
