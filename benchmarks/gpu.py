@@ -1,4 +1,4 @@
-"""How fast do batches reach a CUDA device? One command, under 10 minutes:
+"""How fast do batches reach a CUDA device? One command, under 10 minutes.
 
     python benchmarks/gpu.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
 
@@ -99,7 +99,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the pack goes (a temporary folder)")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit(f"torch {torch.__version__} finds no CUDA device")
+        parser.error(
+            f"torch {torch.__version__} finds no CUDA device; run this on a machine that has one, "
+            "with a CUDA build of torch"
+        )
     failed = run_tests()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         pack = build(options.tars, Path(folder), options.images, options.masks)

@@ -253,7 +253,8 @@ def main() -> None:
         pack = build(options.tars, folder, options.images, options.masks)
         warm(pack)
         task = Task(open_pack(pack), options.batch, folder)
-        failures, notes = {}, []
+        reason = "not run; `make peers` installs the others, --peers names their Python"
+        failures, notes = dict.fromkeys(PEERS.values(), reason), []
         if options.peers:
             peers = open_peers(pack, folder, options.batch, options.peers, options.peer)
             others, failures, notes = stack.enter_context(peers)

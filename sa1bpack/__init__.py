@@ -32,6 +32,8 @@ _HOMES = {
     "Loader": "sa1bpack.data.loader",
     "make_dataloader": "sa1bpack.data.dataloader",
     "describe_dataloader": "sa1bpack.data.dataloader",
+    "ReadError": "sa1bpack.errors",
+    "LoaderError": "sa1bpack.errors",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -99,7 +99,15 @@ class ReadError(FormatError):
     file_name  its file name; None if that cannot be read either
     """
 
-    def __init__(self, message: str, shard: str, row: int, image_id: int, file_name: str | None):
+    def __init__(
+        self,
+        message: str,
+        shard: str = "",
+        row: int = -1,
+        image_id: int = -1,
+        file_name: str | None = None,
+    ):
+        # The defaults are for torch, which makes a worker's exception anew from its text alone.
         super().__init__(message)
         self.shard = shard
         self.row = row

@@ -198,15 +198,17 @@ class Trainer:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     add = parser.add_argument
     add("pack", type=Path, help="folder of the pack")
-    add("--epochs", type=int, default=150)
+    add("--epochs", type=int, default=150, help="passes over the pack")
     add("--steps", type=int, help="end after this step, counted from a run's start")
     add("--batch-size", type=int, default=4, help="images, of all ranks together")
     add("--masks", type=int, default=16, help="the largest masks of each image, at most so many")
-    add("--seed", type=int, default=0)
-    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle")
+    add("--seed", type=int, default=0, help="of weights, order and prompts")
+    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle", help="of the images")
     add("--workers", type=int, help="so many processes of make_dataloader instead of the Loader")
     add("--checkpoint", type=Path, help=f"file, written every {SAVE_EVERY} steps and at the end")
     add("--resume", action="store_true", help="go on from the checkpoint, if there is one yet")

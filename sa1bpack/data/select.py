@@ -28,6 +28,11 @@ def take(rows: Rows, selection: Any) -> Rows:
 
 def as_positions(selection: Any, length: int) -> np.ndarray:
     """An index array or a bool array as int64 positions in 0 to length - 1."""
+    if np.ndim(selection) == 0:
+        raise TypeError(
+            "a dataset is indexed by integers, slices and index arrays, not by "
+            f"{type(selection).__name__}"
+        )
     selection = np.asarray(selection)
     if selection.ndim != 1:
         raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")
