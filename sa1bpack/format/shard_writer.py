@@ -10,6 +10,7 @@ after every byte of it was flushed, so whatever bears a final name is whole.
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from sa1bpack.format.zarr_metadata import (
 
 # Read back in pieces that stay in a core's cache between the copy and the hash.
 SETTLE_BYTES = 256 * 1024
+# Smaller files are flushed by publication alone.
+FLUSH_BYTES = 16 << 20
 # Attributes of a shard that the draft fills in itself.
 _OWN_ATTRIBUTES = ("format", "layout", "samples", "masks", "runs", "annotations")
 
@@ -137,6 +140,11 @@ class _DraftFile:
             self._digest.update(piece[:count])
             self._settled += count
 
+    @property
+    def settled_bytes(self) -> int:
+        """Bytes that are final and hashed."""
+        return self._settled
+
     def settle_hole(self, end: int) -> None:
         """Hash the bytes below `end` as the zeros that they are, without reading them."""
         update_zeros(self._digest, end - self._settled)
@@ -224,6 +232,21 @@ class ShardDraft:
                 "written; pack this part again"
             )
         return sizes[2::4].tolist()
+
+    def flush(self) -> None:
+        """Bring to disk what is settled of the large files, so that publication waits for little.
+
+        Any thread may call it, also while others write or discard. Errors are left to publication:
+        these descriptors are its own, so those of the draft report them again.
+        """
+        for file in self._files:
+            if file.settled_bytes >= FLUSH_BYTES:
+                with suppress(OSError):
+                    fd = os.open(file.path, os.O_RDONLY)
+                    try:
+                        os.fdatasync(fd)
+                    finally:
+                        os.close(fd)
 
     def publish(self, extent: Extent, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.

@@ -94,6 +94,8 @@ class Lane:
         """A granted pair is written."""
         unit = self._unit_of(index)
         unit.written(index)
+        if unit.flush_due():
+            self._sealer.submit(unit.draft.flush)
         self._seal_if_complete(unit)
 
     def _unit_of(self, index: int) -> Unit:

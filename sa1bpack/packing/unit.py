@@ -12,6 +12,10 @@ from sa1bpack.packing.options import PackOptions
 # Settled rows are hashed in batches: far below a page cache, far above one system call a row.
 SETTLE_BATCH = 32
 
+# Settled rows go to disk in steps of so many samples (0.8 GB), beside the decoding of the next:
+# left to publication, a shard of 20 GB would make everything wait.
+FLUSH_BATCH = 256
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -92,6 +96,7 @@ class Unit:
         self._unwritten: deque[tuple[int, Extent]] = deque()
         self._written: set[int] = set()
         self._settled = self._hashed = Extent(0, 0, 0)
+        self._flushed = 0
 
     @property
     def name(self) -> str:
@@ -135,6 +140,13 @@ class Unit:
         if self._settled.samples - self._hashed.samples >= SETTLE_BATCH:
             self.draft.settle(self._settled)
             self._hashed = self._settled
+
+    def flush_due(self) -> bool:
+        """Whether another FLUSH_BATCH samples are settled; asking takes them as flushed."""
+        due = self._hashed.samples - self._flushed >= FLUSH_BATCH
+        if due:
+            self._flushed = self._hashed.samples
+        return due
 
     def close(self, end: int) -> None:
         """No pair from `end` on belongs to this unit."""

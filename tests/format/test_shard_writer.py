@@ -20,6 +20,7 @@ from sa1bpack.format import (
     sample_checksum,
     sample_extent,
     scan_shards,
+    shard_writer,
 )
 
 MASKS = (2, 0, 5, 1)
@@ -307,6 +308,28 @@ def test_settling_rows_that_nobody_wrote_is_an_error(tmp_path, small_layout):
     draft = ShardDraft(tmp_path, "a-000", small_layout)
     with draft, pytest.raises(FormatError, match="were said to be written"):
         draft.settle(Extent(1, 0, 0))
+
+
+def test_an_early_flush_takes_the_settled_large_files_and_survives_a_discard(
+    tmp_path, sample_of, small_layout, monkeypatch
+):
+    flushed = []
+
+    def note(descriptor: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(shard_writer, "FLUSH_BYTES", 16 * 16 * 3)
+    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
+        draft.flush()
+        assert flushed == []
+        with ShardRows(draft.folder, small_layout) as rows:
+            draft.settle(rows.write(sample_of(1, 1), Extent()))
+        draft.flush()
+        assert flushed == [str(draft.folder / "image" / "c.0.0.0.0")]
+        draft.discard()
+        draft.flush()
+        assert len(flushed) == 1
 
 
 def test_settling_backwards_is_an_error(tmp_path, sample_of, small_layout):

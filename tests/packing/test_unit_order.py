@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from small_tars import SMALL, members, write_tar
 
 from sa1bpack.format import Extent
+from sa1bpack.packing import unit
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
@@ -28,6 +29,9 @@ class NoDraft:
 
     def settle(self, upto: Extent) -> None:
         self.settled.append(upto)
+
+    def discard(self) -> None:
+        pass
 
 
 outcomes = st.lists(
@@ -127,3 +131,19 @@ def test_rejects_of_units_without_a_sample_come_in_the_order_of_the_tar(lane_of)
     assert lane.finished
     found = [line["member"] for line in ledger.rejects()]
     assert found == [f"m{index}" for index in range(6)]
+
+
+def test_a_long_shard_is_flushed_on_the_way(lane_of, monkeypatch):
+    calls = []
+    monkeypatch.setattr(unit, "FLUSH_BATCH", 1)
+    monkeypatch.setattr(unit, "SETTLE_BATCH", 1)
+    monkeypatch.setattr("sa1bpack.packing.unit.ShardDraft", NoDraft)
+    monkeypatch.setattr(NoDraft, "flush", lambda self: calls.append(self.folder), raising=False)
+    lane, _, _ = lane_of(2)
+    for index in range(2):
+        lane.begin(index, b"8 bytes.")
+        for grant in lane.resolve(index, Accepted(Extent(1, 0, 0))):
+            lane.written(grant.index)
+    lane.stop()
+    lane._sealer.shutdown()
+    assert len(calls) == 2
