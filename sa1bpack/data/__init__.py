@@ -22,7 +22,7 @@ One sample goes: shards (a memory map) -> sample (views of it) -> collate (one c
     device      copies to an accelerator
     loader      `sa1bpack.Loader`, which ties these together
     dataloader  a well-configured torch DataLoader
-    launch      defaults of ranks and threads, shared by loader and dataloader
+    launch      checks and defaults of ranks and threads, shared by loader and dataloader
 
 Reading samples alone imports neither torch nor numba; collate and all from crew on import torch.
 """

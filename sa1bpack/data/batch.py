@@ -19,6 +19,7 @@ from sa1bpack.data.columns import offsets_of
 from sa1bpack.data.sample import Sample
 from sa1bpack.data.unpack import unpack_into
 from sa1bpack.errors import OptionError
+from sa1bpack.format import Layout
 
 # Padded: (B, most masks of a sample, ...), zero behind a sample's masks. Flat: (T, ...), all masks
 # of the batch one after the other, and mask_offsets. Bits: packed as in the pack.
@@ -66,6 +67,7 @@ class BatchPlan:
     counts   int64 (B,): masks of each sample
     offsets  int64 (B + 1,): where its masks begin if all stand one after the other
     room     masks that a sample has room for in the padded forms
+    like     with no samples: one that says which arrays there are; None: only the counts
     """
 
     samples: Sequence[Sample]
@@ -74,6 +76,7 @@ class BatchPlan:
     counts: np.ndarray
     offsets: np.ndarray
     room: int
+    like: Sample | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -88,9 +91,9 @@ class BatchPlan:
         shapes: Shapes = {"mask_counts": ((len(self),), np.dtype(np.int64))}
         if not self.padded:
             shapes["mask_offsets"] = ((len(self) + 1,), np.dtype(np.int64))
-        if not self.samples:
+        first = self.samples[0] if self.samples else self.like
+        if first is None:
             return shapes
-        first = self.samples[0]
         masks = (len(self), self.room) if self.padded else (int(self.offsets[-1]),)
         for field in present(SAMPLE_FIELDS, first):
             value = np.asarray(first[field.source])
@@ -179,6 +182,7 @@ def plan_batch(
     choice: MaskChoice | None = None,
     epoch: int = 0,
     room: int | None = None,
+    like: Sample | None = None,
 ) -> BatchPlan:
     """Plan a batch of samples as a dataset gives them.
 
@@ -186,9 +190,10 @@ def plan_batch(
     choice  which masks to keep; None for all
     epoch   of a random choice
     room    masks that a sample has room for in the padded forms; None: as many as the fullest has
+    like    a sample such as `blank_sample` makes, for a plan of no samples
 
     Raises OptionError for samples that do not go together: other keys than the first one's, or
-    per-mask arrays of different lengths.
+    per-mask arrays of different lengths; and for samples that are no dicts.
     """
     choice = choice or MaskChoice()
     counts, chosen = [], []
@@ -200,11 +205,48 @@ def plan_batch(
     counts = np.array(counts, np.int64)
     if room is None:
         room = int(counts.max(initial=0))
-    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room)
+    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like)
+
+
+def blank_sample(layout: Layout) -> Sample:
+    """A sample without masks of a pack, as a dataset gives it: shapes and types, and no memory."""
+    size, grid = layout.image_size, layout.mask_size
+    return {
+        "image": _blank((size, size, 3), np.uint8),
+        "image_id": 0,
+        "size": _blank((4,), np.int32),
+        "index": 0,
+        "masks": _blank((0, grid, grid // 8), np.uint8),
+        "bboxes": _blank((0, 4), np.float64),
+        "areas": _blank((0,), np.int64),
+        "predicted_ious": _blank((0,), np.float64),
+        "stability_scores": _blank((0,), np.float64),
+        "point_coords": _blank((0, 2), np.float64),
+    }
+
+
+def blanked(sample: Sample) -> Sample:
+    """A sample with the keys, shapes and types of this one, without masks and no memory."""
+    blank = dict.fromkeys(sample)
+    for field in present(SAMPLE_FIELDS, sample):
+        value = np.asarray(sample[field.source])
+        blank[field.source] = _blank(value.shape, value.dtype)
+    for field in present(MASK_FIELDS, sample):
+        value = np.asarray(sample[field.source])
+        blank[field.source] = _blank((0, *value.shape[1:]), value.dtype)
+    return blank
+
+
+def _blank(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def _mask_count(sample: Sample, first: Sample) -> int:
     """The length of a sample's per-mask arrays, which must be one."""
+    if not isinstance(sample, Mapping):
+        raise OptionError(
+            f"transform returned {type(sample).__name__}: it must return a dict of the sample"
+        )
     if sample.keys() != first.keys():
         raise OptionError(
             f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch "

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sa1bpack.data.order import whole_number
 from sa1bpack.data.sample import check_choice
-from sa1bpack.errors import OptionError
 from sa1bpack.masks.select import MaskRule, select_masks
 
 CHOICES = ("largest", "random", "iou")
@@ -20,7 +20,7 @@ class MaskChoice:
     choose     "largest": by area. "iou": by predicted IoU, the best first. Among equals the lower
                index comes first. "random": without replacement, a function of (seed, epoch,
                image_id) alone: not of the batch, the worker or the rank
-    seed       of "random", 0 or more
+    seed       of "random", 0 to 2**64 - 1
 
     Raises OptionError for a value that cannot be used.
     """
@@ -32,8 +32,9 @@ class MaskChoice:
     def __post_init__(self):
         check_choice("choose", self.choose, CHOICES)
         if self.max_masks is not None:
-            check_whole("max_masks", self.max_masks, 1)
-        check_whole("seed", self.seed, 0)
+            max_masks = whole_number("max_masks", self.max_masks, 1, 2**31)
+            object.__setattr__(self, "max_masks", max_masks)
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, 2**64))
 
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """Which of a sample's `masks` masks to keep: int64 (max_masks,) ascending; None for all.
@@ -54,9 +55,3 @@ class MaskChoice:
         entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
         keys = np.random.PCG64(entropy).random_raw(masks)
         return np.sort(np.argsort(keys, kind="stable")[: self.max_masks])
-
-
-def check_whole(name: str, value: object, low: int) -> None:
-    """Raise OptionError unless a value is a whole number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise OptionError(f"{name} is {value!r}: choose a whole number, {low} or more")

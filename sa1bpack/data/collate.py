@@ -8,10 +8,19 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from sa1bpack.data.batch import FORMS, MASK_FIELDS, SAMPLE_FIELDS, BatchPlan, plan_batch
+from sa1bpack.data.batch import (
+    FORMS,
+    MASK_FIELDS,
+    SAMPLE_FIELDS,
+    BatchPlan,
+    blank_sample,
+    blanked,
+    plan_batch,
+)
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.sample import Sample, check_choice
 from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.format import Layout
 
 ON_ERROR = ("raise", "drop")
 Batch = dict[str, Any]
@@ -63,6 +72,7 @@ class Collate:
         seed: int = 0,
         pad_to_max: bool = False,
         on_error: str = "raise",
+        layout: Layout | None = None,
     ):
         """
         Args:
@@ -75,6 +85,9 @@ class Collate:
             on_error: of samples that the dataset could not read. "raise": raise the ReadError.
                 "drop": leave them out, log a warning with the name, count them in `dropped` and in
                 the batch. Needs a dataset with `on_error="return"`. No sample takes their place.
+            layout: `ds.layout` of a dataset without transforms. A batch of which nothing is left
+                has all keys, with length 0, by the layout, else by the first sample that this
+                process has collated; if there was none, it has the counts alone.
 
         Raises:
             OptionError: a value that is none of the choices.
@@ -86,8 +99,10 @@ class Collate:
         self.on_error = on_error
         if pad_to_max and (max_masks is None or masks.startswith("flat")):
             raise OptionError("pad_to_max needs max_masks and a padded form of masks")
-        self.room = max_masks if pad_to_max else None
+        self.room = self.choice.max_masks if pad_to_max else None
         self.dropped: list[ReadError] = []  # those of this process
+        self._layout = layout
+        self._like: Sample | None = None  # without a layout: the first sample, without its arrays
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -102,7 +117,11 @@ class Collate:
 
     def plan(self, samples: Sequence[Sample]) -> BatchPlan:
         """The plan of a batch of these samples, which may hold no ReadError."""
-        return plan_batch(samples, self.form, self.choice, self.epoch, self.room)
+        like = None if samples else self._blank()
+        return plan_batch(samples, self.form, self.choice, self.epoch, self.room, like)
+
+    def _blank(self) -> Sample | None:
+        return self._like if self._layout is None else blank_sample(self._layout)
 
     def __call__(
         self,
@@ -124,6 +143,8 @@ class Collate:
         if errors:
             samples = self._without(errors, samples)
         plan = self.plan(samples)
+        if self._layout is None and self._like is None and samples:
+            self._like = blanked(samples[0])
         shapes = plan.shapes()
         tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
         buffers = {key: tensor.numpy() for key, tensor in tensors.items()}
@@ -131,7 +152,7 @@ class Collate:
         for k in range(len(plan)):
             plan.fill(k, buffers)
         batch: Batch = tensors
-        for key in (samples[0].keys() - _OWN_KEYS) if samples else ():
+        for key in (samples[0] if samples else self._like or {}).keys() - _OWN_KEYS:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
             batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
@@ -165,6 +186,8 @@ def _given_tensors(shapes, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         raise OptionError(f"out has the keys {sorted(out)}, but the batch has {sorted(shapes)}")
     tensors = {}
     for key, (shape, dtype) in shapes.items():
+        if isinstance(out[key], np.ndarray) and not out[key].flags.writeable:
+            raise OptionError(f"out[{key!r}] is read-only; it cannot be written into")
         tensor = torch.as_tensor(out[key])
         if tuple(tensor.shape) != shape or tensor.dtype != torch_dtype(dtype):
             raise OptionError(

@@ -1,10 +1,13 @@
 """A torch DataLoader for a pack, configured: for transforms in Python, and for other libraries."""
 
+import atexit
 import logging
+import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +15,15 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from sa1bpack.data.choose import check_whole
 from sa1bpack.data.collate import Batch, Collate
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.feed import BatchForm
-from sa1bpack.data.launch import cores, make_batches
+from sa1bpack.data.launch import check_reads, cores, make_batches, timeout_seconds
+from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
+from sa1bpack.data.sample import Sample, check_choice
 from sa1bpack.data.samplers import Order
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, ReadError
 
 # Where batches of worker processes travel.
 _SHARED_MEMORY = Path("/dev/shm")
@@ -74,19 +78,67 @@ class _EpochSampler:
             yield epoch[k].tolist()
 
 
+class _BatchAndErrors(dict):
+    """A batch, and why samples were left out of it: not in a key, which is the consumer's."""
+
+    errors: list[ReadError]
+
+
+class _SendingCollate(Collate):
+    """Sends the errors of samples that it leaves out along: a worker's `dropped` stays there."""
+
+    def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> Batch:
+        batch = super().__call__(samples, out)
+        if self.on_error == "drop":
+            batch = _BatchAndErrors(batch)
+            batch.errors, self.dropped = self.dropped, []
+        return batch
+
+
 class PackDataLoader(DataLoader):
     """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
 
-    Every iteration is an epoch. `state_dict` counts the batches that came out, not those that
-    workers have fetched ahead.
+    Every iteration is an epoch, which begins when its first batch is asked for. One iteration at a
+    time: a new one, and `load_state_dict`, end the one before, which then raises LoaderError.
+    `state_dict` counts the batches that came out, not those that workers have fetched ahead.
+
+    Attributes:
+        dropped: with on_error="drop", why samples were left out of the batches that came out, also
+            of those that workers made.
     """
 
     _position: tuple[EpochBatches, int] | None = None
+    _generation = 0  # of the iteration that may go on
+    _pid = 0  # of the process whose workers they are
+
+    def __init__(self, *args: Any, **options: Any):
+        """As of DataLoader; `make_dataloader` calls it."""
+        super().__init__(*args, **options)
+        self.dropped: list[ReadError] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        for done, batch in enumerate(super().__iter__(), 1):
+        if self._iterator is None:
+            self._pid = os.getpid()
+            _loaders.add(self)
+        self._generation += 1
+        generation, done = self._generation, 0
+        batches = super().__iter__()
+        while (batch := next(batches, None)) is not None:
+            done += 1
             self._position = (self.batch_sampler.latest, done)
+            if isinstance(batch, _BatchAndErrors):
+                self.dropped += batch.errors
+                batch = dict(batch)
             yield batch
+            if generation != self._generation:
+                raise LoaderError(
+                    "this iteration was ended by a new one of the same loader or by "
+                    "load_state_dict(); make a second loader for two at once"
+                )
+
+    def _end_workers(self) -> None:
+        if self._iterator is not None and self._pid == os.getpid():
+            self._iterator._shutdown_workers()
 
     @property
     def batches(self) -> OrderedBatches:
@@ -111,11 +163,26 @@ class PackDataLoader(DataLoader):
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
         self.batches.load_state_dict(state)
+        self._generation += 1
         self._position = None
 
     def plan(self) -> DataLoaderPlan:
         """The memory of its batches; see `describe_dataloader`."""
         return describe_dataloader(self)
+
+
+_loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
+
+
+# Not a finalizer of the loader: those may run after torch has noted that Python ends, from when on
+# it leaves its workers to multiprocessing, which kills them by a signal. A worker that was just
+# making room for a batch then leaves a file behind in /dev/shm. This runs before, because it is
+# registered after torch is imported.
+@atexit.register
+def _end_all_workers() -> None:
+    """Let the workers finish the batch that they are making, and end."""
+    for loader in list(_loaders):
+        loader._end_workers()
 
 
 def make_dataloader(
@@ -162,16 +229,19 @@ def make_dataloader(
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
     """
+    check_reads("make_dataloader", ds)
     has_hook = ds.options.transform is not None or ds.options.mask_transform is not None
     if workers is None:
         workers = min(cores(), _MOST_WORKERS) if has_hook else 0
-    check_whole("workers", workers, 0)
-    check_whole("prefetch_factor", prefetch_factor, 1)
-    if not timeout > 0:
-        raise OptionError(f"timeout is {timeout!r}: choose a number of seconds above 0")
-    collate = Collate(
+    workers = whole_number("workers", workers, 0)
+    prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
+    timeout = timeout_seconds(timeout)
+    if multiprocessing_context is not None:
+        methods = tuple(torch.multiprocessing.get_all_start_methods())
+        check_choice("multiprocessing_context", multiprocessing_context, methods)
+    collate = _SendingCollate(
         masks, max_masks=max_masks, choose=choose, seed=seed, pad_to_max=pad_to_max,
-        on_error=on_error,
+        on_error=on_error, layout=None if has_hook else ds.layout,
     )  # fmt: skip
     batches = make_batches(ds, batch_size, order, seed, drop_last, pad_last, rank, world_size)
     if on_error == "drop":

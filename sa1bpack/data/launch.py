@@ -1,9 +1,14 @@
-"""Defaults that depend on where a program runs: ranks, cores, and the order of a name."""
+"""What Loader and make_dataloader share: checks, and defaults of where a program runs."""
 
 import os
+import threading
+from math import isfinite
+from numbers import Real
+from typing import Any
 
 import torch.distributed
 
+from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.ordered_batches import OrderedBatches
 from sa1bpack.data.samplers import LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
 from sa1bpack.environment import available_cpus
@@ -11,6 +16,9 @@ from sa1bpack.errors import OptionError
 
 # More threads than this do not copy faster than a few memory channels allow.
 MOST_THREADS = 12
+
+# Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
+_LONGEST_TIMEOUT = min(2_000_000, threading.TIMEOUT_MAX)
 
 _ORDERS = ("shuffle", "local", "sequential")
 
@@ -32,6 +40,25 @@ def default_threads() -> int:
     return min(cores(), MOST_THREADS)
 
 
+def check_reads(reader: str, ds: Any) -> None:
+    """Raise OptionError unless `ds` is a dataset; `reader` is what was to read it."""
+    if not isinstance(ds, Dataset):
+        raise OptionError(f"{reader} reads a dataset of sa1bpack.open, not {type(ds).__name__}")
+
+
+def timeout_seconds(value: Any) -> float:
+    """A timeout as a float.
+
+    Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if not number or not 0 < value <= _LONGEST_TIMEOUT:
+        raise OptionError(
+            f"timeout is {value!r}: choose a number of seconds above 0, {_LONGEST_TIMEOUT} at most"
+        )
+    return float(value)
+
+
 def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """The two as given, or those of torch.distributed if it is initialized, else 0 of 1.
 
@@ -48,7 +75,7 @@ def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def make_batches(
-    ds, batch_size: int | None, order: str | Order | OrderedBatches, seed: int,
+    ds: Dataset, batch_size: int | None, order: str | Order | OrderedBatches, seed: int,
     drop_last: bool, pad_last: bool, rank: int | None, world_size: int | None,
 ) -> OrderedBatches:  # fmt: skip
     """The batches of a dataset.

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa1bpack.data.batch import FORMS
-from sa1bpack.data.choose import MaskChoice, check_whole
+from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.crew import Crew
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.device import Batch, Cuda, Host, Slot, open_device
 from sa1bpack.data.feed import BatchForm, Feed
-from sa1bpack.data.launch import default_threads, make_batches
+from sa1bpack.data.launch import check_reads, default_threads, make_batches, timeout_seconds
+from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
 from sa1bpack.data.ring import Ring
 from sa1bpack.data.sample import check_choice
@@ -145,18 +146,16 @@ class Loader:
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
         """
-        if not isinstance(ds, Dataset):
-            raise OptionError(f"a Loader reads a dataset of sa1bpack.open, not {type(ds).__name__}")
+        check_reads("a Loader", ds)
         if ds.options.transform is not None or ds.options.mask_transform is not None:
             raise OptionError("the dataset has a transform, which is Python for every sample: "
                               "transform the batch, or use make_dataloader")  # fmt: skip
         check_choice("masks", masks, FORMS)
         check_choice("on_error", on_error, ON_ERROR)
-        check_whole("ahead", ahead, 1)
-        if threads is not None:
-            check_whole("threads", threads, 1)
-        if not timeout > 0:
-            raise OptionError(f"timeout is {timeout!r}: choose a number of seconds above 0")
+        self._ahead = whole_number("ahead", ahead, 1)
+        threads = default_threads() if threads is None else threads
+        self._threads = whole_number("threads", threads, 1)
+        self._timeout = timeout_seconds(timeout)
         if pad_to_max and (max_masks is None or masks.startswith("flat")):
             raise OptionError("pad_to_max needs max_masks and a padded form of masks")
         self.dataset = ds
@@ -167,9 +166,8 @@ class Loader:
         self._choice = MaskChoice(max_masks, choose, seed)
         self._device: Host | Cuda = open_device(device)
         self._form = BatchForm(ds.layout, masks, flat_masks=self._device.pinned)
-        self._room = max_masks if pad_to_max else None
-        self._on_error, self._timeout, self._ahead = on_error, float(timeout), ahead
-        self._threads = threads or default_threads()
+        self._room = self._choice.max_masks if pad_to_max else None
+        self._on_error = on_error
         self._ring: Ring[Slot] | None = None
         self._feed: Feed | None = None
         self._crew: weakref.finalize | None = None
@@ -209,12 +207,21 @@ class Loader:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Begin an epoch: the next one, or what `set_epoch` or `load_state_dict` said.
+        """An epoch: the next one, or what `set_epoch` or `load_state_dict` said.
 
-        Raises LoaderError if the loader is closed.
+        It begins, and ends the iteration before, when its first batch is asked for. Raises
+        LoaderError if the loader is closed.
         """
+        self._check_open()
+        return _Iteration(self)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
+
+    def _begin(self, iteration: "_Iteration") -> tuple[Ring[Slot], Crew]:
+        """Start the threads of an iteration."""
+        self._check_open()
         self._end_crew()
         if self._ring is None:
             plan = self.plan()
@@ -227,10 +234,9 @@ class Loader:
             self._ring, self._device, self._feed, batches,
             threads=self._threads, on_error=self._on_error, timeout=self._timeout,
         )  # fmt: skip
-        iterator = _Iteration(self, self._ring, crew)
-        # The iterator, not the loader: a loop that is left early ends its threads at once.
-        self._crew = weakref.finalize(iterator, _stop, crew, os.getpid())
-        return iterator
+        # The iteration, not the loader: a loop that is left early ends its threads at once.
+        self._crew = weakref.finalize(iteration, _stop, crew, os.getpid())
+        return self._ring, crew
 
     def _end_crew(self) -> None:
         """End the threads of the iteration before; in a forked child, forget them."""
@@ -291,12 +297,17 @@ class Loader:
 
 
 class _Iteration:
-    """One epoch of a Loader."""
+    """One epoch of a Loader, from the first `next` on."""
 
-    def __init__(self, loader: Loader, ring: Ring[Slot], crew: Crew):
-        self._loader, self._ring, self._crew = loader, ring, crew
-        self._run, self._pid = ring.run, os.getpid()
+    def __init__(self, loader: Loader):
+        self._loader = loader
+        self._ring: Ring[Slot] | None = None
         self._over = False
+
+    def _begin(self) -> Ring[Slot]:
+        self._ring, self._crew = self._loader._begin(self)
+        self._run, self._pid = self._ring.run, os.getpid()
+        return self._ring
 
     def __iter__(self) -> "_Iteration":
         return self
@@ -304,11 +315,12 @@ class _Iteration:
     def __next__(self) -> Batch:
         if self._over:
             raise StopIteration
+        ring = self._ring or self._begin()
         if self._pid != os.getpid():
             raise LoaderError(
                 "this iteration belongs to the process that forked this one; begin a new one here"
             )
-        if self._run != self._ring.run or self._ring.closed:
+        if self._run != ring.run or ring.closed:
             self._over = True
             raise LoaderError(
                 "this iteration was ended by a new one of the same loader, by close() or by "
@@ -316,12 +328,12 @@ class _Iteration:
             )
         loader = self._loader
         try:
-            entry = self._ring.take(loader._timeout, self._crew.doing)
+            entry = ring.take(loader._timeout, self._crew.doing)
         except BaseException:
             self._end()
             raise
         if entry is None:
-            closed = self._ring.closed
+            closed = ring.closed
             self._end()
             if closed:
                 raise LoaderError("the loader was closed while a batch was waited for")
@@ -330,7 +342,7 @@ class _Iteration:
             self._end()
             raise entry.error
         staged, dropped = entry.batch
-        batch = loader._device.deliver(staged, loader._form, self._ring.release)
+        batch = loader._device.deliver(staged, loader._form, ring.release)
         if loader._on_error == "drop":
             for error in dropped:
                 _log.warning("left out: %s", error)

@@ -6,8 +6,9 @@ of which numpy keeps for ever (NEP 19), and the rest is integer arithmetic. `Gen
 and `Generator.choice` are not used because numpy may change what they return.
 """
 
+import operator
 from dataclasses import dataclass
-from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +22,20 @@ _SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS = range(4)
 _CHUNK = 1 << 20
 
 
-def whole_number(name: str, value: object, low: int, high: int) -> int:
-    """Return `value` as an int.
+def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return `value`, an int or what can stand for one (of numpy, of torch), as an int.
 
     Raises:
-        OptionError: it is not a whole number, or not in low <= value < high.
+        OptionError: it is not a whole number, or not in low <= value < high. None: no upper limit.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool) or not low <= value < high:
-        raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
-    return int(value)
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number >= high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high - 1}"
+        raise OptionError(f"{name} must be a whole number {limits}, got {value!r}")
+    return number
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,11 @@ class EpochBatches:
     start: int = 0
 
     def __post_init__(self):
-        whole_number("world_size", self.world_size, 1, 2**32)
-        whole_number("rank", self.rank, 0, self.world_size)
-        whole_number("batch_size", self.batch_size, 1, 2**32)
-        whole_number("epoch", self.epoch, 0, 2**64)
-        whole_number("start", self.start, 0, len(self.order) + 1)
+        self._set_whole("world_size", 1, 2**32)
+        self._set_whole("rank", 0, self.world_size)
+        self._set_whole("batch_size", 1, 2**32)
+        self._set_whole("epoch", 0, 2**64)
+        self._set_whole("start", 0, len(self.order) + 1)
         if self.batch_size % self.world_size:
             raise OptionError(
                 f"batch_size {self.batch_size} counts the samples of all ranks together; it must "
@@ -90,6 +90,9 @@ class EpochBatches:
                 f"the last batch has {self._left_over} samples for {self.world_size} ranks; "
                 f"choose pad_last or drop_last, or another batch_size"
             )
+
+    def _set_whole(self, name: str, low: int, high: int) -> None:
+        object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
 
     @property
     def _keeps_short(self) -> bool:

@@ -292,17 +292,64 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
     assert batch.keys() == due.keys() and all(torch.equal(batch[key], due[key]) for key in due)
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
     assert "sa_4988.jpg" in caplog.text and "sa_4982.jpg" in caplog.text
-    empty = collate(damaged.__getitems__([5]))
-    assert len(empty["mask_counts"]) == 0 and empty["dropped"].tolist() == [5]
     assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
-    assert len(collate.dropped) == 3
+    assert len(collate.dropped) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("known", ["layout", "sample"])
+def test_a_batch_of_which_nothing_is_left_has_all_keys(damaged, ds, form, known):
+    """By the layout, or by a sample that came before."""
+    collate = Collate(form, on_error="drop", layout=ds.layout if known == "layout" else None)
+    full = collate(ds.__getitems__([3])) if known == "sample" else Collate(form)([ds[3]])
+    empty = collate(damaged.__getitems__([5]))
+    assert empty.pop("dropped").tolist() == [5]
+    full.pop("dropped", None)
+    assert empty.keys() == full.keys()
+    for key, tensor in full.items():
+        rows = 1 if key == "mask_offsets" else 0
+        ragged = key in PER_MASK and form.startswith("padded")
+        due = (0, 0, *tensor.shape[2:]) if ragged else (rows, *tensor.shape[1:])
+        assert empty[key].shape == due and empty[key].dtype == tensor.dtype, key
+
+
+def test_an_empty_batch_has_the_keys_and_shapes_that_a_transform_gives(damaged):
+    """And nothing but counts if none is known."""
+
+    def transform(sample):
+        return {"image": sample["image"][:6].astype(np.float32), "text": sample["file_name"],
+                "masks": np.zeros((1, 4, 5), bool)}  # fmt: skip
+
+    dataset = damaged.with_options(transform=transform)
+    collate = Collate(on_error="drop", max_masks=3, pad_to_max=True)
+    assert collate(dataset.__getitems__([5])).keys() == {"mask_counts", "dropped"}
+    collate(dataset.__getitems__([0]))
+    empty = collate(dataset.__getitems__([5]))
+    assert empty["images"].shape == (0, 6, 24, 3) and empty["images"].dtype == torch.float32
+    assert empty["masks"].shape == (0, 3, 4, 5) and empty["text"] == []
+    assert empty.keys() == {"images", "masks", "text", "mask_counts", "dropped"}
+
+
+@pytest.mark.parametrize("made", [None, [1, 2], 7])
+def test_a_transform_that_returns_no_dict_is_named(packed, made):
+    dataset = open_pack(packed.root, transform=lambda sample: made)
+    named = f"transform returned {type(made).__name__}: it must return a dict"
+    with pytest.raises(OptionError, match=named):
+        Collate()(dataset.__getitems__([0, 2]))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(ds):
+    collate = Collate(max_masks=np.int64(3), pad_to_max=True, seed=np.uint8(4))
+    assert type(collate.choice.max_masks) is type(collate.choice.seed) is int
+    assert collate(ds.__getitems__([4, 10]))["masks"].shape == (2, 3, 16, 16)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"masks": "bits"}, {"choose": "best"}, {"on_error": "skip"}, {"max_masks": 0},
-        {"max_masks": 2.0}, {"seed": -1}, {"pad_to_max": True},
+        {"max_masks": 2.0}, {"max_masks": True}, {"max_masks": 2**31}, {"seed": -1},
+        {"seed": 2**64}, {"pad_to_max": True},
         {"pad_to_max": True, "max_masks": 3, "masks": "flat"},
     ],
 )  # fmt: skip
@@ -339,3 +386,14 @@ def test_unpacking_touches_nothing_outside_its_arrays():
     for rows, shape in (([2], (1, 4, 8)), ([-1], (1, 4, 8)), ([0], (2, 4, 8)), ([0], (1, 4, 4))):
         with pytest.raises(ValueError, match="cannot unpack"):
             unpack_into(bits, np.zeros(shape, bool), np.array(rows))
+
+
+def test_a_read_only_buffer_is_refused_and_not_written_into(ds):
+    collate = Collate("flat_bits")
+    samples = ds.__getitems__([0])
+    batch = collate(samples)
+    given = {key: tensor.numpy() for key, tensor in batch.items()}
+    given["images"] = given["images"].copy()
+    given["images"].flags.writeable = False
+    with pytest.raises(OptionError, match=r"images.* is read-only"):
+        collate(samples, out=given)

@@ -71,7 +71,10 @@ def test_indices_behave_as_those_of_lists(ds):
     for index in (SAMPLES, -SAMPLES - 1, 10**20):
         with pytest.raises(IndexError, match=f"{index} is out of range for a dataset of 12"):
             ds[index]
-    for wrong in (1.0, "1", [0.5], [[1]]):
+    for wrong in (1.0, "1", None):
+        with pytest.raises(TypeError, match=type(wrong).__name__):
+            ds[wrong]
+    for wrong in ([0.5], [[1]]):
         with pytest.raises(IndexError):
             ds[wrong]
     with pytest.raises(IndexError, match="12"):

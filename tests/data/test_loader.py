@@ -1,5 +1,7 @@
 """The Loader's batches: those of Collate, for every form, order, rank and point of resumption."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -189,26 +191,39 @@ def test_no_batch_needs_more_than_the_plan_says(ds, form):
     assert not errors and work.nbytes == loader.plan().slot_bytes
 
 
+TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
+
+
 @pytest.mark.parametrize(("options", "named"), [
     ({"batch_size": None}, "batch_size is missing"),
     ({"batch_size": 0}, "batch_size"),
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),
     ({"masks": "bits"}, "masks is 'bits'.*padded_bits"),
-    ({"max_masks": 0}, "max_masks is 0"),
+    ({"max_masks": 0}, "max_masks must be .* got 0"),
     ({"choose": "best"}, "choose is 'best'"),
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),
     ({"device": "tpu"}, "device is 'tpu'"),
     ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),
-    ({"threads": 0}, "threads is 0"),
-    ({"ahead": 0}, "ahead is 0"),
-    ({"timeout": 0}, "timeout is 0"),
+    ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
+    ({"threads": 1.5}, "threads must be .* got 1.5"),
+    ({"ahead": 0}, "ahead must be .* got 0"),
+    ({"ahead": True}, "ahead must be .* got True"),
+    *[({"timeout": value}, re.escape(f"timeout is {value!r}")) for value in TIMEOUTS],
     ({"on_error": "skip"}, "on_error is 'skip'"),
     ({"rank": 0}, "give both or neither"),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_used_is_named(ds, options, named):
     with pytest.raises(OptionError, match=named):
         Loader(ds, **({"batch_size": 4} | options))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(ds):
+    numbers = {"max_masks": np.int64(3), "threads": np.int32(2), "ahead": np.uint8(1)}
+    with Loader(ds, np.int64(4), rank=np.int64(0), world_size=np.int64(1), **numbers) as loader:
+        plan = loader.plan()
+        assert all(type(number) is int for number in (plan.threads, plan.slots, plan.samples))
+        assert [len(batch["images"]) for batch in loader] == [4, 4, 4]
 
 
 def test_an_order_of_another_dataset_is_refused(ds):

@@ -56,6 +56,21 @@ def test_the_next_iteration_is_the_next_epoch_also_after_a_loop_that_was_left(ds
         assert loader.state_dict()["epoch"] == 1
 
 
+def test_an_iteration_that_nothing_was_taken_from_is_no_epoch_and_ends_no_other(ds):
+    with Loader(ds, 4) as loader:
+        running = iter(loader)
+        next(running)
+        never, state = iter(loader), loader.state_dict()
+        assert len(list(running)) == 2 and state["samples"] == 4
+        iter(loader)
+        assert not readers() and loader.state_dict()["epoch"] == 1
+        loader.load_state_dict(state)
+        assert len(list(never)) == 2  # it begins now, where the state says
+        never = iter(loader)
+    with pytest.raises(LoaderError, match="closed"):
+        next(never)
+
+
 def test_a_loader_and_its_iteration_are_collected_with_their_threads(ds):
     loader = Loader(ds, 1, threads=2)
     iterator = iter(loader)
