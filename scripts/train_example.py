@@ -208,7 +208,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=int, default=4, help="images, of all ranks together")
     add("--masks", type=int, default=16, help="the largest masks of each image, at most so many")
     add("--seed", type=int, default=0, help="of weights, order and prompts")
-    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle", help="of the images")
+    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle", help="of images")
     add("--workers", type=int, help="so many processes of make_dataloader instead of the Loader")
     add("--checkpoint", type=Path, help=f"file, written every {SAVE_EVERY} steps and at the end")
     add("--resume", action="store_true", help="go on from the checkpoint, if there is one yet")
