@@ -8,7 +8,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,7 @@ def make_dataloader(
     )  # fmt: skip
     batches = make_batches(ds, batch_size, order, seed, drop_last, pad_last, rank, world_size)
     if on_error == "drop":
-        ds = Dataset(ds._pack, ds._rows, replace(ds.options, on_error="return"))
+        ds = ds.with_options(on_error="return")
     if pin_memory is None:
         pin_memory = torch.cuda.is_available()
     of_workers: dict[str, Any] = {}

@@ -24,7 +24,6 @@ from sa1bpack.data.columns import offsets_of
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.fill import CUT_SHORT, fill_samples
 from sa1bpack.data.sample import read_error
-from sa1bpack.data.select import rows_at
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Shard
 
@@ -243,7 +242,7 @@ class Feed:
         return found, failed
 
     def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> "_Lookup":
-        rows = rows_at(self.ds._rows, indices)
+        rows = self.ds.rows_at(indices)
         most = self.choice.max_masks
         chosen: list[np.ndarray] | None = None
         if most is not None and (counts > most).any():
@@ -264,7 +263,7 @@ class Feed:
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
-        ids = self.ds._pack.index.image_id[rows]
+        ids = self.ds.pack.index.image_id[rows]
         return _Lookup(
             indices, rows, ids, numbers, local, sources, counts, offsets, mask_rows, sizes, scales,
             addresses, files,
@@ -276,15 +275,15 @@ class Feed:
         if count <= self.choice.max_masks:
             return np.arange(first, stop)
         sample = {
-            "image_id": int(self.ds._pack.index.image_id[row]),
+            "image_id": int(self.ds.pack.index.image_id[row]),
             "areas": source.shard["area"][first:stop],
             "predicted_ious": source.shard["predicted_iou"][first:stop],
         }
         return first + self.choice.rows(sample, count, epoch)
 
     def _error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
-        row = int(rows_at(self.ds._rows, np.asarray(index)))
-        error = read_error(self.ds._pack, row, number, int(local), cause)
+        row = int(self.ds.rows_at(index))
+        error = read_error(self.ds.pack, row, number, int(local), cause)
         error.__cause__ = cause
         return error
 

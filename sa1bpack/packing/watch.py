@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from sa1bpack.errors import TooManyRejects
-from sa1bpack.packing.unit import Accepted, Dropped, Outcome, Rejected
+from sa1bpack.packing.unit import Accepted, Outcome, Rejected
 from sa1bpack.source.find import Source
 
 # How often the bar is drawn at most.
@@ -38,8 +38,6 @@ class Watch:
     max_rejects: int | None = None
     show: bool | None = None
     images: int = 0
-    masks: int = 0
-    dropped: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -64,11 +62,8 @@ class Watch:
     def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
         """One pair has its outcome."""
         match outcome:
-            case Accepted(extent):
+            case Accepted():
                 self.images += 1
-                self.masks += extent.masks
-            case Dropped():
-                self.dropped += 1
             case Rejected():
                 self.reject(source, outcome)
         self._advance(source, bytes_read)
