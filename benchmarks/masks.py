@@ -1,12 +1,20 @@
 """What masks cost: CPU milliseconds an image, of sa1bpack and of pycocotools, on the same tar.
 
     python benchmarks/masks.py sa_000000.tar [--mask-size 256] [--images 16] [--repeats 21]
+                               [--sizes 256 512 1024] [--no-reference]
 
-Every figure is the median process time of one pass over the images, divided by their number; the
-text and all buffers are in memory before the clock starts. The reference decodes with pycocotools
-to full size, then takes the pixel under each cell's centre ("center") or the covered area by
-products with overlap matrices ("area"), and packs the bits; both ways are checked to give the same
-bits before they are timed.
+First the grid that a pack stores, beside pycocotools. Every figure is the median process time of
+one pass over the images, divided by their number; text and buffers are in memory before the
+clock starts. The reference decodes with pycocotools to full size, then takes the pixel under each
+cell's centre ("center") or the covered area by products with overlap matrices ("area"), and packs
+the bits; both ways are checked to give the same bits before they are timed. It takes minutes;
+`--no-reference` leaves it out.
+
+Then masks at load time, in milliseconds for 100 masks, over all images: stored bits to bool, which
+is what a loader does with them, against bits drawn from the runs at several sizes, by area and at
+centers: the whole image ("whole"), a mirrored crop with other edges for every image and pass, an
+eighth to all of it ("crop"), and the whole image turned by 10 degrees ("turned"). Last, 8 points a
+mask from each region.
 """
 
 import argparse
@@ -22,7 +30,19 @@ from statistics import median
 import numpy as np
 from pycocotools import mask as coco
 
-from sa1bpack.masks import SAMPLINGS, pack_bits, parse_counts, rasterize
+from sa1bpack.data.unpack import unpack_into
+from sa1bpack.masks import (
+    REGIONS,
+    SAMPLINGS,
+    draw_points,
+    draw_window,
+    pack_bits,
+    parse_counts,
+    rasterize,
+    window_map,
+)
+
+Runs = list[tuple[np.ndarray, np.ndarray, int, int]]  # run_ends, run_offset, height, width
 
 
 def read_images(tar: Path, limit: int) -> list[tuple[int, int, list[bytes]]]:
@@ -40,15 +60,15 @@ def read_images(tar: Path, limit: int) -> list[tuple[int, int, list[bytes]]]:
     ]
 
 
-def milliseconds(work: Callable[[], object], repeats: int, images: int) -> float:
-    """Return the median process time of `work` for each image."""
+def milliseconds(work: Callable[[], object], repeats: int, count: float) -> float:
+    """Return the median process time of `work` for each of `count` things that it does."""
     work()
     times = []
     for _ in range(repeats):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
-    return median(times) * 1e3 / images
+    return median(times) * 1e3 / count
 
 
 def overlap(length: int, cell: int, cells: int) -> np.ndarray:
@@ -75,22 +95,68 @@ def reference(image: tuple[int, int, list[bytes]], mask_size: int, sampling: str
     return pack_bits(cells)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tar", type=Path)
-    parser.add_argument("--mask-size", type=int, default=256)
-    parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=21)
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore", "__array__ implementation")  # pycocotools under numpy 2
+def crop_map(height: int, width: int, size: int, random: np.random.Generator) -> np.ndarray:
+    """A rectangle of an eighth to all of the image, left and right exchanged."""
+    part = np.sqrt(random.uniform(0.125, 1))
+    x, y = random.random(2) * (1 - part) * (width, height)
+    return window_map(x + part * width, y, x, y + part * height, (size, size))
 
-    images = read_images(options.tar, options.images)
-    size, count = options.mask_size, len(images)
-    texts = []
-    for height, width, counts in images:
-        offset = np.cumsum([0] + [len(text) for text in counts]).astype(np.int64)
-        texts.append((np.frombuffer(b"".join(counts), np.uint8), offset, height * width))
-    runs = [parse_counts(*text)[:2] for text in texts]
+
+def turned_map(height: int, width: int, size: int) -> np.ndarray:
+    """The whole image, turned by 10 degrees about its top left corner."""
+    sine, cosine = np.sin(np.pi / 18), np.cos(np.pi / 18)
+    turn = np.array([[cosine, -sine, 0], [sine, cosine, 0]])
+    return turn * (max(height, width) / size)
+
+
+def time_loading(runs: Runs, sizes: list[int], repeats: int) -> None:
+    """Print what masks cost at load time, for 100 masks."""
+    masks = sum(len(run_offset) - 1 for _, run_offset, _, _ in runs)
+    per_100 = masks / 100
+    random = np.random.default_rng(0)
+    print("\nms for 100 masks, unpack: stored bits to bool, the others: runs to bits")
+    print(
+        f"{'size':>8}{'unpack':>9}{'':>8}" + "".join(f"{n:>9}" for n in ("whole", "crop", "turned"))
+    )
+    for size in sizes:
+        outs = [np.empty((len(r[1]) - 1, size, size // 8), np.uint8) for r in runs]
+        cells = np.empty((max(len(out) for out in outs), size, size), np.bool_)
+        maps = {
+            "whole": lambda h, w, n=size: window_map(0, 0, max(h, w), max(h, w), (n, n)),
+            "crop": lambda h, w, n=size: crop_map(h, w, n, random),
+            "turned": lambda h, w, n=size: turned_map(h, w, n),
+        }
+
+        def unpack(outs=outs, cells=cells) -> None:
+            for out in outs:
+                unpack_into(out, cells[: len(out)])
+
+        def draw(make: Callable, sampling: str, outs=outs, size=size) -> None:
+            for (ends, offset, height, width), out in zip(runs, outs, strict=True):
+                affine = make(height, width)
+                draw_window(ends, offset, height, width, affine, (size, size), sampling, out=out)
+
+        unpacked = milliseconds(unpack, repeats, per_100)
+        for sampling in SAMPLINGS:
+            drawn = [
+                milliseconds(lambda m=make, s=sampling, d=draw: d(m, s), repeats, per_100)
+                for make in maps.values()
+            ]
+            figures = "".join(f"{figure:9.2f}" for figure in drawn)
+            print(f"{size:>8}{unpacked:9.2f}  {sampling:<6}{figures}")
+    for region in REGIONS:
+
+        def points(region=region) -> None:
+            for ends, offset, height, width in runs:
+                ids = np.arange(len(offset) - 1)
+                draw_points(ends, offset, height, width, ids, 8, region, seed=0, epoch=0)
+
+        print(f"8 points {region:<9}{milliseconds(points, repeats, per_100):8.2f}")
+
+
+def time_stored(images: list, texts: list, runs: Runs, options: argparse.Namespace) -> None:
+    """Print what the grid that a pack stores costs an image."""
+    size, count, repeats = options.mask_size, len(images), options.repeats
     outs = [np.empty((len(image[2]), size, size // 8), np.uint8) for image in images]
 
     def parse() -> None:
@@ -98,8 +164,8 @@ def main() -> None:
             parse_counts(*text)
 
     def draw(sampling: str) -> None:
-        for (height, width, _), image_runs, out in zip(images, runs, outs, strict=True):
-            rasterize(*image_runs, height, width, size, "pad", sampling, out=out)
+        for image_runs, out in zip(runs, outs, strict=True):
+            rasterize(*image_runs, size, "pad", sampling, out=out)
 
     masks = sum(len(image[2]) for image in images) / count
     kilobytes = sum(len(text[0]) for text in texts) / count / 1e3
@@ -107,15 +173,39 @@ def main() -> None:
         f"{count} images, {masks:.0f} masks and {kilobytes:.1f} kB of text an image, "
         f"to {size}x{size} bits, ms an image"
     )
-    print(f"  {'parse':<8}{milliseconds(parse, options.repeats, count):10.3f}")
+    print(f"  {'parse':<8}{milliseconds(parse, repeats, count):10.3f}")
     for sampling in SAMPLINGS:
-        draw(sampling)
-        for image, out in zip(images, outs, strict=True):
-            if not np.array_equal(reference(image, size, sampling), out):
-                raise SystemExit(f"{sampling}: the reference gives other bits")
-        ours = milliseconds(lambda s=sampling: draw(s), options.repeats, count)
-        theirs = milliseconds(lambda s=sampling: [reference(i, size, s) for i in images], 1, count)
-        print(f"  {sampling:<8}{ours:10.3f}    pycocotools and numpy {theirs:10.1f}")
+        line = f"  {sampling:<8}{milliseconds(lambda s=sampling: draw(s), repeats, count):10.3f}"
+        if options.reference:
+            for image, out in zip(images, outs, strict=True):
+                if not np.array_equal(reference(image, size, sampling), out):
+                    raise SystemExit(f"{sampling}: the reference gives other bits")
+            theirs = milliseconds(
+                lambda s=sampling: [reference(i, size, s) for i in images], 1, count
+            )
+            line += f"    pycocotools and numpy {theirs:10.1f}"
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tar", type=Path)
+    parser.add_argument("--mask-size", type=int, default=256)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[256, 512, 1024])
+    parser.add_argument("--no-reference", dest="reference", action="store_false")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "__array__ implementation")  # pycocotools under numpy 2
+
+    images = read_images(options.tar, options.images)
+    texts, runs = [], []
+    for height, width, counts in images:
+        offset = np.cumsum([0] + [len(text) for text in counts]).astype(np.int64)
+        texts.append((np.frombuffer(b"".join(counts), np.uint8), offset, height * width))
+        runs.append((*parse_counts(*texts[-1])[:2], height, width))
+    time_stored(images, texts, runs, options)
+    time_loading(runs, options.sizes, options.repeats)
 
 
 if __name__ == "__main__":

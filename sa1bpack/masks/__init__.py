@@ -2,43 +2,46 @@
 
 ::
 
-    counts text --parse_counts--> run ends --rasterize--> packed bits --unpack_bits--> bool
-                <--encode_counts-         (never a mask of full size)  <--pack_bits---
+    counts text --parse_counts--> run ends --rasterize----> packed bits --unpack_bits--> bool
+                <--encode_counts-     |   --draw_window-->              <--pack_bits---
+                                      +-----draw_points--> prompts
+
+No mask of full size is made on any of these ways.
 """
 
-import numpy as np
+from importlib import import_module
 
-from sa1bpack.masks.bits import pack_bits, unpack_bits
-from sa1bpack.masks.raster import FITS, SAMPLINGS, rasterize
-from sa1bpack.masks.rle import encode_counts, mask_area, parse_counts, take_masks
-from sa1bpack.masks.select import ORDERS, MaskRule, select_masks
+# Public name → module; imported on first use, so that who draws nothing needs no compiled kernel.
+_HOMES = {
+    "FITS": "raster",
+    "MAX_MASK_SIZE": "grid",
+    "MaskRule": "select",
+    "ORDERS": "select",
+    "REGIONS": "regions",
+    "SAMPLINGS": "grid",
+    "check_image_runs": "_arrays",
+    "count_pixels": "regions",
+    "draw_points": "prompts",
+    "draw_window": "window",
+    "encode_counts": "rle",
+    "jitter_boxes": "prompts",
+    "mask_area": "rle",
+    "mask_bbox": "boxes",
+    "nth_pixels": "regions",
+    "pack_bits": "bits",
+    "parse_counts": "rle",
+    "rasterize": "raster",
+    "select_masks": "select",
+    "take_masks": "rle",
+    "unpack_bits": "bits",
+    "warm_up": "_warm_up",
+    "window_map": "window",
+}
 
-__all__ = [
-    "FITS",
-    "ORDERS",
-    "SAMPLINGS",
-    "MaskRule",
-    "encode_counts",
-    "mask_area",
-    "pack_bits",
-    "parse_counts",
-    "rasterize",
-    "select_masks",
-    "take_masks",
-    "unpack_bits",
-    "warm_up",
-]
+__all__ = [*_HOMES]
 
 
-def warm_up() -> None:
-    """Compile what a pack runs for each image, or load it from numba's cache.
-
-    The first call after an installation takes several seconds, every later one in a new process a
-    fraction of one. Call it once before images are handled by several threads, or before timing.
-    """
-    text = np.frombuffer(b"04", np.uint8)  # one mask, all foreground, of a 2x2 image
-    run_ends, run_offset, _ = parse_counts(text, np.array([0, 2]), 4)
-    run_ends, run_offset = take_masks(run_ends, run_offset, np.array([0]))
-    mask_area(run_ends, run_offset)
-    for sampling in SAMPLINGS:
-        rasterize(run_ends, run_offset, 2, 2, 8, "pad", sampling)
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(import_module(f"sa1bpack.masks.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}")

@@ -36,7 +36,8 @@ def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
     """
     if len(offset) == 0:
         raise OptionError(f"{name} is empty; it must hold one offset more than there are masks")
-    if offset[0] < 0 or offset[-1] > length or (len(offset) > 1 and np.diff(offset).min() < 0):
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if offset[0] < 0 or offset[-1] > length or (offset[1:] < offset[:-1]).any():
         raise OptionError(
             f"{name} must rise from >= 0 to <= {length}; it goes from {offset[0]} to {offset[-1]}"
         )
@@ -73,6 +74,39 @@ def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> Non
             f"run ends must rise from >= 0 to the image's {pixels} pixels; {found}. "
             "The runs belong to another image or are damaged: pack that image again",
         )
+
+
+def check_image_runs(
+    run_ends: np.ndarray, run_offset: np.ndarray, pixels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the runs of an image's masks as the kernels take them, once they are found sound.
+
+    Raises:
+        MaskError: see `check_runs`.
+        OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+    """
+    run_ends = read_only("run_ends", run_ends, np.int32)
+    run_offset = read_only("run_offset", run_offset, np.int64)
+    check_offsets("run_offset", run_offset, len(run_ends))
+    check_runs(run_ends, run_offset, pixels)
+    return run_ends, run_offset
+
+
+def bits_for(masks: int, rows: int, columns: int, out: np.ndarray | None) -> np.ndarray:
+    """Return `out`, or a new array, for packed bits: uint8 (masks, rows, ceil(columns / 8)).
+
+    Raises:
+        OptionError: `out` is another array.
+    """
+    shape = (masks, rows, -(-columns // 8))
+    if out is None:
+        return np.empty(shape, np.uint8)
+    if out.dtype != np.uint8 or out.shape != shape or not out.flags.carray:
+        raise OptionError(
+            f"out must be a writable C-contiguous array of uint8 {shape}, "
+            f"got {out.dtype} {out.shape}"
+        )
+    return out
 
 
 def mask_error(mask: int, masks: int, fault: str) -> MaskError:

@@ -23,12 +23,17 @@ def pack_bits(masks: np.ndarray) -> np.ndarray:
     return np.packbits(masks, axis=-1, bitorder="little")
 
 
-def unpack_bits(bits: np.ndarray) -> np.ndarray:
-    """Unpack uint8 (..., Sm, Sm // 8) into bool (..., Sm, Sm).
+def unpack_bits(bits: np.ndarray, width: int | None = None) -> np.ndarray:
+    """Unpack uint8 (..., h, ceil(w / 8)) into bool (..., h, w).
+
+    `width` is w, the cells of a row; without it all bits of the last axis are cells.
 
     Raises:
-        OptionError: the dtype is not uint8, or there is no axis.
+        OptionError: the dtype is not uint8, there is no axis, or the rows do not hold `width` cells
+            in as few bytes as can be.
     """
     if bits.dtype != np.uint8 or bits.ndim == 0:
         raise OptionError(f"bits must be a uint8 array, got {bits.dtype} {bits.shape}")
-    return np.unpackbits(bits, axis=-1, bitorder="little").view(np.bool_)
+    if width is not None and bits.shape[-1] != -(-width // 8):
+        raise OptionError(f"rows of {bits.shape[-1]} bytes do not hold width={width} cells")
+    return np.unpackbits(bits, axis=-1, count=width, bitorder="little").view(np.bool_)

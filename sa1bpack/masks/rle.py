@@ -90,38 +90,43 @@ def _decode_text(text, text_offset, pixels, run_offset, run_ends):
             # Negative for good once a count or what is left is. Nothing wraps before that: a
             # number is below 2**60 and what it is added to lies in 0..pixels.
             outside |= value | (pixels - end)
-            ends[k] = end
+            ends[k] = end & MAX_RUN_END  # an end that this changes is refused below
         if outside < 0 or end != pixels:
             return m
     return -1
 
 
 def _fault(text: bytes, pixels: int) -> str:
-    """Say in words what is wrong with a text that the kernels refused."""
+    """Say in words what is wrong with a text that the kernels refused.
+
+    In steps of bounded size: a text may hold as many characters as a JSON record may.
+    """
     if not text:
         return "the counts text is empty"
-    counts: list[int] = []
-    total = value = groups = 0
+    before = before2 = 0  # the last count, and the one before that
+    number = total = value = groups = 0
     for place, character in enumerate(text):
         group = character - 48
         if not 0 <= group < 64:
             return f"character {character} at place {place} of the counts text is outside 48..111"
-        value |= (group & 31) << (5 * groups)
+        if groups < MAX_GROUPS:
+            value |= (group & 31) << (5 * groups)
         groups += 1
         if group & 32:
             continue
         if groups > MAX_GROUPS:
             return (
-                f"number {len(counts)} of the counts text has {groups} groups of 5 bits, "
+                f"number {number} of the counts text has {groups} groups of 5 bits, "
                 f"the limit is {MAX_GROUPS}"
             )
         if group & 16:
             value -= 1 << (5 * groups)
-        if len(counts) > 2:
-            value += counts[-2]
+        if number > 2:
+            value += before2
         if value < 0:
-            return f"count {len(counts)} is negative ({value})"
-        counts.append(value)
+            return f"count {number} is negative ({value})"
+        before2, before = before, value
+        number += 1
         total += value
         value = groups = 0
     if groups:

@@ -37,3 +37,12 @@ def test_what_cannot_be_packed_is_refused(masks):
 def test_what_cannot_be_unpacked_is_refused(bits):
     with pytest.raises(OptionError, match="bits must be a uint8 array"):
         unpack_bits(bits)
+
+
+def test_rows_of_other_widths_unpack_to_that_many_cells():
+    bits = np.array([[0b0000_0001, 0b0000_0110]], np.uint8)
+    np.testing.assert_array_equal(np.flatnonzero(unpack_bits(bits, 11)[0]), [0, 9, 10])
+    assert unpack_bits(bits, 10).shape == (1, 10)
+    for width in (8, 17):
+        with pytest.raises(OptionError, match=f"rows of 2 bytes do not hold width={width} cells"):
+            unpack_bits(bits, width)

@@ -1,0 +1,141 @@
+"""Prompts from the exact runs: points of a mask, of its boundary or outside it, and boxes.
+
+Points are drawn from the regions of `sa1bpack.masks.regions`, "inside", "boundary" and "outside",
+each pixel as probable as any other (to 2**-32, by which 2**63 words cannot be shared out evenly).
+
+Points are pixel centres in continuous source coordinates, (x + 1/2, y + 1/2), and boxes are edges:
+x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, which is (x, y, x + w, y + h) of
+`mask_bbox`. These are the coordinates that the
+affine maps take, see `sa1bpack.masks.window`. SAM's prompt encoder adds 1/2 itself: subtract it
+after all maps. The `bbox` of an SA-1B record is (x0, y0, x1 - x0 - 1, y1 - y0 - 1).
+
+What is random depends on (seed, epoch, id, draw) alone; `sa1bpack.transforms.prompts` gives the
+same prompts on a device.
+"""
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
+from sa1bpack.masks.regions import REGIONS, check_region, find_pixels
+
+# Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
+# coordinate with standard deviation equal to 10% of the box sidelength, to a maximum of 20 pixels".
+BOX_NOISE = 0.1
+BOX_SHIFT = 20.0
+
+# `draw` of the words of each kind of prompt, to which the caller's draw is added.
+DRAWS = {kind: number << 32 for number, kind in enumerate((*REGIONS, "boxes"), 1)}
+
+
+def draw_points(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    ids: np.ndarray,
+    points: int,
+    region: str = "inside",
+    *,
+    seed: int,
+    epoch: int,
+    draw: int = 0,
+    boxes: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw points uniformly from a region of every mask of one image, with replacement.
+
+    Args:
+        ids: int64 (n,), which the points depend on: annotation ids, say.
+        points: k, how many a mask.
+        seed, epoch: 0 to 2**64 - 1, which they depend on as well.
+        draw: 0 to 2**32 - 1, tells several draws from one region in one epoch apart.
+        others: as of `count_pixels`.
+
+    Returns:
+        points: float32 (n, k, 2), x and y of pixel centres in source coordinates; more points begin
+            with the same ones. Zero where not valid.
+        valid: bool (n,), False where the region has no pixel: the mask is empty, or all of the
+            image or box, or the box has no part in the image.
+
+    Raises:
+        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        OptionError: an option, a dtype or a shape is wrong.
+    """
+    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
+    masks = len(arguments[1]) - 1
+    check_ids(ids.dtype == np.int64, ids.shape, masks)
+    drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
+    count, numbers = np.empty(masks, np.int64), np.empty((masks, points), np.int64)
+    pixels = np.empty((masks, points, 2), np.int64)
+    find_pixels(*arguments, drawn, count, numbers, pixels)
+    valid = count > 0
+    return np.where(valid[:, None, None], pixels + 0.5, 0).astype(np.float32), valid
+
+
+def check_ids(is_int64: bool, shape: tuple[int, ...], masks: int) -> None:
+    """Check that there is an id for each mask.
+
+    Raises:
+        OptionError: there is not.
+    """
+    if not is_int64 or tuple(shape) != (masks,):
+        raise OptionError(f"ids must be int64 ({masks},), one for each mask, got {tuple(shape)}")
+
+
+def prompt_draw(kind: str, draw: int) -> int:
+    """Return the `draw` of the words for a kind of prompt.
+
+    Raises:
+        OptionError: `draw` is not 0 to 2**32 - 1.
+    """
+    if not isinstance(draw, int) or not 0 <= draw < 2**32:
+        raise OptionError(f"draw must be a whole number from 0 to 2**32 - 1, got {draw!r}")
+    return DRAWS[kind] + draw
+
+
+def jitter_boxes(
+    boxes: np.ndarray,
+    extent: np.ndarray,
+    ids: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    draw: int = 0,
+) -> np.ndarray:
+    """Move the edges of boxes at random, as SAM does for training.
+
+    Each edge moves by normal noise with a standard deviation of 10% of the box's width or height,
+    by 20 pixels at most, and not out of the image. A box cannot turn inside out: no noise exceeds
+    4.33 standard deviations.
+
+    Args:
+        boxes: float64 (n, 4), x0, y0, x1, y1, edges in pixels of the training input, for which the
+            20 pixels are meant.
+        extent: float64 (2,), or (n, 2), width and height of the image in the same pixels.
+        ids: int64 (n,), which the noise depends on: annotation ids, say.
+        seed, epoch: 0 to 2**64 - 1, which it depends on as well.
+        draw: 0 to 2**32 - 1, tells several draws for one id in one epoch apart.
+
+    Returns:
+        float32 (n, 4).
+
+    Raises:
+        OptionError: an option, a dtype or a shape is wrong.
+    """
+    check_boxes(boxes.dtype == np.float64, boxes.shape)
+    check_ids(ids.dtype == np.int64, ids.shape, len(boxes))
+    drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> np.uint64(64 - NORMAL_BITS)
+    noise = normal_quantiles()[drawn.astype(np.int64)] * BOX_NOISE
+    sides = np.tile(boxes[:, 2:] - boxes[:, :2], 2)
+    moved = boxes + np.clip(noise * sides, -BOX_SHIFT, BOX_SHIFT)
+    return np.clip(moved, 0, np.tile(extent, 2)).astype(np.float32)
+
+
+def check_boxes(is_float64: bool, shape: tuple[int, ...]) -> None:
+    """Check an array of boxes in continuous coordinates.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not is_float64 or len(shape) != 2 or shape[1] != 4:
+        raise OptionError(f"boxes must be float64 (n, 4), got {tuple(shape)}")

@@ -1,0 +1,62 @@
+"""Random numbers that are a function of (seed, epoch, id, draw): no state, any order, any rank.
+
+A word is the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014) over a chain: each part of the key is added, times an odd constant, and mixed.
+`sa1bpack.transforms.random` gives the same words on a device.
+"""
+
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+
+GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+NORMAL_BITS = 16  # of a word, choose among as many quantiles of the normal distribution
+
+
+def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarray:
+    """Random 64-bit words.
+
+    Args:
+        seed, epoch, draw: 0 to 2**64 - 1; `draw` tells the uses of one id in one epoch apart.
+        ids: int64 (k,), of images or masks; any value.
+        n: how many for each id.
+
+    Returns:
+        uint64 (k, n).
+
+    Raises:
+        OptionError: a number is out of range.
+    """
+    for name, number in (("seed", seed), ("epoch", epoch), ("draw", draw)):
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
+            raise OptionError(f"{name} must be a whole number from 0 to 2**64 - 1, got {number!r}")
+    key = np.zeros(1, np.uint64)  # an array, because numpy lets only arrays wrap in silence
+    for part in (seed, epoch, draw):
+        key = _mix(key + np.uint64((part + 1) * GAMMA % 2**64))
+    streams = _mix(ids.astype(np.uint64) * np.uint64(GAMMA) + key)
+    return _mix(streams[:, None] + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GAMMA))
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64 over uint64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    return z ^ (z >> np.uint64(31))
+
+
+@lru_cache(maxsize=1)
+def normal_quantiles() -> np.ndarray:
+    """Return float64 (2**NORMAL_BITS,): equally probable values of a standard normal distribution.
+
+    None is farther from 0 than 4.33. Numbers come from a table, not from logarithms and cosines,
+    because those differ in the last bit from one device to another.
+    """
+    count = 1 << NORMAL_BITS
+    normal = NormalDist()
+    table = np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+    table.flags.writeable = False
+    return table

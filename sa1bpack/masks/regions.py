@@ -1,0 +1,233 @@
+"""Regions of a mask, by the number of each pixel, from the exact runs and without a mask.
+
+- "inside": the foreground.
+- "boundary": foreground pixels of which a neighbour above, below, left or right is background or
+  outside the image.
+- "outside": the background of the image.
+
+The pixels of a region are numbered column after column. A region is a sorted list of stretches of
+column-major positions, and its n-th pixel is found by a search in their running total: a few steps
+for each run of the mask, however large it is.
+"""
+
+from operator import index
+
+import numpy as np
+from numba import njit
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks._arrays import check_image_runs
+from sa1bpack.masks.grid import check_image
+
+REGIONS = ("inside", "boundary", "outside")
+_WHOLE, _RIM = 1, 2  # what counts of a stretch: all pixels, or those at the image's top and bottom
+
+
+@njit(nogil=True, cache=True)
+def _boundary_stretches(ends, height, begin, end, kind):
+    """`_stretches` of the boundary.
+
+    A pixel is not of the boundary if it and its four neighbours are foreground: if the runs and
+    the same runs moved by a pixel and by a column, up and down, all have its position, and it is
+    not at the top or bottom, where the next position is in another column. (At the left and right
+    there is no such position.)
+    """
+    shifts = np.array([0, 1, -1, height, -height])
+    nexts = np.zeros(5, np.int64)  # the next end of each of the five
+    found = 0
+    place = np.int64(0)
+    while nexts[0] < len(ends):
+        inside = 0
+        following = np.int64(2**62)
+        for i in range(5):
+            while nexts[i] < len(ends) and ends[nexts[i]] + shifts[i] <= place:
+                nexts[i] += 1
+            if nexts[i] < len(ends):
+                inside += nexts[i] & 1
+                following = min(following, ends[nexts[i]] + shifts[i])
+        if nexts[0] < len(ends) and nexts[0] & 1:
+            begin[found], end[found] = place, following
+            kind[found] = _RIM if inside == 5 else _WHOLE
+            found += 1
+        place = following
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _stretches(ends, height, region, begin, end, kind):
+    """Write the stretches of a region, sorted, as far as there are any; return how many."""
+    if region == 1:
+        return _boundary_stretches(ends, height, begin, end, kind)
+    found = 0
+    for k in range(1 if region == 0 else 0, len(ends), 2):
+        begin[found], end[found] = ends[k - 1] if k else 0, ends[k]
+        kind[found] = _WHOLE
+        found += 1
+    return found
+
+
+@njit(nogil=True, cache=True)
+def _in_box(position, height, box):
+    """How many pixels of a box x0, y0, x1, y1 lie before a position, column after column."""
+    x = position // height
+    rows = box[3] - box[1]
+    if x < box[0]:
+        return np.int64(0)
+    if x >= box[2]:
+        return (box[2] - box[0]) * rows
+    return (x - box[0]) * rows + min(max(position - x * height - box[1], 0), rows)
+
+
+@njit(nogil=True, cache=True)
+def _on_rim(number, rows, top, bottom):
+    """How many of the first `number` pixels of a box lie at the image's top or bottom."""
+    column = number // rows
+    return column * (top + bottom) + (top if number > column * rows else 0)
+
+
+@njit(nogil=True, cache=True)
+def _nth_on_rim(number, rows, top, bottom):
+    """The pixel of a box that is the n-th of those at the image's top or bottom."""
+    column = number // (top + bottom)
+    last = bottom if number % (top + bottom) == top else 0
+    return column * rows + last * (rows - 1)
+
+
+@njit(nogil=True, cache=True)
+def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers, pixels):
+    """Count the pixels of a region, and find some of them; see `nth_pixels`.
+
+    Args:
+        size: H, W.
+        region: index in REGIONS.
+        boxes: int64 (n, 4) or (0, 4) for the whole image.
+        words: if it has rows, number k of mask m is words[m, k] modulo the count.
+        count: int64 (n,), written.
+        numbers: int64 (n, k), read, or written if there are words.
+        pixels: int64 (n, k, 2), written.
+    """
+    height, width = np.int64(size[0]), np.int64(size[1])
+    longest = 0
+    for m in range(len(count)):
+        longest = max(longest, run_offset[m + 1] - run_offset[m])
+    room = 5 * longest + 1 if region == 1 else longest // 2 + 1
+    begin, end, kind = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    total = np.empty(room, np.int64)
+    box = np.array([0, 0, width, height])
+    for m in range(len(count)):
+        if len(boxes):
+            box[0], box[2] = min(max(boxes[m, 0], 0), width), min(max(boxes[m, 2], 0), width)
+            box[1], box[3] = min(max(boxes[m, 1], 0), height), min(max(boxes[m, 3], 0), height)
+        rows = box[3] - box[1]
+        count[m] = 0
+        pixels[m] = -1
+        if rows <= 0 or box[2] <= box[0]:
+            continue
+        top, bottom = np.int64(box[1] == 0), np.int64(box[3] == height and height > 1)
+        ends = run_ends[run_offset[m] : run_offset[m + 1]]
+        found = _stretches(ends, height, region, begin, end, kind)
+        for i in range(found):
+            low, high = _in_box(begin[i], height, box), _in_box(end[i], height, box)
+            if kind[i] == _RIM:
+                low = _on_rim(low, rows, top, bottom)
+                high = _on_rim(high, rows, top, bottom)
+            begin[i] = low
+            count[m] += high - low
+            total[i] = count[m]
+        for k in range(numbers.shape[1]):
+            if len(words) and count[m]:
+                numbers[m, k] = words[m, k] % np.uint64(count[m])
+            number = numbers[m, k]
+            if not 0 <= number < count[m]:
+                continue
+            i = np.searchsorted(total[:found], number, side="right")
+            place = begin[i] + number - (total[i - 1] if i else 0)
+            if kind[i] == _RIM:
+                place = _nth_on_rim(place, rows, top, bottom)
+            pixels[m, k, 0] = box[0] + place // rows
+            pixels[m, k, 1] = box[1] + place % rows
+
+
+def check_region(run_ends, run_offset, height, width, region, boxes):
+    """Return the arguments of `count_pixels` as `find_pixels` takes them."""
+    height, width = index(height), index(width)
+    check_image(height, width)
+    run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
+    if region not in REGIONS:
+        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
+    masks = len(run_offset) - 1
+    if boxes is None:
+        boxes = np.empty((0, 4), np.int64)
+    elif boxes.dtype != np.int64 or boxes.shape != (masks, 4):
+        raise OptionError(f"boxes must be int64 {(masks, 4)}, got {boxes.dtype} {boxes.shape}")
+    boxes = np.ascontiguousarray(boxes)
+    return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
+
+
+_NO_WORDS = np.empty((0, 0), np.uint64)
+
+
+def count_pixels(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    region: str = "inside",
+    boxes: np.ndarray | None = None,
+) -> np.ndarray:
+    """Count the pixels of a region of every mask of one image.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+        height, width: of the source image.
+        region: "inside", "boundary" or "outside", see the module.
+        boxes: int64 (n, 4), x0, y0, x1, y1 in source pixels, ends exclusive: only what of a mask's
+            region lies in its box; None for the whole image. What of a box is outside the image
+            has no pixels.
+
+    Returns:
+        int64 (n,).
+
+    Raises:
+        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        OptionError: the region, a dtype or a shape is wrong.
+    """
+    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
+    masks = len(arguments[1]) - 1
+    count, none = np.empty(masks, np.int64), np.empty((masks, 0), np.int64)
+    find_pixels(*arguments, _NO_WORDS, count, none, np.empty((masks, 0, 2), np.int64))
+    return count
+
+
+def nth_pixels(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    numbers: np.ndarray,
+    region: str = "inside",
+    boxes: np.ndarray | None = None,
+) -> np.ndarray:
+    """Find pixels of a region of every mask by their number, 0 to count - 1, column after column.
+
+    Args:
+        numbers: int64 (n, k).
+        others: as of `count_pixels`.
+
+    Returns:
+        int64 (n, k, 2), x and y in source pixels; -1 and -1 where there is no such pixel.
+
+    Raises:
+        MaskError, OptionError: as `count_pixels`.
+    """
+    arguments = check_region(run_ends, run_offset, height, width, region, boxes)
+    masks = len(arguments[1]) - 1
+    if numbers.dtype != np.int64 or numbers.ndim != 2 or len(numbers) != masks:
+        raise OptionError(
+            f"numbers must be int64 ({masks}, k), got {numbers.dtype} {numbers.shape}"
+        )
+    numbers = np.ascontiguousarray(numbers)
+    pixels = np.empty((*numbers.shape, 2), np.int64)
+    find_pixels(*arguments, _NO_WORDS, np.empty(masks, np.int64), numbers.copy(), pixels)
+    return pixels

@@ -1,0 +1,170 @@
+"""Masks of any part of the image at any size: the exact runs drawn under an affine map.
+
+A map is float64 (2, 3) `M` and takes OUTPUT coordinates to SOURCE coordinates,
+[xs, ys] = M @ [x, y, 1]. Coordinates are continuous: x to the right, y down, pixel edges at whole
+numbers, the centre of pixel i at i + 0.5. Cell (i, j) of the output is [j, j + 1) x [i, i + 1).
+
+What is drawn is defined in whole numbers, so that a CPU and a device give the same bits:
+
+- An upright map (a rectangle of the source, stretched, mirrored or not) is given by where it takes
+  the edges of the output; they are rounded to 1/1024 of a source pixel. From there on everything is
+  exact: "area" sets a cell of which at least half is covered, "center" takes the source pixel under
+  its centre. A rectangle of no width counts as one of 1/1024 pixel.
+- A map that rotates or shears by more than that is evaluated at sample points, in units of 2**-32
+  source pixels: at the cell's centre for "center", at 4 x 4 points spread evenly over the cell for
+  "area", which sets a cell if at least 8 of them are foreground.
+
+What lies outside the source is background.
+"""
+
+from operator import index
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks._arrays import bits_for, check_image_runs
+from sa1bpack.masks.grid import MAX_MASK_SIZE, Axis, check_image, check_sampling, make_axis
+from sa1bpack.masks.raster import draw_grid
+from sa1bpack.masks.skew import FRACTION, draw_skew
+
+UNIT = 1024  # an edge of the output lies at a multiple of 1/UNIT source pixel
+REACH = 2**20  # the corners of the output lie within this many source pixels of the origin
+STEPS = 1 << FRACTION  # a sample point of another map lies at a multiple of 1/STEPS source pixel
+LEVELS = {"center": 0, "area": 2}  # of a cell's sample points along a side, the binary logarithm
+
+
+def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]) -> np.ndarray:
+    """Return the map from an output of `size` to a rectangle of the source.
+
+    Args:
+        x0, y0: source coordinates of the output's top left corner.
+        x1, y1: of its bottom right corner; x1 < x0 mirrors left and right, y1 < y0 top and bottom.
+        size: (h, w), cells of the output.
+
+    Returns:
+        float64 (2, 3), see the module. ``(0, 0, L, L)`` with L = max(H, W) is the grid of the fits
+        "pad" and "native", ``(0, 0, W, H)`` that of "squash".
+
+    Raises:
+        OptionError: the size is none.
+    """
+    height, width = check_size(size)
+    return np.array([[(x1 - x0) / width, 0, x0], [0, (y1 - y0) / height, y0]], np.float64)
+
+
+def check_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return (h, w), the cells of an output, as ints.
+
+    Raises:
+        OptionError: `size` is not two whole numbers from 1 to 4096.
+    """
+    try:
+        height, width = (index(side) for side in size)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"size must be two whole numbers, h and w, got {size!r}") from error
+    if not (1 <= height <= MAX_MASK_SIZE and 1 <= width <= MAX_MASK_SIZE):
+        raise OptionError(f"size must be from 1 to {MAX_MASK_SIZE} a side, got {size!r}")
+    return height, width
+
+
+def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Check maps and say which are upright.
+
+    Args:
+        maps: float64 (b, 2, 3), see the module.
+        size: (h, w), cells of the output.
+
+    Returns:
+        bool (b,), True where the map is upright, see the module.
+
+    Raises:
+        OptionError: the array is another, a number is not finite, or a map reaches too far.
+    """
+    if maps.dtype != np.float64 or maps.ndim != 3 or maps.shape[1:] != (2, 3):
+        raise OptionError(f"maps must be float64 (b, 2, 3), got {maps.dtype} {maps.shape}")
+    height, width = size
+    across, down, origin = maps[..., 0] * width, maps[..., 1] * height, maps[..., 2]
+    low = origin + np.minimum(across, 0) + np.minimum(down, 0)
+    high = origin + np.maximum(across, 0) + np.maximum(down, 0)
+    beyond = np.flatnonzero(~((low > -REACH) & (high < REACH)).all(1))  # with a NaN as well
+    if len(beyond):
+        raise OptionError(
+            f"map {beyond[0]} of {len(maps)} takes an output of {height}x{width} to more than "
+            f"{REACH} source pixels from the origin: {maps[beyond[0]].tolist()}"
+        )
+    turns = np.stack([maps[:, 0, 1] * height, maps[:, 1, 0] * width], 1) * UNIT
+    return (np.rint(turns) == 0).all(1)
+
+
+def _axis(pixels: int, cells: int, scale: float, offset: float) -> Axis:
+    """Return the axis on which cell edge j lies at scale·j + offset, for j = 0 and j = cells."""
+    first = int(np.rint(offset * UNIT))
+    last = int(np.rint((scale * cells + offset) * UNIT))
+    cell = max(abs(last - first), 1)
+    return make_axis(pixels, cells, cells * UNIT, cell, min(first, last) * cells, last < first)
+
+
+def sample_steps(maps: np.ndarray, level: int) -> np.ndarray:
+    """Return where the sample points of maps that are not upright lie, in 1/STEPS source pixels.
+
+    Args:
+        maps: float64 (b, 2, 3), checked.
+        level: a cell has k = 2**level sample points along a side.
+
+    Returns:
+        int64 (b, 2, 3): x and y of sample point (r, s), row r and column s of all h·k x w·k, are
+        [..., 0]·s + [..., 1]·r + [..., 2].
+    """
+    samples = 1 << level
+    first = maps[..., 2] + (maps[..., 0] + maps[..., 1]) * (0.5 / samples)
+    across, down = maps[..., 0] / samples, maps[..., 1] / samples
+    return np.rint(np.stack([across, down, first], -1) * STEPS).astype(np.int64)
+
+
+def draw_window(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    affine: np.ndarray,
+    size: tuple[int, int],
+    sampling: str = "area",
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Draw the masks of one image under a map, as packed bits. Other threads run meanwhile.
+
+    With the map of a stored grid (`window_map`) the result is `rasterize`'s, bit for bit.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (n + 1,).
+        height, width: of the source image, 1 to 65,535, together below 2**31 pixels.
+        affine: float64 (2, 3), the map from output to source coordinates, see the module.
+        size: (h, w), cells of the output, 1 to 4096 each.
+        sampling: "area" or "center", see the module.
+        out: uint8 (n, h, ceil(w / 8)), C-contiguous, to write into; all of it is written.
+
+    Returns:
+        uint8 (n, h, ceil(w / 8)), rows first, the lowest bit first, bits past the last column 0:
+        `out`, or a new array. `unpack_bits(bits, w)` makes it bool.
+
+    Raises:
+        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        OptionError: an option, a dtype or a shape is wrong, or the map reaches too far.
+    """
+    height, width = index(height), index(width)
+    check_image(height, width)
+    rows, columns = check_size(size)
+    check_sampling(sampling)
+    affine = np.asarray(affine)
+    upright = check_maps(affine[None], (rows, columns))[0]
+    if upright:
+        y = _axis(height, rows, affine[1, 1], affine[1, 2])
+        x = _axis(width, columns, affine[0, 0], affine[0, 2])
+        return draw_grid(run_ends, run_offset, y, x, sampling, out)
+    run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
+    out = bits_for(len(run_offset) - 1, rows, columns, out)
+    level = LEVELS[sampling]
+    steps = sample_steps(affine[None], level)[0]
+    draw_skew(run_ends, run_offset, height, steps, level, columns, out)
+    return out

@@ -1,0 +1,41 @@
+"""Boxes from runs are those around the full-size mask."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import MaskError
+from sa1bpack.masks import mask_bbox
+
+
+def box_of(mask: np.ndarray) -> list[int]:
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not len(rows):
+        return [0, 0, 0, 0]
+    x, y = columns[0], rows[0]
+    return [x, y, columns[-1] - x + 1, rows[-1] - y + 1]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_boxes_are_those_around_the_full_size_masks(data):
+    height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    pixels = height * width
+    cuts = data.draw(st.lists(st.lists(st.integers(0, pixels), max_size=8), min_size=1, max_size=4))
+    ends = [[*sorted(cut), pixels] for cut in cuts]  # runs of no pixel among them
+    offset = np.cumsum([0, *map(len, ends)])
+    found = mask_bbox(np.concatenate(ends).astype(np.int32), offset, height, width)
+    assert found.dtype == np.int64 and found.shape == (len(ends), 4)
+    for box, one in zip(found, ends, strict=True):
+        flat = np.repeat(np.arange(len(one)) % 2 == 1, np.diff(one, prepend=0))
+        assert box.tolist() == box_of(flat.reshape(width, height).T)
+
+
+def test_no_masks_have_no_boxes():
+    assert mask_bbox(np.empty(0, np.int32), np.zeros(1, np.int64), 4, 4).shape == (0, 4)
+
+
+def test_runs_of_another_image_are_refused():
+    with pytest.raises(MaskError, match="20 pixels"):
+        mask_bbox(np.array([16], np.int32), np.array([0, 1]), 4, 5)

@@ -1,0 +1,277 @@
+"""Regions and prompts from runs, held against the pixels of full-size masks."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.masks import (
+    REGIONS,
+    count_pixels,
+    draw_points,
+    jitter_boxes,
+    mask_bbox,
+    nth_pixels,
+    parse_counts,
+)
+from sa1bpack.masks.random import normal_quantiles, words
+
+
+def region_of(mask: np.ndarray, region: str) -> np.ndarray:
+    """bool (H, W): the pixels of a region of a full-size mask."""
+    if region == "inside":
+        return mask
+    if region == "outside":
+        return ~mask
+    around = np.pad(mask, 1)
+    kept = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
+    return mask & ~kept
+
+
+def within(pixels: np.ndarray, box: np.ndarray) -> np.ndarray:
+    """bool (H, W): what of the pixels lies in a box x0, y0, x1, y1."""
+    x0, y0, x1, y1 = np.maximum(box, 0)
+    kept = np.zeros_like(pixels)
+    kept[y0:y1, x0:x1] = pixels[y0:y1, x0:x1]
+    return kept
+
+
+def with_empty_runs(runs: tuple[np.ndarray, np.ndarray], random: np.random.Generator):
+    """The same masks with a run of no pixels in a place of each, as a text may have them."""
+    run_ends, run_offset = runs
+    masks = []
+    for first, last in pairwise(run_offset):
+        end = random.integers(0, run_ends[last - 1] + 1)
+        place = first + np.searchsorted(run_ends[first : last - 1], end)
+        masks.append(np.concatenate([run_ends[first:place], [end, end], run_ends[place:last]]))
+    return np.concatenate(masks).astype(np.int32), run_offset + 2 * np.arange(len(run_offset))
+
+
+@st.composite
+def scenes(draw):
+    """Draw (full-size masks, boxes within the image and beyond, a generator)."""
+    height, width = draw(st.integers(1, 14)), draw(st.integers(1, 14))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    masks = [random.random((height, width)) < part for part in (0, 0.1, 0.5, 0.9, 1)]
+    masks.append(np.kron(random.random((4, 4)) < 0.6, np.ones((4, 4), bool))[:height, :width])
+    boxes = np.sort(random.integers(-3, 17, (len(masks), 2, 2)), axis=1).reshape(-1, 4)
+    return masks, boxes, random
+
+
+@settings(max_examples=120, deadline=None)
+@given(scenes(), st.sampled_from(REGIONS), st.booleans(), st.booleans())
+def test_the_numbers_of_a_region_are_its_pixels_each_once(
+    reference, scene, region, in_boxes, empty_runs
+):
+    """In order, column after column; so that a uniform number is a uniform pixel."""
+    masks, boxes, random = scene
+    height, width = masks[0].shape
+    runs = reference.runs_of(masks)
+    if empty_runs:
+        runs = with_empty_runs(runs, random)
+    expected = [region_of(mask, region) for mask in masks]
+    if in_boxes:
+        expected = [within(pixels, box) for pixels, box in zip(expected, boxes, strict=True)]
+    boxes = boxes if in_boxes else None
+    count = count_pixels(*runs, height, width, region, boxes)
+    assert count.tolist() == [pixels.sum() for pixels in expected]
+    numbers = np.tile(np.arange(-1, count.max() + 1), (len(masks), 1))
+    found = nth_pixels(*runs, height, width, numbers, region, boxes)
+    for m, pixels in enumerate(expected):
+        x, y = np.nonzero(pixels.T)
+        np.testing.assert_array_equal(found[m, 1 : 1 + count[m]], np.stack([x, y], 1))
+        assert (found[m, 0] == -1).all() and (found[m, 1 + count[m] :] == -1).all()
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_regions_of_the_sample_tar_are_those_of_pycocotools(reference, sample_tar, region):
+    for height, width, texts in reference.records(sample_tar):
+        run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
+        count = count_pixels(run_ends, run_offset, height, width, region)
+        for m, text in enumerate(texts[:4]):
+            pixels = region_of(reference.coco_mask(text, height, width), region)
+            x, y = np.nonzero(pixels.T)
+            assert count[m] == len(x)
+            one = run_ends, run_offset[m : m + 2]
+            found = nth_pixels(*one, height, width, np.arange(len(x))[None], region)[0]
+            np.testing.assert_array_equal(found, np.stack([x, y], 1))
+
+
+def test_the_largest_image_does_not_overflow(reference):
+    height, width = 65_535, 32_767
+    runs = reference.flat([[0, height * width]])
+    rim = 2 * height + 2 * width - 4
+    for region, count in zip(REGIONS, (height * width, rim, 0), strict=True):
+        assert count_pixels(*runs, height, width, region).tolist() == [count]
+    last = np.array([[rim - 1]])
+    assert nth_pixels(*runs, height, width, last, "boundary").tolist() == [[[32_766, 65_534]]]
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_points_are_centres_of_pixels_of_their_region(reference, sample_tar, region):
+    height, width, texts = reference.records(sample_tar)[0]
+    runs = parse_counts(*reference.joined(texts), height * width)[:2]
+    ids = np.arange(len(texts)) + 2**33
+    points, valid = draw_points(*runs, height, width, ids, 7, region, seed=1, epoch=2)
+    assert points.dtype == np.float32 and points.shape == (len(texts), 7, 2) and valid.all()
+    assert (points % 1 == 0.5).all()
+    for text, (x, y) in zip(texts, np.floor(points).astype(int).transpose(0, 2, 1), strict=True):
+        assert region_of(reference.coco_mask(text, height, width), region)[y, x].all()
+
+
+def test_every_pixel_of_a_region_is_drawn(reference):
+    """Of 24 pixels and 600 points none is missed, but for once in 10^9 seeds."""
+    mask = np.zeros((9, 11), bool)
+    mask[2:8, 3:7] = True
+    runs = reference.runs_of([mask])
+    points, _ = draw_points(*runs, 9, 11, np.array([5]), 600, seed=0, epoch=0)
+    drawn = {tuple(point) for point in points[0].tolist()}
+    assert drawn == {(x + 0.5, y + 0.5) for x in range(3, 7) for y in range(2, 8)}
+
+
+def test_points_depend_on_seed_epoch_id_draw_and_region_and_on_nothing_else(reference):
+    random = np.random.default_rng(0)
+    masks = [random.random((300, 300)) < 0.5 for _ in range(3)]
+    runs = reference.runs_of(masks)
+    ids = np.array([10, 11, 12])
+
+    def drawn(runs=runs, ids=ids, k=4, region="inside", **key):
+        return draw_points(*runs, 300, 300, ids, k, region, **{"seed": 1, "epoch": 2, **key})[0]
+
+    first = drawn()
+    np.testing.assert_array_equal(drawn(), first)
+    np.testing.assert_array_equal(drawn(k=9)[:, :4], first)
+    reverse = drawn(reference.runs_of(masks[::-1]), ids[::-1].copy())
+    np.testing.assert_array_equal(reverse[::-1], first)
+    others = [drawn(seed=2), drawn(epoch=3), drawn(draw=1), drawn(ids=ids + 3)]
+    assert all((other != first).any(axis=(1, 2)).all() for other in others)
+
+
+def test_points_do_not_change_from_release_to_release(reference):
+    runs = reference.flat([[100_000, 400_000, 1_000_000]])
+    found = [
+        draw_points(*runs, 1000, 1000, np.array([7]), 1, region, seed=1, epoch=2)[0].tolist()
+        for region in REGIONS
+    ]
+    assert found == [[[[311.5, 404.5]]], [[[399.5, 910.5]]], [[[467.5, 137.5]]]]
+
+
+def test_a_region_without_pixels_is_not_valid(reference):
+    empty, full = np.zeros((5, 6), bool), np.ones((5, 6), bool)
+    runs = reference.runs_of([empty, full])
+    key = {"seed": 0, "epoch": 0}
+    expected = {"inside": [False, True], "boundary": [False, True], "outside": [True, False]}
+    for region in REGIONS:
+        points, valid = draw_points(*runs, 5, 6, np.arange(2), 3, region, **key)
+        assert valid.tolist() == expected[region]
+        assert not points[~valid].any() and points[valid].all()
+    beside = np.array([[6, 0, 9, 5], [0, 2, 6, 2]])
+    points, valid = draw_points(*runs, 5, 6, np.arange(2), 3, "outside", boxes=beside, **key)
+    assert not valid.any() and not points.any()
+
+
+def test_words_are_those_of_the_device():
+    """The known ones of `transforms.random`."""
+    assert words(1, 2, np.array([3]), 4, 2).view(np.int64).tolist() == [
+        [4060307132669941398, -3347521338214000131]
+    ]
+
+
+def test_quantiles_are_those_of_a_normal_distribution():
+    table = normal_quantiles()
+    assert abs(table.mean()) < 1e-12 and abs(table.std() - 1) < 2e-5
+    assert np.abs(table).max() < 4.33  # so that no box turns inside out
+    assert (np.diff(table) > 0).all()
+    assert abs((table < 1).mean() - 0.841345) < 1e-5
+
+
+def test_boxes_move_by_a_tenth_of_their_sides_by_20_pixels_at_most_and_stay_in_the_image():
+    n = 4000
+    boxes = np.tile([[300.0, 200, 350, 220]], (n, 1))
+    ids = np.arange(n)
+    extent = np.array([1024.0, 700])
+    moves = jitter_boxes(boxes, extent, ids, seed=3, epoch=1) - boxes
+    np.testing.assert_allclose(moves.std(0), [5, 2, 5, 2], rtol=0.05)
+    np.testing.assert_allclose(moves.mean(0), 0, atol=0.3)
+    correlation = np.corrcoef(moves.T) - np.eye(4)
+    assert np.abs(correlation).max() < 0.06
+    large = np.tile([[100.0, 100, 1020, 690]], (n, 1))
+    moved = jitter_boxes(large, extent, ids, seed=3, epoch=1)
+    assert np.abs(moved - large).max() == 20
+    assert moved[:, 2].max() == 1024 and moved[:, 3].max() == 700
+    tiny = np.tile([[0.0, 0, 1, 1]], (n, 1))
+    moved = jitter_boxes(tiny, extent, ids, seed=3, epoch=1)
+    assert (moved[:, :2] < moved[:, 2:]).all() and moved.min() == 0
+
+
+def test_boxes_move_by_seed_epoch_id_and_draw():
+    boxes = np.array([[30.0, 20, 90, 80], [40, 10, 60, 90]])
+    extent, ids = np.array([100.0, 100]), np.array([4, 5])
+
+    def moved(boxes=boxes, ids=ids, **key):
+        return jitter_boxes(boxes, extent, ids, **{"seed": 1, "epoch": 2, **key})
+
+    first = moved()
+    np.testing.assert_array_equal(moved(boxes[::-1], ids[::-1].copy())[::-1], first)
+    for key in ({"seed": 2}, {"epoch": 1}, {"draw": 1}, {"ids": ids + 2}):
+        assert (moved(**key) != first).all()
+
+
+def test_edges_of_boxes_are_those_that_the_module_says(reference, sample_tar):
+    """(x, y, x + w, y + h) of mask_bbox are the edges of the outermost pixels."""
+    height, width, texts = reference.records(sample_tar)[0]
+    runs = parse_counts(*reference.joined(texts), height * width)[:2]
+    for (x, y, w, h), text in zip(mask_bbox(*runs, height, width), texts, strict=True):
+        rows, columns = np.nonzero(reference.coco_mask(text, height, width))
+        assert (x, y) == (columns.min(), rows.min())
+        assert (x + w, y + h) == (columns.max() + 1, rows.max() + 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
+        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one for each mask, got \(2,\)"),
+        ({"ids": np.array([1.0])}, "ids must be int64"),
+        ({"boxes": np.array([[0, 0, 1, 1.0]])}, r"boxes must be int64 \(1, 4\), got float64"),
+        ({"boxes": np.array([[0, 0, 1]])}, "boxes must be int64"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"epoch": 1.5}, "epoch must be a whole number"),
+        ({"draw": 2**32}, r"draw must be a whole number from 0 to 2\*\*32 - 1"),
+        ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(option, message):
+    arguments = {
+        "run_ends": np.array([480], np.int32),
+        "run_offset": np.array([0, 1]),
+        "height": 20,
+        "width": 24,
+        "ids": np.array([1]),
+        "points": 2,
+        "seed": 0,
+        "epoch": 0,
+    }
+    with pytest.raises(OptionError, match=message):
+        draw_points(**{**arguments, **option})
+
+
+def test_wrong_numbers_and_boxes_are_refused(reference):
+    runs = reference.flat([[480]])
+    with pytest.raises(OptionError, match=r"numbers must be int64 \(1, k\), got int64 \(2, 3\)"):
+        nth_pixels(*runs, 20, 24, np.zeros((2, 3), np.int64))
+    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got \(1, 3\)"):
+        jitter_boxes(np.zeros((1, 3)), np.ones(2), np.array([1]), seed=0, epoch=0)
+    with pytest.raises(OptionError, match="ids must be int64"):
+        jitter_boxes(np.zeros((1, 4)), np.ones(2), np.array([1, 2]), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_damaged_runs_are_refused(reference, region):
+    with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels"):
+        count_pixels(*reference.flat([[480], [5, 4, 480]]), 20, 24, region)
+    with pytest.raises(MaskError, match="65536x1"):
+        count_pixels(np.array([1], np.int32), np.array([0, 1]), 65_536, 1, region)
