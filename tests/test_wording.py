@@ -1,8 +1,8 @@
-"""Numbers in sentences."""
+"""Numbers, and values found in files, in sentences."""
 
 import pytest
 
-from sa1bpack.wording import counted
+from sa1bpack.wording import brief, counted, printable
 
 
 @pytest.mark.parametrize(
@@ -10,3 +10,30 @@ from sa1bpack.wording import counted
 )
 def test_a_noun_is_singular_for_one_alone(number, text):
     assert counted(number, "shard") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.5"), ("a", "'a'"), ([1, 2, 3], "[1, 2, 3]"), ({"a": None}, "{'a': None}"),
+        ("\x1b[2J", r"'\x1b[2J'"), ([[[[[1]]]]], "[[[[...]]]]"),
+    ],
+)  # fmt: skip
+def test_a_small_value_is_shown_as_python_writes_it(value, text):
+    assert brief(value) == text
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, 10**4000, list(range(10**5)), {"x" * 10**5: 1}])
+def test_a_value_of_any_size_is_shown_in_few_characters(value):
+    assert len(brief(value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sa_1 é 雪", "sa_1 é 雪"), ("two\nlines", "two\nlines"), ("a\x1b[2Jb\r", r"a\x1b[2Jb\r"),
+        ("\udcff.jpg", r"\udcff.jpg"), ("\u202egpj", r"\u202egpj"),
+    ],
+)  # fmt: skip
+def test_what_would_move_a_terminals_cursor_is_escaped(text, shown):
+    assert printable(text) == shown

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import AnnotationError
+from sa1bpack.wording import brief
 
 # Order of the numbers of a mask in `number_types`, and thereby of its bits.
 BBOX = slice(0, 4)
@@ -33,6 +34,8 @@ NUMBER_NAMES = (
 
 MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
 MAX_EXACT = 2**53 - 1  # up to here float64 tells every integer from its neighbours
+MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
+MAX_UNKNOWN_KEYS = 64  # of a record, that are told
 _REMEDY = "correct or remove the record"
 
 _Number = int | float
@@ -45,7 +48,7 @@ class _Image(msgspec.Struct):
     image_id: _Int64
     width: _Side
     height: _Side
-    file_name: str
+    file_name: Annotated[str, msgspec.Meta(max_length=MAX_FILE_NAME)]
 
 
 class _Segmentation(msgspec.Struct, gc=False):
@@ -89,6 +92,8 @@ class _StrictRecord(_Record, forbid_unknown_fields=True):
 _decode_strict = msgspec.json.Decoder(_StrictRecord).decode
 _decode_lenient = msgspec.json.Decoder(_Record).decode
 _decode_untyped = msgspec.json.Decoder().decode
+_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +119,8 @@ class Annotations:
     counts_text          (m,) u8      the masks' COCO run-length strings, one after the other
     counts_offset        (n+1,) i64   mask i is counts_text[counts_offset[i]:counts_offset[i+1]]
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
-                                      their values are not kept
+                                      their values are not kept. Of more than MAX_UNKNOWN_KEYS the
+                                      first in alphabetical order, and "..."
     ===================  ===========  =======================================================
 
     All arrays are C-contiguous and writable. `eq` compares identity.
@@ -142,6 +148,8 @@ class Annotations:
 
 def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     """Decode and check one JSON record; nothing returned refers to `data`.
+
+    Of a key that comes twice the last value counts, as in Python's json.
 
     Raises AnnotationError, naming the annotation, the field and the value, when the bytes are not
     JSON (NaN and Infinity are not), when a field is missing or of a wrong type, when a number does
@@ -184,7 +192,7 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass  # unknown keys, or an error that the second attempt words
     try:
-        return _decode_lenient(data), _unknown_keys(_decode_untyped(data))
+        return _decode_lenient(data), _unknown_keys(data)
     except msgspec.ValidationError as error:
         raise AnnotationError(_describe(str(error), data)) from None
     except RecursionError:
@@ -195,20 +203,28 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
         raise AnnotationError(f"{_malformed(error, data)}; {_REMEDY}") from None
 
 
-def _unknown_keys(record: dict[str, Any]) -> frozenset[str]:
-    """Dotted paths of the keys that are not in the schema, list indices left out."""
-    masks = record["annotations"]
-    found = set(record) - {"image", "annotations"}
-    found |= {f"image.{key}" for key in set(record["image"]) - set(_Image.__struct_fields__)}
-    known = set(_Annotation.__struct_fields__)
-    found |= {f"annotations.{key}" for mask in masks for key in mask.keys() - known}
-    known = set(_Segmentation.__struct_fields__)
-    found |= {
-        f"annotations.segmentation.{key}"
-        for mask in masks
-        for key in mask["segmentation"].keys() - known
-    }
-    return frozenset(found)
+def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
+    """Dotted paths of the keys that are not in the schema, list indices left out.
+
+    Values stay undecoded: what lies under a key that nobody knows may be anything.
+    """
+    str(data, "utf-8")  # that the decoder does not look at them is no reason to let bytes pass
+    record = _decode_keys(data)
+    masks = _decode_list_keys(record["annotations"])
+    found = _strange(record, _Record, "")
+    found |= _strange(_decode_keys(record["image"]), _Image, "image.")
+    for mask in masks:
+        found |= _strange(mask, _Annotation, "annotations.")
+        segmentation = _decode_keys(mask["segmentation"])
+        found |= _strange(segmentation, _Segmentation, "annotations.segmentation.")
+    told = sorted(found)[:MAX_UNKNOWN_KEYS]
+    return frozenset(told if len(told) == len(found) else [*told, "..."])
+
+
+def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) -> set[str]:
+    """The keys that a schema does not have, fit for a terminal."""
+    keys = fields.keys() - set(schema.__struct_fields__)
+    return {prefix + (key if key.isprintable() and len(key) < 64 else brief(key)) for key in keys}
 
 
 def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
@@ -267,8 +283,9 @@ def _check_sizes(image: _Image, masks: list[_Annotation]) -> None:
     expected = (image.height, image.width)
     for index, mask in enumerate(masks):
         if mask.segmentation.size != expected:
+            found = brief([*mask.segmentation.size])
             raise AnnotationError(
-                f"{_name(index, mask.id)}: segmentation.size is {list(mask.segmentation.size)}, "
+                f"{_name(index, mask.id)}: segmentation.size is {found}, "
                 f"but the image is [height, width] = {list(expected)}; {_REMEDY}"
             )
 
@@ -279,7 +296,7 @@ def _raise_inexact(masks: list[_Annotation], flat: list[int | float]) -> None:
             index, column = divmod(position, NUMBERS)
             raise AnnotationError(
                 f"{_name(index, masks[index].id)}: {NUMBER_NAMES[column]} is the integer "
-                f"{_shorten(value)}, beyond 2^53 - 1, where float64 is no longer exact; {_REMEDY}"
+                f"{brief(value)}, beyond 2^53 - 1, where float64 is no longer exact; {_REMEDY}"
             )
 
 
@@ -295,7 +312,7 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         record = _NOTHING  # broken behind the place as well
     value = _look_up(record, place)
-    found = "" if value is _NOTHING else f", found {_shorten(value)}"
+    found = "" if value is _NOTHING else f", found {_as_json(value)}"
     where = f"{place}: " if place else ""
     if place.startswith("annotations["):
         index_text, _, field = place.removeprefix("annotations[").partition("]")
@@ -335,15 +352,9 @@ def _malformed(error: Exception, data: bytes | bytearray | memoryview) -> str:
 
 
 def _name(index: int | str, mask_id: Any) -> str:
-    return f"annotation {index}" if mask_id is None else f"annotation {index} (id {mask_id!r})"
+    return f"annotation {index}" if mask_id is None else f"annotation {index} (id {brief(mask_id)})"
 
 
-def _shorten(value: Any) -> str:
+def _as_json(value: Any) -> str:
     """A decoded value in few characters; JSON's null, true and false by their JSON names."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return f"an integer of {value.bit_length()} bits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return json.dumps(value) if value is None or isinstance(value, bool) else brief(value)

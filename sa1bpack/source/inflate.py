@@ -20,6 +20,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 READ_BYTES = 1 << 20  # of the raw file at a time
 INFLATE_BYTES = 4 << 20  # most output of one inflate step, so that a gzip bomb stays bounded
 _MD5_BACKLOG = 8  # raw chunks that may wait for the md5 thread
+# The first input of a gzip member; each next one is eight times as long, up to a whole chunk. The
+# library copies what follows a member, so a file of many tiny ones must be fed little by little.
+_FIRST_FEED = 4096
 _GZIP_WBITS = 31  # window of 32 KiB, and the gzip header and trailer are checked by the library
 
 REDOWNLOAD = "download it again and compare its md5 with the published list"
@@ -143,7 +146,8 @@ class GzipStream(ByteStream):
 
     def __init__(self, raw: RawFile):
         super().__init__(raw)
-        self._input = b""
+        self._input = memoryview(b"")
+        self._feed = _FIRST_FEED
         self._inflater = None  # None between members
 
     def _next_chunk(self) -> bytes:
@@ -153,7 +157,7 @@ class GzipStream(ByteStream):
         stream, a wrong CRC or length, and for what is not gzip after a member.
         """
         while True:
-            self._input = self._input or self.raw.read_chunk()
+            self._input = self._input or memoryview(self.raw.read_chunk())
             ended = not self._input
             if self._inflater is None:
                 if ended:
@@ -170,32 +174,36 @@ class GzipStream(ByteStream):
 
     def _begin_member(self) -> bool:
         """Start inflating at the next byte that is not padding; False when there is none yet."""
-        self._input = self._input.lstrip(b"\0")
-        if not self._input:
+        looked_at = self._input[:_FIRST_FEED]
+        begin = bytes(looked_at).lstrip(b"\0")
+        self._input = self._input[len(looked_at) - len(begin) :]
+        if not begin:
             return False
         # A magic split between two chunks is left to the library, which wants both bytes.
-        if not GZIP_MAGIC.startswith(self._input[:2]):
+        if not GZIP_MAGIC.startswith(begin[:2]):
             raise SourceCorrupt(
-                f"{self.raw.path}: bytes {self._input[:8]!r} follow the gzip stream, where only "
+                f"{self.raw.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
                 f"another gzip member may, {self.where()}; {REDOWNLOAD}"
             )
         self._inflater = zlib_ng.decompressobj(_GZIP_WBITS)
+        self._feed = _FIRST_FEED
         return True
 
     def _inflate(self) -> bytes:
         inflater = self._inflater
+        piece = self._input[: self._feed]
+        self._feed = min(8 * self._feed, READ_BYTES)
         try:
-            data = inflater.decompress(self._input, INFLATE_BYTES)
+            data = inflater.decompress(piece, INFLATE_BYTES)
         except zlib_ng.error as error:
             raise SourceCorrupt(
                 f"{self.raw.path}: the gzip stream is damaged ({error}) {self.where()}; "
                 f"{REDOWNLOAD}"
             ) from error
+        left = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+        self._input = self._input[len(piece) - len(left) :]
         if inflater.eof:
-            self._input = inflater.unused_data
             self._inflater = None
-        else:
-            self._input = inflater.unconsumed_tail
         return data
 
 

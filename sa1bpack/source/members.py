@@ -4,22 +4,26 @@ Nothing is ever written under a member's name, and only its last part counts for
 are judged all the same, for they end in journals and reports.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 MAX_NAME_BYTES = 64  # of `sa_5.jpg` in UTF-8: what a shard reserves for it
+MAX_PATH_BYTES = 512  # of a member with its folders; what is longer is kept cut
 
 MemberKind = Literal["file", "directory", "link", "special", "sparse"]
 Half = Literal["jpeg", "json"]
 _HALVES: dict[str, Half] = {"jpg": "jpeg", "jpeg": "jpeg", "json": "json"}
+_CONTROL = re.compile(r"[\0-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One entry of a tar or one file of a folder.
 
-    `name` is the whole path as stored, with undecodable bytes as `\\xNN`. `size` is the number of
-    data bytes. `problem` says why the name cannot be trusted, or is empty.
+    `name` is the whole path as stored, with undecodable bytes and control characters as `\\xNN`;
+    of one that is longer than `MAX_PATH_BYTES` the end. `size` is the number of data bytes.
+    `problem` says why the name cannot be trusted, or is empty.
     """
 
     name: str
@@ -41,14 +45,23 @@ def split_name(name: str) -> tuple[str, Half | None]:
 
 
 def decode_name(raw: bytes) -> tuple[str, str]:
-    """A stored name as (text, problem)."""
+    """A stored name as (text, problem). The text is fit for a terminal and of bounded length."""
+    if len(raw) > MAX_PATH_BYTES:
+        end = raw[-MAX_NAME_BYTES:].decode("utf-8", "backslashreplace")
+        return f"...{_escaped(end)}", f"the path has {len(raw)} bytes, over {MAX_PATH_BYTES}"
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
-        return raw.decode("utf-8", "backslashreplace"), "the name is not UTF-8"
+        return _escaped(raw.decode("utf-8", "backslashreplace")), "the name is not UTF-8"
     if "\0" in name:
-        return name.replace("\0", "\\x00"), "the name holds a NUL byte"
+        return _escaped(name), "the name holds a NUL byte"
+    if _CONTROL.search(name):
+        return _escaped(name), "the name holds a control character"
     return name, path_problem(name)
+
+
+def _escaped(name: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", name)
 
 
 def path_problem(name: str) -> str:

@@ -9,18 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.errors import SourceError
+from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder import FolderStream
-from sa1bpack.source.inflate import open_stream
+from sa1bpack.source.inflate import REDOWNLOAD, open_stream
 from sa1bpack.source.members import MAX_NAME_BYTES, Half, Member, split_name
 from sa1bpack.source.spool import Spool
 from sa1bpack.source.tar import TarStream
 
 MAX_JPEG_BYTES = 128 << 20
-MAX_JSON_BYTES = 64 << 20
-MAX_MEMBERS = 4_000_000  # of a tar, so that a hostile one cannot fill the memory with names
+MAX_JSON_BYTES = 16 << 20
+# So that no source fills the memory with names and reasons.
+MAX_MEMBERS = 1_000_000  # of a tar
+MAX_REJECTS = 100_000  # halves without their other half not counted
 SPOOL_MEMORY = 256 << 20
+# Halves of pairs that wait, against the size of the source: JPEGs do not shrink in a gzip stream,
+# so no more than the file itself can wait for long; a bomb must not fill the disk.
+MAX_WAITING = 4  # times the size of the source
+WAITING_ALWAYS = 1 << 30  # bytes that may wait whatever that size is
 _NAMES_KEPT = 20
 
 
@@ -70,8 +76,9 @@ class PairReader:
                 ...
 
     Memory: the pair in hand (a member twice while it is put together), `spool_memory` bytes of
-    halves that wait, 14 MB of read-ahead, and about 200 bytes for each name. Disk: see Spool. A
-    member larger than its limit is never read into memory.
+    halves that wait, 14 MB of read-ahead, and about 200 bytes for each name. Disk: see Spool; a
+    source of which more than `MAX_WAITING` times its size waits is SourceCorrupt. A member larger
+    than its limit is never read into memory.
 
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
     two members with the same stem and kind, in whatever folder, the first counts.
@@ -205,6 +212,7 @@ class PairReader:
         data = self._stream.read()
         waiting = self._waiting.pop(stem, None)
         if waiting is None:
+            self._check_room(member)
             self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
             return None
         self._settled[stem] = True
@@ -212,6 +220,16 @@ class PairReader:
         if half == "jpeg":
             return Pair(index, stem, member.name.rsplit("/", 1)[-1], data, other)
         return Pair(index, stem, waiting.member.rsplit("/", 1)[-1], other, data)
+
+    def _check_room(self, member: Member) -> None:
+        """Raise SourceCorrupt when more than any real source's halves would wait."""
+        waiting = self._spool.memory_used + self._spool.spilled + member.size
+        if waiting > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):
+            raise SourceCorrupt(
+                f"{self.source.path}: {waiting} bytes wait for their other half, {member.name!r} "
+                f"the last of {len(self._waiting) + 1}, over {MAX_WAITING} times the "
+                f"{self.source.nbytes} bytes of the file: a gzip bomb? {REDOWNLOAD}"
+            )
 
     def _reject_orphans(self) -> None:
         for stem, waiting in self._waiting.items():
@@ -221,6 +239,11 @@ class PairReader:
 
     def _reject(self, member: Member, code: str, detail: str) -> None:
         self.rejects.append(Reject(member.name, code, detail))
+        if len(self.rejects) > MAX_REJECTS:
+            raise SourceError(
+                f"{self.source.path}: more than {MAX_REJECTS} members cannot be used, the last one "
+                f"{member.name!r}: {code}, {detail}; is this a tar of SA-1B?"
+            )
 
 
 @dataclass(frozen=True, slots=True)

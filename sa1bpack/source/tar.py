@@ -32,6 +32,9 @@ _PAX_LOCAL = (b"x", b"X")
 _PAX_GLOBAL = b"g"
 _GNU_LONG_NAME = b"L"
 _GNU_LONG_LINK = b"K"
+# Of pax records only these are used; the others are not kept, however many a tar has.
+_PAX_USED = (b"path", b"size")
+_PAX_SPARSE = b"GNU.sparse."  # begins the key of every record about a sparse file
 
 
 class TarStream:
@@ -84,9 +87,9 @@ class TarStream:
         while True:
             raw_name, size, kind_byte = self._parse(header)
             if kind_byte in _PAX_LOCAL:
-                pax |= parse_pax(self._extended(size), self._path)
+                pax |= self._pax_records(size)
             elif kind_byte == _PAX_GLOBAL:
-                self._global_pax |= parse_pax(self._extended(size), self._path)
+                self._global_pax |= self._pax_records(size)
                 pax = self._global_pax | pax
             elif kind_byte == _GNU_LONG_NAME:
                 long_name = self._extended(size).rstrip(b"\0")
@@ -108,7 +111,7 @@ class TarStream:
         kind = _KINDS.get(kind_byte, "special")
         if kind == "file" and raw_name.endswith(b"/"):
             kind = "directory"  # as tars older than ustar mark them
-        if kind == "file" and any(key.startswith(b"GNU.sparse.") for key in pax):
+        if kind == "file" and _PAX_SPARSE in pax:
             kind = "sparse"
         if kind_byte[0] in _WITHOUT_DATA:
             size = 0
@@ -155,6 +158,14 @@ class TarStream:
         if len(data) < padded:
             raise self._truncated("within an extended header")
         return data[:size]
+
+    def _pax_records(self, size: int) -> dict[bytes, bytes]:
+        """Those of a pax header that matter; `_PAX_SPARSE` stands for all about sparse files."""
+        records = parse_pax(self._extended(size), self._path)
+        used = {key: records[key] for key in _PAX_USED if key in records}
+        if any(key.startswith(_PAX_SPARSE) for key in records):
+            used[_PAX_SPARSE] = b""
+        return used
 
     def _skip_sparse_map(self, header: bytes) -> None:
         """Pass over the blocks of an old GNU sparse map, which stand before the data."""

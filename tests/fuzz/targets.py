@@ -1,0 +1,371 @@
+"""Everything that reads bytes from outside, as functions of bytes that a fuzzer can call.
+
+A target takes any bytes and returns nothing. It fails when something other than an error of ours
+comes out, when a message of ours is unfit to be read, when work or output is out of proportion to
+the input, or when what is accepted is not what an independent reading of the same bytes gives.
+Memory and time are bounded by whoever calls: pytest's faulthandler, or the fuzzer's own limits.
+
+`TARGETS` holds them by name; `inputs.seeds(name)` gives inputs to begin with.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import (
+    AnnotationError,
+    FormatError,
+    ImageError,
+    MaskError,
+    OptionsDiffer,
+    SourceError,
+)
+from sa1bpack.format import open_index, open_shard, read_manifest
+from sa1bpack.format.checksums import read_checksums
+from sa1bpack.format.manifest import manifest_bytes
+from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.pixels import read_header
+from sa1bpack.pixels.decode import decode_into
+from sa1bpack.source import PairReader, open_source, parse_annotations
+from sa1bpack.source.inflate import INFLATE_BYTES, open_stream
+from sa1bpack.source.md5sums import read_md5sums
+from sa1bpack.source.members import MAX_PATH_BYTES
+from sa1bpack.source.tar import BLOCK, TarStream
+
+MAX_MESSAGE = 4000  # characters, the path of the file included
+MAX_INFLATION = 1032  # deflate's largest ratio, https://www.zlib.net/zlib_tech.html
+SHARD = "shards/sa_000000-000"
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A folder for the process; whoever starts the process removes what it leaves in TMPDIR."""
+    return Path(tempfile.mkdtemp(prefix="sa1bpack-fuzz-"))
+
+
+def _file(data: bytes, name: str = "sa_000000.tar") -> Path:
+    path = _scratch() / name
+    path.write_bytes(data)
+    return path
+
+
+@contextlib.contextmanager
+def _refusing(*errors: type[Exception]) -> Iterator[None]:
+    """Let these errors out of the block, and their messages be read by a person and a terminal."""
+    try:
+        yield
+    except errors as error:
+        message = str(error)
+        assert 0 < len(message) <= MAX_MESSAGE, len(message)
+        assert message.replace("\n", "").isprintable(), message
+
+
+# ---------------------------------------------------------------------------------------- sources
+
+
+def tar(data: bytes) -> None:
+    """The members of a plain tar: the whole of it is walked, every second file is read."""
+    stream = TarStream(open_stream(_file(data), gzip=False))
+    with contextlib.closing(stream), _refusing(SourceError):
+        for number, member in enumerate(stream):
+            assert number <= len(data) // BLOCK
+            assert len(member.name) <= 4 * MAX_PATH_BYTES
+            assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in member.name)
+            if member.kind == "file" and number % 2:
+                assert len(stream.read()) == member.size <= len(data)
+
+
+def gzip(data: bytes) -> None:
+    """The inflated bytes of a gzip file, compared with zlib's own."""
+    stream = open_stream(_file(data), gzip=True)
+    found = []
+    try:
+        with _refusing(SourceError):
+            while piece := stream.read(50_000):
+                found.append(piece)
+                assert len(stream._chunk) <= INFLATE_BYTES
+                assert stream.position <= MAX_INFLATION * len(data)
+            assert b"".join(found) == _inflated(data)
+    finally:
+        stream.raw.close()
+
+
+def _inflated(data: bytes) -> bytes:
+    """All members of a gzip file; raises zlib.error for what is none."""
+    found = b""
+    while data := data.lstrip(b"\0"):
+        inflater = zlib.decompressobj(31)
+        found += inflater.decompress(data) + inflater.flush()
+        assert inflater.eof, "accepted, but zlib says that it is cut"
+        data = inflater.unused_data
+    return found
+
+
+def pairs(data: bytes) -> None:
+    """A source as the packer reads it: kind, members, pairs, spool."""
+    path = _file(data)
+    with _refusing(SourceError):
+        source = open_source(path)
+        with PairReader(source, spool_dir=_scratch(), spool_memory=1000) as reader:
+            seen = set()
+            for pair in reader:
+                assert pair.name not in seen and len(pair.file_name.encode()) <= 64
+                assert pair.name and "/" not in pair.file_name
+                seen.add(pair.name)
+            for reject in reader.rejects:
+                assert len(reject.member) + len(reject.detail) <= MAX_MESSAGE
+            assert len(reader.rejects) <= reader.members
+
+
+def annotations(data: bytes) -> None:
+    """A JSON record and the masks in it, compared with Python's json."""
+    with _refusing(AnnotationError, MaskError):
+        found = parse_annotations(data)
+        try:
+            due = json.loads(data, parse_int=_integer)
+        except RecursionError:  # our limit of depth is not exactly json's
+            return
+        image, masks = due["image"], due["annotations"]
+        assert (found.image_id, found.width) == (image["image_id"], image["width"])
+        assert found.file_name == image["file_name"]
+        assert found.area.tolist() == [mask["area"] for mask in masks]
+        assert found.bbox.tolist() == [mask["bbox"] for mask in masks]
+        assert found.annotation_id.tolist() == [mask["id"] for mask in masks]
+        assert len(found.unknown_keys) <= 65
+        parse_counts(found.counts_text, found.counts_offset, found.height * found.width)
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 4000 else float("inf")
+
+
+def counts(data: bytes) -> None:
+    """Run-length texts, cut at `|`, of an image whose size the first four bytes give.
+
+    Compared with a reading in Python's integers; what is accepted is written out and drawn.
+    """
+    height = 1 + int.from_bytes(data[:2], "little")
+    width = 1 + int.from_bytes(data[2:4], "little") % (2**31 // height - 1 or 1)
+    texts = data[4:].split(b"|")
+    text = np.frombuffer(b"".join(texts), np.uint8)
+    offset = np.array([0, *itertools.accumulate(map(len, texts))], np.int64)
+    due = [_ends_of(text, height * width) for text in texts]
+    with _refusing(MaskError):
+        try:
+            run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
+        except MaskError as error:
+            assert due[error.mask] is None
+            raise
+        assert run_ends.tolist() == [end for ends in due for end in ends]
+        assert np.diff(run_offset).tolist() == [len(ends) for ends in due]
+        again, again_offset = encode_counts(run_ends, run_offset)
+        for m, text in enumerate(texts):
+            written = again[again_offset[m] : again_offset[m + 1]].tobytes()
+            assert (written == text) != noncanonical[m]
+        assert (mask_area(run_ends, run_offset) <= height * width).all()
+        for fit, sampling in itertools.product(("pad", "squash"), ("area", "center")):
+            rasterize(run_ends, run_offset, height, width, 8, fit, sampling)
+
+
+def _ends_of(text: bytes, pixels: int) -> list[int] | None:
+    """The run ends of one text, None if it is not sound (pycocotools, maskApi.c, rleFrString)."""
+    numbers, value, groups = [], 0, 0
+    for character in text:
+        if not 48 <= character < 112 or groups == 12:
+            return None
+        value |= (character - 48 & 31) << 5 * groups
+        groups += 1
+        if not character - 48 & 32:
+            value -= (character - 48 >> 4 & 1) << 5 * groups
+            numbers.append(value + (numbers[-2] if len(numbers) > 2 else 0))
+            value = groups = 0
+    ends = list(itertools.accumulate(numbers))
+    sound = numbers and min(numbers) >= 0 and not groups and ends[-1] == pixels
+    return ends if sound else None
+
+
+def jpeg(data: bytes) -> None:
+    """A JPEG: its header, and its pixels if it is small."""
+    with _refusing(ImageError):
+        header = read_header(data)
+        if header.height * header.width <= 1 << 16:
+            out = np.empty((64, 64, 3), np.uint8)
+            size = decode_into(data, header.height, header.width, out, resample="fast")
+            assert not out[size[0] :].any() and not out[:, size[1] :].any()
+
+
+def md5sums(data: bytes) -> None:
+    """A list of md5 sums."""
+    with _refusing(SourceError):
+        for name, digest in read_md5sums(_file(data, "md5sums.txt")).items():
+            assert "/" not in name and len(bytes.fromhex(digest)) == 16
+
+
+# ------------------------------------------------------------------------------------------ packs
+
+
+@functools.cache
+def pristine() -> dict[str, bytes]:
+    """The files of a pack of two shards, five photos and one reject."""
+    folder = _scratch() / "pristine"
+    folder.mkdir()
+    found = members(range(1, 6), masks=lambda number: number % 3)
+    found["./sa_9.jpg"] = b"no JPEG"
+    sa1bpack.pack(write_tar(folder / "sa_000000.tar", found), folder / "pack", workers=1, **SMALL)
+    root = folder / "pack"
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name[0] != "."
+    }
+
+
+@functools.cache
+def _pack_folder() -> Path:
+    root = _scratch() / "pack"
+    for name, data in pristine().items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+@contextlib.contextmanager
+def _pack_with(name: str, data: bytes) -> Iterator[Path]:
+    """The pack with other bytes in one of its files."""
+    root = _pack_folder()
+    (root / name).write_bytes(data)
+    try:
+        yield root
+    finally:
+        (root / name).write_bytes(pristine()[name])
+
+
+def _use(root: Path) -> None:
+    """Open a pack, read all of it, look ids up, check it, and take it up again as a packer does."""
+    opened = False
+    with _refusing(FormatError):
+        dataset = sa1bpack.open(root)
+        for row in range(len(dataset)):
+            sample = dataset[row]
+            assert sample["image"].shape == (64, 64, 3)
+            assert len(sample["bboxes"]) == len(sample["masks"])
+            sample["masks"].sum()
+        for image_id in (1, 9, -(2**63)):
+            with contextlib.suppress(KeyError):
+                dataset.by_id(image_id)
+        dataset.mask_column("area").sum()
+        opened = True
+    with _refusing(FormatError):
+        for problem in sa1bpack.verify(root, quick=not opened).problems:
+            assert len(str(problem)) <= MAX_MESSAGE
+    with _refusing(FormatError, OptionsDiffer):
+        Ledger(root, PackOptions(**SMALL)).release()
+
+
+def manifest(data: bytes) -> None:
+    """manifest.json."""
+    with _pack_with("manifest.json", data) as root:
+        with _refusing(FormatError):
+            found = read_manifest(root)
+            for shard in found.shards:
+                assert (root / "shards" / shard.name).resolve().parent == root.resolve() / "shards"
+            if found.index is not None:
+                assert (root / found.index).resolve().parent == root.resolve()
+                open_index(root, found)
+            assert json.loads(manifest_bytes(found))
+        _use(root)
+
+
+def shard_metadata(data: bytes) -> None:
+    """zarr.json of a shard, with the attributes that say what the shard holds."""
+    with _pack_with(f"{SHARD}/zarr.json", data) as root:
+        with _refusing(FormatError):
+            shard = open_shard(root / SHARD)
+            for spec in shard.layout.arrays:
+                assert shard[spec.name].nbytes <= (root / SHARD / spec.chunk_path).stat().st_size
+        _use(root)
+
+
+def array_metadata(data: bytes) -> None:
+    """zarr.json of an array of a shard or of the index, or of the pack; the length decides."""
+    index = next(name for name in pristine() if name.endswith("id_order/zarr.json"))
+    names = (f"{SHARD}/area/zarr.json", index, "zarr.json")
+    with _pack_with(names[len(data) % len(names)], data) as root:
+        _use(root)
+        with _refusing(FormatError):
+            open_shard(root / SHARD)
+
+
+def index(data: bytes) -> None:
+    """The arrays of the index; the first byte says which of them is replaced by the others."""
+    names = [name for name in pristine() if name.startswith("index-") and name.endswith("c.0")]
+    with _pack_with(names[data[0] % len(names)] if data else names[0], data[1:]) as root:
+        _use(root)
+
+
+def offsets(data: bytes) -> None:
+    """The offset arrays of a shard, at their due length; the first byte says which."""
+    names = [f"{SHARD}/{array}/c.0" for array in ("mask_offset", "run_offset")]
+    name = names[data[0] % len(names)] if data else names[0]
+    size = len(pristine()[name])
+    with _pack_with(name, data[1 : size + 1].ljust(size, b"\0")) as root:
+        _use(root)
+
+
+def checksums(data: bytes) -> None:
+    """The two kinds of checksum files."""
+    for name in ("checksums.xxh128", f"{SHARD}/checksums.xxh128"):
+        with _pack_with(name, data) as root:
+            with _refusing(FormatError):
+                for path in read_checksums(root / name):
+                    assert (root / path).absolute().is_relative_to(root) and ".." not in path
+            _use(root)
+
+
+def rejects(data: bytes) -> None:
+    """What the packer recorded in a shard, rejects among it; the bytes are what replaces it."""
+    try:
+        changes = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(changes, dict):
+        return
+    metadata = json.loads(pristine()[f"{SHARD}/zarr.json"])
+    metadata["attributes"]["sa1bpack"] |= changes
+    replaced = _pack_with(f"{SHARD}/zarr.json", json.dumps(metadata).encode())
+    with replaced as root, _refusing(FormatError):
+        ledger = Ledger(root, PackOptions(**SMALL))
+        try:
+            assert all(reject["source"] for reject in ledger.rejects())
+            assert ledger.counts()["rejects"] == len(ledger.rejects())
+        finally:
+            ledger.release()
+
+
+TARGETS = {
+    target.__name__: target
+    for target in (
+        tar, gzip, pairs, annotations, counts, jpeg, md5sums,
+        manifest, shard_metadata, array_metadata, index, offsets, checksums, rejects,
+    )
+}  # fmt: skip
+
+
+def forget() -> None:
+    """Remove the folder of the process."""
+    if _scratch.cache_info().currsize:
+        shutil.rmtree(_scratch())
+        for made in (_scratch, pristine, _pack_folder):
+            made.cache_clear()

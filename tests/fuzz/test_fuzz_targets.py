@@ -1,0 +1,82 @@
+"""Every kept seed, and inputs that hypothesis makes of the seeds, over every fuzz target."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from inputs import SEEDS, kept, seeds
+from mutation import JSON_TARGETS, mutate_json
+from targets import TARGETS, forget
+
+EXAMPLES = 60
+SLOW_EXAMPLES = 12  # of targets that open and check a whole pack each time
+SLOW = {"manifest", "shard_metadata", "array_metadata", "index", "offsets", "checksums"}
+# Pieces that mean something in one format or another.
+TOKENS = (
+    b"\0", b"\xff", b"\0" * 512, b"\x1f\x8b\x08", b"[" * 2000, b"{", b"}", b'"', b"\\", b"-",
+    b"1e999", b"9" * 400, b"NaN", b"null", b"/", b"..", b"\n", b"\xff\xda", b"\xff\xc0", b"o" * 40,
+    b"|", b"\x80" + b"\xff" * 11, b"7777777777777", b"\xef\xbb\xbf", b"\x1b[2J",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scratch():
+    """The targets' folder goes with the last test of this file."""
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_seed_passes(target):
+    """Seeds that once made the target fail among them."""
+    assert seeds(target)
+    for data in seeds(target):
+        TARGETS[target](data)
+
+
+def test_every_folder_of_seeds_belongs_to_a_target():
+    assert {path.name for path in SEEDS.iterdir()} <= set(TARGETS)
+    assert all(kept(path.name) for path in SEEDS.iterdir())
+
+
+@st.composite
+def edited(draw, originals: list[bytes]) -> bytes:
+    """A seed with up to four stretches of it cut, moved, or replaced."""
+    data = draw(st.sampled_from(originals))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        stop = min(len(data), start + draw(st.sampled_from((0, 0, 1, 1, 2, 8, 512, 10**6))))
+        new = draw(
+            st.sampled_from(TOKENS) | st.binary(max_size=8) | st.just(data[stop : stop + 512])
+        )
+        data = data[:start] + new + data[stop:]
+    return data
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_edited_seeds_bring_out_nothing_but_our_own_errors(target):
+    @settings(
+        max_examples=SLOW_EXAMPLES if target in SLOW else EXAMPLES, deadline=None,
+        derandomize=True, database=None, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(edited(seeds(target)))
+    def check(data):
+        TARGETS[target](data)
+
+    check()
+
+
+@pytest.mark.parametrize("target", JSON_TARGETS)
+def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(target):
+    rng = random.Random(target)
+    originals = [data for data in seeds(target) if data.startswith(b"{") and len(data) < 20_000]
+    for _ in range(SLOW_EXAMPLES if target in SLOW else 5 * EXAMPLES):
+        data = mutate_json(rng.choice(originals), rng)
+        if data is None:
+            continue
+        try:
+            TARGETS[target](data)
+        except BaseException as error:
+            error.add_note(f"input: {data[:5000]!r}")
+            raise

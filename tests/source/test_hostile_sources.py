@@ -1,0 +1,255 @@
+"""Tars and folders made to do harm: each is refused, rejected or passed over, in bounds."""
+
+import gzip
+import io
+import tarfile
+from collections import Counter
+
+import pytest
+from memory import peak_growth
+
+from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.source import PairReader, open_source
+from sa1bpack.source import inflate as inflate_module
+from sa1bpack.source import pairs as pairs_module
+from sa1bpack.source.inflate import open_stream
+from sa1bpack.source.md5sums import MAX_LIST_BYTES, read_md5sums
+from sa1bpack.source.members import MAX_PATH_BYTES
+from sa1bpack.source.tar import MAX_EXTENDED_HEADER
+
+MIB = 1 << 20
+GOOD = [("./sa_7.jpg", b"jpeg"), ("./sa_7.json", b"json")]
+READ = """
+from pathlib import Path
+path = Path(sys.argv[1])
+with PairReader(open_source(path), spool_dir=path.parent) as reader:
+    assert [(pair.name, pair.jpeg) for pair in reader] == [("sa_7", b"jpeg")]
+assert sum(len(repr(reject)) for reject in reader.rejects) < 1 << 20
+assert len(reader.rejects) == int(sys.argv[2]), reader.rejects[:3]
+assert {reject.code for reject in reader.rejects} <= {sys.argv[3]}
+"""
+IMPORTS = "sa1bpack.source; from sa1bpack.source import PairReader, open_source"
+
+
+def header(name, size=0, type=tarfile.REGTYPE, **fields) -> bytes:
+    """One header block of the GNU format."""
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.type = size, type
+    for key, value in fields.items():
+        setattr(entry, key, value)
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def read(path):
+    """(pairs, reader) of a whole source."""
+    with PairReader(open_source(path), spool_dir=path.parent) as reader:
+        return list(reader), reader
+
+
+def growth(path, rejects=0, code="") -> int:
+    """MiB that reading the source takes; it must give the good pair and so many rejects."""
+    return peak_growth(READ, path, rejects, code, imports=IMPORTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "rejects", "code"),
+    [
+        ("./sa_1.jpg", 10, 1, "too-large"),
+        ("./sa_1.json", 1, 1, "too-large"),
+        ("./zeros.bin", 1, 0, ""),
+    ],
+)
+def test_a_gzip_bomb_is_rejected_or_passed_over_unread_in_bounded_memory(
+    make_tar, write, name, gigabytes, rejects, code
+):
+    """46 MB that inflate to 10 GB: gzip members of zeros, within one member of the tar."""
+    zeros = gzip.compress(bytes(64 * MIB), 1)
+    data = gzip.compress(header(name, gigabytes << 30)) + zeros * 16 * gigabytes
+    path = write(data + gzip.compress(make_tar(GOOD)))
+    assert path.stat().st_size < 5 * MIB * gigabytes
+    assert growth(path, rejects, code) < 64
+
+
+@pytest.mark.parametrize(("size", "code"), [(1 << 40, "too-large"), (10 << 30, "too-large")])
+def test_members_of_10_gb_and_1_tb_that_are_not_there_allocate_nothing(write, size, code):
+    path = write(header("./sa_1.jpg", size) + bytes(5000))
+    reader = PairReader(open_source(path), spool_dir=path.parent)
+    with reader, pytest.raises(SourceTruncated, match="within a member's data"):
+        list(reader)
+    assert [reject.code for reject in reader.rejects] == [code]
+    assert f"{size} bytes" in reader.rejects[0].detail
+
+
+@pytest.mark.parametrize("type", [b"x", b"g", tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_an_extended_header_of_a_gigabyte_is_corrupt(write, type):
+    path = write(header("x", 1 << 30, type) + bytes(1024))
+    with pytest.raises(SourceCorrupt, match=f"claims 1073741824 bytes.* {MAX_EXTENDED_HEADER}"):
+        read(path)
+
+
+def long_name(name: bytes, kind: str) -> bytes:
+    """The header, or headers, that give the next member this name."""
+    if kind == "gnu":
+        return header("long", len(name), tarfile.GNUTYPE_LONGNAME) + padded(name)
+    length = len(name) + 7
+    while len(str(length)) + len(name) + 7 != length:
+        length = len(str(length)) + len(name) + 7
+    record = b"%d path=%s\n" % (length, name)
+    return header("long", len(record), b"x") + padded(record)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+@pytest.mark.parametrize("kind", ["gnu", "pax"])
+def test_a_path_of_a_megabyte_is_a_reject_with_a_short_name(make_tar, write, kind):
+    name = b"d/" * 500_000 + b"sa_1.jpg"
+    path = write(long_name(name, kind) + header("x", 3) + padded(b"abc") + make_tar(GOOD))
+    pairs, reader = read(path)
+    assert [pair.name for pair in pairs] == ["sa_7"]
+    (reject,) = reader.rejects
+    assert (reject.code, reject.member[-8:]) == ("bad-name", "sa_1.jpg")
+    assert f"{len(name)} bytes, over {MAX_PATH_BYTES}" in reject.detail
+    assert len(reject.member) < 100
+
+
+def test_the_longest_path_is_accepted(make_tar, write):
+    folder = "d" * (MAX_PATH_BYTES - len("/sa_1.json"))
+    pairs, reader = read(write(make_tar([(f"{folder}/sa_1.{e}", b"") for e in ("jpg", "json")])))
+    assert [pair.file_name for pair in pairs] == ["sa_1.jpg"] and reader.rejects == []
+
+
+def test_thousands_of_rejected_names_of_a_megabyte_stay_in_bounded_memory(make_tar, write):
+    """500 MB of names, in gzip members of which the long part is the same every time."""
+    size = MAX_EXTENDED_HEADER
+    start = gzip.compress(header("long", size, tarfile.GNUTYPE_LONGNAME) + b"d" * (size - 512), 1)
+    data = b"".join(
+        start + gzip.compress((b"/sa_%d.jpg" % number).rjust(512, b"d") + header("x"), 1)
+        for number in range(1000, 1500)
+    )
+    path = write(data + gzip.compress(make_tar(GOOD)))
+    assert growth(path, 500, "bad-name") < 64
+
+
+def test_global_pax_headers_do_not_add_up_in_memory(make_tar, write):
+    """400 MB of records with ever new keys, of which none is used."""
+    size = MAX_EXTENDED_HEADER
+    rest = gzip.compress(b"v" * (size - 513) + b"\n", 1)
+    data = b"".join(
+        gzip.compress(header("g", size, b"g") + (b"%d k%d=" % (size, number)).ljust(512, b"v"), 1)
+        + rest
+        for number in range(1000, 1400)
+    )
+    path = write(data + gzip.compress(make_tar(GOOD)))
+    assert growth(path) < 64
+
+
+def test_a_source_of_too_many_rejects_is_given_up(make_tar, write, monkeypatch):
+    monkeypatch.setattr(pairs_module, "MAX_REJECTS", 3)
+    members = [(f"../sa_{number}.jpg", b"") for number in range(4)]
+    assert len(read(write(make_tar(members[:3])))[1].rejects) == 3
+    with pytest.raises(SourceError, match=r"more than 3 members .*'\.\./sa_3.jpg': bad-name"):
+        read(write(make_tar(members)))
+
+
+def test_halves_that_wait_cannot_fill_the_disk(make_tar, write, monkeypatch):
+    monkeypatch.setattr(pairs_module, "WAITING_ALWAYS", 10 * MIB)
+    data = make_tar([(f"./sa_{number}.jpg", bytes(MIB)) for number in range(20)])
+    assert len(read(write(data))[1].rejects) == 20  # as large as the file itself: all may wait
+    with pytest.raises(SourceCorrupt, match=r"wait for their other half, './sa_10.jpg' the last"):
+        read(write(gzip.compress(data, 1)))
+
+
+def test_a_file_of_many_tiny_gzip_members_is_fed_about_once(write, monkeypatch):
+    """The library copies what follows a member; given all of a chunk each time, 25,000 times."""
+    fed = []
+    make = inflate_module.zlib_ng.decompressobj
+
+    class Counting:
+        def __init__(self, *arguments):
+            self._inflater = make(*arguments)
+
+        def decompress(self, data, limit):
+            fed.append(len(data))
+            return self._inflater.decompress(data, limit)
+
+        def __getattr__(self, name):
+            return getattr(self._inflater, name)
+
+    monkeypatch.setattr(inflate_module.zlib_ng, "decompressobj", Counting)
+    path = write(gzip.compress(b"") * 20_000 + gzip.compress(bytes(MIB)))
+    stream = open_stream(path, gzip=True)
+    assert stream.skip(1 << 40) == MIB
+    stream.raw.close()
+    assert len(fed) >= 20_001 and max(fed) <= 4096 * 8
+    assert sum(fed) <= 4096 * (20_000 + 2)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem", "shown"),
+    [
+        (b"a\x1b[2Jb/sa_1.jpg", "control character", "a\\x1b[2Jb/sa_1.jpg"),
+        (b"a\nb/sa_1.jpg", "control character", "a\\x0ab/sa_1.jpg"),
+        ("\x85/sa_1.jpg".encode(), "control character", "\\x85/sa_1.jpg"),
+        (b"\xff\x1b/sa_1.jpg", "not UTF-8", "\\xff\\x1b/sa_1.jpg"),
+        (b"../../etc/sa_1.jpg", "'..'", "../../etc/sa_1.jpg"),
+        (b"/etc/sa_1.jpg", "absolute", "/etc/sa_1.jpg"),
+    ],
+)
+def test_names_that_could_do_harm_are_rejected_and_shown_harmless(
+    make_tar, write, raw, problem, shown
+):
+    path = write(long_name(raw, "gnu") + header("x") + make_tar(GOOD))
+    pairs, reader = read(path)
+    assert [pair.name for pair in pairs] == ["sa_7"]
+    (reject,) = reader.rejects
+    assert (reject.code, reject.member) == ("bad-name", shown) and problem in reject.detail
+
+
+def test_links_and_special_files_of_a_folder_neither_hang_nor_lead_out(tmp_path):
+    """Loops of links to files and to folders, /dev/zero under a member's name, a pipe."""
+    folder = tmp_path / "sa_000000"
+    (folder / "deep").mkdir(parents=True)
+    for name, data in GOOD:
+        (folder / name).write_bytes(data)
+    (folder / "deep" / "loop").symlink_to(folder)
+    (folder / "sa_1.jpg").symlink_to("sa_2.jpg")
+    (folder / "sa_2.jpg").symlink_to("sa_1.jpg")
+    (folder / "sa_3.jpg").symlink_to("/dev/zero")
+    (folder / "sa_4.json").symlink_to(tmp_path)
+    (folder / "a\x1b[2Jb").mkdir()
+    (folder / "a\x1b[2Jb" / "sa_5.jpg").write_bytes(b"")
+    pairs, reader = read(folder)
+    assert [pair.name for pair in pairs] == ["sa_7"]
+    codes = Counter((reject.member, reject.code) for reject in reader.rejects)
+    assert codes == Counter(
+        [(f"sa_{number}.jpg", "not-a-file") for number in (1, 2, 3)]
+        + [("a\\x1b[2Jb/sa_5.jpg", "bad-name")]
+    )
+
+
+def test_a_list_of_md5_sums_that_is_none_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "list"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # all hole
+    with pytest.raises(SourceError, match=f"more than {MAX_LIST_BYTES} bytes"):
+        read_md5sums(path)
+    path.write_bytes(b"x" * 100_000)
+    with pytest.raises(SourceError, match="line 1") as caught:
+        read_md5sums(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_tar_whose_members_name_each_other_as_links_is_passed_over(tmp_path, make_tar):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, target in (("sa_1.jpg", "sa_1.json"), ("sa_1.json", "sa_1.jpg")):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.LNKTYPE, target
+            tar.addfile(entry)
+    path = tmp_path / "sa.tar"
+    path.write_bytes(buffer.getvalue() + make_tar(GOOD))
+    pairs, reader = read(path)
+    assert [pair.name for pair in pairs] == ["sa_7"]
+    assert [reject.code for reject in reader.rejects] == ["not-a-file"]

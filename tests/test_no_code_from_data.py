@@ -1,0 +1,93 @@
+"""No code is ever loaded from data: neither pickles, nor names to import, nor text to evaluate."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted([*(ROOT / "sa1bpack").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
+# Modules that make objects or code of bytes; multiprocessing's connections unpickle.
+LOADERS = {
+    "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code",
+    "runpy", "yaml", "ruamel", "jsonpickle", "copyreg", "codeop", "imp", "zipimport",
+    "multiprocessing",
+}  # fmt: skip
+# Functions that do, by the last part of their name.
+CALLS = {"eval", "exec", "compile", "__import__", "execfile", "import_module", "load_module",
+         "exec_module", "unsafe_load", "full_load"}  # fmt: skip
+# What is allowed, and why.
+ALLOWED = {
+    **{
+        (f"sa1bpack/{package}__init__.py", "import_module"): "names from a table of its own"
+        for package in ("", "masks/", "pixels/")
+    },
+    ("sa1bpack/cli/main.py", "import_module"): "the commands of its own table",
+    **{
+        (
+            f"sa1bpack/packing/engines/{module}.py",
+            "multiprocessing",
+        ): "its own processes' socket pair"
+        for module in ("crew", "processes", "worker")
+    },
+}
+# numpy's and torch's loaders of files unpickle if they are let.
+LOADING = {
+    ("np", "load"),
+    ("numpy", "load"),
+    ("torch", "load"),
+    ("np", "loads"),
+    ("pd", "read_pickle"),
+}
+
+
+def used(tree: ast.AST) -> set[str]:
+    """Modules and functions of the lists above that a module uses."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names} & LOADERS
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module.split(".")[0]} & LOADERS
+        elif isinstance(node, ast.Call):
+            found |= _called(node)
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            found.add("allow_pickle")
+    return found
+
+
+def _called(node: ast.Call) -> set[str]:
+    function = node.func
+    if len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+        return set()  # such as import_module("importlib.metadata")
+    if any(k.arg == "weights_only" and getattr(k.value, "value", 0) is True for k in node.keywords):
+        return set()  # torch.load that unpickles tensors alone
+    if isinstance(function, ast.Name):
+        return {function.id} & CALLS
+    if not isinstance(function, ast.Attribute):
+        return set()
+    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    if (owner, function.attr) in LOADING:
+        return {f"{owner}.{function.attr}"}
+    return {function.attr} & (CALLS - {"compile", "eval", "exec"})  # re.compile, model.eval
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_that_could_run_what_it_reads_is_used(path):
+    name = str(path.relative_to(ROOT))
+    strange = {what for what in used(ast.parse(path.read_text())) if (name, what) not in ALLOWED}
+    assert not strange
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import pickle", "from marshal import loads", "np.load(x)", "np.load(x, allow_pickle=True)",
+     "eval(x)", "importlib.import_module(x)", "torch.load(x)", "__import__(x)", "exec(x)"],
+)  # fmt: skip
+def test_the_search_finds_what_it_is_for(text):
+    assert used(ast.parse(text))
+
+
+def test_what_is_allowed_is_still_there():
+    for name, what in ALLOWED:
+        assert what in used(ast.parse((ROOT / name).read_text())), (name, what)
