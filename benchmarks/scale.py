@@ -77,7 +77,8 @@ class ScalePack:
         (folder / CHECKSUMS_NAME).write_text(f"{number:032x}  {METADATA_NAME}\n")
         return ShardEntry(
             name=name, source=source, part=part, samples=rows, masks=extent.masks,
-            runs=extent.runs, annotations=extent.masks, bytes=shard_bytes(LAYOUT, extent),
+            runs=extent.runs, image_bytes=0, annotations=extent.masks,
+            bytes=shard_bytes(LAYOUT, extent),
         )  # fmt: skip
 
     def _write_array(self, folder: Path, template: Path, spec, rows: int, first: int) -> None:
@@ -118,7 +119,7 @@ class ScalePack:
                 _write_sparse(folder / spec.chunk_path, contents[spec.name], size)
         attributes = {
             "format": [1, 0], "layout": LAYOUT.to_json(), "source": "SOURCE", "part": 9,
-            "samples": extent.samples, "masks": extent.masks, "runs": extent.runs,
+            "samples": extent.samples, "masks": extent.masks, "runs": extent.runs, "image_bytes": 0,
             "annotations": extent.masks,
         }  # fmt: skip
         group = canonical_json(group_metadata(attributes, arrays))

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -36,11 +37,18 @@ CHECKSUMS = "checksums.xxh128"
 INDEX = re.compile(r"index-[0-9a-f]{8}")
 CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 MAJOR_VERSION = 1
-# The arrays that the checksum of a sample covers, in its order (docs/format.md).
-PER_SAMPLE = ("image", "image_id", "file_name", "size", "annotation_count", "mask_offset")
-PER_MASK = ("bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
-            "annotation_id", "number_types", "mask_bits")  # fmt: skip
-PER_RUN = ("run_offset", "run_ends")
+# The arrays that the checksum of a sample covers, in its order, and what a row of each is for
+# (docs/format.md). Without image_offset, a row of image is for a sample.
+ROWS = {
+    "image_offset": "sample", "image": "image byte", "image_id": "sample", "file_name": "sample",
+    "size": "sample", "annotation_count": "sample", "mask_offset": "sample", "bbox": "mask",
+    "area": "mask", "predicted_iou": "mask", "stability_score": "mask", "point_coords": "mask",
+    "crop_box": "mask", "annotation_id": "mask", "number_types": "mask", "mask_bits": "mask",
+    "run_offset": "mask", "run_ends": "run",
+}  # fmt: skip
+# Offset arrays, and an array of the rows that they point to.
+OFFSETS = {"image_offset": "image", "mask_offset": "bbox", "run_offset": "run_ends"}
+OPTIONAL = ("image_offset", "mask_bits", "run_offset", "run_ends")
 HEAVY = ("image", "mask_bits", "run_ends")
 
 
@@ -193,14 +201,14 @@ def unlisted_shards(pack: Path, listed: list[str], output: Output) -> list[str]:
 def checked_list(path: Path, output: Output) -> dict[str, str]:
     """A checksum file as {path: digest}; empty, with a problem printed, if it is damaged."""
     try:
-        lines = path.read_text().splitlines()
-        listed = {line[34:]: line[:32] for line in lines}
+        text = path.read_bytes().decode()
+        listed = {line[34:]: line[:32] for line in text.splitlines()}
     except (OSError, ValueError) as error:
         output.problem(f"{path}: cannot be read: {error}")
         return {}
-    sound = all(len(line) > 34 and line[32:34] == "  " and inside(line[34:]) for line in lines)
-    if not sound or not lines or len(listed) != len(lines):
-        output.problem(f"{path}: not lines of '<32 hex digits>  <path>'")
+    whole = "".join(f"{listed[name]}  {name}\n" for name in sorted(listed))
+    if not listed or whole != text or not all(inside(name) for name in listed):
+        output.problem(f"{path}: not lines of '<32 hex digits>  <path>', sorted by path")
         return {}
     return listed
 
@@ -211,7 +219,7 @@ def report_unknown(folder: Path, known: set[str], output: Output) -> None:
         for name in names:
             path = Path(parent, name)
             if str(path.relative_to(folder)) not in known:
-                output.problem(f"{path}: not a file of the pack")
+                output.problem(f"{path}: not a file of the pack: not in {CHECKSUMS}")
 
 
 def report_names(folder: Path, known: set[str], output: Output) -> None:
@@ -229,7 +237,7 @@ def compare(path: Path, due: str, output: Output) -> None:
     try:
         found = file_digest(path)
     except FileNotFoundError:
-        output.problem(f"{path}: missing")
+        output.problem(f"{path}: missing, but in {CHECKSUMS}")
         return
     except OSError as error:
         output.problem(f"{path}: cannot be read: {error}")
@@ -248,7 +256,7 @@ def file_digest(path: Path) -> str:
 
 def report_digest(path: Path, found: str, due: str, output: Output) -> None:
     if found != due:
-        output.problem(f"{path}: XXH3-128 is {found}, but {due} was written")
+        output.problem(f"{path}: XXH3-128 is {found}, but {CHECKSUMS} says {due}")
 
 
 def check_shard(folder: Path, quick: bool, output: Output) -> None:
@@ -267,7 +275,7 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
                 or path.split("/")[0] not in HEAVY}  # fmt: skip
         for path in sorted(set(listed) - set(left)):
             if not (folder / path).is_file():
-                output.problem(f"{folder / path}: missing")
+                output.problem(f"{folder / path}: missing, but in {CHECKSUMS}")
             else:
                 check_size(folder / path, output)
     else:
@@ -300,36 +308,53 @@ class Array:
         try:
             metadata = json.loads(path.read_bytes())
             self.shape = tuple(metadata["shape"])
+            if not all(isinstance(length, int) and length >= 0 for length in self.shape):
+                raise ValueError(f"shape {self.shape}")
             self.dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
             outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
             inner = metadata["codecs"][0]["configuration"]["chunk_shape"]
             self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-            chunks = -(-outer[0] // inner[0])
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            index_bytes = 16 * -(-outer[0] // inner[0]) + 4
+            self.file_bytes = outer[0] * self.row_bytes + index_bytes if self.shape[0] else 0
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
         self.path = folder / ("c" + ".0" * len(self.shape))
-        self.file_bytes = outer[0] * self.row_bytes + 16 * chunks + 4 if self.shape[0] else 0
-        self.digest = xxhash.xxh3_128()
-        self._hashed = 0
+        self._digest = xxhash.xxh3_128()
+        self._left = self.file_bytes
+        self._file: BinaryIO | None = None
 
     def open(self) -> None:
-        """Map the file. Raises Damage if it has not the length that its metadata ask for."""
+        """Open the file. Raises Damage if it has not the length that its metadata ask for."""
         size = self.path.stat().st_size if self.path.is_file() else 0
         if size != self.file_bytes:
             raise Damage(f"{self.path}: {size} bytes, but must have {self.file_bytes}")
-        self.bytes = np.memmap(self.path, np.uint8, "r") if size else np.empty(0, np.uint8)
-        data = self.bytes[: self.shape[0] * self.row_bytes]
-        self.rows = data.view(self.dtype).reshape(self.shape)
+        if size:
+            self._file = self.path.open("rb")
 
-    def hash_upto(self, row: int) -> None:
-        """Feed the digest up to a row; `finish` feeds what is behind the data."""
-        stop = row * self.row_bytes
-        self.digest.update(self.bytes[self._hashed : stop])
-        self._hashed = stop
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def take(self, rows: int) -> np.ndarray:
+        """The next rows. Not through a memory map: a disk that fails would end the process."""
+        return self._read(rows * self.row_bytes).view(self.dtype).reshape(rows, *self.shape[1:])
 
     def finish(self) -> str:
-        self.digest.update(self.bytes[self._hashed :])
-        return self.digest.hexdigest()
+        """The digest of the whole file; what is behind the rows is read now."""
+        self._read(self._left)
+        return self._digest.hexdigest()
+
+    def _read(self, nbytes: int) -> np.ndarray:
+        data = np.empty(nbytes, np.uint8)
+        try:
+            found = self._file.readinto(data) if nbytes else 0
+        except OSError as error:
+            raise Damage(f"{self.path}: cannot be read: {error}") from None
+        if found != nbytes:
+            raise Damage(f"{self.path}: cut short while it was read")
+        self._left -= nbytes
+        self._digest.update(data)
+        return data
 
 
 def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[str]:
@@ -337,16 +362,27 @@ def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[
 
     Returns the paths of the chunk files. Raises Damage if the shard cannot be taken apart.
     """
-    runs = any(path.startswith("run_ends/") for path in listed)
-    names = PER_SAMPLE + PER_MASK + (PER_RUN if runs else ())
+    names = [name for name in ROWS if name not in OPTIONAL or f"{name}/zarr.json" in listed]
     arrays = {name: Array(folder / name) for name in (*names, "checksum")}
-    for array in arrays.values():
-        array.open()
-    check_offsets(arrays, "mask_offset", "bbox")
-    if runs:
-        check_offsets(arrays, "run_offset", "run_ends")
-    for row in range(arrays["image_id"].shape[0]):
-        check_sample(folder, row, arrays, output)
+    try:
+        for array in arrays.values():
+            array.open()
+        check_lengths(arrays)
+        offsets: dict[str, np.ndarray] = {}
+        for name in OFFSETS:
+            if name in arrays:
+                offsets[name] = checked_offsets(folder, arrays, name, offsets)
+        for row in range(arrays["image_id"].shape[0]):
+            check_sample(folder, row, arrays, offsets, output)
+        return compare_arrays(folder, arrays, listed, output)
+    finally:
+        for array in arrays.values():
+            array.close()
+
+
+def compare_arrays(folder: Path, arrays: dict[str, Array], listed: dict[str, str],
+                   output: Output) -> list[str]:  # fmt: skip
+    """The digests of the chunk files, whose rows were all taken; returns their paths."""
     paths = []
     for name, array in arrays.items():
         path = f"{name}/{array.path.name}"
@@ -359,43 +395,62 @@ def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[
     return paths
 
 
-def check_offsets(arrays: dict[str, Array], name: str, child: str) -> None:
-    offsets = arrays[name].rows
-    last = arrays[child].shape[0]
-    if offsets[0] != 0 or offsets[-1] != last or (offsets[1:] < offsets[:-1]).any():
-        raise Damage(f"{arrays[name].path}: offsets do not rise from 0 to {last}")
+def check_lengths(arrays: dict[str, Array]) -> None:
+    """Arrays with a row a sample have as many rows as each other, and so on."""
+    lengths: dict[str, int] = {}
+    for name, axis in {**ROWS, "checksum": "sample"}.items():
+        if name in arrays:
+            axis = "sample" if name == "image" and "image_offset" not in arrays else axis
+            found = arrays[name].shape[0] - (name in OFFSETS)
+            if lengths.setdefault(axis, found) != found:
+                raise Damage(f"{arrays[name].path}: {found} rows a {axis}, others {lengths[axis]}")
+        if name in OFFSETS and name in arrays and OFFSETS[name] not in arrays:
+            raise Damage(f"{arrays[name].path}: there, but not {OFFSETS[name]}")
 
 
-def check_sample(folder: Path, row: int, arrays: dict[str, Array], output: Output) -> None:
+def checked_offsets(
+    folder: Path, arrays: dict[str, Array], name: str, before: dict[str, np.ndarray]
+) -> np.ndarray:
+    """All rows of an offset array, which rise from 0 to the rows that they point to."""
+    array = arrays[name]
+    offsets, last = array.take(array.shape[0]), arrays[OFFSETS[name]].shape[0]
+    if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != last:
+        raise Damage(f"{array.path}: offsets do not rise from 0 to {last}")
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        row = int(falls[0])
+        if ROWS[name] == "mask":
+            row = int(np.searchsorted(before["mask_offset"], row, side="right")) - 1
+        raise Damage(
+            f"{array.path}: offsets do not rise from 0 to {last}: see sample {row} of {folder.name}"
+        )
+    return offsets
+
+
+def check_sample(folder: Path, row: int, arrays: dict[str, Array],
+                 offsets: dict[str, np.ndarray], output: Output) -> None:  # fmt: skip
     """XXH3-64 over the sample's rows in order, an offset array giving its lengths as int64."""
     digest = xxhash.xxh3_64()
-    first = {"sample": row}
-    stop = {"sample": row + 1}
-    for axis, names, child in (
-        ("sample", PER_SAMPLE, "mask"), ("mask", PER_MASK + PER_RUN[:1], "run"),
-        ("run", PER_RUN[1:], None),
-    ):  # fmt: skip
-        for name in names:
-            if name not in arrays:
-                continue
-            array = arrays[name]
-            if name.endswith("_offset"):
-                ends = array.rows[first[axis] : stop[axis] + 1]
-                digest.update(np.diff(ends).astype("<i8").tobytes())
-                first[child], stop[child] = int(ends[0]), int(ends[-1])
-                array.hash_upto(stop[axis] + 1)
-            else:
-                digest.update(np.ascontiguousarray(array.rows[first[axis] : stop[axis]]).data
-                              if stop[axis] > first[axis] else b"")  # fmt: skip
-                array.hash_upto(stop[axis])
-    arrays["checksum"].hash_upto(row + 1)
+    span = {"sample": (row, row + 1)}
+    rows = {"checksum": arrays["checksum"].take(1)}
+    for name, axis in ROWS.items():
+        if name not in arrays:
+            continue
+        first, stop = span.get(axis, span["sample"])  # the image, where it has no offsets
+        if name in OFFSETS:
+            ends = offsets[name][first : stop + 1]
+            rows[name] = np.diff(ends).astype("<i8")
+            span[ROWS[OFFSETS[name]]] = int(ends[0]), int(ends[-1])
+        else:
+            rows[name] = arrays[name].take(stop - first)
+        digest.update(rows[name].reshape(-1).view(np.uint8))
     output.samples += 1
-    due = int(arrays["checksum"].rows[row])
+    due = int(rows["checksum"][0])
     if digest.intdigest() != due:
-        name = arrays["file_name"].rows[row].tobytes().rstrip(b"\0").decode(errors="replace")
+        name = rows["file_name"].tobytes().rstrip(b"\0").decode(errors="replace")
         output.problem(
-            f"{folder}: sample {row} (image_id {arrays['image_id'].rows[row]}, {name}): checksum "
-            f"is {digest.intdigest():016x}, but {due:016x} was written"
+            f"{folder}: sample {row} (image_id {rows['image_id'][0]}, {name}): checksum "
+            f"is {digest.intdigest():016x}, but {due:016x} is stored"
         )
     output.progress(f"{folder.name}: sample {row}")
 

@@ -4,12 +4,15 @@ docs/format.md is the specification. A pack is a Zarr v3 group whose chunk files
 they stand.
 
     layout          the arrays of a shard: types, shapes, order
+    image_place     where the pixels of an image lie in its bytes
     zarr_metadata   chunk-file arithmetic and the metadata that describes it
     shard_writer    samples into a working folder, published by one rename
     manifest        what a pack holds
     index           where any sample of a pack is
     publish         index, manifest and checksums of a pack, in a crash-safe order
     shard_reader    memory maps of a shard, checked before the first view
+    checked_rows    copies of a sample or an array, compared with checksums
+    index_check     the index against its digests, or against the shards
     verify          every byte and every promise of a pack
 """
 

@@ -7,20 +7,21 @@ import msgspec
 import numpy as np
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.files import map_bytes
+from sa1bpack.format.files import map_bytes, read_metadata_file
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, chunk_file
+from sa1bpack.wording import brief
 
-REMEDY = "restore the file from a copy, or pack this part again"
+REMEDY = "restore the file from a copy, or make it anew with `sa1bpack repair`"
 
 
 def read_metadata(path: Path) -> Any:
     """The decoded JSON of a zarr.json. Raises FormatError if it is missing or not JSON."""
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(read_metadata_file(path))
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(f"{path}: missing; {REMEDY}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
 
 
@@ -43,9 +44,12 @@ def check_metadata(path: Path, due: dict[str, Any]) -> None:
 
 def _first_difference(found: Any, due: Any, place: str) -> str | None:
     """Where decoded JSON first differs from what is due, such as `shape[0] is 3, but must be 4`."""
+    if found == due:  # equal parts are not gone into: the packer's own may be of any depth
+        return None
     if isinstance(found, dict) and isinstance(due, dict):
         for key in sorted(set(due) | set(found)):
-            inner = f"{place}.{key}" if place else key
+            name = key if key.isidentifier() and len(key) < 64 else brief(key)
+            inner = f"{place}.{name}" if place else name
             if key not in found or key not in due:
                 return f"{inner} is {'missing' if key in due else 'not a key of the format'}"
             if difference := _first_difference(found[key], due[key], inner):
@@ -56,7 +60,7 @@ def _first_difference(found: Any, due: Any, place: str) -> str | None:
             if difference := _first_difference(one, other, f"{place}[{number}]"):
                 return difference
         return None
-    return None if found == due else f"{place or 'the document'} is {found!r}, but must be {due!r}"
+    return f"{place or 'the document'} is {brief(found)}, but must be {brief(due)}"
 
 
 def check_length(path: Path, due: int) -> None:
@@ -91,10 +95,16 @@ def check_offset_ends(path: Path, offsets: np.ndarray, last: int) -> None:
 
 def check_offsets_rise(path: Path, offsets: np.ndarray) -> None:
     """Check that no offset is below the one before it."""
+    if (row := first_fall(offsets)) is not None:
+        raise FormatError(f"{path}: {describe_fall(offsets, row)}; {REMEDY}")
+
+
+def first_fall(offsets: np.ndarray) -> int | None:
+    """The first row whose share ends before it begins: offset row + 1 is below offset row."""
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if falls.size:
-        row = int(falls[0])
-        raise FormatError(
-            f"{path}: offset {row + 1} is {offsets[row + 1]}, below {offsets[row]} before it; "
-            f"{REMEDY}"
-        )
+    return int(falls[0]) if falls.size else None
+
+
+def describe_fall(offsets: np.ndarray, row: int) -> str:
+    """What is wrong at a row of `first_fall`."""
+    return f"offset {row + 1} is {offsets[row + 1]}, below {offsets[row]} before it"

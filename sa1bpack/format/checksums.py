@@ -1,5 +1,6 @@
 """Checksums: XXH3-128 a file, in a form that `xxhsum -c` checks, and XXH3-64 a sample."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -8,8 +9,10 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.files import byte_view
+from sa1bpack.format.files import byte_view, open_file, read_metadata_file
+from sa1bpack.format.image_place import canvas_spans
 from sa1bpack.format.layout import Layout
+from sa1bpack.wording import brief
 
 CHECKSUMS_NAME = "checksums.xxh128"
 READ_BYTES = 1 << 20
@@ -18,11 +21,14 @@ _ZEROS = np.zeros(1 << 20, np.uint8)
 
 
 def file_digest(path: Path) -> str:
-    """XXH3-128 of a file in 32 hexadecimal digits, as `xxh128sum` prints it."""
+    """XXH3-128 of a file in 32 hexadecimal digits, as `xxh128sum` prints it.
+
+    Raises FormatError if it is no regular file, OSError if it cannot be read.
+    """
     digest = xxhash.xxh3_128()
     buffer = bytearray(READ_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_file(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()
@@ -40,15 +46,15 @@ def read_checksums(path: Path) -> dict[str, str]:
     names a path outside its folder.
     """
     try:
-        text = path.read_bytes()
+        text = read_metadata_file(path)
     except FileNotFoundError:
-        raise FormatError(f"{path}: missing; restore it, or pack this part again") from None
+        raise FormatError(f"{path}: missing; restore it, or run `sa1bpack repair`") from None
     digests: dict[str, str] = {}
     for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
         match = _LINE.fullmatch(line)
         if match is None or not is_inside(match[2]):
             raise FormatError(
-                f"{path}, line {number}: {line!r} is not '<32 hex digits>  <path below this "
+                f"{path}, line {number}: {brief(line)} is not '<32 hex digits>  <path below this "
                 "folder>'; restore the file"
             )
         digests[match[2]] = match[1]
@@ -58,8 +64,11 @@ def read_checksums(path: Path) -> dict[str, str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part."""
-    return all(part not in ("", ".", "..") for part in path.split("/"))
+    """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
+
+    Nor has it characters that do not print: no file of a pack does, and a NUL would end the path.
+    """
+    return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def update_zeros(digest, count: int) -> None:
@@ -76,19 +85,22 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     rows           for every array of the layout but `checksum`: its rows, C-contiguous; for an
                    offset array the lengths (differences of neighbours, int64), so that the value
                    does not depend on where in the pack the sample stands
-    stored_height  image rows from here on are zero and are not read
+    stored_height  rows of a canvas from here on are zero and are not read
 
     The hash covers the bytes in the order of `layout.arrays`.
     """
     digest = xxhash.xxh3_64()
     for name in checksummed_arrays(layout):
-        part = rows[name]
-        if name == "image":
-            stored = part[0, :stored_height]
-            digest.update(byte_view(stored))
-            update_zeros(digest, part.nbytes - stored.nbytes)
+        part = byte_view(rows[name])
+        if name == "image" and not layout.flat:
+            done = 0
+            for start, stop in canvas_spans(layout, stored_height):
+                update_zeros(digest, start - done)
+                digest.update(part[start:stop])
+                done = stop
+            update_zeros(digest, part.size - done)
         elif part.size:
-            digest.update(byte_view(part))
+            digest.update(part)
     return digest.intdigest()
 
 

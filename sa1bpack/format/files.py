@@ -1,15 +1,22 @@
 """Writing that is whole or absent: short writes, flushing to disk, atomic replacement, mapping."""
 
 import ctypes
+import errno
 import mmap
 import os
 import secrets
 import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.errors import FormatError
+
+# The whole of SA-1B has 3 MB of manifest, and 100 kB of metadata a shard.
+MAX_METADATA_BYTES = 1 << 30
 
 # Working names of an unfinished file or folder: always beside its final place, never read back.
 TEMPORARY_PREFIX = ".tmp-"
@@ -20,6 +27,15 @@ def byte_view(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name `path` in an OSError of the calls within: those on descriptors do not know it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_at(fd: int, data, offset: int, path: Path) -> None:
     """Write all of `data` at a byte offset; `path` is named in the OSError.
 
@@ -27,21 +43,80 @@ def write_at(fd: int, data, offset: int, path: Path) -> None:
     the rest is written again until nothing is left.
     """
     view = memoryview(data)
-    try:
+    with naming(path):
         while view.nbytes:
             count = os.pwrite(fd, view, offset)
+            if count == 0:  # no error, and no progress either
+                raise OSError(errno.EIO, f"0 of {view.nbytes} bytes were written")
             view, offset = view[count:], offset + count
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:
+    """Read from a byte offset until a flat uint8 array is full; `path` is named in errors.
+
+    Raises FormatError if the file ends before, OSError if it cannot be read.
+    """
+    done = 0
+    with naming(path):
+        while done < out.size:
+            count = os.preadv(fd, [out[done:]], offset + done)
+            if count == 0:
+                raise FormatError(
+                    f"{path}: cut short: it ends at byte {offset + done}, but rows up to byte "
+                    f"{offset + out.size} are due; restore it"
+                )
+            done += count
+
+
+def open_file(path: Path) -> int:
+    """A descriptor for reading a regular file; a pipe in its place is not waited for.
+
+    Raises FormatError if it is anything else, OSError if it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise FormatError(f"{path}: a folder, a pipe or a device, where a file must be; restore it")
+
+
+def read_metadata_file(path: Path) -> bytes:
+    """The bytes of a small file of a pack.
+
+    Raises FormatError if it is no regular file or larger than MAX_METADATA_BYTES (a hole of any
+    size costs nothing on disk, but all of the memory), OSError if it cannot be read.
+    """
+    with os.fdopen(open_file(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_METADATA_BYTES:
+            raise FormatError(
+                f"{path}: {size} bytes, and no file of its kind has more than "
+                f"{MAX_METADATA_BYTES}; restore it"
+            )
+        return file.read()
+
+
+def flush_file(fd: int, path: Path) -> None:
+    """Flush an open file to disk; `path` is named in the OSError."""
+    with naming(path):
+        os.fsync(fd)
 
 
 def flush_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        flush_file(fd, folder)
     finally:
         os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, so that they survive a power failure."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        flush_folder(path.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -49,7 +124,7 @@ def write_durably(path: Path, data: bytes) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         write_at(fd, data, 0, path)
-        os.fsync(fd)
+        flush_file(fd, path)
     finally:
         os.close(fd)
 
@@ -76,11 +151,27 @@ def remove_temporaries(folder: Path) -> list[Path]:
     removed = []
     for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")):
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            with naming(path):
+                shutil.rmtree(path)
         else:
             path.unlink()
         removed.append(path)
     return removed
+
+
+def remove_published(folder: Path) -> None:
+    """Remove a folder that has a final name, which it loses first and for good.
+
+    So whatever bears a final name stays whole, also if this is interrupted or the power fails.
+    """
+    doomed = temporary_beside(folder)
+    folder.rename(doomed)
+    flush_folder(folder.parent)
+    if doomed.is_symlink():  # a shard that was moved to another disk: only the link is ours
+        doomed.unlink()
+        return
+    with naming(doomed):
+        shutil.rmtree(doomed)
 
 
 def map_bytes(path: Path, nbytes: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from sa1bpack.format.array_reader import check_array, check_metadata, check_offs
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import byte_view, flush_folder, temporary_beside, write_durably
 from sa1bpack.format.layout import ArraySpec, array_spec
-from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry, read_manifest
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,
     array_metadata,
@@ -29,10 +29,10 @@ from sa1bpack.format.zarr_metadata import (
 
 # In the index axis 0 of shard_offset counts shards; the others follow the pack's samples.
 INDEX_ARRAYS: tuple[ArraySpec, ...] = (
-    array_spec("shard_offset", "<i8", ("shard_edge",), axis="sample", offsets=True),
+    array_spec("shard_offset", "<i8", ("shard_edge",), axis="sample", child_axis="sample"),
     array_spec("image_id", "<i8", ("sample",), axis="sample"),
     array_spec("id_order", "<i8", ("sample",), axis="sample"),
-    array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", offsets=True),
+    array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", child_axis="mask"),
 )
 
 
@@ -162,3 +162,20 @@ def open_index(root: Path, manifest: Manifest) -> Index:
     check_offset_ends(path, arrays["shard_offset"], manifest.samples)
     check_offset_ends(folder / "mask_offset", arrays["mask_offset"], manifest.masks)
     return Index(**arrays)
+
+
+def open_manifest_and_index(root: Path) -> tuple[Manifest, Index | None]:
+    """The manifest of a pack and the index that it names; None where there is no shard yet.
+
+    A packer may publish between reading the one and opening the other, and remove the older index:
+    then the newer state is opened. Raises as `read_manifest` and `open_index` do.
+    """
+    manifest = read_manifest(root)
+    while manifest.shards:
+        try:
+            return manifest, open_index(root, manifest)
+        except (FormatError, OSError):
+            before, manifest = manifest, read_manifest(root)
+            if manifest.index == before.index:
+                raise
+    return manifest, None

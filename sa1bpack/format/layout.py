@@ -2,8 +2,10 @@
 
 This module is the one place where the arrays are written down; docs/format.md shows the same table
 and a test holds the two together. Axes are named, not numbered: a *sample* is one image, a *mask*
-one annotation of it, a *run* one stretch of equal pixels of a mask. Ragged data are flat along
-their own axis, and an offset array on the axis above says where each row's share begins.
+one annotation of it, a *run* one stretch of equal pixels of a mask, an *image byte* one byte of an
+image that is stored without padding. Ragged data are flat along their own axis, and an offset array
+on the axis above says where each row's share begins. Where the pixels of an image lie in its bytes
+is in `image_place`.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.wording import brief
 
 FORMAT_NAME = "sa1bpack"
 FORMAT_VERSION = (1, 0)
@@ -22,41 +25,46 @@ FILE_NAME_BYTES = 64
 MAX_IMAGE_SIZE = 16384
 MAX_MASK_SIZE = 16384
 
-Axis = Literal["sample", "mask", "run"]
+Axis = Literal["sample", "mask", "run", "image_byte"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-FITS = ("pad", "squash")
-PIXELS = ("rgb",)
+FITS = ("pad", "squash", "native")
+PIXELS = ("rgb", "yuv420")
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Numbers of samples, masks and runs: the length of a shard, or a position in it."""
+    """The length of a shard along each axis, or a position in it.
+
+    image_bytes stays 0 where images have a canvas each and so no axis of their own.
+    """
 
     samples: int = 0
     masks: int = 0
     runs: int = 0
+    image_bytes: int = 0
 
     def __add__(self, other: "Extent") -> "Extent":
         return Extent(
-            self.samples + other.samples, self.masks + other.masks, self.runs + other.runs
-        )
+            self.samples + other.samples, self.masks + other.masks, self.runs + other.runs,
+            self.image_bytes + other.image_bytes,
+        )  # fmt: skip
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
-        return (self.samples, self.masks, self.runs)[AXES.index(axis)]
+        return (self.samples, self.masks, self.runs, self.image_bytes)[AXES.index(axis)]
 
 
 @dataclass(frozen=True)
 class ArraySpec:
     """One array of a shard or of the index.
 
-    name       folder of the array
-    dtype      little-endian numpy type
-    row_shape  shape of one row (axis 0 left out)
-    dims       names of all dimensions, axis 0 first
-    axis       what axis 0 counts
-    offsets    the array has one row more than its axis; row 0 is 0, and rows [k, k + 1] are where
-               the share of row k begins and ends on the axis below
+    name        folder of the array
+    dtype       little-endian numpy type
+    row_shape   shape of one row (axis 0 left out)
+    dims        names of all dimensions, axis 0 first
+    axis        what axis 0 counts
+    child_axis  of an offset array, the axis that it points into: it has one row more than its own
+                axis; row 0 is 0, and rows [k, k + 1] are where the share of row k begins and ends
     """
 
     name: str
@@ -64,17 +72,17 @@ class ArraySpec:
     row_shape: tuple[int, ...]
     dims: tuple[str, ...]
     axis: Axis
-    offsets: bool = False
+    child_axis: Axis | None = None
+
+    @property
+    def offsets(self) -> bool:
+        """Whether this is an offset array."""
+        return self.child_axis is not None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.dtype.itemsize * prod(self.row_shape)
-
-    @property
-    def child_axis(self) -> Axis:
-        """The axis that an offset array points into: the one below its own."""
-        return AXES[AXES.index(self.axis) + 1]
 
     @property
     def chunk_name(self) -> str:
@@ -92,21 +100,30 @@ class ArraySpec:
 
 
 def array_spec(
-    name: str, dtype: str, dims: tuple[str, ...], row_shape=(), *, axis: Axis, offsets=False
+    name: str,
+    dtype: str,
+    dims: tuple[str, ...],
+    row_shape=(),
+    *,
+    axis: Axis,
+    child_axis: Axis | None = None,
 ) -> ArraySpec:
     """An ArraySpec from a numpy type string."""
-    return ArraySpec(name, np.dtype(dtype), tuple(row_shape), dims, axis, offsets)
+    return ArraySpec(name, np.dtype(dtype), tuple(row_shape), dims, axis, child_axis)
 
 
 @dataclass(frozen=True)
 class Layout:
     """The choices that fix what arrays a pack has and how wide their rows are.
 
-    image_size  S, side of the stored image canvas in pixels
-    mask_size   Sm, side of the mask grid in cells, a multiple of 8
-    fit         "pad" (aspect kept, top left of the canvas, the rest zero) or "squash"
+    image_size  S, side of the stored image canvas in pixels; with "native" the longer side
+    mask_size   Sm, side of the mask grid in cells, a multiple of 8; without bits, of the grid that
+                a reader draws from the runs if it is not told another
+    fit         "pad" (aspect kept, top left of the canvas, the rest zero), "squash" (both sides S)
+                or "native" (as pad, without the canvas)
     runs        exact full-resolution masks are stored as runs
-    pixels      "rgb", the only pixel layout of format 1.0
+    pixels      "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half the size
+    bits        masks are stored as bits of the grid
 
     Raises OptionError for a value that cannot be stored.
     """
@@ -116,6 +133,7 @@ class Layout:
     fit: str = "pad"
     runs: bool = True
     pixels: str = "rgb"
+    bits: bool = True
 
     def __post_init__(self):
         _check_size("image_size", self.image_size, 1, MAX_IMAGE_SIZE)
@@ -127,8 +145,21 @@ class Layout:
             )
         _check_choice("fit", self.fit, FITS)
         _check_choice("pixels", self.pixels, PIXELS)
-        if not isinstance(self.runs, bool):
-            raise OptionError(f"runs is {self.runs!r}: choose True or False")
+        for name in ("bits", "runs"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} is {getattr(self, name)!r}: choose True or False")
+        if not (self.bits or self.runs):
+            raise OptionError("bits and runs are both False: masks must be stored in some form")
+        if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
+            raise OptionError(
+                f"image_size is {self.image_size}, but a canvas of yuv420 pixels has chroma of "
+                "half its size: choose an even one, or fit native"
+            )
+
+    @property
+    def flat(self) -> bool:
+        """Whether images are stored one behind the other, each of its own size (fit "native")."""
+        return self.fit == "native"
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -159,7 +190,7 @@ class Layout:
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(data, dict) or set(data) != set(names):
-            found = sorted(data) if isinstance(data, dict) else type(data).__name__
+            found = brief(sorted(data)) if isinstance(data, dict) else type(data).__name__
             raise FormatError(
                 f"{where}: a layout has the keys {sorted(names)}, found {found}; the pack is "
                 "damaged or needs a newer sa1bpack"
@@ -172,12 +203,12 @@ class Layout:
 
 def _check_size(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name} is {value!r}: choose a whole number from {low} to {high}")
+        raise OptionError(f"{name} is {brief(value)}: choose a whole number from {low} to {high}")
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+        raise OptionError(f"{name} is {brief(value)}: choose one of {', '.join(choices)}")
 
 
 _BOX = ("mask", "xywh")
@@ -185,10 +216,9 @@ _BOX = ("mask", "xywh")
 
 @functools.lru_cache(maxsize=16)
 def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
-    side, grid = layout.image_size, layout.mask_size
+    grid = layout.mask_size
     per_sample = (
-        # RGB pixels: rows down, columns right
-        array_spec("image", "|u1", ("sample", "y", "x", "channel"), (side, side, 3), axis="sample"),
+        *_image_arrays(layout),
         array_spec("image_id", "<i8", ("sample",), axis="sample"),
         # UTF-8, zeros behind; view as S64
         array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,), axis="sample"),
@@ -196,7 +226,7 @@ def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
         array_spec("size", "<i4", ("sample", "height_width"), (4,), axis="sample"),
         # annotations in the JSON record, before filtering and capping
         array_spec("annotation_count", "<i4", ("sample",), axis="sample"),
-        array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", offsets=True),
+        array_spec("mask_offset", "<i8", ("sample_edge",), axis="sample", child_axis="mask"),
         # XXH3-64 of the sample's rows in the other arrays
         array_spec("checksum", "<u8", ("sample",), axis="sample"),
     )
@@ -211,17 +241,38 @@ def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
         array_spec("crop_box", "<f8", _BOX, (4,), axis="mask"),  # source pixels: x, y, w, h
         array_spec("annotation_id", "<i8", ("mask",), axis="mask"),
         array_spec("number_types", "<u2", ("mask",), axis="mask"),  # see NUMBER_TYPE_BITS
+    )
+    bits = (
         # cells, little bit order: cell x of a row is bit x % 8 of byte x // 8
         array_spec(
             "mask_bits", "|u1", ("mask", "mask_y", "mask_byte"), (grid, grid // 8), axis="mask"
         ),
     )
     exact = (
-        array_spec("run_offset", "<i8", ("mask_edge",), axis="mask", offsets=True),
+        array_spec("run_offset", "<i8", ("mask_edge",), axis="mask", child_axis="run"),
         # source pixels, column-major: ends of background and foreground runs in turn, last = H * W
         array_spec("run_ends", "<i4", ("run",), axis="run"),
     )
-    return per_sample + per_mask + (exact if layout.runs else ())
+    return per_sample + per_mask + (bits if layout.bits else ()) + (exact if layout.runs else ())
+
+
+def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
+    side = layout.image_size
+    if layout.flat:
+        return (
+            array_spec(
+                "image_offset", "<i8", ("sample_edge",), axis="sample", child_axis="image_byte"
+            ),
+            # the images' own bytes one behind the other, see image_place
+            array_spec("image", "|u1", ("image_byte",), axis="image_byte"),
+        )
+    if layout.pixels == "yuv420":
+        # I420: the rows of Y, then two rows of Cb in one, then two rows of Cr in one
+        dims, shape = ("sample", "yuv_row", "x"), (side * 3 // 2, side)
+    else:
+        # RGB pixels: rows down, columns right
+        dims, shape = ("sample", "y", "x", "channel"), (side, side, 3)
+    return (array_spec("image", "|u1", dims, shape, axis="sample"),)
 
 
 # Bits of number_types: set where the JSON wrote the number as an integer, so that the original

@@ -1,6 +1,7 @@
 """The manifest: what a pack holds, in one JSON file that is replaced as a whole."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,16 +9,17 @@ from typing import Annotated, Any
 import msgspec
 
 from sa1bpack.errors import FormatError, VersionError
-from sa1bpack.format.files import replace_file
-from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Layout
+from sa1bpack.format.files import read_metadata_file, replace_file
+from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.zarr_metadata import canonical_json
+from sa1bpack.wording import brief
 
 MANIFEST_NAME = "manifest.json"
 SHARDS_NAME = "shards"
 MAX_NAME_BYTES = 200
 _INDEX = re.compile(r"index-[0-9a-f]{8}")
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +28,7 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     name         folder under shards/
     source       name of the tar or folder it was made from
     part         which part of that source, from 0
-    samples, masks, runs   the shard's extent
+    samples, masks, runs, image_bytes   the shard's extent
     annotations  masks in the JSON records, before filtering and capping
     bytes        size of all chunk files together
     """
@@ -37,8 +39,14 @@ class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
     samples: Count
     masks: Count
     runs: Count
+    image_bytes: Count
     annotations: Count
     bytes: Count
+
+    @property
+    def extent(self) -> Extent:
+        """The shard's length along each axis."""
+        return Extent(self.samples, self.masks, self.runs, self.image_bytes)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +105,10 @@ def read_manifest(root: Path) -> Manifest:
     """
     path = Path(root) / MANIFEST_NAME
     try:
-        data = msgspec.json.decode(path.read_bytes())
+        data = msgspec.json.decode(read_metadata_file(path))
     except (FileNotFoundError, NotADirectoryError):
         raise FormatError(f"{path}: missing, so {root} is no pack; run the packer first") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error}); restore it or pack again") from None
     check_version(data, path)
     Layout.from_json(data.get("layout"), f"{path}: layout")
@@ -125,11 +133,11 @@ def check_version(data: Any, path: Path) -> None:
     if not (
         isinstance(version, list) and len(version) == 2 and all(type(n) is int for n in version)
     ):
-        raise FormatError(f"{path}: version is {version!r}, not [major, minor]")
+        raise FormatError(f"{path}: version is {brief(version)}, not [major, minor]")
     if version[0] != FORMAT_VERSION[0]:
         raise VersionError(
-            f"{path}: format version {version[0]}.{version[1]}, but this release reads "
-            f"{FORMAT_VERSION[0]}.x; install a sa1bpack for format {version[0]}"
+            f"{path}: format version {brief(version[0])}.{brief(version[1])}, but this release "
+            f"reads {FORMAT_VERSION[0]}.x; install a sa1bpack for format {brief(version[0])}"
         )
 
 
@@ -147,8 +155,8 @@ def check_shard_name(name: str, where: str) -> None:
     )
     if bad:
         raise FormatError(
-            f"{where}: {name!r} cannot be a shard's name: 1 to {MAX_NAME_BYTES} bytes of printable "
-            'characters without "/" and "\\", not starting with "." or "__"'
+            f"{where}: {brief(name)} cannot be a shard's name: 1 to {MAX_NAME_BYTES} bytes of "
+            'printable characters without "/" and "\\", not starting with "." or "__"'
         )
 
 
@@ -157,9 +165,9 @@ def _check_manifest(manifest: Manifest, path: Path) -> None:
     names = [shard.name for shard in manifest.shards]
     for name in names:
         check_shard_name(name, str(path))
-    if len(set(names)) != len(names):
-        doubled = sorted({name for name in names if names.count(name) > 1})
-        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled)}")
+    doubled = sorted(name for name, count in Counter(names).items() if count > 1)
+    if doubled:
+        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}")
     for key in ("samples", "masks"):
         total = sum(getattr(shard, key) for shard in manifest.shards)
         if getattr(manifest, key) != total:
@@ -167,4 +175,5 @@ def _check_manifest(manifest: Manifest, path: Path) -> None:
                 f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}"
             )
     if manifest.index is not None and not is_index_name(manifest.index):
-        raise FormatError(f"{path}: index is {manifest.index!r}, not 'index-' and 8 hex digits")
+        found = brief(manifest.index)
+        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits")

@@ -17,6 +17,7 @@ class Problem:
     sample     row of the sample in its shard, if one is meant
     image_id   its id, as far as it can be read
     file_name  its file name, as far as it can be read
+    extra      something is there that is no part of the pack; nothing of the pack is damaged by it
     """
 
     what: str
@@ -25,6 +26,7 @@ class Problem:
     sample: int | None = None
     image_id: int | None = None
     file_name: str | None = None
+    extra: bool = False
 
     def __str__(self) -> str:
         place = [f"shard {self.shard}"] if self.shard is not None else []

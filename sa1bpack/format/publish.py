@@ -1,13 +1,18 @@
 """Publishing a pack: index, manifest and checksums, each whole or absent, in a safe order."""
 
-import shutil
 from pathlib import Path
 
 import msgspec
 import xxhash
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checksums
-from sa1bpack.format.files import remove_temporaries, replace_file
+from sa1bpack.format.files import (
+    flush_folder,
+    make_folder,
+    remove_published,
+    remove_temporaries,
+    replace_file,
+)  # fmt: skip
 from sa1bpack.format.index import build_index, index_arrays
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -41,7 +46,10 @@ def publish(root: Path, manifest: Manifest) -> Manifest:
     Raises FormatError if a listed shard is not published, OSError if writing fails.
     """
     root = Path(root)
-    (root / SHARDS_NAME).mkdir(parents=True, exist_ok=True)
+    make_folder(root / SHARDS_NAME)
+    # A run that was killed may have renamed what is listed now, and not have flushed it.
+    for folder in (root, root / SHARDS_NAME):
+        flush_folder(folder)
     _replace_if_other(root / METADATA_NAME, canonical_json(root_metadata()))
     _replace_if_other(root / SHARDS_NAME / METADATA_NAME, canonical_json(group_metadata()))
     index = build_index(root, manifest) if manifest.shards else None
@@ -49,7 +57,7 @@ def publish(root: Path, manifest: Manifest) -> Manifest:
     steps = (_write_checksums, write_manifest)
     for step in steps if manifest.complete else reversed(steps):
         step(root, manifest)
-    _remove_old_indexes(root, index)
+    remove_old_indexes(root, index)
     return manifest
 
 
@@ -107,8 +115,8 @@ def _replace_if_other(path: Path, data: bytes) -> None:
         replace_file(path, data)
 
 
-def _remove_old_indexes(root: Path, index: str | None) -> None:
+def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; open memory maps of them stay valid."""
     for path in sorted(root.glob("index-*")):
         if path.name != index:
-            shutil.rmtree(path)
+            remove_published(path)

@@ -6,11 +6,13 @@ import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.checksums import rows_checksum
+from sa1bpack.format.image_place import image_nbytes
 from sa1bpack.format.layout import ArraySpec, Extent, Layout
 
 # The rows of one sample by array name: per-sample arrays as the bare row or with a leading 1,
-# per-mask arrays (m, ...), run_ends (r,), run_offset (m + 1,) from 0 on. mask_offset and checksum
-# follow from the others and are not given. Image rows below the stored height are not read.
+# per-mask arrays (m, ...), run_ends (r,), run_offset (m + 1,) from 0 on; a flat image as its bytes
+# (n,). image_offset, mask_offset and checksum follow from the others and are not given. Rows of a
+# canvas below the stored height are not read.
 Sample = Mapping[str, np.ndarray]
 
 
@@ -19,40 +21,39 @@ def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
 
     Returns C-contiguous (n, *row_shape) arrays for all arrays but `checksum`, views of the given
     ones where those are contiguous. Offset arrays become lengths: mask_offset (1,) int64 with the
-    number of masks, run_offset (m,) int64 with the runs of each mask.
+    number of masks, image_offset (1,) with the bytes of the image, run_offset (m,) int64 with the
+    runs of each mask.
 
     Raises OptionError for a missing array, another type or shape, or offsets that do not fit.
     """
-    masks = len(_given(sample, "annotation_id"))
-    runs = len(_given(sample, "run_ends")) if layout.runs else 0
-    extent = Extent(1, masks, runs)
+    extent = sample_extent(layout, sample)
     rows = {}
     for spec in layout.arrays:
-        if spec.name == "mask_offset":
-            rows[spec.name] = np.array([masks], np.int64)
+        if spec.offsets and spec.axis == "sample":
+            rows[spec.name] = np.array([extent.along(spec.child_axis)], np.int64)
         elif spec.offsets:
             rows[spec.name] = _lengths(spec, _given(sample, spec.name), extent)
         elif spec.name != "checksum":
             rows[spec.name] = _rows(spec, _given(sample, spec.name), extent)
     _check_stored_size(layout, rows["size"][0])
+    if layout.flat:
+        _check_image_bytes(layout, rows["size"][0], len(rows["image"]))
     return rows
 
 
 def stored_height(rows: Mapping[str, np.ndarray]) -> int:
-    """Rows of the canvas that hold the image; the canvas is zero from there on."""
+    """Rows of pixels that are stored; a canvas is zero from there on."""
     return int(rows["size"][0, 2])
 
 
-def rows_extent(rows: Mapping[str, np.ndarray]) -> Extent:
-    """How many samples (1), masks and runs a sample's checked rows are."""
-    runs = len(rows["run_ends"]) if "run_ends" in rows else 0
-    return Extent(1, len(rows["annotation_id"]), runs)
-
-
 def sample_extent(layout: Layout, sample: Sample) -> Extent:
-    """How far one sample moves the position in its shard."""
-    runs = len(_given(sample, "run_ends")) if layout.runs else 0
-    return Extent(1, len(_given(sample, "annotation_id")), runs)
+    """How far one sample, or its checked rows, move the position in its shard."""
+    return Extent(
+        samples=1,
+        masks=len(_given(sample, "annotation_id")),
+        runs=len(_given(sample, "run_ends")) if layout.runs else 0,
+        image_bytes=_given(sample, "image").size if layout.flat else 0,
+    )
 
 
 def sample_checksum(layout: Layout, sample: Sample) -> int:
@@ -106,6 +107,15 @@ def _check_stored_size(layout: Layout, size: np.ndarray) -> None:
     side = layout.image_size
     if not (1 <= size[2] <= side and 1 <= size[3] <= side):
         raise OptionError(
-            f"stored size {size[2]} x {size[3]} (height x width) is not within 1 and the canvas's "
+            f"stored size {size[2]} x {size[3]} (height x width) is not within 1 and the layout's "
             f"{side}"
+        )
+
+
+def _check_image_bytes(layout: Layout, size: np.ndarray, found: int) -> None:
+    due = image_nbytes(layout, int(size[2]), int(size[3]))
+    if found != due:
+        raise OptionError(
+            f"image of a sample has {found} bytes: {size[2]} x {size[3]} {layout.pixels} pixels "
+            f"take {due}"
         )

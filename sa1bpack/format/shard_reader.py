@@ -16,6 +16,7 @@ from sa1bpack.format.array_reader import (
     map_array,
     read_metadata,
 )
+from sa1bpack.format.image_place import image_nbytes, image_planes
 from sa1bpack.format.layout import FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
@@ -30,12 +31,14 @@ class _ShardAttributes(msgspec.Struct, kw_only=True):
     samples: Count
     masks: Count
     runs: Count
+    image_bytes: Count
     annotations: Count
     layout: dict[str, Any]
 
 
 class Shard:
-    """A published shard. `shard["image"]` is a read-only (N, S, S, 3) memory map, mapped once.
+    """A published shard. `shard["image"]` is a read-only memory map, mapped once: (N, S, S, 3) for
+    RGB on canvases; docs/format.md has the shapes of the other layouts.
 
     folder      its folder
     layout      its Layout
@@ -51,7 +54,7 @@ class Shard:
         self.layout = layout
         self.attributes = attributes
         self.entry = entry
-        self.extent = Extent(entry.samples, entry.masks, entry.runs)
+        self.extent = entry.extent
         self._arrays: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -92,6 +95,36 @@ class Shard:
                 views[spec.name] = rows[0] if spec.axis == "sample" else rows
         return views
 
+    def image_range(self, row: int) -> tuple[int, int]:
+        """First byte of one sample's image in the chunk file of `image`, and one past the last."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
+        if self.layout.flat:
+            start, stop = self["image_offset"][row : row + 2].tolist()
+            return start, stop
+        nbytes = self.layout.array("image").row_bytes
+        return row * nbytes, (row + 1) * nbytes
+
+    def planes(self, row: int) -> dict[str, np.ndarray]:
+        """The stored pixels of one sample, without any padding: views of its planes by name.
+
+        {"rgb": (h, w, 3)}, or {"y": (h, w), "cb": (h / 2, w / 2), "cr": the same}, halves rounded
+        up; all uint8. `sa1bpack.pixels.yuv420_to_rgb` converts the latter. Raises IndexError for a
+        row that is not in 0 .. samples - 1, FormatError if the image has not as many bytes as its
+        size takes.
+        """
+        start, stop = self.image_range(row)
+        height, width = self["size"][row, 2:].tolist()
+        due = image_nbytes(self.layout, height, width)
+        if stop - start != due:
+            raise FormatError(
+                f"{self.folder / 'image_offset'}: sample {row} has {stop - start} bytes of pixels, "
+                f"but its {height} x {width} take {due}; {REMEDY}"
+            )
+        image = self["image"].reshape(-1)[start:stop]
+        planes = image_planes(self.layout, height, width)
+        return {plane.name: plane.view(image) for plane in planes}
+
 
 def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:
     """Open a shard, checking everything that can be checked without reading its data.
@@ -113,9 +146,11 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     found = Layout.from_json(own.layout, f"{path}: layout")
     if layout is not None and found != layout:
         raise FormatError(f"{path}: layout is {found}, but the pack's is {layout}")
-    extent = Extent(own.samples, own.masks, own.runs)
-    if not found.runs and own.runs:
-        raise FormatError(f"{path}: runs is {own.runs}, but the layout stores no runs")
+    extent = Extent(own.samples, own.masks, own.runs, own.image_bytes)
+    for name, stored in (("runs", found.runs), ("image_bytes", found.flat)):
+        if getattr(own, name) and not stored:
+            found_count = getattr(own, name)
+            raise FormatError(f"{path}: {name} is {found_count}, but the layout stores no {name}")
     arrays = found.array_rows(extent)
     check_metadata(path, group_metadata(attributes, arrays))
     nbytes = 0
@@ -162,5 +197,5 @@ def _own_attributes(attributes: dict[str, Any], path: Path) -> _ShardAttributes:
 def _entry(name: str, own: _ShardAttributes, nbytes: int) -> ShardEntry:
     return ShardEntry(
         name=name, source=own.source, part=own.part, samples=own.samples, masks=own.masks,
-        runs=own.runs, annotations=own.annotations, bytes=nbytes,
+        runs=own.runs, image_bytes=own.image_bytes, annotations=own.annotations, bytes=nbytes,
     )  # fmt: skip

@@ -24,10 +24,19 @@ from sa1bpack.format.checksums import (
     rows_checksum,
     update_zeros,
 )  # fmt: skip
-from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_at, write_durably
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    byte_view,
+    flush_file,
+    flush_folder,
+    naming,
+    write_at,
+    write_durably,
+)  # fmt: skip
+from sa1bpack.format.image_place import canvas_spans
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
-from sa1bpack.format.sample_rows import Sample, checked_rows, rows_extent, stored_height
+from sa1bpack.format.sample_rows import Sample, checked_rows, sample_extent, stored_height
 from sa1bpack.format.zarr_metadata import (
     METADATA_NAME,
     array_metadata,
@@ -41,7 +50,9 @@ SETTLE_BYTES = 256 * 1024
 # Smaller files are flushed by publication alone.
 FLUSH_BYTES = 16 << 20
 # Attributes of a shard that the draft fills in itself.
-_OWN_ATTRIBUTES = ("format", "layout", "samples", "masks", "runs", "annotations")
+_OWN_ATTRIBUTES = (
+    "format", "layout", "samples", "masks", "runs", "image_bytes", "annotations"
+)  # fmt: skip
 
 
 class ShardRows:
@@ -66,7 +77,7 @@ class ShardRows:
     def write(self, sample: Sample, at: Extent) -> Extent:
         """Write one sample whose first rows stand at position `at`; returns its extent.
 
-        Of the canvas only the rows that hold the image are written: the rest is a hole that reads
+        Of a canvas only the rows that hold the image are written: the rest is a hole that reads
         as zero. Raises OptionError if the sample does not fit the layout (nothing is written then),
         OSError naming the file if writing fails.
         """
@@ -74,8 +85,8 @@ class ShardRows:
         height = stored_height(rows)
         checksum = rows_checksum(self._layout, rows, height)
         for spec in self._layout.arrays:
-            if spec.name == "image":
-                self._write_image(spec, rows["image"], height, at.samples)
+            if spec.name == "image" and not self._layout.flat:
+                self._write_canvas(spec, rows["image"], height, at.samples)
             elif spec.name == "checksum":
                 self._write_rows(spec, np.array([checksum], spec.dtype), at.samples)
             elif spec.offsets:
@@ -83,20 +94,21 @@ class ShardRows:
                 self._write_rows(spec, ends, at.along(spec.axis) + 1)
             else:
                 self._write_rows(spec, rows[spec.name], at.along(spec.axis))
-        return rows_extent(rows)
+        return sample_extent(self._layout, rows)
 
     def _write_rows(self, spec: ArraySpec, rows: np.ndarray, first: int) -> None:
         if rows.size:
             fd, path = self._files[spec.name]
             write_at(fd, byte_view(rows), first * spec.row_bytes, path)
 
-    def _write_image(self, spec: ArraySpec, image: np.ndarray, height: int, first: int) -> None:
-        stored = image[0, :height]
-        start = first * spec.row_bytes
+    def _write_canvas(self, spec: ArraySpec, image: np.ndarray, height: int, first: int) -> None:
+        data = byte_view(image)
+        begin = first * spec.row_bytes
         fd, path = self._files[spec.name]
-        write_at(fd, byte_view(stored), start, path)
-        if stored.nbytes < spec.row_bytes:  # the file reaches to the end of the row all the same
-            write_at(fd, b"\0", start + spec.row_bytes - 1, path)
+        for start, stop in canvas_spans(self._layout, height):
+            write_at(fd, data[start:stop], begin + start, path)
+        if stop < spec.row_bytes:  # the file reaches to the end of the row all the same
+            write_at(fd, b"\0", begin + spec.row_bytes - 1, path)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -120,7 +132,7 @@ class _DraftFile:
         self.path.parent.mkdir()
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            os.ftruncate(self.fd, spec.row_bytes if spec.offsets else 0)  # offsets begin with a 0
+            self._cut(spec.row_bytes if spec.offsets else 0)  # offsets begin with a 0
         except BaseException:
             self.close()
             raise
@@ -131,7 +143,8 @@ class _DraftFile:
         """Hash the bytes below `end` that were not hashed yet."""
         while self._settled < end:
             piece = buffer[: min(len(buffer), end - self._settled)]
-            count = os.preadv(self.fd, [piece], self._settled)
+            with naming(self.path):
+                count = os.preadv(self.fd, [piece], self._settled)
             if count == 0:
                 raise FormatError(
                     f"{self.path}: ends at byte {self._settled}, but the rows up to byte {end} "
@@ -156,12 +169,17 @@ class _DraftFile:
         if rows == 0:
             self.path.unlink()
             return None
-        os.ftruncate(self.fd, file.data_bytes)  # drops rows behind the last settled one
+        self._cut(file.data_bytes)  # drops rows behind the last settled one
         tail = file.tail()
-        write_at(self.fd, tail, file.data_bytes, self.path)
+        index = tail[file.padded_bytes - file.data_bytes :]
+        write_at(self.fd, index, file.padded_bytes, self.path)  # before it, zero rows: a hole
         self._digest.update(tail)
-        os.fsync(self.fd)
+        flush_file(self.fd, self.path)
         return self._digest.hexdigest()
+
+    def _cut(self, nbytes: int) -> None:
+        with naming(self.path):
+            os.ftruncate(self.fd, nbytes)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -206,19 +224,20 @@ class ShardDraft:
                for spec in self.layout.arrays):  # fmt: skip
             raise OptionError(f"{self.folder}: settled up to {self._settled}, not back to {upto}")
         for file in self._files:
-            if file.spec.name == "image":
-                self._settle_image(file, upto.samples)
+            if file.spec.name == "image" and not self.layout.flat:
+                self._settle_canvases(file, upto.samples)
             else:
                 file.settle(file.spec.rows(upto) * file.spec.row_bytes, self._buffer)
         self._settled = upto
 
-    def _settle_image(self, file: _DraftFile, samples: int) -> None:
-        """Hash the stored part of each canvas; reading the hole under it would fill the cache."""
+    def _settle_canvases(self, file: _DraftFile, samples: int) -> None:
+        """Hash the stored part of each canvas; reading the holes in it would fill the cache."""
         row_bytes = file.spec.row_bytes
-        line_bytes = row_bytes // self.layout.image_size
         first = self._settled.samples
         for row, height in enumerate(self._stored_heights(first, samples), first):
-            file.settle(row * row_bytes + height * line_bytes, self._buffer)
+            for start, stop in canvas_spans(self.layout, height):
+                file.settle_hole(row * row_bytes + start)
+                file.settle(row * row_bytes + stop, self._buffer)
             file.settle_hole((row + 1) * row_bytes)
 
     def _stored_heights(self, first: int, stop: int) -> list[int]:
@@ -263,13 +282,14 @@ class ShardDraft:
         annotations = self._annotation_total(extent.samples)
         entry = ShardEntry(
             name=self.name, source=attributes["source"], part=attributes["part"],
-            samples=extent.samples, masks=extent.masks, runs=extent.runs, annotations=annotations,
+            samples=extent.samples, masks=extent.masks, runs=extent.runs,
+            image_bytes=extent.image_bytes, annotations=annotations,
             bytes=shard_bytes(self.layout, extent),
         )  # fmt: skip
         own = {
             "format": list(FORMAT_VERSION), "layout": self.layout.to_json(),
             "samples": extent.samples, "masks": extent.masks, "runs": extent.runs,
-            "annotations": annotations,
+            "image_bytes": extent.image_bytes, "annotations": annotations,
         }  # fmt: skip
         arrays = self.layout.array_rows(extent)
         group = canonical_json(group_metadata({**attributes, **own}, arrays))
@@ -303,10 +323,13 @@ class ShardDraft:
         flush_folder(self.folder)
 
     def discard(self) -> None:
-        """Remove the working folder; does nothing after publication."""
+        """Remove the working folder; does nothing after publication.
+
+        What cannot be removed just now, on a disk that fails, the next run removes.
+        """
         self._close()
-        if self.folder != self._final and self.folder.exists():
-            shutil.rmtree(self.folder)
+        if self.folder != self._final:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _close(self) -> None:
         for file in self._files:

@@ -8,15 +8,15 @@ quick   structure, exact sizes, shard indexes, and the digests of all files but 
         HEAVY_ARRAYS, which are more than 99 of 100 bytes
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
-import numpy as np
-
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import check_metadata, check_offsets_rise
+from sa1bpack.format.array_reader import REMEDY, check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.index import INDEX_ARRAYS, Index, index_name, open_index
+from sa1bpack.format.index import Index, open_index
+from sa1bpack.format.index_check import check_against_shards
+from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -34,7 +34,6 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, group_metadata, root_me
 __all__ = ["Problem", "Report", "verify"]
 
 Progress = Callable[[int, int], None]
-_BLOCK = 1 << 20  # rows of the index looked at together
 
 
 def verify(root: Path, quick: bool = False, progress: Progress | None = None) -> Report:
@@ -48,33 +47,65 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
     no manifest to begin with.
     """
     root = Path(root)
-    findings = Findings()
+    while True:
+        findings = Findings()
+        try:
+            manifest = read_manifest(root)
+        except FormatError as error:
+            if not (root / MANIFEST_NAME).exists():
+                raise
+            return Report((Problem(str(error)),))
+        index = _check_top(root, manifest, findings)
+        if not findings.problems or not _is_published_anew(root, manifest):
+            break
+    return _check_shards(root, manifest, index, findings, quick, progress)
+
+
+def check_pack(
+    root: Path,
+    manifest: Manifest,
+    findings: Findings,
+    *,
+    quick: bool = False,
+    full: Set[str] = frozenset(),
+    progress: Progress | None = None,
+) -> Report:
+    """Check a pack against a manifest, which need not be the one on disk; see `verify`.
+
+    full  names of shards that are read in full although the check is quick
+    """
+    index = _check_top(root, manifest, findings)
+    return _check_shards(root, manifest, index, findings, quick, progress, full)
+
+
+def _is_published_anew(root: Path, manifest: Manifest) -> bool:
+    """Whether a packer has replaced the manifest, and removed the index that it named."""
     try:
-        manifest = read_manifest(root)
-    except FormatError as error:
-        if not (root / MANIFEST_NAME).exists():
-            raise
-        findings.add(str(error))
-        return Report(tuple(findings.problems))
-    index = None
-    if manifest.shards or manifest.index is not None:
-        with findings.collecting():  # mapped first: a packer may replace it during a long check
-            index = open_index(root, manifest)
-    _check_top(root, manifest, findings)
+        return read_manifest(root) != manifest
+    except FormatError:
+        return False
+
+
+def _check_shards(
+    root: Path, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
+    progress: Progress | None, full: Set[str] = frozenset(),
+) -> Report:  # fmt: skip
+    """Check the shards, and the index against them."""
     shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
     advance = _Advance(sum(shard.bytes for shard in shards), progress)
     for entry in shards:
         folder = root / SHARDS_NAME / entry.name
         if folder.is_dir():
             check_shard(
-                folder, entry, manifest.layout, findings, quick=quick, advance=advance
+                folder, entry, manifest.layout, findings,
+                quick=quick and entry.name not in full, advance=advance,
             )  # fmt: skip
         else:
-            findings.add(f"{folder}: missing; pack this part again", shard=entry.name)
+            findings.add(f"{folder}: missing; {REMEDY}", shard=entry.name)
     if index is not None:
         with findings.collecting():
-            damaged = {problem.shard for problem in findings.problems}
-            _check_index(root, manifest, index, damaged)
+            damaged = frozenset(problem.shard for problem in findings.problems)
+            check_against_shards(root, manifest, index, damaged)
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards), "files": findings.files,
@@ -97,24 +128,47 @@ class _Advance:
             self._progress(min(self._done, self.total), self.total)
 
 
-def _check_top(root: Path, manifest: Manifest, findings: Findings) -> None:
-    """The pack's own files: their digests, their metadata, and what should not be there."""
+def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | None:
+    """The pack's own files: their digests, their metadata, and what should not be there.
+
+    Returns the index, mapped before anything else: a packer may replace it during a long check.
+    """
+    index = None
+    if manifest.shards or manifest.index is not None:
+        with findings.collecting():
+            index = open_index(root, manifest)
+    if _is_newer(manifest):
+        findings.notes.append(
+            f"{root}: format {_dotted(manifest.version)}, and this release knows "
+            f"{_dotted(FORMAT_VERSION)}: what was added since was not checked"
+        )
     due = top_files(root, manifest)
     _check_names(root, manifest, due, findings)
     if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         findings.notes.append(f"{root}: nothing is published yet")
-        return
+        return index
     with findings.collecting():
         _check_checksums(root, manifest, due, findings)
     for path in sorted(due):
         if not path.startswith(f"{SHARDS_NAME}/") and not (root / path).is_file():
-            findings.add(f"{root / path}: missing; run the packer again to publish anew")
+            findings.add(f"{root / path}: missing; {REMEDY}")
     with findings.collecting():
-        check_metadata(root / METADATA_NAME, root_metadata())
+        if not _is_newer(manifest):
+            check_metadata(root / METADATA_NAME, root_metadata())
         check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
     if manifest.index is not None and (root / manifest.index).is_dir():
         inside = {path.split("/", 1)[1] for path in due if path.startswith(manifest.index + "/")}
         compare_files(root / manifest.index, inside, findings)
+    return index
+
+
+def _is_newer(manifest: Manifest) -> bool:
+    """Whether the pack is of a newer minor version, which may have added files and keys."""
+    return manifest.version > FORMAT_VERSION
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
@@ -125,37 +179,56 @@ def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Fi
     path = root / CHECKSUMS_NAME
     listed = read_checksums(path)
     changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
-    stale = set() if manifest.complete else set(listed) ^ due
-    if set(listed) != due and manifest.complete:
+    different = due - set(listed) if _is_newer(manifest) else due ^ set(listed)
+    stale = set() if manifest.complete else different
+    if different and manifest.complete:
         findings.add(
             f"{path}: must list the pack's own files and no other; different are "
-            f"{sorted(set(listed) ^ due)}; run the packer again to publish anew"
+            f"{sorted(different)}; make it anew with `sa1bpack repair`"
         )
     for name, digest in listed.items():
         if name not in changing:
-            check_digest(root, name, digest, findings)
+            check_digest(root, name, digest, findings, shard=_shard_of(name))
         elif name in due and file_digest(root / name) != digest:
             stale.add(name)
     if stale:
         findings.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
 
 
+def _shard_of(path: str) -> str | None:
+    """The shard that a path below the pack's folder leads into."""
+    first, _, rest = path.partition("/")
+    return rest.split("/")[0] if first == SHARDS_NAME and "/" in rest else None
+
+
 def _check_names(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
-    """What should not be there, at the top and under shards/."""
+    """What should not be there, at the top and under shards/, and what is a symbolic link."""
     names = {path.split("/")[0] for path in due} | {CHECKSUMS_NAME, SHARDS_NAME}
     for path in _visible(root):
+        _note_link(path, findings)
         if is_index_name(path.name) and path.name not in names:
             findings.notes.append(f"{path}: an index that the manifest does not name")
-        elif path.name not in names:
-            findings.add(f"{path}: not a file of the pack; remove it")
+        elif path.name not in names and not _is_newer(manifest):
+            findings.add(f"{path}: not a file of the pack; remove it", extra=True)
     listed = {METADATA_NAME} | {shard.name for shard in manifest.shards}
     if (root / SHARDS_NAME).is_dir():
         for path in _visible(root / SHARDS_NAME):
+            _note_link(path, findings)
             unknown = path.name not in listed
             if unknown and (manifest.complete or not path.is_dir()):
                 findings.add(
-                    f"{path}: not in the manifest; run the packer again to publish it, or remove it"
+                    f"{path}: not in the manifest; run the packer again to publish it, or remove "
+                    "it",
+                    extra=True,
                 )
+
+
+def _note_link(path: Path, findings: Findings) -> None:
+    """Links are followed, such as those of shards that lie on another disk."""
+    if path.is_symlink():
+        findings.notes.append(
+            f"{path}: a symbolic link to {path.readlink()}; what it leads to was checked"
+        )
 
 
 def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list[ShardEntry]:
@@ -174,48 +247,3 @@ def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
-def _check_index(root: Path, manifest: Manifest, index: Index, damaged: set[str | None]) -> None:
-    """Check that the index is the one of these shards, leaving out those reported as damaged."""
-    name = manifest.index
-    if not damaged and name != (due := index_name(root, manifest.shards)):
-        raise FormatError(
-            f"{root}: the manifest names {name}, but the index of its shards is {due}; run "
-            "the packer again to publish anew"
-        )
-    folder = root / name
-    for spec in INDEX_ARRAYS:
-        if spec.offsets:
-            check_offsets_rise(folder / spec.name, getattr(index, spec.name))
-    first_mask = 0
-    for row, entry in enumerate(manifest.shards):
-        first, stop = int(index.shard_offset[row]), int(index.shard_offset[row + 1])
-        masks = index.mask_offset[first : stop + 1] - first_mask
-        first_mask += entry.masks
-        if entry.name in damaged:
-            continue
-        shard = open_shard(root / SHARDS_NAME / entry.name, manifest.layout)
-        same = np.array_equal(index.image_id[first:stop], shard["image_id"])
-        if not (same and np.array_equal(masks, shard["mask_offset"])):
-            raise FormatError(
-                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; remove "
-                "the folder and run the packer again"
-            )
-    _check_order(folder, index)
-
-
-def _check_order(folder: Path, index: Index) -> None:
-    """Check that id_order is the stable argsort of image_id, a block of rows at a time."""
-    count = len(index.image_id)
-    for first in range(0, count, _BLOCK):
-        rows = np.asarray(index.id_order[first : first + _BLOCK + 1])
-        inside = rows.size == 0 or (rows.min() >= 0 and rows.max() < count)
-        ids = index.image_id[rows] if inside else rows
-        rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] > rows[:-1]))
-        # Strictly rising (id, row) pairs: no row comes twice, so all rows are there.
-        if not (inside and rising.all()):
-            raise FormatError(
-                f"{folder / 'id_order'}: not the stable argsort of image_id; remove {folder} and "
-                "run the packer again"
-            )

@@ -6,21 +6,23 @@ is then a problem to report, not a signal that kills the process.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
+from sa1bpack.format.array_reader import REMEDY, describe_fall, first_fall
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
 from sa1bpack.format.files import byte_view
+from sa1bpack.format.image_place import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
+from sa1bpack.wording import counted
 
 # Nine tenths and more of a pack: a quick check leaves their digests out.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
@@ -39,40 +41,85 @@ def check_shard(
     listed = None
     with findings.collecting(shard=entry.name):
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        compare_files(folder, {*listed, CHECKSUMS_NAME}, findings, shard=entry.name)
+        due = {*listed, CHECKSUMS_NAME}
+        compare_files(folder, due, findings, known=_names_of(layout), shard=entry.name)
     with findings.collecting(shard=entry.name):
         shard = open_shard(folder, layout)
         _check_against_entry(shard, entry)
-        if listed is None:  # reported above; without it there is nothing to compare with
-            return
-        _check_listed(shard, listed)
-        for spec in layout.arrays:
-            if spec.offsets:
-                check_offsets_rise(folder / spec.name, shard[spec.name])
-        if not quick:
+        if listed is not None:  # else it was reported, and samples have checksums of their own
+            _check_listed(shard, listed)
+        rising = _check_offsets(shard, findings)
+        if rising and not quick:
             _check_samples(shard, listed, findings, advance)
             streamed = {spec.chunk_path for spec in layout.arrays}
-            _check_digests(folder, listed, streamed, findings, entry.name)
+            _check_digests(folder, listed or {}, streamed, findings, entry.name)
             return
         for spec in layout.arrays:
-            _check_tail(shard, spec)
+            with findings.collecting(shard=entry.name, array=spec.name):
+                _check_tail(shard, spec)
     # Quick, or not sound enough to be taken apart into samples.
-    skipped = {layout.array(name).chunk_path for name in HEAVY_ARRAYS} if quick else set()
+    heavy = {spec.chunk_path for spec in layout.arrays if spec.name in HEAVY_ARRAYS}
+    skipped = heavy if quick else set()
     _check_digests(folder, listed or {}, skipped, findings, entry.name)
     advance(entry.bytes)
 
 
-def compare_files(folder: Path, due: set[str], findings: Findings, **place) -> None:
-    """Report files below `folder` that are missing or that nothing lists."""
-    found = {
-        str(Path(parent, name).relative_to(folder))
-        for parent, _, names in os.walk(folder)
-        for name in names
-    }
-    for path in sorted(due - found):
-        findings.add(f"{folder / path}: missing; {REMEDY}", **place)
-    for path in sorted(found - due):
-        findings.add(f"{folder / path}: not a file of the pack; remove it", **place)
+def _names_of(layout: Layout) -> set[str]:
+    """The files that a shard of this layout may have.
+
+    Where a damaged checksum file does not list one of them, that is what is wrong (_check_listed),
+    and nobody must be told to remove it.
+    """
+    arrays = {name for spec in layout.arrays for name in (spec.chunk_path, _metadata_of(spec))}
+    return arrays | {METADATA_NAME}
+
+
+def _metadata_of(spec: ArraySpec) -> str:
+    return f"{spec.name}/{METADATA_NAME}"
+
+
+def compare_files(
+    folder: Path, due: set[str], findings: Findings, known: Set[str] = frozenset(), **place
+) -> None:
+    """Report files below `folder` that are missing or that nothing lists, and note links.
+
+    Of files in `known` that are not due nothing is said here.
+
+    A link to a file is followed: file stores such as a Hugging Face cache consist of them. One to a
+    folder is not: it is something that is in excess, and what should be there is missing.
+    """
+    found = dict(_files_below(folder))
+    if links := sorted(path for path, is_link in found.items() if is_link and path in due):
+        findings.notes.append(
+            f"{folder}: {counted(len(links), 'file')} of it are symbolic links, the first "
+            f"{links[0]} to {(folder / links[0]).readlink()}; what they lead to was checked"
+        )
+    for path in sorted(due - found.keys()):
+        findings.add(f"{folder / path}: missing; {REMEDY}", array=_array_of(path), **place)
+    for path in sorted(found.keys() - due - known):
+        findings.add(
+            f"{folder / path}: not a file of the pack; remove it",
+            array=_array_of(path), extra=True, **place,
+        )  # fmt: skip
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, bool]]:
+    """(relative path, whether it is a symbolic link) of all that is no folder."""
+    folders = [""]
+    while folders:
+        prefix = folders.pop()
+        with os.scandir(folder / prefix) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{prefix}{entry.name}/")
+                else:
+                    yield prefix + entry.name, entry.is_symlink()
+
+
+def _array_of(path: str) -> str | None:
+    """The array that a path below a group's folder leads into."""
+    array, slash, _ = path.partition("/")
+    return array if slash else None
 
 
 def check_digest(folder: Path, path: str, due: str, findings: Findings, **place) -> None:
@@ -88,7 +135,9 @@ def check_digest(folder: Path, path: str, due: str, findings: Findings, **place)
 
 def _compare_digests(path: Path, found: str, due: str, findings: Findings, **place) -> None:
     if found != due:
-        findings.add(f"{path}: XXH3-128 is {found}, but {due} was written; {REMEDY}", **place)
+        findings.add(
+            f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {due}; {REMEDY}", **place
+        )
 
 
 def _check_digests(
@@ -96,8 +145,7 @@ def _check_digests(
 ) -> None:
     for path, due in listed.items():
         if path not in skipped:
-            array = path.split("/")[0] if "/" in path else None
-            check_digest(folder, path, due, findings, shard=shard, array=array)
+            check_digest(folder, path, due, findings, shard=shard, array=_array_of(path))
 
 
 def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
@@ -113,13 +161,38 @@ def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
 def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
     """Check that the checksum file covers every file of the shard."""
     arrays = shard.layout.array_rows(shard.extent)
-    due = {METADATA_NAME} | {f"{spec.name}/{METADATA_NAME}" for spec in arrays}
+    due = {METADATA_NAME} | {_metadata_of(spec) for spec in arrays}
     due |= {spec.chunk_path for spec, rows in arrays.items() if rows}
     if due != set(listed):
         raise FormatError(
             f"{shard.folder / CHECKSUMS_NAME}: must list every file of the shard and no other; "
             f"different are {sorted(due ^ set(listed))}; {REMEDY}"
         )
+
+
+def _check_offsets(shard: Shard, findings: Findings) -> bool:
+    """Whether no offset is below the one before it; where one is, the sample is named."""
+    for spec in shard.layout.arrays:
+        if not spec.offsets or (row := first_fall(shard[spec.name])) is None:
+            continue
+        sample = row
+        if spec.axis == "mask":  # mask_offset comes before, and rises
+            sample = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
+        findings.add(
+            f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}; {REMEDY}",
+            array=spec.name,
+            **_place(shard, sample, shard["image_id"][sample], shard["file_name"][sample]),
+        )
+        return False
+    return True
+
+
+def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarray) -> dict:
+    """The fields of a Problem that name a sample."""
+    return {
+        "shard": shard.entry.name, "sample": sample, "image_id": int(image_id),
+        "file_name": decode_name(file_name),
+    }  # fmt: skip
 
 
 def _check_tail(shard: Shard, spec: ArraySpec) -> None:
@@ -185,11 +258,11 @@ class _ArrayStream:
 
 
 def _check_samples(
-    shard: Shard, listed: dict[str, str], findings: Findings, advance: Callable[[int], None]
+    shard: Shard, listed: dict[str, str] | None, findings: Findings, advance: Callable[[int], None]
 ) -> None:
     """Read the whole shard once: the checksum of each sample, then the digest of each chunk file.
 
-    `listed` covers every file and the offsets rise: both were checked before.
+    The offsets rise and `listed` covers every file, or is None: that was checked before.
     """
     streams: dict[str, _ArrayStream] = {}
     try:
@@ -206,11 +279,13 @@ def _check_samples(
         advance(total - done)  # a shard without samples has a few bytes of offsets
         for name, stream in streams.items():
             if stream.file.rows:
-                with findings.collecting(shard=shard.entry.name, array=name):
-                    found, due = stream.finish(), listed[stream.spec.chunk_path]
-                    findings.files += 1
-                    place = {"shard": shard.entry.name, "array": name}
-                    _compare_digests(stream.path, found, due, findings, **place)
+                place = {"shard": shard.entry.name, "array": name}
+                with findings.collecting(**place):
+                    found = stream.finish()
+                    if listed is not None:
+                        findings.files += 1
+                        due = listed[stream.spec.chunk_path]
+                        _compare_digests(stream.path, found, due, findings, **place)
     finally:
         for stream in streams.values():
             stream.close()
@@ -224,19 +299,19 @@ def _check_sample(
     side = shard.layout.image_size
     found = rows_checksum(shard.layout, rows, side)
     height, width = (int(length) for length in rows["size"][0, 2:])
-    image = rows["image"][0]
     if found != stored:
-        what = f"checksum of the sample is {found:016x}, but {stored:016x} was written; {REMEDY}"
+        what = f"checksum of the sample is {found:016x}, but {stored:016x} is stored; {REMEDY}"
     elif not (1 <= height <= side and 1 <= width <= side):
-        what = f"stored size {height} x {width} is not within 1 and the canvas's {side}"
-    elif image[height:].any() or image[:height, width:].any():
+        what = f"stored size {height} x {width} is not within 1 and the layout's {side}"
+    elif shard.layout.flat and rows["image"].size != image_nbytes(shard.layout, height, width):
+        what = f"{rows['image'].size} bytes of pixels are not {height} x {width} pixels"
+    elif not shard.layout.flat and not is_zero_beyond(
+        shard.layout, byte_view(rows["image"]), height, width
+    ):
         what = f"the canvas is not zero beyond the stored {height} x {width} pixels"
     else:
         return
-    findings.add(
-        what, shard=shard.entry.name, sample=row, image_id=int(rows["image_id"][0]),
-        file_name=decode_name(rows["file_name"][0]),
-    )  # fmt: skip
+    findings.add(what, **_place(shard, row, rows["image_id"][0], rows["file_name"][0]))
 
 
 def _take_sample(shard: Shard, row: int, streams: dict[str, _ArrayStream]) -> dict[str, np.ndarray]:

@@ -5,9 +5,19 @@
 (683, 1024)
 """
 
-from sa1bpack.pixels.decode import RESAMPLES, decode_into
+from importlib import import_module
+
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import MAX_PIXELS, JpegHeader, read_header
+
+# Public name → module; imported on first use: who reads RGB needs no compiled kernel, and who only
+# converts stored pixels neither PIL nor a JPEG decoder.
+_HOMES = {
+    "RESAMPLES": "decode",
+    "decode_into": "decode",
+    "decode_yuv420_into": "decode",
+    "yuv420_to_rgb": "yuv420",
+}
 
 __all__ = [
     "FITS",
@@ -15,6 +25,14 @@ __all__ = [
     "RESAMPLES",
     "JpegHeader",
     "decode_into",
+    "decode_yuv420_into",
     "read_header",
     "stored_size",
+    "yuv420_to_rgb",
 ]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(import_module(f"sa1bpack.pixels.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'sa1bpack.pixels' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One JPEG to RGB at the stored size.
+"""One JPEG to RGB or YCbCr 4:2:0 at the stored size.
 
 Two ways of resampling:
 
@@ -9,6 +9,9 @@ Two ways of resampling:
     decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of these
     scales that is not below the stored size, then antialiased bicubic. At full size, as ``exact``,
     where none of them will do, and for CMYK and for rare chroma samplings, which would blur.
+
+YCbCr 4:2:0 is made of the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own planes
+instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
 
 libjpeg-turbo (through simplejpeg) decodes, because it writes into a buffer that is used again and
 reports damage that PIL passes over in silence; PIL resizes. docs/decisions/0004-jpeg-decoder.md has
@@ -25,6 +28,7 @@ from numba import njit
 from sa1bpack.errors import ImageError, OptionError
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
+from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420
 
 try:
     from PIL import Image, JpegImagePlugin, features
@@ -86,6 +90,42 @@ def decode_into(
     packing release the GIL.
     """
     h, w = _target(height, width, out, fit, resample)
+    _store(_stored_image(jpeg, height, width, (h, w), resample), out)
+    return h, w
+
+
+def decode_yuv420_into(
+    jpeg: bytes | memoryview,
+    height: int,
+    width: int,
+    planes: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    fit: str = "pad",
+    resample: str = "fast",
+) -> tuple[int, int]:
+    """As `decode_into`, but into planes Y, Cb and Cr with chroma at half the size.
+
+    planes
+        Three C-contiguous uint8 arrays: for "pad" and "squash" canvases (S, S), (S / 2, S / 2) and
+        (S / 2, S / 2) with an even S, zero beyond the stored image; for "native" (h, w) and twice
+        (h / 2, w / 2), halves rounded up.
+    resample
+        "exact" is what `sa1bpack.pixels.yuv420` makes of the pixels of `decode_into`'s "exact".
+
+    Raises ImageError and OptionError as `decode_into` does.
+    """
+    h, w = _planes_target(height, width, planes, fit, resample)
+    image = _stored_image(jpeg, height, width, (h, w), resample)
+    rgbx_to_yuv420(_words(image), *planes)
+    _blank_beyond(planes[0], h, w)
+    for chroma in planes[1:]:
+        _blank_beyond(chroma, half(h), half(w))
+    return h, w
+
+
+def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample: str):
+    """Decode and resize to `size` (h, w): a PIL image, RGB or RGBX."""
+    h, w = size
     header = read_header(jpeg)
     if (header.height, header.width) != (height, width):
         raise ImageError(
@@ -94,35 +134,50 @@ def decode_into(
             "size-mismatch",
         )
     if (resample == "exact" and not _decodes_like_pil(header)) or len(header.sampling) == 4:
-        image = _resized_by_pil(jpeg, header, h, w)
-    else:
-        eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
-        # A DCT-scaled image reaches up to one pixel past the source's edge; the box leaves that
-        # out, so that nothing shifts against the masks.
-        box = (0, 0, width * eighths / 8, height * eighths / 8)
-        image = _resized(_decode(jpeg, header, eighths), box, h, w)
-    _store(image, out)
-    return h, w
+        return _resized_by_pil(jpeg, header, h, w)
+    eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
+    # A DCT-scaled image reaches up to one pixel past the source's edge; the box leaves that out, so
+    # that nothing shifts against the masks.
+    box = (0, 0, width * eighths / 8, height * eighths / 8)
+    return _resized(_decode(jpeg, header, eighths), box, h, w)
 
 
 def _target(height, width, out, fit, resample) -> tuple[int, int]:
     """Check the arguments and return the size that the image takes in `out`."""
-    if resample not in RESAMPLES:
-        raise OptionError(f"resample is {resample!r}; it must be one of {', '.join(RESAMPLES)}")
-    if fit not in FITS:
-        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
     if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
         raise OptionError(
             f"out must be C-contiguous uint8 of shape (rows, columns, 3), "
             f"not {out.dtype} {out.shape}"
         )
-    size = max(out.shape[:2])
+    return _stored_within(height, width, out.shape[:2], fit, resample)
+
+
+def _planes_target(height, width, planes, fit, resample) -> tuple[int, int]:
+    """Check the arguments and return the size that the image takes in the planes."""
+    check_planes(*planes)
+    if not all(plane.flags.c_contiguous for plane in planes):
+        raise OptionError("planes must be C-contiguous")
+    if fit != "native" and planes[0].shape[0] % 2:
+        raise OptionError(
+            f"a canvas of {planes[0].shape[0]} rows cannot have chroma of half the size; it must "
+            "be even, or fit native"
+        )
+    return _stored_within(height, width, planes[0].shape, fit, resample)
+
+
+def _stored_within(height, width, shape, fit, resample) -> tuple[int, int]:
+    """Return the size that the image takes, after a check that `shape` is what `fit` asks for."""
+    if resample not in RESAMPLES:
+        raise OptionError(f"resample is {resample!r}; it must be one of {', '.join(RESAMPLES)}")
+    if fit not in FITS:
+        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    size = max(shape)
     h, w = stored_size(height, width, size, fit)
     expected = (h, w) if fit == "native" else (size, size)
-    if out.shape[:2] != expected:
+    if shape != expected:
         raise OptionError(
-            f"out is {out.shape}; for fit={fit!r} and an image of {height} x {width} (rows x "
-            f"columns) it must be {(*expected, 3)}"
+            f"out is {shape[0]} x {shape[1]}; for fit={fit!r} and an image of {height} x {width} "
+            f"(rows x columns) it must be {expected[0]} x {expected[1]}"
         )
     return h, w
 
@@ -234,17 +289,26 @@ def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC)
 
 
-def _store(image: Image.Image, out: np.ndarray) -> None:
-    """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
+def _words(image: Image.Image) -> np.ndarray:
+    """The pixels of an RGB or RGBX image as (h, w) uint32, red in the lowest byte."""
     if image.mode == "RGB":
         image = image.convert("RGBX")
+    return np.asarray(image).view("<u4")[..., 0]
+
+
+def _store(image: Image.Image, out: np.ndarray) -> None:
+    """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
     w, h = image.size
-    rgbx = np.asarray(image)
     words = 3 * w // 4
     out32 = np.ndarray((h, words), np.uint32, out, strides=(out.strides[0], 4))
-    _pack_rgb(rgbx.view(np.uint32)[..., 0], out32, out[:h, :w])
-    out[:h, w:] = 0
-    out[h:] = 0
+    _pack_rgb(_words(image), out32, out[:h, :w])
+    _blank_beyond(out, h, w)
+
+
+def _blank_beyond(canvas: np.ndarray, h: int, w: int) -> None:
+    """Zero a canvas beyond its first h rows and w columns."""
+    canvas[:h, w:] = 0
+    canvas[h:] = 0
 
 
 @njit(nogil=True, cache=True)

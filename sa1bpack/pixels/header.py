@@ -10,6 +10,8 @@ from sa1bpack.errors import ImageError
 
 # 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has under 2**23.
 MAX_PIXELS = 2**26
+# Every scan passes over the whole image, however few bytes it has. Progressive files have about 10.
+MAX_SCANS = 100
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP14 = 0xE0, 0xEE
@@ -37,7 +39,8 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     """Read the markers of `jpeg` up to its first scan.
 
     Raises ImageError with code `not-jpeg` (does not begin like one), `truncated-jpeg` (ends before
-    the first scan), `bad-jpeg` (the markers make no sense) or `too-large` (over MAX_PIXELS).
+    the first scan), `bad-jpeg` (the markers make no sense) or `too-large` (over MAX_PIXELS or
+    MAX_SCANS).
     """
     if bytes(jpeg[:2]) != b"\xff\xd8":
         raise ImageError(
@@ -46,8 +49,10 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
         )
     frame = None
     jfif, adobe = False, None
-    for marker, body in _segments(jpeg):
-        if marker in _START_OF_FRAME and frame is None:
+    for marker, body, end in _segments(jpeg):
+        if marker == _SOS:
+            components, data_at = body[:1], end
+        elif marker in _START_OF_FRAME and frame is None:
             frame = _frame(marker, body)
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
@@ -62,11 +67,14 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
             f"{MAX_PIXELS}; make it smaller or leave it out",
             "too-large",
         )
+    # A sequential file whose first scan has all components is decoded in that one pass.
+    if not frame[0] or components != bytes([len(sampling)]):
+        _check_scans(jpeg, data_at)
     return JpegHeader(height, width, frame[0], sampling, jfif, adobe)
 
 
 def _segments(jpeg):
-    """Yield (marker, body as bytes) for each segment before the first scan."""
+    """Yield (marker, body as bytes, offset of its end) for each segment up to the first scan's."""
     at, end = 2, len(jpeg)
     while True:
         if at < end and jpeg[at] != 0xFF:
@@ -93,10 +101,21 @@ def _segments(jpeg):
             )
         if at + length > end:
             raise _truncated(end)
+        body = bytes(jpeg[at + 2 : at + length])
+        at += length
+        yield marker, body, at
         if marker == _SOS:
             return
-        yield marker, bytes(jpeg[at + 2 : at + length])
-        at += length
+
+
+def _check_scans(jpeg, at: int) -> None:
+    """Count the scans from the data of the first one on."""
+    # In compressed data ff stands only before 00 and before markers.
+    scans = 1 + bytes(jpeg[at:]).count(bytes([0xFF, _SOS]))
+    if scans > MAX_SCANS:
+        raise ImageError(
+            f"JPEG of {scans} scans, over the limit of {MAX_SCANS}; encode it anew", "too-large"
+        )
 
 
 def _truncated(size: int) -> ImageError:

@@ -18,16 +18,14 @@ def make_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, n
     """A sample of random content that depends on `number` only."""
     rng = np.random.default_rng(number)
     side, grid = layout.image_size, layout.mask_size
-    height = int(rng.integers(1, side + 1))
-    image = np.zeros((side, side, 3), np.uint8)
-    image[:height] = rng.integers(1, 256, (height, side, 3))
+    height, width = rng.integers(1, side + 1, 2).tolist()
     name = f"sa_{number}.jpg".encode()
     runs = rng.integers(1, 9, masks)
     sample = {
-        "image": image,
+        "image": make_image(rng, height, width, layout),
         "image_id": np.array([number], np.int64),
         "file_name": np.frombuffer(name.ljust(64, b"\0"), np.uint8),
-        "size": np.array([150, 225, height, side], np.int32),
+        "size": np.array([150, 225, height, width], np.int32),
         "annotation_count": np.array([masks + 1], np.int32),
         "bbox": rng.random((masks, 4)),
         "area": rng.integers(1, 1000, masks),
@@ -37,12 +35,29 @@ def make_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, n
         "crop_box": rng.random((masks, 4)),
         "annotation_id": rng.integers(1, 1 << 40, masks),
         "number_types": rng.integers(1, 1 << 16, masks, dtype=np.uint16),
-        "mask_bits": rng.integers(1, 256, (masks, grid, grid // 8), dtype=np.uint8),
     }
+    if layout.bits:
+        sample["mask_bits"] = rng.integers(1, 256, (masks, grid, grid // 8), dtype=np.uint8)
     if layout.runs:
         sample["run_offset"] = np.concatenate([[0], np.cumsum(runs)]).astype(np.int64)
         sample["run_ends"] = rng.integers(1, 1 << 31, int(runs.sum()), dtype=np.int32)
     return sample
+
+
+def make_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
+    """Random pixels, none of them zero, in the form of the layout: as docs/format.md says it."""
+    half = [(side + 1) // 2 for side in (height, width)]
+    shapes = [(height, width, 3)] if layout.pixels == "rgb" else [(height, width), half, half]
+    planes = [rng.integers(1, 256, shape, dtype=np.uint8) for shape in shapes]
+    if layout.fit == "native":
+        return np.concatenate([plane.ravel() for plane in planes])
+    side, canvases = layout.image_size, []
+    for plane, length in zip(planes, (side, side // 2, side // 2), strict=False):
+        canvas = np.zeros((length, length, *plane.shape[2:]), np.uint8)
+        canvas[: plane.shape[0], : plane.shape[1]] = plane
+        canvases.append(canvas.ravel())
+    image = np.concatenate(canvases)
+    return image.reshape((side, side, 3) if layout.pixels == "rgb" else (side * 3 // 2, side))
 
 
 def write_shard(shards: Path, name: str, masks: tuple[int, ...], first_number: int,

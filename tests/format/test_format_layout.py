@@ -12,7 +12,16 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.index import INDEX_ARRAYS
-from sa1bpack.format.layout import NUMBER_TYPE_BITS, ArraySpec, Extent, Layout, array_spec
+from sa1bpack.format.layout import (
+    AXES,
+    FITS,
+    NUMBER_TYPE_BITS,
+    PIXELS,
+    ArraySpec,
+    Extent,
+    Layout,
+    array_spec,
+)
 from sa1bpack.format.zarr_metadata import (
     MAX_INNER_BYTES,
     array_metadata,
@@ -21,7 +30,7 @@ from sa1bpack.format.zarr_metadata import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
-LENGTHS = {"sample": "N", "mask": "M", "run": "R"}
+LENGTHS = {"sample": "N", "mask": "M", "run": "R", "image_byte": "P"}
 
 
 def documented(heading: str) -> list[list[str]]:
@@ -38,16 +47,34 @@ def as_documented(spec: ArraySpec, length: str, row: tuple[str, ...]) -> list[st
     return [spec.name, spec.dtype.name, shape, ", ".join(spec.dims)]
 
 
+def shard_array(spec: ArraySpec) -> list[str]:
+    """An array of a layout with image_size 1000 and mask_size 200 as the tables have it."""
+    symbols = {1000: "S", 1500: "S \u00d7 3 / 2", 200: "Sm", 25: "Sm / 8"}
+    row = tuple(symbols.get(length, str(length)) for length in spec.row_shape)
+    return as_documented(spec, LENGTHS[spec.axis], row)
+
+
 def test_documented_shard_arrays_are_those_of_the_code_in_order():
-    layout = Layout(image_size=1000, mask_size=200)
-    symbols = {1000: "S", 200: "Sm", 25: "Sm / 8"}
-    due = [
-        as_documented(
-            spec, LENGTHS[spec.axis], tuple(symbols.get(n, str(n)) for n in spec.row_shape)
-        )
-        for spec in layout.arrays
-    ]
+    layout = Layout(image_size=1000, mask_size=200, fit="native")
+    due = [shard_array(spec) for spec in layout.arrays]
+    pixels = [row[0] for row in due].index("image")
+    due[pixels][2:] = ["see [Pixels](#pixels)"] * 2
     assert [row[:4] for row in documented("Arrays of a shard")] == due
+    for without in ({"bits": False}, {"runs": False}, {"fit": "pad"}):
+        fewer = Layout(**{**layout.to_json(), **without})
+        names = [row[0] for row in due if row[0] in {spec.name for spec in fewer.arrays}]
+        assert [spec.name for spec in fewer.arrays] == names
+
+
+def test_documented_shapes_of_images_are_those_of_the_code():
+    rows = documented("Pixels")
+    assert {(fit.strip("`"), row[1]) for row in rows for fit in row[0].split(", ")} == {
+        (fit, pixels) for fit in FITS for pixels in PIXELS
+    }
+    for fits, pixels, shape, dims in rows:
+        for fit in fits.split(", "):
+            layout = Layout(image_size=1000, fit=fit.strip("`"), pixels=pixels)
+            assert shard_array(layout.array("image")) == ["image", "uint8", shape, dims]
 
 
 def test_documented_index_arrays_are_those_of_the_code():
@@ -67,16 +94,21 @@ def test_documented_number_type_bits_are_those_of_the_code():
     assert len(set(every)) == len(every)
 
 
-def test_whole_of_sa1b_stays_below_the_documented_number_of_files():
-    arrays = len(Layout().arrays)
+@pytest.mark.parametrize(
+    ("fit", "samples_per_shard", "shards"), [("pad", 6144, 2), ("native", 12_288, 1)]
+)
+def test_whole_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per_shard, shards):
+    arrays = len(Layout(fit=fit).arrays)
     shard = (2 + 2 * arrays) + (1 + arrays)
-    assert -(-11_186 // 6144) == 2
+    assert -(-11_186 // samples_per_shard) == shards
     index = 1 + 2 * len(INDEX_ARRAYS) + 1 + len(INDEX_ARRAYS)
     top = len(["shards/", "shards/zarr.json", "zarr.json", "manifest.json", "checksums.xxh128",
                "rejects.jsonl"])  # fmt: skip
-    total = 1000 * 2 * shard + index + top
+    total = 1000 * shards * shard + index + top
     assert total < 120_000
-    assert f"{total:,}" in DOCS.read_text() and f"{shard} entries" in DOCS.read_text()
+    text = DOCS.read_text()
+    assert f"{total:,}" in text and f"{shard} entries" in text
+    assert str(samples_per_shard) in text.replace(",", "")
 
 
 @settings(max_examples=40, deadline=None)
@@ -129,13 +161,18 @@ def test_metadata_reads_as_a_zarr_array_of_the_same_type_and_names(tmp_path):
 
 
 def test_layout_survives_json():
-    for layout in (Layout(), Layout(image_size=512, mask_size=64, fit="squash", runs=False)):
+    for layout in (
+        Layout(), Layout(image_size=512, mask_size=64, fit="squash", runs=False),
+        Layout(image_size=511, fit="native", pixels="yuv420", bits=False),
+    ):  # fmt: skip
         assert Layout.from_json(layout.to_json()) == layout
 
 
 @pytest.mark.parametrize("change", [
     {"image_size": 0}, {"image_size": 1.5}, {"image_size": True}, {"mask_size": 12},
-    {"mask_size": 0}, {"fit": "native"}, {"pixels": "yuv420"}, {"runs": 1},
+    {"mask_size": 0}, {"fit": "crop"}, {"pixels": "yuv444"}, {"runs": 1}, {"bits": None},
+    {"bits": False, "runs": False}, {"image_size": 1023, "pixels": "yuv420"},
+    {"image_size": 1023, "pixels": "yuv420", "fit": "squash"},
 ])  # fmt: skip
 def test_layout_refuses_what_cannot_be_stored(change):
     with pytest.raises(OptionError, match=next(iter(change))):
@@ -150,11 +187,13 @@ def test_layout_refuses_missing_and_unknown_keys(data):
         Layout.from_json(data)
 
 
-def test_layout_without_runs_has_no_run_arrays():
+def test_layout_without_runs_or_bits_has_no_arrays_of_them():
     names = {spec.name for spec in Layout(runs=False).arrays}
     assert {spec.name for spec in Layout().arrays} - names == {"run_offset", "run_ends"}
+    names = {spec.name for spec in Layout(bits=False).arrays}
+    assert {spec.name for spec in Layout().arrays} - names == {"mask_bits"}
 
 
 def test_extents_add_up_axis_by_axis():
-    assert Extent(1, 2, 3) + Extent(10, 20, 30) == Extent(11, 22, 33)
-    assert [Extent(1, 2, 3).along(axis) for axis in ("sample", "mask", "run")] == [1, 2, 3]
+    assert Extent(1, 2, 3, 4) + Extent(10, 20, 30, 40) == Extent(11, 22, 33, 44)
+    assert [Extent(1, 2, 3, 4).along(axis) for axis in AXES] == [1, 2, 3, 4]

@@ -1,5 +1,6 @@
 """Both checkers find every kind of damage, agree, and name the sample that was hit."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -329,3 +330,133 @@ def test_rejects_file_is_covered(pack):
     assert verify(pack).ok and run_script(pack).returncode == 0
     flip(pack / "rejects.jsonl", 3)
     assert not verify(pack).ok and run_script(pack).returncode == 1
+
+
+def make_minor(pack, minor: int) -> None:
+    """Make a pack one of a newer minor version, with a group beside `shards` and new keys."""
+    for path in (pack / "shards").glob("*/zarr.json"):
+        data = json.loads(path.read_text())
+        data["attributes"]["sa1bpack"] |= {"format": [1, minor], "more": 5}
+        path.write_text(json.dumps(data))
+    rewrite_checksums(pack)
+    for name, change in (
+        ("zarr.json", lambda data: data["attributes"]["sa1bpack"].update(format=[1, minor])),
+        ("manifest.json", lambda data: data.update(version=[1, minor], more=[7])),
+    ):
+        data = json.loads((pack / name).read_text())
+        change(data)
+        (pack / name).write_text(json.dumps(data))
+    (pack / "derived").mkdir()
+    (pack / "derived" / "zarr.json").write_text("{}")
+    listed = [line[34:] for line in (pack / "checksums.xxh128").read_text().splitlines()]
+    (pack / "checksums.xxh128").write_bytes(format_checksums({
+        name: xxhash.xxh128_hexdigest((pack / name).read_bytes())
+        for name in [*listed, "derived/zarr.json"]
+    }))  # fmt: skip
+
+
+def test_newer_minor_version_is_no_damage_and_its_known_parts_are_checked(
+    pack, script, capsys, monkeypatch
+):
+    make_minor(pack, 99)
+    report = verify(pack)
+    assert report.ok, report.problems
+    assert "format 1.99, and this release knows 1.0" in report.notes[0]
+    assert script_finds(script, pack, capsys, monkeypatch)[0] == 0
+    flip(pack / "derived" / "zarr.json", 0)  # it is listed, so it can be compared
+    assert "derived/zarr.json: XXH3-128" in str(verify(pack).problems[0])
+    assert script_finds(script, pack, capsys, monkeypatch)[0] == 1
+    (pack / "derived" / "zarr.json").write_text("{}")
+    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 768)
+    assert {problem.sample for problem in verify(pack).problems} == {None, 1}
+
+
+def test_sample_of_which_an_offset_falls_is_named(pack):
+    """So it is clear what to look at, though the shard cannot be taken apart into samples."""
+    for name, row, sample in (("mask_offset", 3, 2), ("run_offset", 3, 2)):
+        path = pack / "shards" / SHARD / name / "c.0"
+        whole = path.read_bytes()
+        flip_to = bytearray(whole)
+        flip_to[8 * row : 8 * row + 8] = bytes(8)
+        path.write_bytes(flip_to)
+        for quick in (False, True):
+            problem = verify(pack, quick=quick).problems[0]
+            assert (problem.array, problem.shard) == (name, SHARD)
+            assert (problem.sample, problem.image_id) == (sample, 99 - sample)
+        assert f"sample {sample} " in run_script(pack).stdout
+        path.write_bytes(whole)
+
+
+def test_damaged_checksum_file_does_not_hide_damaged_samples(pack):
+    (pack / "shards" / SHARD / "checksums.xxh128").write_text("0" * 32 + "\n")
+    flip(pack / "shards" / SHARD / "image" / "c.0.0.0.0", 2 * 768)
+    assert [p.sample for p in verify(pack).problems if p.sample is not None] == [2]
+
+
+def test_checksum_file_without_its_last_newline_is_found_by_both(pack, script, capsys, monkeypatch):
+    for path in (pack / "checksums.xxh128", pack / "shards" / SHARD / "checksums.xxh128"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        assert not verify(pack).ok
+        assert script_finds(script, pack, capsys, monkeypatch)[0] == 1
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("change", [
+    lambda array: array["chunk_grid"]["configuration"].update(chunk_shape=[0, 4]),
+    lambda array: array["codecs"][0]["configuration"].update(chunk_shape=[0, 4]),
+    lambda array: array.update(shape=[3, 4]),
+    lambda array: array.update(shape=[]),
+    lambda array: array.update(shape=["8", 4]),
+    lambda array: array.update(data_type="float65"),
+    lambda array: array.update(codecs=[]),
+])  # fmt: skip
+def test_script_survives_metadata_of_any_kind(pack, script, capsys, monkeypatch, change):
+    path = pack / "shards" / SHARD / "bbox" / "zarr.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    for options in ([], ["--quick"]):
+        code, text = script_finds(script, pack, capsys, monkeypatch, *options)
+        assert code == 1 and "bbox/zarr.json" in text
+
+
+def test_disk_that_fails_is_a_problem_of_the_file_for_both(pack, script, capsys, monkeypatch):
+    """Through a memory map it would end the process."""
+    failing = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
+    real = os.preadv
+
+    def preadv(fd, *rest):
+        if str(Path(f"/proc/self/fd/{fd}").readlink()) == failing:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, *rest)
+
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("open files have no names here")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", preadv)
+        assert any(
+            p.shard == SHARD and "Input/output error" in p.what for p in verify(pack).problems
+        )
+    read = script.Array._read
+
+    def fail(self, nbytes):
+        if str(self.path) != failing:
+            return read(self, nbytes)
+        self._file.close()
+        self._file = FailingFile()
+        return read(self, nbytes)
+
+    monkeypatch.setattr(script.Array, "_read", fail)
+    code, text = script_finds(script, pack, capsys, monkeypatch)
+    assert code == 1 and f"{failing}: cannot be read: [Errno 5]" in text
+
+
+class FailingFile:
+    """A file on a disk that fails."""
+
+    def readinto(self, buffer):
+        raise OSError(errno.EIO, "Input/output error")
+
+    def close(self):
+        pass

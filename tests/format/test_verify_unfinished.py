@@ -19,6 +19,9 @@ from sa1bpack.format import (
     write_manifest,
 )
 
+# `sa1bpack.format.verify` is the function of that name.
+verify_module = sys.modules["sa1bpack.format.verify"]
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 SHARD = "sa_000002-000"
 
@@ -165,6 +168,26 @@ def test_index_replaced_during_a_long_check_is_no_damage(unfinished):
     assert report.ok, report.problems
 
 
+def test_index_replaced_between_manifest_and_index_is_no_damage(unfinished, monkeypatch):
+    """The check begins again with what was published."""
+    manifest = read_manifest(unfinished)
+    grown = make_manifest(
+        manifest.layout, scan_shards(unfinished), complete=True, options={}, sources=[], counts={}
+    )
+    real, opened = verify_module.open_index, []
+
+    def open_late(root, manifest):
+        if not opened:
+            publish(unfinished, grown)
+        opened.append(manifest.index)
+        return real(root, manifest)
+
+    monkeypatch.setattr(verify_module, "open_index", open_late)
+    report = verify(unfinished)
+    assert report.ok and report.complete, report.problems
+    assert opened == [manifest.index, read_manifest(unfinished).index]
+
+
 class Killed(Exception):
     """Stands for the end of the process."""
 
@@ -182,7 +205,8 @@ def test_kill_at_any_step_of_publication_is_no_damage(
         left = iter(range(survivors))
 
         def call(*args, left=left, **options):
-            if next(left, None) is None:
+            reads = step == "open" and not args[1] & (os.O_CREAT | os.O_DIRECTORY)
+            if not reads and next(left, None) is None:
                 raise Killed
             return real(*args, **options)
 

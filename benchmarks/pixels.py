@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""What each layout takes on disk, what yuv420 does to the pixels, and what making it costs.
+
+    python benchmarks/pixels.py TAR... [--size 1024] [--mask-size 256] [--photos 16] [--repeats 9]
+
+Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes that a
+sample takes, what they are of the tars' own bytes, and what 11,185,362 such samples come to. Then
+PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back as
+docs/format.md says, and processor milliseconds an image, medians over repeats on one core.
+"""
+
+import argparse
+import glob
+import io
+import tempfile
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from decode import BICUBIC, Photo, milliseconds, pil_full, psnr, read_photos
+from PIL import Image
+
+import sa1bpack
+from sa1bpack.format import Shard, open_shard
+from sa1bpack.format.image_place import canvas_spans
+from sa1bpack.pixels import decode_into, decode_yuv420_into, yuv420_to_rgb
+
+SA1B_IMAGES = 11_185_362
+Planes = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+PARTS = {"pixels": ("image",), "bits": ("mask_bits",), "runs": ("run_ends", "run_offset")}
+
+
+def bytes_by_part(shard: Shard) -> dict[str, int]:
+    """Bytes of the rows of a shard, without the holes under images."""
+    counts = dict.fromkeys((*PARTS, "rest"), 0)
+    for spec, rows in shard.layout.array_rows(shard.extent).items():
+        part = next((part for part, names in PARTS.items() if spec.name in names), "rest")
+        counts[part] += rows * spec.row_bytes
+    if not shard.layout.flat:
+        counts["pixels"] = sum(
+            stop - start
+            for height in shard["size"][:, 2].tolist()
+            for start, stop in canvas_spans(shard.layout, height)
+        )
+    return counts
+
+
+def print_storage(tars: list[str], options: argparse.Namespace) -> None:
+    """Pack in every layout and print the table."""
+    tar_bytes = sum(Path(tar).stat().st_size for tar in tars)
+    print(
+        f"{'kB a sample':<26}{'pixels':>8}{'bits':>7}{'runs':>7}{'rest':>6}{'all':>8}"
+        f"{'of the tar':>12}{'SA-1B':>10}{'holes counted':>15}"
+    )
+    for fit, pixels, masks in product(
+        ("pad", "native"), ("rgb", "yuv420"), ("bits+runs", "bits", "runs")
+    ):
+        layout = {"fit": fit, "pixels": pixels, "masks": masks}
+        with tempfile.TemporaryDirectory() as folder:
+            result = sa1bpack.pack(
+                tars, folder, workers=1, image_size=options.size, mask_size=options.mask_size,
+                max_masks=None, progress=False, **layout,
+            )  # fmt: skip
+            shards = [open_shard(path) for path in sorted(Path(folder, "shards").glob("[!.z]*"))]
+            parts = [bytes_by_part(shard) for shard in shards]
+            sums = {name: sum(part[name] for part in parts) for name in parts[0]}
+        samples = result.images
+        total = sum(sums.values())
+        logical = sum(
+            rows * spec.row_bytes
+            for shard in shards
+            for spec, rows in shard.layout.array_rows(shard.extent).items()
+        )
+        cells = [count / samples / 1e3 for count in sums.values()]
+        print(
+            f"{' '.join(layout.values()):<26}{cells[0]:8.0f}{cells[1]:7.0f}{cells[2]:7.0f}"
+            f"{cells[3]:6.0f}{total / samples / 1e3:8.0f}{total / tar_bytes:12.2f}"
+            f"{total / samples * SA1B_IMAGES / 1e12:7.1f} TB"
+            f"{logical / samples * SA1B_IMAGES / 1e12:12.1f} TB"
+        )
+    print(
+        f"{samples} samples with {result.masks / samples:.0f} masks on average, "
+        f"{tar_bytes / samples / 1e3:.0f} kB each in the tars\n"
+    )
+
+
+def empty_planes(height: int, width: int) -> Planes:
+    """Planes of an image, uninitialised."""
+    half = ((height + 1) // 2, (width + 1) // 2)
+    return np.empty((height, width), np.uint8), np.empty(half, np.uint8), np.empty(half, np.uint8)
+
+
+def rgb(resample: str) -> Callable[[Photo], np.ndarray]:
+    """RGB as the packer makes it."""
+
+    def run(photo: Photo) -> np.ndarray:
+        out = np.empty((*photo.stored, 3), np.uint8)
+        decode_into(photo.jpeg, photo.height, photo.width, out, fit="native", resample=resample)
+        return out
+
+    return run
+
+
+def yuv420(resample: str) -> Callable[[Photo], Planes]:
+    """Planes as the packer makes them."""
+
+    def run(photo: Photo) -> Planes:
+        planes = empty_planes(*photo.stored)
+        decode_yuv420_into(
+            photo.jpeg, photo.height, photo.width, planes, fit="native", resample=resample
+        )
+        return planes
+
+    return run
+
+
+def own_planes(photo: Photo) -> Planes:
+    """The JPEG's own planes, decoded by PIL at the DCT scale of `fast`, each resized by itself."""
+    image = Image.open(io.BytesIO(photo.jpeg))
+    image.draft("YCbCr", photo.stored[::-1])
+    scale = 2 ** round(np.log2(photo.width / image.width))  # a scaled image may reach past the edge
+    columns, rows = photo.width / scale, photo.height / scale
+    h, w = photo.stored
+    planes = []
+    for plane, step in zip(image.convert("YCbCr").split(), (1, 2, 2), strict=True):
+        height, width = -(-h // step), -(-w // step)
+        # A chroma plane of an odd side reaches half a sample past the image.
+        right, bottom = columns * width * step / w, rows * height * step / h
+        box = (0, 0, min(image.width, right), min(image.height, bottom))
+        planes.append(np.asarray(plane.resize((width, height), BICUBIC, box=box)))
+    return tuple(planes)
+
+
+def repeated(planes: Planes) -> np.ndarray:
+    """RGB with each chroma sample repeated, the cheaper way to enlarge, which is not ours."""
+    y, cb, cr = planes
+    doubled = (np.repeat(np.repeat(plane, 2, 0), 2, 1) for plane in (cb, cr))
+    rows, columns = y.shape
+    channels = [y, *(plane[:rows, :columns] for plane in doubled)]
+    return np.asarray(Image.fromarray(np.stack(channels, -1), "YCbCr").convert("RGB"))
+
+
+def print_quality(photos: list[Photo], repeats: int) -> None:
+    """PSNR of each photo and time of each way."""
+    ways: dict[str, tuple[Callable, Callable]] = {
+        "rgb fast": (rgb("fast"), np.asarray),
+        "yuv420 fast": (yuv420("fast"), lambda planes: yuv420_to_rgb(*planes)),
+        "yuv420 exact": (yuv420("exact"), lambda planes: yuv420_to_rgb(*planes)),
+        "fast, chroma repeated": (yuv420("fast"), repeated),
+        "own planes": (own_planes, lambda planes: yuv420_to_rgb(*planes)),
+    }
+    print(f"{'PSNR, dB':<20}{'stored':>12}" + "".join(f"{name:>23}" for name in ways))
+    for photo in photos:
+        truth = pil_full(photo)
+        values = [psnr(back(run(photo)), truth) for run, back in ways.values()]
+        size = f"{photo.stored[1]} x {photo.stored[0]}"
+        print(f"{photo.name:<20}{size:>12}" + "".join(f"{value:23.1f}" for value in values))
+    print(f"{'ms an image':<32}", end="")
+    for name, (run, _) in ways.items():
+        own = "" if "repeated" in name else f"{milliseconds(run, photos, repeats):.2f}"
+        print(f"{own:>23}", end="", flush=True)
+    print()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tars", nargs="+", metavar="TAR", help="tars, or globs of tars")
+    parser.add_argument("--size", type=int, default=1024, help="S, the stored size (1024)")
+    parser.add_argument("--mask-size", type=int, default=256, help="Sm, the mask grid (256)")
+    parser.add_argument("--photos", type=int, default=16, help="how many to decode at most (16)")
+    parser.add_argument("--repeats", type=int, default=9, help="medians are of so many (9)")
+    options = parser.parse_args()
+    tars = [path for pattern in options.tars for path in sorted(glob.glob(pattern)) or [pattern]]
+    print_storage(tars, options)
+    print_quality(read_photos(tars, options.photos, options.size), options.repeats)
+
+
+if __name__ == "__main__":
+    main()

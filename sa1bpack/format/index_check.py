@@ -1,0 +1,79 @@
+"""Whether the index of a pack holds what was written, and whether it is that of its shards."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import check_offsets_rise
+from sa1bpack.format.checked_rows import check_rows_digest
+from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
+from sa1bpack.format.index import INDEX_ARRAYS, Index, index_name
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest
+from sa1bpack.format.shard_reader import open_shard
+
+_BLOCK = 1 << 20  # rows of the index looked at together
+
+
+def check_index(root: Path, manifest: Manifest, index: Index) -> None:
+    """Compare the mapped index with its digests; 24 bytes a sample are read.
+
+    While a packer publishes, and after it was killed there, checksums.xxh128 may be that of another
+    index: then it is compared with the shards instead. Raises FormatError naming the array.
+    """
+    listed = read_checksums(root / CHECKSUMS_NAME)
+    paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
+    if not any(path in listed for path in paths.values()):
+        check_against_shards(root, manifest, index)
+        return
+    for spec, path in paths.items():
+        rows = getattr(index, spec.name)
+        if len(rows):
+            check_rows_digest(root / path, rows, spec, listed.get(path))
+
+
+def check_against_shards(
+    root: Path, manifest: Manifest, index: Index, damaged: frozenset[str | None] = frozenset()
+) -> None:
+    """Check that the index is the one of these shards, leaving out those that are damaged."""
+    name = manifest.index
+    if not damaged and name != (due := index_name(root, manifest.shards)):
+        raise FormatError(
+            f"{root}: the manifest names {name}, but the index of its shards is {due}; run "
+            "the packer again to publish anew"
+        )
+    folder = root / name
+    for spec in INDEX_ARRAYS:
+        if spec.offsets:
+            check_offsets_rise(folder / spec.name, getattr(index, spec.name))
+    first_mask = 0
+    for row, entry in enumerate(manifest.shards):
+        first, stop = int(index.shard_offset[row]), int(index.shard_offset[row + 1])
+        masks = index.mask_offset[first : stop + 1] - first_mask
+        first_mask += entry.masks
+        if entry.name in damaged:
+            continue
+        shard = open_shard(root / SHARDS_NAME / entry.name, manifest.layout)
+        same = np.array_equal(index.image_id[first:stop], shard["image_id"])
+        if not (same and np.array_equal(masks, shard["mask_offset"])):
+            raise FormatError(
+                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; "
+                "make the index anew with `sa1bpack repair`"
+            )
+    _check_order(folder, index)
+
+
+def _check_order(folder: Path, index: Index) -> None:
+    """Check that id_order is the stable argsort of image_id, a block of rows at a time."""
+    count = len(index.image_id)
+    for first in range(0, count, _BLOCK):
+        rows = np.asarray(index.id_order[first : first + _BLOCK + 1])
+        inside = rows.size == 0 or (rows.min() >= 0 and rows.max() < count)
+        ids = index.image_id[rows] if inside else rows
+        rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] > rows[:-1]))
+        # Strictly rising (id, row) pairs: no row comes twice, so all rows are there.
+        if not (inside and rising.all()):
+            raise FormatError(
+                f"{folder / 'id_order'}: not the stable argsort of image_id; make the index anew "
+                "with `sa1bpack repair`"
+            )

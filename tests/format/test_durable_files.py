@@ -1,0 +1,41 @@
+"""Errors of calls on descriptors name the file, and a write that stands still is one."""
+
+import errno
+import os
+
+import pytest
+
+from sa1bpack.format.files import flush_file, naming, remove_published, write_at
+
+
+def test_a_write_without_progress_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
+    with path.open("wb") as file, pytest.raises(OSError, match="0 of 5 bytes were written") as got:
+        write_at(file.fileno(), b"hello", 0, path)
+    assert (got.value.errno, got.value.filename) == (errno.EIO, str(path))
+
+
+def test_a_flush_that_fails_names_the_file_and_keeps_the_kind_of_error(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+
+    def fail(descriptor):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with path.open("wb") as file, pytest.raises(OSError, match="quota") as got:
+        flush_file(file.fileno(), path)
+    assert (got.value.errno, got.value.filename) == (errno.EDQUOT, str(path))
+    with pytest.raises(PermissionError), naming(path):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def test_a_folder_loses_its_final_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):
+    folder = tmp_path / "index-00000000"
+    (folder / "array").mkdir(parents=True)
+    seen = []
+    rmtree = "sa1bpack.format.files.shutil.rmtree"
+    monkeypatch.setattr(rmtree, lambda path: seen.append((path, folder.exists(), path.is_dir())))
+    remove_published(folder)
+    ((path, *found),) = seen
+    assert path.name.startswith(".tmp-index-00000000-") and found == [False, True]

@@ -1,0 +1,358 @@
+"""Every layout of pixels and masks: written, checked, and read by others as docs/format.md says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore
+import xarray
+import xxhash
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format import (
+    Extent,
+    Layout,
+    ShardDraft,
+    ShardRows,
+    open_shard,
+    publish,
+    read_manifest,
+    sample_checksum,
+    sample_extent,
+    verify,
+)
+from sa1bpack.format.checksums import format_checksums
+from sa1bpack.format.image_place import image_nbytes, image_planes
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
+SHARD = "sa_000000-000"
+LAYOUTS = {
+    "pad-yuv420": Layout(16, 8, pixels="yuv420"),
+    "squash-yuv420-bits": Layout(18, 8, fit="squash", pixels="yuv420", runs=False),
+    "native-rgb": Layout(16, 8, fit="native"),
+    "native-yuv420-runs": Layout(15, 8, fit="native", pixels="yuv420", bits=False),
+    "pad-rgb-runs": Layout(16, 8, bits=False),
+}
+YUV = [name for name in LAYOUTS if "yuv420" in name]
+NATIVE = [name for name in LAYOUTS if "native" in name]
+CANVAS = [name for name in LAYOUTS if name not in NATIVE]
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request) -> Layout:
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture
+def pack(layout, pack_of, tmp_path) -> Path:
+    """A pack of that layout, of the test's own."""
+    pack_of(tmp_path / "pack", layout)
+    return tmp_path / "pack"
+
+
+def size_of(sample) -> tuple[int, int]:
+    height, width = sample["size"][2:].tolist()
+    return height, width
+
+
+def planes_by_hand(layout: Layout, image: np.ndarray, height: int, width: int) -> dict:
+    """The stored pixels of one image, cut out of its bytes as the page says it."""
+    side = layout.image_size
+    data = image.reshape(-1)
+    native = layout.fit == "native"
+    if layout.pixels == "rgb":
+        shape = (height, width, 3) if native else (side, side, 3)
+        return {"rgb": data.reshape(shape)[:height, :width]}
+    rows, columns = (height, width) if native else (side, side)
+    half_rows, half_columns = -(-rows // 2), -(-columns // 2)
+    chroma = half_rows * half_columns
+    y, cb, cr = np.split(data, [rows * columns, rows * columns + chroma])
+    cut = slice(-(-height // 2)), slice(-(-width // 2))
+    return {
+        "y": y.reshape(rows, columns)[:height, :width],
+        "cb": cb.reshape(half_rows, half_columns)[cut],
+        "cr": cr.reshape(half_rows, half_columns)[cut],
+    }
+
+
+def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout, sample_of):
+    shard = open_shard(pack / "shards" / SHARD, layout)
+    for row, masks in enumerate((2, 0, 5, 1)):
+        sample = sample_of(99 - row, masks, layout)
+        height, width = size_of(sample)
+        due = planes_by_hand(layout, sample["image"], height, width)
+        found = shard.planes(row)
+        assert list(found) == list(due)
+        for name, plane in due.items():
+            assert plane.all(), "the fixture has no zeros among the stored pixels"
+            np.testing.assert_array_equal(found[name], plane)
+            assert not found[name].flags.writeable and found[name].base is not None
+        start, stop = shard.image_range(row)
+        data = np.fromfile(shard.folder / layout.array("image").chunk_path, np.uint8)
+        np.testing.assert_array_equal(data[start:stop], sample["image"].reshape(-1))
+        np.testing.assert_array_equal(shard.sample(row)["image"], sample["image"])
+    for method in (shard.planes, shard.image_range):
+        with pytest.raises(IndexError, match="has 4 samples"):
+            method(4)
+
+
+def test_checksum_is_the_documented_one(layout, sample_of):
+    sample = sample_of(7, 3, layout)
+    lengths = {
+        "mask_offset": [3], "run_offset": np.diff(sample.get("run_offset", [])),
+        "image_offset": [sample["image"].size],
+    }  # fmt: skip
+    order = [
+        "image_offset", "image", "image_id", "file_name", "size", "annotation_count",
+        "mask_offset", "bbox", "area", "predicted_iou", "stability_score", "point_coords",
+        "crop_box", "annotation_id", "number_types", "mask_bits", "run_offset", "run_ends",
+    ]  # fmt: skip
+    there = [spec.name for spec in layout.arrays if spec.name != "checksum"]
+    assert there == [name for name in order if name in there]
+    parts = [
+        np.array(lengths[name], "<i8").tobytes() if name in lengths else sample[name].tobytes()
+        for name in there
+    ]
+    assert sample_checksum(layout, sample) == xxhash.xxh3_64_intdigest(b"".join(parts))
+
+
+def test_both_checkers_find_a_whole_pack_sound(pack):
+    report, quick = verify(pack), verify(pack, quick=True)
+    assert report.ok and quick.ok
+    for options in ([], ["--quick"]):
+        command = [sys.executable, "-I", str(SCRIPT), str(pack), *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, layout):
+    shard = open_shard(pack / "shards" / SHARD)
+    path = shard.folder / layout.array("image").chunk_path
+    whole = path.read_bytes()
+    for row in (0, 2, 3):
+        start, stop = shard.image_range(row)
+        for at in (start, (start + stop) // 2, stop - 1):
+            changed = bytearray(whole)
+            changed[at] ^= 1
+            path.write_bytes(changed)
+            samples = [found for found in verify(pack).problems if found.sample is not None]
+            assert [found.sample for found in samples] == [row]
+            command = [sys.executable, "-I", str(SCRIPT), str(pack)]
+            if at == start:
+                done = subprocess.run(command, capture_output=True, text=True)
+                assert done.returncode == 1 and f"sample {row} (image_id {99 - row}" in done.stdout
+    path.write_bytes(whole)
+    assert verify(pack).ok
+
+
+def rewrite_checksums(pack: Path, row: int) -> None:
+    """Make every digest fit what is on disk, that of a sample too, as somebody who edits might."""
+    folder = pack / "shards" / SHARD
+    shard = open_shard(folder)
+    digest = xxhash.xxh3_64()
+    for spec, part in zip(shard.layout.arrays, shard.sample(row).values(), strict=True):
+        if spec.name != "checksum":
+            digest.update((np.diff(part) if spec.offsets else part).tobytes())
+    path = folder / "checksum" / "c.0"
+    data = bytearray(path.read_bytes())
+    data[8 * row : 8 * row + 8] = digest.intdigest().to_bytes(8, "little")
+    path.write_bytes(data)
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "checksums.xxh128"]
+    (folder / "checksums.xxh128").write_bytes(format_checksums({
+        str(p.relative_to(folder)): xxhash.xxh128_hexdigest(p.read_bytes()) for p in files
+    }))  # fmt: skip
+    publish(pack, read_manifest(pack))
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
+def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sample_of):
+    """In each plane, below and to the right; all checksums fit."""
+    shard = open_shard(pack / "shards" / SHARD)
+    path = shard.folder / layout.array("image").chunk_path
+    sizes = [size_of(sample_of(99 - row, 0, layout)) for row in range(4)]
+    row, (height, width) = next(
+        (row, size) for row, size in enumerate(sizes) if max(size) < layout.image_size - 1
+    )
+    whole = path.read_bytes()
+    for plane in image_planes(layout, height, width):
+        below, right = plane.start + plane.shape[0] * plane.stride, plane.shape[1]
+        for at in (below, plane.start + right * (3 if layout.pixels == "rgb" else 1)):
+            changed = bytearray(whole)
+            changed[shard.image_range(row)[0] + at] = 1
+            path.write_bytes(changed)
+            rewrite_checksums(pack, row)
+            (problem,) = verify(pack).problems
+            assert problem.sample == row and "not zero beyond the stored" in str(problem)
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[name] for name in NATIVE], ids=NATIVE)
+def test_pixels_that_are_not_of_the_stored_size_are_found(pack, layout):
+    """A size that was edited, all checksums with it; a byte moved from one image to the next."""
+    folder = pack / "shards" / SHARD
+    offsets = bytearray((folder / "image_offset" / "c.0").read_bytes())
+    offsets[8] ^= 1
+    (folder / "image_offset" / "c.0").write_bytes(offsets)
+    assert {found.sample for found in verify(pack).problems} >= {0, 1}
+    with pytest.raises(FormatError, match=r"image_offset: sample 0 has .* bytes of pixels"):
+        open_shard(folder).planes(0)
+    offsets[8] ^= 1
+    (folder / "image_offset" / "c.0").write_bytes(offsets)
+    size = folder / "size" / "c.0.0"
+    data = bytearray(size.read_bytes())
+    data[8:16] = np.array([1, 1], "<i4").tobytes()
+    size.write_bytes(data)
+    rewrite_checksums(pack, 0)
+    (problem,) = verify(pack).problems
+    assert problem.sample == 0 and "are not 1 x 1 pixels" in str(problem)
+
+
+@pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
+def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
+    shard = open_shard(pack / "shards" / SHARD)
+    group = zarr.open_group(shard.folder, mode="r")
+    dataset = xarray.open_zarr(shard.folder, chunks=None)
+    assert sorted(dict(group.members())) == sorted(spec.name for spec in layout.arrays)
+    for spec in layout.arrays:
+        array = shard[spec.name]
+        store = {"driver": "file", "path": str(shard.folder / spec.name)}
+        stored = tensorstore.open({"driver": "zarr3", "kvstore": store}).result()
+        assert dataset[spec.name].dims == spec.dims
+        for found in (group[spec.name][:], stored.read().result(), dataset[spec.name].values):
+            assert found.dtype == spec.dtype
+            np.testing.assert_array_equal(found, array)
+    start, stop = shard.image_range(2)
+    image = group["image"][start:stop] if layout.fit == "native" else group["image"][2]
+    np.testing.assert_array_equal(image, shard.sample(2)["image"])
+
+
+def test_zarr_reads_flat_images_of_many_inner_chunks(tmp_path, sample_of):
+    layout = Layout(600, 8, fit="native", pixels="yuv420", bits=False)
+    samples = [sample_of(number, 1, layout) for number in range(3)]
+    with ShardDraft(tmp_path, "a-000", layout) as draft:
+        with ShardRows(draft.folder, layout) as rows:
+            at = Extent()
+            for sample in samples:
+                at += rows.write(sample, at)
+        draft.publish(at, {"source": "a", "part": 0})
+    shard = open_shard(tmp_path / "a-000")
+    assert shard.extent.image_bytes == sum(sample["image"].size for sample in samples)
+    array = zarr.open_group(shard.folder, mode="r")["image"]
+    assert array.chunks == (1 << 18,) and array.shards[0] > 2 << 18
+    assert array[:].tobytes() == b"".join(sample["image"].tobytes() for sample in samples)
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
+def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout, sample_of):
+    clean = sample_of(3, 1, layout)
+    height, _ = size_of(clean)
+    dirty = clean["image"].copy().reshape(-1)
+    for plane in image_planes(layout, layout.image_size, layout.image_size):
+        rows = -(-height // 2) if plane.name in ("cb", "cr") else height
+        stop = plane.start + plane.shape[0] * plane.stride
+        dirty[plane.start + rows * plane.stride : stop] = 255  # left by an earlier image
+    assert (dirty == 255).sum() > layout.image_size
+    dirty = {**clean, "image": dirty.reshape(clean["image"].shape)}
+    assert sample_checksum(layout, dirty) == sample_checksum(layout, clean)
+    for name, sample in (("clean", clean), ("dirty", dirty)):
+        with ShardDraft(tmp_path / name, "a-000", layout) as draft:
+            with ShardRows(draft.folder, layout) as rows:
+                end = rows.write(sample, Extent())
+                draft.settle(end)
+            draft.publish(end, {"source": "a", "part": 0})
+    images = [open_shard(tmp_path / name / "a-000") for name in ("clean", "dirty")]
+    np.testing.assert_array_equal(images[0]["image"], images[1]["image"])
+    listed = [(shard.folder / "checksums.xxh128").read_bytes() for shard in images]
+    assert listed[0] == listed[1]
+
+
+def test_order_of_writing_and_settling_does_not_change_a_byte(
+    tmp_path, layout, sample_of, contents
+):
+    samples = [sample_of(number, masks, layout) for number, masks in enumerate((2, 0, 5, 1))]
+    at = [Extent()]
+    for sample in samples:
+        at.append(at[-1] + sample_extent(layout, sample))
+    packs = []
+    for name, order, settled in (("one", (0, 1, 2, 3), (1, 2, 3)), ("two", (3, 1, 0, 2), ())):
+        with ShardDraft(tmp_path / name, "a-000", layout) as draft:
+            with ShardRows(draft.folder, layout) as rows:
+                for row in order:
+                    assert rows.write(samples[row], at[row]) == sample_extent(layout, samples[row])
+                    if row in settled:
+                        draft.settle(at[row + 1])
+            draft.publish(at[-1], {"source": "sa_000000", "part": 0})
+        packs.append(contents(tmp_path / name / "a-000"))
+    assert packs[0] == packs[1]
+
+
+def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_room_on_disk(tmp_path, sample_of):
+    layout = Layout(1024, 8, pixels="yuv420")
+    sample = sample_of(3, 40, layout)
+    sample["size"] = np.array([150, 225, 200, 1024], np.int32)
+    sample["run_ends"] = np.arange(1 << 16, dtype=np.int32)
+    sample["run_offset"] = np.append(np.arange(40), 1 << 16)
+    with ShardDraft(tmp_path, "a-000", layout) as draft:
+        with ShardRows(draft.folder, layout) as rows:
+            end = rows.write(sample, Extent())
+            end += rows.write(sample_of(4, 1, layout), end)
+        draft.publish(end, {"source": "a", "part": 0})
+    image, runs = (tmp_path / "a-000" / layout.array(name).chunk_path
+                   for name in ("image", "run_ends"))  # fmt: skip
+    if image.stat().st_blocks * 512 >= image.stat().st_size:
+        pytest.skip("this file system does not keep holes")
+    assert image.stat().st_blocks * 512 < image.stat().st_size * 0.7
+    assert runs.stat().st_size > 2 << 18
+    assert runs.stat().st_blocks * 512 < (1 << 18) + (1 << 16)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_pixels_that_do_not_fit_the_stored_size_are_refused(tmp_path, sample_of, name):
+    layout = LAYOUTS[name]
+    sample = sample_of(1, 1, layout)
+    height, width = size_of(sample)
+    sample["image"] = sample["image"][:-1]
+    due = f"{sample['image'].size} bytes: {height} x {width} .* take {sample['image'].size + 1}"
+    with (
+        ShardDraft(tmp_path, "a-000", layout) as draft,
+        ShardRows(draft.folder, layout) as rows,
+        pytest.raises(OptionError, match=due),
+    ):
+        rows.write(sample, Extent())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["pad", "native"]), st.sampled_from(["rgb", "yuv420"]), st.integers(1, 20),
+    st.integers(1, 20), st.integers(0, 3),
+)  # fmt: skip
+def test_planes_cover_each_byte_of_an_image_once(fit, pixels, height, width, margin):
+    side = max(height, width) + margin
+    layout = Layout(side + side % 2, 8, fit=fit, pixels=pixels)
+    image = np.zeros(image_nbytes(layout, height, width), np.uint8)
+    for plane in image_planes(layout, height, width):
+        view = plane.view(image)
+        view += 1
+        assert view.shape == plane.shape
+    assert image.max() == 1
+    stored = height * width * 3
+    if pixels == "yuv420":
+        stored = height * width + 2 * (-(-height // 2)) * (-(-width // 2))
+    assert image.sum() == stored
+    if fit == "native":
+        assert image.size == stored
+    else:
+        assert image.size == layout.array("image").row_bytes
+
+
+def test_bytes_of_many_images_are_counted_at_once():
+    heights, widths = np.array([3, 16, 1]), np.array([16, 5, 1])
+    for layout in LAYOUTS.values():
+        one_by_one = [
+            image_nbytes(layout, *size) for size in zip(heights.tolist(), widths, strict=True)
+        ]
+        np.testing.assert_array_equal(image_nbytes(layout, heights, widths), one_by_one)

@@ -1,0 +1,115 @@
+"""JPEGs that lie about themselves, or that would take for ever to decode."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sa1bpack.errors import ImageError
+from sa1bpack.pixels import MAX_PIXELS, read_header
+from sa1bpack.pixels.decode import decode_into
+from sa1bpack.pixels.header import MAX_SCANS
+
+
+def encoded(height=64, width=96, mode="RGB", **options) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (height // 8, width // 8, 3), np.uint8)
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    image.convert(mode).save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def frame_at(jpeg: bytes) -> int:
+    """Where the height stands in the first frame header."""
+    return next(jpeg.find(bytes([0xFF, m])) for m in (0xC0, 0xC2) if bytes([0xFF, m]) in jpeg) + 5
+
+
+def claiming(jpeg: bytes, height: int, width: int) -> bytes:
+    at = frame_at(jpeg)
+    return jpeg[:at] + height.to_bytes(2) + width.to_bytes(2) + jpeg[at + 4 :]
+
+
+def refused(jpeg: bytes, height: int = 64, width: int = 96) -> ImageError:
+    out = np.empty((32, 32, 3), np.uint8)
+    with pytest.raises(ImageError) as caught:
+        decode_into(jpeg, height, width, out)
+    return caught.value
+
+
+@pytest.mark.parametrize(("height", "width"), [(60_000, 60_000), (65_535, 65_535), (1025, 65_535)])
+def test_an_image_of_60000_x_60000_is_refused_by_its_header(height, width):
+    assert height * width > MAX_PIXELS
+    error = refused(claiming(encoded(), height, width), height, width)
+    assert error.code == "too-large" and str(MAX_PIXELS) in str(error)
+
+
+def test_a_size_that_is_not_the_records_is_refused_before_decoding():
+    error = refused(claiming(encoded(), 63, 96))
+    assert error.code == "size-mismatch" and "96 x 63" in str(error)
+
+
+@pytest.mark.parametrize(("height", "width"), [(640, 96), (64, 960), (8192, 8192)])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_header_and_a_record_that_lie_alike_are_found_out_by_the_data(height, width, progressive):
+    error = refused(claiming(encoded(progressive=progressive), height, width), height, width)
+    assert error.code in ("truncated-jpeg", "bad-jpeg")
+
+
+@pytest.mark.parametrize("second", ["same", "other size", "after the scan"])
+def test_a_second_frame_header_is_refused(second):
+    jpeg = encoded()
+    start = frame_at(jpeg) - 5
+    length = int.from_bytes(jpeg[start + 2 : start + 4]) + 2
+    frame = jpeg[start : start + length]
+    if second == "other size":
+        frame = claiming(frame, 9000, 9000)
+    at = len(jpeg) - 2 if second == "after the scan" else start + length
+    error = refused(jpeg[:at] + frame + jpeg[at:])
+    assert error.code in ("bad-jpeg", "truncated-jpeg")
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_scan_that_is_cut_is_refused_also_with_an_end_marker_behind_it(kept, mode, progressive):
+    jpeg = encoded(mode=mode, progressive=progressive)
+    start = jpeg.find(b"\xff\xda")
+    start += 2 + int.from_bytes(jpeg[start + 2 : start + 4])
+    end = re.search(rb"\xff[^\0]", jpeg[start:]).start()
+    cut = jpeg[: start + int(end * kept)]
+    for end in (b"", b"\xff\xd9"):
+        assert refused(cut + end).code in ("truncated-jpeg", "bad-jpeg")
+
+
+def many_scans(jpeg: bytes, scans: int) -> bytes:
+    """The JPEG with its last scan repeated until there are so many."""
+    last = jpeg[jpeg.rfind(b"\xff\xda") : -2]
+    return jpeg[:-2] + last * (scans - jpeg.count(b"\xff\xda")) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_of_too_many_scans_is_refused_undecoded(mode, monkeypatch):
+    """Each scan costs a pass over the image, so that 100 kB could take days."""
+    jpeg = encoded(mode=mode, progressive=True)
+    read_header(many_scans(jpeg, MAX_SCANS))
+    monkeypatch.setattr("sa1bpack.pixels.decode.simplejpeg", None)
+    error = refused(many_scans(jpeg, MAX_SCANS + 1))
+    assert error.code == "too-large" and f"{MAX_SCANS + 1} scans" in str(error)
+
+
+def test_bytes_behind_the_only_scan_of_a_baseline_jpeg_are_no_scans():
+    """The decoder stops behind it; a thumbnail or a video behind a photo does no harm."""
+    jpeg = encoded() + b"\xff\xda" * 500
+    out = np.empty((32, 32, 3), np.uint8)
+    assert decode_into(jpeg, 64, 96, out) == (21, 32)
+
+
+def test_a_sequential_jpeg_with_a_scan_for_each_component_is_counted():
+    """Not interleaved: its first scan has one component of three."""
+    jpeg = encoded()
+    at = jpeg.find(b"\xff\xda")
+    one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    error = refused(jpeg[:at] + (one + b"\x00") * (MAX_SCANS + 1) + b"\xff\xd9")
+    assert error.code == "too-large"

@@ -1,0 +1,259 @@
+"""Planes of 4:2:0 against libjpeg, against BT.601 in floating point, and against PIL's pixels."""
+
+import io
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, features
+
+from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.pixels import FITS, decode_into, decode_yuv420_into, stored_size, yuv420_to_rgb
+from sa1bpack.pixels.yuv420 import rgbx_to_yuv420
+
+H, W = 111, 158
+sides = st.integers(1, 21)
+
+
+def picture(height=H, width=W, seed=0):
+    """A colour picture of waves, edges and noise, (height, width, 3) uint8."""
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 1)]
+    image = np.stack([127 + 90 * wave for wave in waves], axis=-1)
+    image[height // 3 : height // 2, width // 4 : width // 2] = (250, 20, 90)
+    image += np.random.default_rng(seed).normal(0, 8, image.shape)
+    return image.round().clip(0, 255).astype(np.uint8)
+
+
+def jpeg(height=H, width=W, mode="RGB", **options):
+    """Encode a picture with PIL."""
+    file = io.BytesIO()
+    image = Image.fromarray(picture(height, width)).convert(mode)
+    image.save(file, "JPEG", **{"quality": 92, "subsampling": 2, **options})
+    return file.getvalue()
+
+
+def empty_planes(height, width, fill=7):
+    """Planes of an image, full of `fill`."""
+    half = (-(-height // 2), -(-width // 2))
+    return tuple(np.full(shape, fill, np.uint8) for shape in ((height, width), half, half))
+
+
+def planes_of(rgb):
+    """What the kernel makes of (h, w, 3) RGB."""
+    rgbx = np.dstack([rgb, np.full(rgb.shape[:2], 201, np.uint8)])
+    planes = empty_planes(*rgb.shape[:2])
+    rgbx_to_yuv420(np.ascontiguousarray(rgbx).view("<u4")[..., 0], *planes)
+    return planes
+
+
+def documented_planes(rgb):
+    """The formulas of docs/format.md, in numpy."""
+    red, green, blue = np.moveaxis(rgb.astype(np.int64), -1, 0)
+    y = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    padded = np.pad(rgb.astype(np.int64), [(0, n % 2) for n in rgb.shape[:2]] + [(0, 0)], "edge")
+    sums = sum(padded[i::2, j::2] for i in (0, 1) for j in (0, 1))
+    red, green, blue = np.moveaxis(sums, -1, 0)
+    cb = (-11059 * red - 21709 * green + 32768 * blue + 33685503) >> 18
+    cr = (32768 * red - 27439 * green - 5329 * blue + 33685503) >> 18
+    return y, cb, cr
+
+
+def documented_rgb(y, cb, cr):
+    """The formulas of docs/format.md, pixel by pixel."""
+    rgb = np.empty((*y.shape, 3), np.uint8)
+    rows, columns = cb.shape
+    for i, j in np.ndindex(y.shape):
+        far_i = min(max(i // 2 + (1 if i % 2 else -1), 0), rows - 1)
+        far_j = min(max(j // 2 + (1 if j % 2 else -1), 0), columns - 1)
+        b, r = (
+            ((9 * int(c[i // 2, j // 2]) + 3 * int(c[far_i, j // 2]) + 3 * int(c[i // 2, far_j])
+              + int(c[far_i, far_j]) + (7 if j % 2 else 8)) >> 4) - 128
+            for c in (cb, cr)
+        )  # fmt: skip
+        luma = int(y[i, j])
+        colours = (
+            luma + ((91881 * r + 32768) >> 16),
+            luma + ((-22554 * b - 46802 * r + 32768) >> 16),
+            luma + ((116130 * b + 32768) >> 16),
+        )
+        rgb[i, j] = [min(max(colour, 0), 255) for colour in colours]
+    return rgb
+
+
+def psnr(a, b):
+    """Peak signal-to-noise ratio in dB, infinite for equal images."""
+    error = np.mean((a.astype(float) - b) ** 2)
+    return 10 * np.log10(255**2 / error) if error else np.inf
+
+
+def pixels_by_pil(data, h, w):
+    """What `exact` makes planes of."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sides, sides, st.integers(0, 99))
+def test_planes_are_those_of_the_documented_formulas(height, width, seed):
+    rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    for found, due in zip(planes_of(rgb), documented_planes(rgb), strict=True):
+        np.testing.assert_array_equal(found, due)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sides, sides, st.integers(0, 99))
+def test_rgb_is_that_of_the_documented_formulas(height, width, seed):
+    rng = np.random.default_rng(seed)
+    planes = [rng.integers(0, 256, plane.shape, np.uint8) for plane in empty_planes(height, width)]
+    np.testing.assert_array_equal(yuv420_to_rgb(*planes), documented_rgb(*planes))
+
+
+def test_the_integers_are_bt601_to_half_a_level():
+    """Against the definition in JFIF, in floating point, over a grid of all colours."""
+    levels = np.arange(0, 256, 5)
+    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(-1, 3).astype(np.uint8)
+    rgb = np.repeat(np.repeat(colours.reshape(-1, 52, 3), 2, 0), 2, 1)  # 2 x 2 of each colour
+    y, cb, cr = planes_of(rgb)
+    matrix = np.array([
+        [0.299, 0.587, 0.114],
+        [-0.299 / 1.772, -0.587 / 1.772, 0.5],
+        [0.5, -0.587 / 1.402, -0.114 / 1.402],
+    ])  # fmt: skip
+    due = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
+    for found, channel in zip((y[::2, ::2], cb, cr), range(3), strict=True):
+        assert abs(found - due[..., channel].clip(0, 255)).max() < 0.505
+
+
+@pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
+@pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 96), (33, 47), (2, 5)])
+def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
+    """Its own planes: luminance at full size; at half size it leaves the chroma as it is stored."""
+    data = jpeg(height, width)
+    planes = []
+    for scale, channels in ((1, (0,)), (2, (1, 2))):
+        image = Image.open(io.BytesIO(data))
+        image.draft("YCbCr", (width // scale, height // scale))
+        assert image.size == (-(-width // scale), -(-height // scale)) and image.mode == "YCbCr"
+        planes += [np.asarray(image.getchannel(channel)) for channel in channels]
+    due = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(yuv420_to_rgb(*planes), due)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (8, 9), (7, 4)])
+def test_gray_comes_back_as_it_was(size):
+    gray = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    rgb = np.repeat(gray[..., None], 3, axis=-1)
+    y, cb, cr = planes_of(rgb)
+    assert (cb == 128).all() and (cr == 128).all()
+    np.testing.assert_array_equal(yuv420_to_rgb(y, cb, cr), rgb)
+
+
+def test_colour_stays_where_it_is():
+    """A chroma sample lies in the middle of its 2 x 2 pixels: a ramp has no shift either way."""
+    ramp = np.full((32, 64, 3), (0, 130, 200), np.uint8)
+    ramp[..., 0] = np.linspace(10, 250, 64)  # 3.8 levels a pixel
+    for image in (ramp, ramp.transpose(1, 0, 2)):
+        back = yuv420_to_rgb(*planes_of(np.ascontiguousarray(image))).astype(int)
+        assert (abs((back - image)[2:-2, 2:-2].mean((0, 1))) < 0.15).all()
+
+
+KINDS = {
+    "420": jpeg,
+    "444": lambda: jpeg(subsampling=0),
+    "gray": lambda: jpeg(mode="L"),
+    "cmyk": lambda: jpeg(mode="CMYK", subsampling=0),
+    "progressive": lambda: jpeg(progressive=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("resample", ["exact", "fast"])
+def test_planes_are_made_of_the_pixels_that_rgb_would_have(kind, fit, resample):
+    """For `exact` those are PIL's; whatever was in the planes before, they are zero beyond."""
+    data = KINDS[kind]()
+    for size in (2, 36, 64, 158, 300):
+        h, w = stored_size(H, W, size, fit)
+        whole = (h, w) if fit == "native" else (size, size)
+        planes = empty_planes(*whole)
+        assert decode_yuv420_into(data, H, W, planes, fit=fit, resample=resample) == (h, w)
+        if resample == "exact":
+            rgb = pixels_by_pil(data, h, w)
+        else:
+            rgb = np.empty((h, w, 3) if fit == "native" else (size, size, 3), np.uint8)
+            decode_into(data, H, W, rgb, fit=fit, resample=resample)
+        for plane, due in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
+            rows, columns = due.shape
+            np.testing.assert_array_equal(plane[:rows, :columns], due)
+            assert not plane[rows:].any() and not plane[:, columns:].any()
+
+
+def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
+    """At the default size; the figures of each are printed by benchmarks/pixels.py."""
+    with tarfile.open(sample_tar) as tar:
+        photos = [tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")]
+    assert photos
+    for photo in photos:
+        width, height = Image.open(io.BytesIO(photo)).size
+        h, w = stored_size(height, width, 1024, "native")
+        truth = pixels_by_pil(photo, h, w)
+        for resample, least in (("exact", 44), ("fast", 40)):
+            planes = empty_planes(h, w)
+            decode_yuv420_into(photo, height, width, planes, fit="native", resample=resample)
+            found = psnr(yuv420_to_rgb(*planes), truth)
+            assert found > least, (resample, found)
+
+
+def test_damage_is_refused_as_for_rgb():
+    data = jpeg()
+    with pytest.raises(ImageError) as caught:
+        decode_yuv420_into(data[: len(data) // 2], H, W, empty_planes(64, 64))
+    assert caught.value.code == "truncated-jpeg"
+
+
+@pytest.mark.parametrize(
+    ("planes", "options", "message"),
+    [
+        (empty_planes(63, 63), {}, "63 rows .* must be even"),
+        (empty_planes(63, 63), {"fit": "squash"}, "63 rows .* must be even"),
+        (empty_planes(64, 62), {}, "must be 64 x 64"),
+        (empty_planes(64, 64), {"fit": "native"}, "must be 45 x 64"),
+        ((*empty_planes(64, 64)[:2], np.zeros((32, 31), np.uint8)), {}, "planes of one image"),
+        (tuple(plane.astype(np.int8) for plane in empty_planes(64, 64)), {}, "int8"),
+        (tuple(np.asfortranarray(plane) for plane in empty_planes(64, 64)), {}, "C-contiguous"),
+        (empty_planes(64, 64), {"fit": "crop"}, "'crop'"),
+        (empty_planes(64, 64), {"resample": "best"}, "'best'"),
+    ],
+)  # fmt: skip
+def test_planes_that_cannot_be_decoded_into_are_refused(planes, options, message):
+    with pytest.raises(OptionError, match=message):
+        decode_yuv420_into(jpeg(), H, W, planes, **options)
+
+
+@pytest.mark.parametrize(
+    "planes",
+    [
+        (np.zeros((4, 4), np.uint8), np.zeros((2, 2), np.uint8), np.zeros((2, 1), np.uint8)),
+        (np.zeros((4, 4, 1), np.uint8), np.zeros((2, 2), np.uint8), np.zeros((2, 2), np.uint8)),
+        (np.zeros((0, 4), np.uint8), np.zeros((0, 2), np.uint8), np.zeros((0, 2), np.uint8)),
+        (np.zeros((4, 4)), np.zeros((2, 2)), np.zeros((2, 2))),
+    ],
+)
+def test_planes_that_are_not_of_one_image_are_refused(planes):
+    with pytest.raises(OptionError, match="planes of one image"):
+        yuv420_to_rgb(*planes)
+
+
+def test_converting_needs_neither_pil_nor_a_jpeg_decoder():
+    program = (
+        "import sys; from sa1bpack.pixels import yuv420_to_rgb\n"
+        "bad = {'PIL', 'simplejpeg', 'sa1bpack.pixels.decode'} & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
