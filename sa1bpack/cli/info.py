@@ -3,6 +3,7 @@
 import argparse
 
 from sa1bpack.cli import exits
+from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
 Show what a pack holds: images, masks, sizes, rejects, options, versions, and how many masks its
@@ -25,5 +26,5 @@ def run_info(arguments: argparse.Namespace) -> int:
     else:
         from sa1bpack.report.info import info
 
-        print(info(arguments.pack).as_text())
+        print(printable(info(arguments.pack).as_text()))
     return exits.OK

@@ -16,12 +16,17 @@ from sa1bpack.errors import (
     SourceError,
     SourceTruncated,
 )
+from sa1bpack.wording import printable
 
 # Command, which is also the name of its module → its line in the help.
 _COMMANDS = {
     "pack": "decode tars into shards",
     "verify": "check a pack against its checksums",
+    "repair": "make anew what is damaged in a pack, from its tars",
+    "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
     "info": "show what is in a pack, or what runs here",
+    "show": "draw samples of a pack with their masks, as a PNG",
+    "report": "write a page about a pack, as HTML",
 }
 
 
@@ -108,7 +113,7 @@ def _on_sigterm(signum, frame):
 
 def _complain(what: object, error: BaseException, code: int) -> int:
     """Say what happened on stderr, with the notes that the error collected on its way."""
-    print(f"sa1bpack: {what}", file=sys.stderr)
+    print(f"sa1bpack: {printable(what)}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
-        print(f"sa1bpack: {note}", file=sys.stderr)
+        print(f"sa1bpack: {printable(note)}", file=sys.stderr)
     return code

@@ -7,8 +7,18 @@ from pathlib import Path
 
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
-from sa1bpack.packing.options import EMPTY, FITS, MASK_SAMPLINGS, RESAMPLES, PackOptions
-from sa1bpack.wording import counted
+from sa1bpack.packing.options import (
+    EMPTY,
+    FITS,
+    MASK_SAMPLINGS,
+    MASKS,
+    NATIVE_SAMPLES_PER_SHARD,
+    PIXELS,
+    RESAMPLES,
+    SAMPLES_PER_SHARD,
+    PackOptions,
+)
+from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
 Decode SA-1B tars (or extracted folders) once, into shards under OUT that are numpy memory maps and
@@ -61,8 +71,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     images.add_argument(
         "--fit", choices=FITS, default=default.fit,
-        help="pad: longer side becomes S, rest is zero (SAM); squash: both do (SAM 2) "
-        "(default: %(default)s)",
+        help="pad: longer side becomes S, rest is zero (SAM); squash: both do (SAM 2); native: as "
+        "pad, stored without the rest (default: %(default)s)",
+    )  # fmt: skip
+    images.add_argument(
+        "--pixels", choices=PIXELS, default=default.pixels,
+        help="rgb: three bytes a pixel; yuv420: one and a half, colour at half the size, made RGB "
+        "when read (default: %(default)s)",
     )  # fmt: skip
     images.add_argument(
         "--resample", choices=RESAMPLES, default=default.resample,
@@ -72,6 +87,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     masks = parser.add_argument_group("masks (part of the pack's identity)")
     masks.add_argument(
+        "--masks", choices=MASKS, default=default.masks,
+        help="what is stored: bits of a grid, the exact full-size runs, or both; from runs masks "
+        "of any size are drawn when read (default: %(default)s)",
+    )  # fmt: skip
+    masks.add_argument(
         "--mask-size", type=int, default=default.mask_size, metavar="SM",
         help="side of the mask grid in cells, a multiple of 8 (default: %(default)s)",
     )  # fmt: skip
@@ -79,10 +99,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--mask-sampling", choices=MASK_SAMPLINGS, default=default.mask_sampling,
         help="area: a cell is set when half of it is covered; center: when its centre is "
         "(default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--no-runs", dest="runs", action="store_false",
-        help="do not store the exact run-length masks beside the bits",
     )  # fmt: skip
     masks.add_argument(
         "--max-masks", type=_count_or_all, default=default.max_masks, metavar="N",
@@ -118,8 +134,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     shards = parser.add_argument_group("shards (part of the pack's identity)")
     shards.add_argument(
-        "--samples-per-shard", type=int, default=default.samples_per_shard, metavar="N",
-        help="images a shard at most (default: %(default)s)",
+        "--samples-per-shard", type=int, metavar="N",
+        help=f"images a shard at most (default: {SAMPLES_PER_SHARD}; with --fit native "
+        f"{NATIVE_SAMPLES_PER_SHARD})",
     )  # fmt: skip
     parser.set_defaults(run=run_pack)
 
@@ -151,11 +168,12 @@ def run_pack(arguments: argparse.Namespace) -> int:
             **options,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
+        exits.add_remedy(error)
         error.add_note("repeat the same command to go on from here")
         raise
     print(_summary(result))
     for name, error in result.failed.items():
-        print(f"sa1bpack: {name} was given up: {error}", file=sys.stderr)
+        print(f"sa1bpack: {name} was given up: {printable(error)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
     if result.images == 0:

@@ -6,7 +6,7 @@ import sys
 from tqdm import tqdm
 
 from sa1bpack.cli import exits
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
 Check a pack: that every file is there and none is strange, that structure and offsets hold, that
@@ -39,9 +39,11 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
         report = verify(arguments.pack, quick=arguments.quick, progress=advance)
     for line in (*report.problems, *report.notes):
-        print(line)
+        print(printable(line))
     if not report.complete:
         print("NOT COMPLETE: repeat the pack command")
+    if any(not problem.extra for problem in report.problems):
+        print(f"to mend it, keeping what is sound: sa1bpack repair {arguments.pack} TARS")
     counts = report.counts
     print(
         f"{arguments.pack}: {_verdict(report)}; {counted(counts.get('samples', 0), 'image')} in "

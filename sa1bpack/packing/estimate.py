@@ -5,13 +5,12 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from sa1bpack.format import Extent, read_manifest
+from sa1bpack.format import Extent, Layout, read_manifest
+from sa1bpack.format.image_place import canvas_spans
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.engines.work import attempt
@@ -22,7 +21,7 @@ from sa1bpack.packing.run import (
     checked_workers,
     sources_to_pack,
 )  # fmt: skip
-from sa1bpack.packing.sample import Buffers, warm_up
+from sa1bpack.packing.sample import Buffers, Packed, warm_up
 from sa1bpack.packing.unit import Rejected
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import PairReader
@@ -45,7 +44,7 @@ class Forecast:
         Expected samples and stored masks.
     disk_bytes
         Size of the pack's files; `hole_bytes` of them are holes that no sparse-aware filesystem
-        stores (the padding under images that are wider than tall).
+        stores (the padding under images that are wider than tall; none with the fit "native").
     free_bytes
         Free space where the pack would lie.
     shards
@@ -112,20 +111,18 @@ def estimate(
     check_outside(Path(out), found)
     packed = _packed_already(Path(out), choice)
     todo = [source for source in found if source.name not in packed]
-    probe = _probe(todo[0], choice) if todo else _Probe(0, 0, Extent(0, 0, 0), 1.0, 0.0, 0.0)
+    probe = _probe(todo[0], choice) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
     total = sum(source.nbytes for source in todo)
     images_of = [probe.images_in(source.nbytes) for source in todo]
     images = sum(images_of)
     extent = probe.scaled(images)
-    kept_rows = probe.stored_height / choice.image_size
-    image_bytes = images * choice.image_size**2 * 3
     return Forecast(
         sources=len(todo),
         source_bytes=total,
         images=images,
         masks=extent.masks,
         disk_bytes=shard_bytes(choice.layout, extent),
-        hole_bytes=int(image_bytes * (1 - kept_rows)),
+        hole_bytes=int(images * probe.hole_bytes),
         free_bytes=shutil.disk_usage(_existing(Path(out))).free,
         shards=sum(-(-count // choice.samples_per_shard) for count in images_of),
         workers=workers,
@@ -146,14 +143,14 @@ def _packed_already(out: Path, options: PackOptions) -> set[str]:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Means over the first pairs of a source: bytes in the tar, seconds of work, rows stored."""
+    """Means over the first pairs of a source: bytes in the tar, seconds of work, bytes of holes."""
 
     pairs: int
     rejected: int
     packed: Extent
     tar_bytes: float
     seconds: float
-    stored_height: float
+    hole_bytes: float
 
     def images_in(self, nbytes: int) -> int:
         if self.packed.samples == 0:
@@ -163,15 +160,15 @@ class _Probe:
 
     def scaled(self, images: int) -> Extent:
         factor = images / max(1, self.packed.samples)
-        return Extent(images, round(self.packed.masks * factor), round(self.packed.runs * factor))
+        scaled = {axis: round(count * factor) for axis, count in asdict(self.packed).items()}
+        return Extent(**{**scaled, "samples": images})
 
 
 def _probe(source: Source, options: PackOptions) -> _Probe:
     warm_up(options)
     buffers = Buffers(options)
-    packed_extent = Extent(0, 0, 0)
-    pairs = rejected = tar_bytes = 0
-    heights = []
+    packed_extent = Extent()
+    pairs = rejected = tar_bytes = hole_bytes = 0
     seconds = 0.0
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, PROBE_PAIRS):
@@ -183,15 +180,23 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
             rejected += isinstance(outcome, Rejected)
             if packed is not None:
                 packed_extent = packed_extent + packed.extent
-                heights.append(int(packed.rows["size"][0, 2]))
+                hole_bytes += _hole_bytes(options.layout, packed)
     return _Probe(
         pairs,
         rejected,
         packed_extent,
         tar_bytes / max(1, pairs),
         seconds / max(1, pairs),
-        float(np.mean(heights)) if heights else options.image_size,
+        hole_bytes / max(1, packed_extent.samples),
     )
+
+
+def _hole_bytes(layout: Layout, packed: Packed) -> int:
+    """Bytes of a sample's canvas that are never written."""
+    if layout.flat:
+        return 0
+    spans = canvas_spans(layout, int(packed.rows["size"][0, 2]))
+    return packed.rows["image"].nbytes - sum(stop - start for start, stop in spans)
 
 
 def _bytes_in_tar(source: Source, pair) -> int:

@@ -1,6 +1,6 @@
 """One source on its way into shards: which pairs need work, what unit is theirs, what failed."""
 
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import xxhash
@@ -8,6 +8,7 @@ import xxhash
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.unit import Grant, Outcome, PublishedShard, Rejected, Unit
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
@@ -26,7 +27,7 @@ class Lane:
         self,
         source: Source,
         ledger: Ledger,
-        sealer: Executor,
+        sealer: Sealer,
         packed_by: dict,
         md5: str | None = None,
     ):
@@ -95,7 +96,7 @@ class Lane:
         unit = self._unit_of(index)
         unit.written(index)
         if unit.flush_due():
-            self._sealer.submit(unit.draft.flush)
+            self._sealer.flush(unit.draft)
         self._seal_if_complete(unit)
 
     def _unit_of(self, index: int) -> Unit:
@@ -103,8 +104,9 @@ class Lane:
 
     def _seal_if_complete(self, unit: Unit) -> None:
         if unit.complete:
+            self._sealer.wait_for_room()  # before: interrupted here, the unit is still discarded
             del self._open[unit.part]
-            self._sealing[self._sealer.submit(unit.publish, self._packed_by)] = unit
+            self._sealing[self._sealer.publish(unit, self._packed_by)] = unit
 
     def end(self, reader: PairReader, pairs: int) -> list[Rejected]:
         """The source is exhausted: `pairs` pairs came out of it. Returns the reader's rejects."""

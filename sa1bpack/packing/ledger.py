@@ -9,12 +9,11 @@ bytes, however often the run was interrupted.
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
 
-from sa1bpack.errors import FormatError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, VersionError
 from sa1bpack.format import (
     make_manifest,
     open_shard,
@@ -22,11 +21,19 @@ from sa1bpack.format import (
     read_manifest,
     remove_stale,
 )  # fmt: skip
-from sa1bpack.format.files import TEMPORARY_PREFIX, replace_file
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, write_manifest
+from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
+from sa1bpack.format.layout import FORMAT_VERSION
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Manifest,
+    ShardEntry,
+    write_manifest,
+)
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.unit import PublishedShard
+from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.unit import PublishedShard, shard_name
 
 LOCK_NAME = ".lock"
 
@@ -40,8 +47,12 @@ class Ledger:
         Name of a finished source → its record in the manifest.
     """
 
-    def __init__(self, root: Path, options: PackOptions):
+    def __init__(self, root: Path, options: PackOptions, lock: int | None = None):
         """Take hold of `root`, making it when it is not there.
+
+        lock
+            What `lock_folder` gave: the caller has hold of the folder, and enters what is sound in
+            it. Nothing is looked at here.
 
         Raises OutputLocked when another process holds it, OptionsDiffer when it was packed with
         other options, PackError when it is a folder of something else, FormatError when what is
@@ -52,9 +63,12 @@ class Ledger:
         self.shards: dict[tuple[str, int], PublishedShard] = {}
         self.sources: dict[str, dict] = {}
         self._published_at = self._publish_seconds = 0.0
-        root.mkdir(parents=True, exist_ok=True)
+        if lock is not None:
+            self._lock = lock
+            return
+        make_folder(root)
         self._check_ours()
-        self._lock = _lock(root)
+        self._lock = lock_folder(root)
         try:
             self._load()
         except BaseException:
@@ -72,7 +86,10 @@ class Ledger:
     def _load(self) -> None:
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_manifest(self.root)
+            _check_version(manifest, self.root / MANIFEST_NAME)
             self.options.check_same(manifest.options, str(self.root))
+            for record in manifest.sources:
+                check_source_record(record, self.root / MANIFEST_NAME)
             self.sources = {record["name"]: record for record in manifest.sources}
             listed = manifest.shards
         else:
@@ -84,10 +101,12 @@ class Ledger:
         for folder in shard_folders(self.root):
             try:
                 shard = open_shard(folder)
+                check_shard_record(shard.attributes, folder)
+                _check_name(folder, shard.entry)
             except FormatError as error:
                 raise FormatError(
                     f"{error}\nRemove the folder {folder} and repeat the command: that part is "
-                    "packed again"
+                    f"packed again. Or mend all that is damaged: sa1bpack repair {self.root} TARS"
                 ) from error
             self.add_shard(PublishedShard(shard.entry, shard.attributes))
         for entry in listed:  # of a shard that someone removed, the source is not done any more
@@ -101,8 +120,8 @@ class Ledger:
         working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
         if any(not path.name.startswith(working) for path in self.root.iterdir()):
             raise OutputRefused(
-                f"{self.root} is not empty and holds no {MANIFEST_NAME}; "
-                "choose an empty or a new folder"
+                f"{self.root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
+                f"folder. If it is a pack that has lost it: sa1bpack repair {self.root} TARS"
             )
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
@@ -132,10 +151,7 @@ class Ledger:
         self.sources.pop(source, None)
         self.publish(complete=False)  # first: a manifest never lists a shard that is not there
         for shard in parts.values():
-            folder = self.shards_dir / shard.entry.name
-            doomed = folder.with_name(f"{TEMPORARY_PREFIX}withdrawn-{shard.entry.name}")
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
+            remove_published(self.shards_dir / shard.entry.name)
         return len(parts)
 
     def rejects(self) -> list[dict]:
@@ -197,7 +213,7 @@ class Ledger:
         return sorted(self.shards.items(), key=lambda item: item[0])
 
 
-def _lock(root: Path) -> int:
+def lock_folder(root: Path) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
     The lock is on a file in it, which stays: NFS carries such locks between machines, but not
@@ -212,3 +228,20 @@ def _lock(root: Path) -> int:
             f"{root}: another process packs into this folder; wait for it, or choose another folder"
         ) from None
     return descriptor
+
+
+def _check_version(manifest: Manifest, path: Path) -> None:
+    """Raise VersionError for a pack that this release can read, but not write as it was."""
+    if manifest.version > FORMAT_VERSION:
+        found, ours = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
+        raise VersionError(
+            f"{path}: format version {found}, but this release writes {ours}, and would lose what "
+            "is new in it; install the sa1bpack that made it to add to it"
+        )
+
+
+def _check_name(folder: Path, entry: ShardEntry) -> None:
+    """Raise FormatError for a copy of a shard, or one that was renamed."""
+    due = shard_name(entry.source, entry.part)
+    if folder.name != due:
+        raise FormatError(f"{folder}: it holds part {entry.part} of {entry.source}, which is {due}")

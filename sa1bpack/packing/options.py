@@ -5,14 +5,19 @@ from dataclasses import asdict, dataclass
 from sa1bpack.errors import OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MaskRule
+from sa1bpack.wording import brief
 
-FITS = ("pad", "squash")
+FITS = ("pad", "squash", "native")
+PIXELS = ("rgb", "yuv420")
+MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
 MASK_SAMPLINGS = ("area", "center")
 EMPTY = ("keep", "drop")
 
-# 1000 tars of 11,186 images make two shards each; docs/format.md counts the files.
-DEFAULT_SAMPLES_PER_SHARD = 6144
+# A tar of 11,186 images makes two shards, or one where images are native: those are smaller, and
+# have one array more. docs/format.md counts the files.
+SAMPLES_PER_SHARD = 6144
+NATIVE_SAMPLES_PER_SHARD = 12288
 
 
 @dataclass(frozen=True)
@@ -23,16 +28,22 @@ class PackOptions:
         S, the side in pixels of the square that images are stored in.
     fit
         "pad": the longer side becomes S, the rest is zero (SAM). "squash": both become S (SAM 2).
+        "native": as pad, stored without the rest.
+    pixels
+        "rgb": three bytes a pixel. "yuv420": planes Y, Cb, Cr with chroma at half the size, one and
+        a half bytes a pixel; RGB is made of them when they are read.
     resample
         "fast": DCT-scaled decode, then antialiased bicubic. "exact": bit-equal to a full decode
         followed by Pillow's antialiased bicubic.
+    masks
+        "bits+runs", "bits" or "runs": bits of a mask grid, the exact run-length masks, or both.
+        From runs a reader draws masks of any size, and the original annotations can be written out.
     mask_size
-        Sm, the side in cells of the mask grid; a multiple of 8.
+        Sm, the side in cells of the mask grid; a multiple of 8. Without bits it is the size that a
+        reader draws if it is not told another.
     mask_sampling
         "area": a cell is 1 where the mask covers at least half of it. "center": where the mask
         holds the source pixel under the cell's centre.
-    runs
-        Store the exact run-length masks beside the bits.
     max_masks, select, seed
         At most so many masks an image (None: all), chosen by `select` ("largest", "random", "iou"
         or "stability"); `seed` is that of "random".
@@ -43,15 +54,16 @@ class PackOptions:
     empty
         Images with no mask left are kept with none ("keep") or left out ("drop").
     samples_per_shard
-        Images a shard at most.
+        Images a shard at most; None for 6144, or 12288 with the fit "native".
     """
 
     image_size: int = 1024
     fit: str = "pad"
+    pixels: str = "rgb"
     resample: str = "fast"
+    masks: str = "bits+runs"
     mask_size: int = 256
     mask_sampling: str = "area"
-    runs: bool = True
     max_masks: int | None = 100
     select: str = "largest"
     seed: int = 0
@@ -60,12 +72,14 @@ class PackOptions:
     min_iou: float | None = None
     min_stability: float | None = None
     empty: str = "keep"
-    samples_per_shard: int = DEFAULT_SAMPLES_PER_SHARD
+    samples_per_shard: int | None = None
 
     def __post_init__(self):
         for name, choices in (
             ("fit", FITS),
+            ("pixels", PIXELS),
             ("resample", RESAMPLES),
+            ("masks", MASKS),
             ("mask_sampling", MASK_SAMPLINGS),
             ("empty", EMPTY),
         ):
@@ -79,10 +93,12 @@ class PackOptions:
                 f"mask_size is {self.mask_size}; it must be a multiple of 8, because eight cells "
                 "share a byte"
             )
+        if self.samples_per_shard is None:
+            native = self.fit == "native"
+            count = NATIVE_SAMPLES_PER_SHARD if native else SAMPLES_PER_SHARD
+            object.__setattr__(self, "samples_per_shard", count)
         _check_integer("samples_per_shard", self.samples_per_shard, 1, 1 << 24)
-        if not isinstance(self.runs, bool):
-            raise OptionError(f"runs is {self.runs!r}; it must be True or False")
-        _ = self.rule  # checks the remaining options
+        _ = self.rule, self.layout  # check the remaining options, and what goes with what
         for name in ("max_area_frac", "min_iou", "min_stability"):
             if getattr(self, name) is not None:
                 # 1 and 1.0 are one option, and must be one in the manifest.
@@ -91,8 +107,14 @@ class PackOptions:
     @property
     def layout(self) -> Layout:
         """The arrays that these options lead to."""
+        kinds = self.masks.split("+")
         return Layout(
-            image_size=self.image_size, mask_size=self.mask_size, fit=self.fit, runs=self.runs
+            image_size=self.image_size,
+            mask_size=self.mask_size,
+            fit=self.fit,
+            pixels=self.pixels,
+            bits="bits" in kinds,
+            runs="runs" in kinds,
         )
 
     @property
@@ -116,14 +138,15 @@ class PackOptions:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
         mine = self.to_json()
         differing = [
-            f"  {key}: the pack has {recorded.get(key)!r}, this run asks for {mine.get(key)!r}"
+            f"  {key if key in mine else brief(key)}: the pack has {brief(recorded.get(key))}, "
+            f"this run asks for {mine.get(key)!r}"
             for key in sorted(mine.keys() | recorded.keys())
             if mine.get(key) != recorded.get(key)
         ]
         if differing:
             raise OptionsDiffer(
                 f"{where} holds a pack made with other options:\n"
-                + "\n".join(differing)
+                + "\n".join(differing[:20])
                 + "\nRepeat the options of the pack, or choose another output folder."
             )
 

@@ -1,7 +1,6 @@
 """`pack`: the whole run, from the arguments to the published pack."""
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,9 @@ from sa1bpack.packing.engines.processes import pack_with_processes
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.run_log import on_record
 from sa1bpack.packing.sample import warm_up
+from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.watch import Watch
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.md5sums import read_md5sums
@@ -145,7 +146,7 @@ def pack(
     warm_up(choice)
     ledger = Ledger(Path(out), choice)
     try:
-        return _pack(found, ledger, workers, sums, max_rejects, progress)
+        return pack_into(ledger, found, workers, sums, max_rejects, progress)
     finally:
         ledger.release()
 
@@ -165,33 +166,40 @@ def _expected_sums(sources: list[Source], md5sums) -> dict[str, str]:
     return {source.name: sums[source.path.name] for source in tars}
 
 
-def _pack(
-    sources: list[Source],
+def pack_into(
     ledger: Ledger,
+    sources: list[Source],
     workers: int,
     sums: dict[str, str],
     max_rejects: int | None,
     progress: bool | None,
 ) -> PackResult:
+    """Pack what of these sources a ledger does not have; `sums` is source name → md5 due."""
     todo = [source for source in sources if not _is_packed(source, ledger, sums)]
     watch = Watch(
         sum(source.nbytes for source in todo), len(ledger.rejects()), max_rejects, progress
     )
-    packed_by = _versions()
+    packed_by = versions_in_force()
     _note_other_decoders(ledger, packed_by, watch)
     watch.check_rejects()
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
-    with ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-sealer") as sealer:
+    with (
+        on_record(ledger.root, watch, workers),
+        Sealer() as sealer,
+    ):
         lanes = [Lane(source, ledger, sealer, packed_by, sums.get(source.name)) for source in todo]
         try:
             if workers == 1:
                 pack_inline(lanes, ledger.options, watch)
             elif lanes:
                 pack_with_processes(lanes, ledger.options, workers, watch)
-        except BaseException:
+        except BaseException as error:
             for lane in lanes:
                 lane.stop()
-            ledger.publish(complete=False)
+            try:
+                ledger.publish(complete=False)
+            except OSError as second:  # on a disk that fails; the next run brings it up to date
+                error.add_note(f"the manifest could not be written either: {second}")
             raise
         finally:
             watch.close()
@@ -229,7 +237,7 @@ def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
     return True
 
 
-def _versions() -> dict[str, str]:
+def versions_in_force() -> dict[str, str]:
     """What decides pixels and masks beside the options; every shard records it."""
     pil = pil_in_force()
     return {

@@ -8,12 +8,15 @@ import numpy as np
 from PIL import Image
 
 from sa1bpack.errors import AnnotationError, MaskError
+from sa1bpack.format.image_place import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
+from sa1bpack.format.sample_rows import sample_extent
 from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.pixels.decode import decode_into
+from sa1bpack.pixels.decode import decode_into, decode_yuv420_into
+from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
 
 # Bit 15 of number_types: the RLE text was not what COCO's own encoder writes for these runs.
@@ -39,16 +42,16 @@ class Packed:
 
 
 class Buffers:
-    """The large arrays of one sample, reused: a fresh one of 3 MB costs 768 page faults.
-
-    image
-        (S, S, 3) uint8
-    """
+    """The large arrays of one sample, reused: a fresh one of 3 MB costs 768 page faults."""
 
     def __init__(self, options: PackOptions):
-        size = options.image_size
-        self.image = np.zeros((size, size, 3), np.uint8)
+        side = options.image_size
+        self._image = np.zeros(image_nbytes(options.layout, side, side), np.uint8)
         self._bits = np.empty((0, options.mask_size, options.mask_size // 8), np.uint8)
+
+    def image(self, nbytes: int) -> np.ndarray:
+        """(nbytes,) uint8, with whatever the last sample left in it."""
+        return self._image[:nbytes]
 
     def bits(self, masks: int) -> np.ndarray:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
@@ -93,32 +96,18 @@ def make_sample(
     )
     if options.empty == "drop" and len(kept) == 0:
         return None
-    stored_height, stored_width = decode_into(
-        jpeg,
-        record.height,
-        record.width,
-        buffers.image,
-        fit=options.fit,
-        resample=options.resample,
-    )
+    layout = options.layout
+    size = stored_size(record.height, record.width, options.image_size, options.fit)
+    image = buffers.image(image_nbytes(layout, *size))
+    _decode(jpeg, record, options, size, image)
     run_ends, run_offset = take_masks(run_ends, run_offset, kept)
-    bits = rasterize(
-        run_ends,
-        run_offset,
-        record.height,
-        record.width,
-        options.mask_size,
-        fit=options.fit,
-        sampling=options.mask_sampling,
-        out=buffers.bits(len(kept)),
-    )
     number_types = record.number_types[kept]
     number_types[noncanonical[kept]] |= NONCANONICAL_BIT
     rows = {
-        "image": buffers.image,
+        "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
         "image_id": np.array([record.image_id], np.int64),
         "file_name": _padded_name(record.file_name),
-        "size": np.array([[record.height, record.width, stored_height, stored_width]], np.int32),
+        "size": np.array([[record.height, record.width, *size]], np.int32),
         "annotation_count": np.array([len(record.area)], np.int32),
         "bbox": record.bbox[kept],
         "area": record.area[kept],
@@ -128,14 +117,37 @@ def make_sample(
         "crop_box": record.crop_box[kept],
         "annotation_id": record.annotation_id[kept],
         "number_types": number_types,
-        "mask_bits": bits,
     }
-    runs = 0
-    if options.runs:
+    if layout.bits:
+        rows["mask_bits"] = rasterize(
+            run_ends,
+            run_offset,
+            record.height,
+            record.width,
+            options.mask_size,
+            fit=options.fit,
+            sampling=options.mask_sampling,
+            out=buffers.bits(len(kept)),
+        )
+    if layout.runs:
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
-        runs = len(run_ends)
-    return Packed(rows, Extent(1, len(kept), runs), record.unknown_keys)
+    return Packed(rows, sample_extent(layout, rows), record.unknown_keys)
+
+
+def _decode(
+    jpeg, record: Annotations, options: PackOptions, size: tuple[int, int], image: np.ndarray
+) -> None:
+    """Decode into an image's own bytes (n,) uint8, as the layout has them; `size` is (h, w)."""
+    layout = options.layout
+    whole = size if layout.flat else (options.image_size,) * 2
+    planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
+    source = (jpeg, record.height, record.width)
+    how = {"fit": options.fit, "resample": options.resample}
+    if layout.pixels == "rgb":
+        decode_into(*source, planes[0], **how)
+    else:
+        decode_yuv420_into(*source, planes, **how)
 
 
 def warm_up(options: PackOptions) -> None:

@@ -17,6 +17,11 @@ SETTLE_BATCH = 32
 FLUSH_BATCH = 256
 
 
+def shard_name(source: str, part: int) -> str:
+    """Name of the shard that a part of a source becomes."""
+    return f"{source}-{part:03d}"
+
+
 @dataclass(frozen=True)
 class Accepted:
     """A sample is decoded and waits for the place where it may be written."""
@@ -60,8 +65,8 @@ class PublishedShard:
 
     attributes
         What the packer recorded in it: source, part, first_pair, pairs, pairs_digest (XXH3-64 of
-        the pairs' digests: whether a source is still the same), dropped, rejects, unknown_keys and
-        packed_by.
+        the pairs' digests: whether a source is still the same), dropped, rejects, unknown_keys,
+        packed_by, and options (all of the pack's, so that a lost manifest can be made again).
     """
 
     entry: ShardEntry
@@ -101,7 +106,7 @@ class Unit:
     @property
     def name(self) -> str:
         """Name of the shard."""
-        return f"{self.source}-{self.part:03d}"
+        return shard_name(self.source, self.part)
 
     def begin(self, digest: bytes) -> None:
         """The next pair of the unit, in the order of the source, has this digest."""
@@ -176,6 +181,7 @@ class Unit:
             "rejects": [reject.as_json() for reject in self.rejects],
             "unknown_keys": sorted(self.unknown_keys),
             "packed_by": packed_by,
+            "options": self.options.to_json(),
         }
         return PublishedShard(self.draft.publish(self.cursor, attributes), attributes)
 

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
@@ -94,11 +96,16 @@ class Watch:
     def note(self, text: str) -> None:
         """Tell the user something now, without breaking the bar."""
         self.notes.append(text)
-        tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
+        tell(text)
 
     def close(self) -> None:
         """Leave the last state of the bar on the terminal."""
         self._bar.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of all sources, so far; what was passed over counts too."""
+        return sum(self._read.values())
 
     @property
     def seconds(self) -> float:
@@ -107,7 +114,7 @@ class Watch:
 
     def _write_line(self) -> None:
         """One line for the log of a job that has no terminal."""
-        done = sum(self._read.values())
+        done = self.bytes_read
         left = (self.total_bytes - done) * self.seconds / max(done, 1)
         print(
             f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
@@ -131,3 +138,23 @@ class Watch:
         self._drawn = now
         rejected = f", {self.rejects} rejected" if self.rejects else ""
         self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
+
+
+@contextmanager
+def check_bar(show: bool | None) -> Iterator[Callable[[int, int], None]]:
+    """A bar for `sa1bpack.verify`: gives what it takes as `progress`. `show` is that of Watch."""
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    with tqdm(
+        unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True, leave=False, desc="check"
+    ) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr, above the bar if there is one."""
+    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)

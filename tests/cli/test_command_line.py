@@ -22,11 +22,13 @@ from sa1bpack.packing.options import PackOptions
 COMMANDS = {
     "pack": {
         "--out", "--workers", "--md5sums", "--max-rejects", "--dry-run", "--image-size", "--fit",
-        "--resample", "--mask-size", "--mask-sampling", "--no-runs", "--max-masks", "--select",
-        "--seed", "--min-area", "--max-area-frac", "--min-iou", "--min-stability", "--empty",
-        "--samples-per-shard",
+        "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling", "--max-masks",
+        "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou", "--min-stability",
+        "--empty", "--samples-per-shard",
     },
     "verify": {"--quick"},
+    "repair": {"--workers", "--dry-run", "--shard"},
+    "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),
 }  # fmt: skip
 
@@ -102,12 +104,12 @@ def test_every_option_of_the_command_line_reaches_the_pack(command, tar, root):
         "image_size": 32, "fit": "squash", "resample": "exact", "mask_size": 8,
         "mask_sampling": "center", "max_masks": 2, "select": "random", "seed": 7, "min_area": 3,
         "max_area_frac": 0.9, "min_iou": 0.1, "min_stability": 0.2, "empty": "drop",
-        "samples_per_shard": 5,
+        "samples_per_shard": 5, "masks": "bits", "pixels": "yuv420",
     }  # fmt: skip
     flags = [str(word) for name, value in chosen.items() for word in (_flag(name), value)]
-    assert command("pack", tar, "--out", root, "--workers", 1, "--no-runs", *flags)[0] == 0
+    assert command("pack", tar, "--out", root, "--workers", 1, *flags)[0] == 0
     options = json.loads((root / "manifest.json").read_text())["options"]
-    assert options == {**chosen, "runs": False}
+    assert options == chosen
 
 
 def _flag(name: str) -> str:

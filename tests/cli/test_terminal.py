@@ -49,3 +49,13 @@ def _read_all(descriptor: int) -> str:
         pass
     os.close(descriptor)
     return b"".join(pieces).decode()
+
+
+def test_a_strange_name_in_a_pack_is_shown_escaped(tar, tmp_path, monkeypatch):
+    """Neither UTF-8 nor harmless: it would fail to be printed, or colour the terminal."""
+    run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    (tmp_path / "pack" / "shards" / os.fsdecode(b"sa\xff\x1b[31m")).write_bytes(b"")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    code, out, error = run("verify", tmp_path / "pack")
+    assert (code, error) == (1, "")
+    assert r"sa\udcff\x1b[31m: not in the manifest" in out

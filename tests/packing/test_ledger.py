@@ -2,12 +2,20 @@
 
 import hashlib
 import json
+import shutil
 
 import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionsDiffer, OutputLocked, PackError, SourceError
+from sa1bpack.errors import (
+    FormatError,
+    OptionsDiffer,
+    OutputLocked,
+    PackError,
+    SourceError,
+    VersionError,
+)
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.source.pairs import PairReader
@@ -121,3 +129,28 @@ def test_what_a_pack_records_of_a_source_is_true(tar, root, manifest_of):
     assert json.dumps(manifest_of(root)["options"]) == json.dumps(
         PackOptions(**SMALL).to_json(), sort_keys=True
     )
+
+
+@pytest.mark.parametrize("change", ["copied", "renamed"])
+def test_a_shard_under_another_name_is_named_and_not_taken_in(tar, root, change):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    ours, other = root / "shards" / "sa_000000-001", root / "shards" / "sa_000000-900"
+    shutil.copytree(ours, other)
+    if change == "renamed":
+        shutil.rmtree(ours)
+    with pytest.raises(FormatError, match="it holds part 1 of sa_000000, which is sa_000000-001"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    shutil.rmtree(other)
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert sa1bpack.verify(root).ok
+
+
+def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"version": [1, 7], "new": 1}))
+    before = contents(root)
+    assert len(sa1bpack.open(root)) == 6
+    with pytest.raises(VersionError, match=r"format version 1\.7, but this release writes 1\.0"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert contents(root) == before

@@ -160,18 +160,6 @@ def test_area_and_center_differ_somewhere(tar, tmp_path):
     assert not np.array_equal(*bits)
 
 
-def test_without_runs_only_the_run_arrays_are_missing(tar, tmp_path):
-    both = []
-    for runs in (True, False):
-        root = tmp_path / str(runs)
-        sa1bpack.pack(tar, root, workers=1, **SMALL, runs=runs)
-        shard = open_shard(root / "shards" / "sa_000000-000")
-        both.append({spec.name: np.array(shard[spec.name]) for spec in shard.layout.arrays})
-    assert both[0].keys() - both[1].keys() == {"run_offset", "run_ends"}
-    for name in both[1].keys() - {"checksum"}:
-        np.testing.assert_array_equal(both[0][name], both[1][name], err_msg=name)
-
-
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (7, [6])])
 def test_samples_per_shard_cuts_the_tar(tar, tmp_path, samples, expected):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **{**SMALL, "samples_per_shard": samples})
@@ -191,7 +179,8 @@ def test_an_int_for_a_float_option_gives_the_same_bytes(tar, tmp_path):
     [
         {"fit": "stretch"}, {"resample": "best"}, {"mask_sampling": "any"}, {"empty": "maybe"},
         {"image_size": 8}, {"image_size": 64.0}, {"mask_size": 12}, {"samples_per_shard": 0},
-        {"runs": 1}, {"max_masks": -1}, {"select": "first"}, {"seed": -1}, {"min_area": -1},
+        {"pixels": "yuv444"}, {"masks": "none"}, {"masks": True}, {"max_masks": -1},
+        {"select": "first"}, {"seed": -1}, {"min_area": -1},
         {"max_area_frac": 1.5}, {"min_iou": float("nan")}, {"workers": 0}, {"max_rejects": -1},
     ],
     ids=str,

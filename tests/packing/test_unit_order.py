@@ -1,6 +1,5 @@
 """Positions in a shard depend on the order of the tar alone."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from sa1bpack.packing import unit
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.unit import Accepted, Dropped, Rejected, Unit
 from sa1bpack.source import PairReader, find_sources
 
@@ -100,7 +100,7 @@ def test_only_rows_with_no_unwritten_row_before_them_are_settled(no_drafts, writ
 @pytest.fixture
 def lane_of(tmp_path):
     """lane_of(pairs): a Lane of a tar with so many pairs, two a shard, its ledger and reader."""
-    with ThreadPoolExecutor(1) as sealer:
+    with Sealer() as sealer:
         ledgers = []
 
         def lane_of(pairs: int):
@@ -145,5 +145,5 @@ def test_a_long_shard_is_flushed_on_the_way(lane_of, monkeypatch):
         for grant in lane.resolve(index, Accepted(Extent(1, 0, 0))):
             lane.written(grant.index)
     lane.stop()
-    lane._sealer.shutdown()
+    lane._sealer._thread.shutdown()
     assert len(calls) == 2

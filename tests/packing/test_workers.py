@@ -1,6 +1,7 @@
 """Workers that die, cannot start or cannot write; and nothing that a run leaves behind."""
 
 import errno
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, run, start, temporaries, wait_until
+from forked import Forked
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
@@ -45,7 +47,7 @@ DEADLY = """
         make_sample = module.make_sample
         def deadly(file_name, *arguments):
             if file_name == "sa_6.jpg":
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.{name})
             return make_sample(file_name, *arguments)
         module.make_sample = deadly
 """
@@ -172,13 +174,29 @@ def test_a_worker_that_dies_once_changes_no_byte(
 def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
     tar, tmp_path, workers_that, leaves_nothing
 ):
-    workers_that(DEADLY)
+    workers_that(DEADLY.format(name="SIGSEGV"))
     result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert (result.complete, result.images, result.rejects) == (True, 11, 1)
     (line,) = rejects_of(tmp_path / "pack")
     assert (line["member"], line["reason"]) == ("sa_6.jpg", "worker-died")
-    assert "3 workers" in line["detail"] and "SIGKILL" in line["detail"]
+    assert "3 workers" in line["detail"] and "SIGSEGV" in line["detail"]
     assert sa1bpack.verify(tmp_path / "pack").ok
+
+
+def test_workers_that_the_kernel_kills_for_want_of_memory_end_the_run_and_cost_no_sample(
+    tar, expected, tmp_path, workers_that
+):
+    workers_that(DEADLY.format(name="SIGKILL"))
+    root = tmp_path / "pack"
+    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
+    code, _, error = run(*command, path=tmp_path / "site")
+    assert code == 4, error
+    assert f"sa1bpack: {tar}: sa_6.jpg: 3 workers ended" in error
+    assert "was killed by SIGKILL (out of memory?)" in error
+    assert error.endswith("repeat the same command to go on from here\n")
+    assert temporaries(root) == [] and sa1bpack.verify(root).ok
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert contents(root) == expected
 
 
 def test_a_worker_that_cannot_start_ends_the_run(
@@ -229,6 +247,24 @@ def test_want_of_memory_in_a_worker_is_not_the_samples_fault(
     with pytest.raises(MemoryError, match="sa_6"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []
+
+
+def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, tmp_path):
+    def limit():
+        most = psutil.Process().memory_info().vms + (600 << 20)  # the pairs alone take more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    root = tmp_path / "pack"
+    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
+    code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
+    assert code == 4
+    assert said == (
+        "sa1bpack: [Errno 12] Cannot allocate memory: 'address space for 8 pairs in work'\n"
+        "sa1bpack: memory is short: take fewer --workers, or raise its limit\n"
+        "sa1bpack: repeat the same command to go on from here\n"
+    )
+    assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
+    assert contents(root) == expected
 
 
 def test_publishing_that_fails_leaves_no_draft(tar, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import mmap
 import os
 import tempfile
 
+from sa1bpack.format.files import naming
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES
 
 # Room for the largest pair that a source lets through. Memory is taken a page at a time, when it is
@@ -21,11 +22,12 @@ class Arena:
     def __init__(self, slots: int, descriptor: int | None = None):
         """Make an arena, or map the one that another process made (`descriptor`)."""
         self.slots = slots
-        if descriptor is None:
-            descriptor = _unnamed_file()
-            os.ftruncate(descriptor, slots * SLOT_BYTES)
+        with naming(f"address space for {slots} pairs in work"):
+            if descriptor is None:
+                descriptor = _unnamed_file()
+                os.ftruncate(descriptor, slots * SLOT_BYTES)
+            self._map = mmap.mmap(descriptor, slots * SLOT_BYTES)
         self.descriptor = descriptor
-        self._map = mmap.mmap(descriptor, slots * SLOT_BYTES)
         self._view = memoryview(self._map)
         self._longest = [0] * slots
 

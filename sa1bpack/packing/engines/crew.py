@@ -48,6 +48,11 @@ class WorkerHandle:
             self.process.kill()
             self.process.wait()
 
+    @property
+    def killed(self) -> bool:
+        """Whether SIGKILL ended it, which no crash does."""
+        return self.process.returncode == -signal.SIGKILL
+
     def exit_text(self) -> str:
         """How a process that closed its socket ended."""
         self.end()
@@ -55,7 +60,7 @@ class WorkerHandle:
         if code >= 0:
             return f"ended with exit code {code}"
         name = signal.Signals(-code).name
-        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        hint = " (out of memory?)" if self.killed else ""
         return f"was killed by {name}{hint}"
 
 

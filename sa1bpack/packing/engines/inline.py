@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sa1bpack.errors import SourceError
+from sa1bpack.packing.engines.descriptors import enough_descriptors, needed_inline
 from sa1bpack.packing.engines.work import RowWriter, attempt
 from sa1bpack.packing.lane import Lane, pair_digest
 from sa1bpack.packing.options import PackOptions
@@ -13,16 +14,17 @@ from sa1bpack.packing.watch import Watch
 def pack_inline(lanes: Sequence[Lane], options: PackOptions, watch: Watch) -> None:
     """Pack every lane. What a source does wrong stays in its lane; other errors are raised."""
     buffers = Buffers(options)
-    writer = RowWriter(options.layout)
-    try:
-        for number, lane in enumerate(lanes):
-            _pack_lane(lane, options, buffers, writer, watch)
-            for earlier in lanes[: number + 1]:
-                earlier.poll()
-        for lane in lanes:
-            lane.wait()
-    finally:
-        writer.close()
+    writer = RowWriter(options.layout, shards=1)
+    with enough_descriptors(needed_inline(options), workers=1):
+        try:
+            for number, lane in enumerate(lanes):
+                _pack_lane(lane, options, buffers, writer, watch)
+                for earlier in lanes[: number + 1]:
+                    earlier.poll()
+            for lane in lanes:
+                lane.wait()
+        finally:
+            writer.close()
 
 
 def _pack_lane(

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.engines.arena import Arena
 from sa1bpack.packing.engines.crew import WorkerHandle, start_worker
+from sa1bpack.packing.engines.descriptors import enough_descriptors, needed_with_processes
 from sa1bpack.packing.engines.feeder import (
     Feeder,
     FeederFailed,
@@ -32,7 +33,7 @@ from sa1bpack.packing.watch import Watch
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
 WORKERS_PER_FEEDER = 6
 
-# A sample that was in work while so many workers died is rejected.
+# A sample that was in work while so many workers crashed is rejected.
 MAX_DEATHS = 3
 
 # Shards being published wake nobody; they are looked after this often, in seconds.
@@ -72,16 +73,18 @@ def pack_with_processes(
 ) -> None:
     """Pack every lane with `workers` processes. Errors of a source stay in its lane."""
     feeders = min(len(lanes), -(-workers // WORKERS_PER_FEEDER))
-    arena = Arena(slots=workers * JOBS_IN_HAND + 2 * feeders)
-    try:
-        feeder = Feeder(list(lanes), feeders, arena)
+    slots = workers * JOBS_IN_HAND + 2 * feeders
+    with enough_descriptors(needed_with_processes(options, workers, feeders, slots), workers):
+        arena = Arena(slots)
         try:
-            dispatcher = _Dispatcher(lanes, options, workers, watch, feeder, arena)
-            dispatcher.run()
+            feeder = Feeder(list(lanes), feeders, arena)
+            try:
+                dispatcher = _Dispatcher(lanes, options, workers, watch, feeder, arena)
+                dispatcher.run()
+            finally:
+                feeder.stop()
         finally:
-            feeder.stop()
-    finally:
-        arena.close()
+            arena.close()
 
 
 class _Dispatcher:
@@ -283,13 +286,16 @@ class _Dispatcher:
         """Put another worker in place of one that ended, and have its jobs done again.
 
         The job that it had in work may be what ended it: a sample to which that happens
-        MAX_DEATHS times is rejected.
+        MAX_DEATHS times is rejected. Not if the last worker was killed by SIGKILL, which is how the
+        kernel ends processes when memory runs out: then the run ends with MemoryError.
         """
         how = worker.exit_text()
         if not worker.ready:
-            raise PackError(f"a worker process {how} before it took work; see its message above")
+            error = MemoryError if worker.killed else PackError
+            raise error(f"a worker process {how} before it took work; see its message above")
         self._crew[self._crew.index(worker)] = start_worker(self._options, self._arena)
-        suspect = next((n for n in worker.jobs if not self._jobs[n].held), None)
+        unfinished = (n for n in worker.jobs if not self._jobs[n].held)
+        suspect = next(unfinished, next(iter(worker.jobs), None))
         for number in reversed(worker.jobs):
             job = self._jobs[number]
             job.worker, job.held = None, False
@@ -298,9 +304,9 @@ class _Dispatcher:
             else:
                 self._close(number)
         if suspect in self._jobs:
-            self._strike(suspect, how)
+            self._strike(suspect, how, worker.killed)
 
-    def _strike(self, number: int, how: str) -> None:
+    def _strike(self, number: int, how: str, killed: bool) -> None:
         job = self._jobs[number]
         job.deaths += 1
         name = job.pair.file_name
@@ -308,6 +314,8 @@ class _Dispatcher:
         if job.deaths < MAX_DEATHS:
             return
         detail = f"{job.deaths} workers ended while they decoded it; the last one {how}"
+        if killed:  # from outside: the sample is not at fault, and may not be missing for it
+            raise MemoryError(f"{job.pair.lane.source.path}: {name}: {detail}")
         if job.resolved:
             raise PackError(f"{name}: {detail}")
         self._waiting.remove(number)

@@ -10,7 +10,7 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Packed, make_sample
 from sa1bpack.packing.unit import Accepted, Dropped, Outcome, Rejected
 
-# Shards that one process keeps open: those of a few sources, each rolling from one to the next.
+# Shards that a worker keeps open: those of a few sources, each rolling from one to the next.
 OPEN_SHARDS = 8
 
 
@@ -20,7 +20,8 @@ def attempt(
     """Make a sample; what goes wrong with it becomes a Rejected.
 
     An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one
-    image must not end a run of days. Want of memory is the machine's trouble and goes through.
+    image must not end a run of days. Want of memory and an error of the operating system (unlike
+    PIL's own OSErrors it has a number) are the machine's trouble, and go through.
     """
     try:
         packed = make_sample(file_name, jpeg, json, options, buffers)
@@ -32,6 +33,8 @@ def attempt(
     except MemoryError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         return Rejected(file_name, "unexpected", f"{type(error).__name__}: {error}"), None
     if packed is None:
         return Dropped(), None
@@ -39,10 +42,11 @@ def attempt(
 
 
 class RowWriter:
-    """Writes rows into unpublished shards, keeping the last few open."""
+    """Writes rows into unpublished shards, keeping the last `shards` of them open."""
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: Layout, shards: int = OPEN_SHARDS):
         self._layout = layout
+        self._shards = shards
         self._open: OrderedDict[Path, ShardRows] = OrderedDict()
 
     def write(self, packed: Packed, folder: Path, at: Extent) -> None:
@@ -50,7 +54,7 @@ class RowWriter:
         rows = self._open.pop(folder, None)
         if rows is None:
             rows = ShardRows(folder, self._layout)
-            while len(self._open) >= OPEN_SHARDS:
+            while len(self._open) >= self._shards:
                 self._open.popitem(last=False)[1].close()
         self._open[folder] = rows
         rows.write(packed.rows, at)

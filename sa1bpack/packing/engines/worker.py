@@ -63,8 +63,10 @@ def _serve(parent: Connection, arena: Arena) -> None:
         pair = arena.get(slot, jpeg_bytes, json_bytes)
         try:
             outcome, packed = attempt(file_name, *pair, options, buffers)
-        except MemoryError as error:  # not the sample's fault: the run ends
-            parent.send(("failed", number, MemoryError(f"{file_name}: {error}")))
+        except (MemoryError, OSError) as error:  # not the sample's fault: the run ends
+            if isinstance(error, MemoryError):
+                error = MemoryError(f"{file_name}: {error}")
+            parent.send(("failed", number, error))
             free.append(buffers)
             continue
         if packed is None:

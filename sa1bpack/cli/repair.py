@@ -1,0 +1,101 @@
+"""`sa1bpack repair`: make anew what is damaged."""
+
+import argparse
+import sys
+
+from sa1bpack.cli import exits
+from sa1bpack.wording import counted, printable
+
+_DESCRIPTION = """\
+Check a pack as `verify` does, and make anew what is damaged or missing: shards from the tars that
+they were packed from, and the pack's own files (manifest, index, checksums, ...) from the shards.
+It ends with the bytes that an undamaged pack has. Sound shards are neither decoded nor touched.
+
+Give all tars of the pack: those without damage are not read. A tar must be the very file that was
+packed; its size, its md5 and its images are compared. A damaged shard stays where it is until its
+replacement is whole. Interrupted? Repeat the command."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
+  sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run     which tars are needed?
+  sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001    verify has named it
+  sa1bpack repair /data/packed                                manifest, index, checksums only
+
+Files that are no part of the pack are listed and never touched: move or remove them yourself.
+
+"""
+    + exits.EPILOG
+    + """
+
+0 means that the pack is sound now (with --dry-run: that all could be mended), 1 that something is
+still damaged, or is no part of the pack; each is named, with what to do."""
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the subcommand's parser its description and its arguments."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("pack", metavar="PACK", help="folder of the pack")
+    parser.add_argument(
+        "sources", nargs="*", metavar="TAR",
+        help="tars and folders that it was packed from, or quoted globs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shard", action="append", default=[], metavar="NAME",
+        help="read only this shard in full, as verify has named it, and check the others quickly; "
+        "may be repeated (default: read all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check, and say what would be done; write nothing"
+    )
+    parser.set_defaults(run=run_repair)
+
+
+def run_repair(arguments: argparse.Namespace) -> int:
+    """Repair, and print what was wrong and what became of it."""
+    from sa1bpack.packing.repair import repair
+
+    try:
+        result = repair(
+            arguments.pack,
+            arguments.sources,
+            shards=arguments.shard,
+            workers=arguments.workers,
+            dry_run=arguments.dry_run,
+        )
+    except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
+        exits.add_remedy(error)
+        error.add_note("nothing sound was touched; repeat the same command to go on from here")
+        raise
+    for problem in result.problems:
+        print(printable(problem))
+    made, written = ("would make", "would write") if result.dry_run else ("made", "wrote")
+    if result.repaired:
+        names = ", ".join(result.repaired)
+        print(f"{made} anew {counted(len(result.repaired), 'shard')}: {names}")
+    if result.rewritten:
+        print(f"{written} anew the pack's own files")
+    for name, reason in result.left.items():
+        print(f"sa1bpack: {name} is left damaged: {printable(reason)}", file=sys.stderr)
+    if not result.complete:
+        print("NOT COMPLETE: repeat the pack command")
+    print(f"{result.root}: {_verdict(result)}")
+    return exits.OK if result.ok else exits.FAILED
+
+
+def _verdict(result) -> str:
+    verdicts = []
+    if damage := len(result.problems) - len(result.extra):
+        if result.left:
+            outcome = "STILL DAMAGED"
+        else:
+            outcome = "nothing was written" if result.dry_run else "mended"
+        verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
+    if result.extra:
+        strange = f"{len(result.extra):,} found that is no part of the pack"
+        verdicts.append(f"{strange}: move or remove it, see above")
+    return "; ".join(verdicts) or "sound, nothing to repair"

@@ -1,0 +1,103 @@
+"""`sa1bpack report`: a page about a pack."""
+
+import argparse
+import sys
+
+from tqdm import tqdm
+
+from sa1bpack.cli import exits
+from sa1bpack.wording import counted
+
+_NAMED = 10  # problems named on stderr; the page has more
+
+_DESCRIPTION = """\
+Write one HTML page about a pack: its state, counts, distributions of masks and images, samples with
+their masks, options, versions, packing runs and rejects. The page is one file, needs no network and
+runs no script; send it, print it, keep it beside an experiment."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack report /data/packed -o report.html
+  sa1bpack report /data/packed -o report.html --verify full --samples 24
+
+It takes seconds whatever the pack holds: distributions of masks are those of up to 20,000 images in
+64 shards, and the page says of how many. Checking is what may take long:
+  --verify sample   structure, sizes, and the checksums of all but pixels, bits and runs, of up to
+                    8 shards at random; of the whole of SA-1B that reads 0.5 GB
+  --verify quick    the same of all shards, as `sa1bpack verify --quick`; of the whole of SA-1B
+                    that reads 140 GB
+  --verify full     every byte, as `sa1bpack verify`
+  --verify none     nothing, and the page says so
+
+Exit code 1 says that damage was found; the page is written all the same, and names it.
+
+"""
+    + exits.EPILOG
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the subcommand's parser its description and its arguments."""
+    from sa1bpack.report.verification import VERIFY
+
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("pack", metavar="PACK", help="folder of a pack, complete or not")
+    parser.add_argument(
+        "-o", "--out", required=True, metavar="FILE.html",
+        help="the page; one that is there is replaced",
+    )  # fmt: skip
+    parser.add_argument(
+        "--verify", choices=VERIFY, default="sample",
+        help="how much of the pack is checked for the page (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=int, default=12, metavar="N",
+        help="pictures of samples at random, 1 to 400 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N",
+        help="of all that is chosen at random (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the page, and name on stderr what is wrong."""
+    from sa1bpack.report.write_report import write_report
+
+    with tqdm(
+        unit="B", unit_scale=True, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False
+    ) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = write_report(
+            arguments.pack,
+            arguments.out,
+            verify=arguments.verify,
+            samples=arguments.samples,
+            seed=arguments.seed,
+            progress=advance,
+        )
+    problems = (*result.verification.problems, *result.unreadable)
+    for line in problems[:_NAMED]:
+        print(f"sa1bpack: {line}", file=sys.stderr)
+    if len(problems) > _NAMED:
+        more = counted(len(problems) - _NAMED, "more problem")
+        print(f"sa1bpack: and {more}; `sa1bpack verify` names all", file=sys.stderr)
+    print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}")
+    return exits.OK if result.ok else exits.FAILED
+
+
+def _verdict(result) -> str:
+    if not result.ok:
+        return "DAMAGED"
+    how = result.verification.how
+    return {
+        "none": "not verified",
+        "sample": "no problem in the shards that were checked",
+        "quick": "no problem in a quick check",
+        "full": "sound",
+    }[how]

@@ -1,0 +1,160 @@
+"""One COCO instances file, written front to back: no more than an image is in memory."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.export.output import check_file, progress_bar, replacing
+from sa1bpack.export.records import annotations_of, image_of, runs_of
+from sa1bpack.export.selection import ExportResult, Selection
+from sa1bpack.format import Shard
+from sa1bpack.masks import mask_bbox
+
+# SA-1B's masks are of no class.
+CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
+INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
+
+# Annotation ids that are held and sorted at once to see that none comes twice (256 MB).
+IDS_AT_ONCE = 1 << 25
+
+
+def export_coco(
+    pack: str | Path,
+    out: str | Path,
+    *,
+    sources: Iterable[str] = (),
+    shards: Iterable[str] = (),
+    image_ids: Iterable[int] = (),
+    renumber: bool = False,
+    progress: bool | None = None,
+) -> ExportResult:
+    """Write the annotations as one COCO instances file, which `pycocotools.coco.COCO` loads.
+
+    An annotation has COCO's keys: `id`, `image_id`, `category_id` (1, the only category, "object"),
+    `segmentation` (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
+    `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h as COCO counts, exactly
+    around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
+
+    pack, out
+        Folder of the pack; file to write.
+    sources, shards, image_ids
+        Export only these images: all that any of the three names. Default: the whole pack.
+    renumber
+        Number annotations from 1 in the order of the file, and keep SA-1B's id as `sa1b_id`. For
+        collections whose ids come twice: COCO's tools would silently lose all but one.
+    progress
+        Show a progress bar on stderr. Default: when it is a terminal.
+
+    The file appears whole or not at all. One that is there is left alone if it has the same bytes
+    and never overwritten. Memory: 8 bytes an image, and 256 MB at most for the ids of annotations.
+
+    Raises what `export_sa1b` raises, and OptionError for ids that come twice or are 0.
+    """
+    started = time.perf_counter()
+    selection = Selection(pack, sources, shards, image_ids)
+    result = ExportResult(check_file(out, selection.root))
+    images = []
+    for shard, rows in selection.shards(check=True):
+        images.append(shard["image_id"][rows])
+        result.count_shard(shard, rows)
+    _check_image_ids(np.concatenate([np.empty(0, np.int64), *images]))
+    if not renumber:
+        _check_annotation_ids(selection, result.masks)
+    with progress_bar(2 * result.images, progress) as advance, replacing(result.path) as file:
+        head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
+        file.write(json.dumps(head)[:-1].encode())
+        file.write(b', "images": ')
+        _write_list(file.write, _images(selection, advance))
+        file.write(b', "annotations": ')
+        _write_list(file.write, _annotations(selection, renumber, advance))
+        file.write(b"}\n")
+    result.files, result.unchanged = int(not file.same), int(file.same)
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def _write_list(write: Callable[[bytes], object], items: Iterator[dict]) -> None:
+    separator = b"["
+    for item in items:
+        write(separator + json.dumps(item).encode())
+        separator = b",\n"
+    write(b"[]" if separator == b"[" else b"]")
+
+
+def _images(selection: Selection, advance: Callable[[int], object]) -> Iterator[dict[str, Any]]:
+    for shard, rows in selection.shards(check=False):
+        for row in rows.tolist():
+            image = image_of(shard, row)
+            yield {"id": image.pop("image_id"), **image}
+            advance(1)
+
+
+def _annotations(
+    selection: Selection, renumber: bool, advance: Callable[[int], object]
+) -> Iterator[dict[str, Any]]:
+    number = 0
+    for shard, rows in selection.shards(check=False):
+        for row in rows.tolist():
+            for found, box in zip(annotations_of(shard, row), _boxes(shard, row), strict=True):
+                number += 1
+                ids = {"id": number, "sa1b_id": found["id"]} if renumber else {"id": found["id"]}
+                yield {
+                    **ids,
+                    "image_id": int(shard["image_id"][row]),
+                    "category_id": CATEGORIES[0]["id"],
+                    "segmentation": found["segmentation"],
+                    "area": found["area"],
+                    "bbox": box,
+                    "iscrowd": 0,
+                    "predicted_iou": found["predicted_iou"],
+                    "stability_score": found["stability_score"],
+                    "point_coords": found["point_coords"],
+                    "crop_box": found["crop_box"],
+                }
+            advance(1)
+
+
+def _boxes(shard: Shard, row: int) -> list[list[int]]:
+    height, width = shard["size"][row, :2].tolist()
+    runs = runs_of(shard, *shard["mask_offset"][row : row + 2].tolist())
+    return mask_bbox(*runs, height, width).tolist()
+
+
+def _check_image_ids(ids: np.ndarray) -> None:
+    if (double := _first_double(ids)) is not None:
+        raise OptionError(
+            f"the image id {double} comes twice, and COCO's tools would lose all but one; export "
+            "the sources one by one (--source)"
+        )
+
+
+def _check_annotation_ids(selection: Selection, masks: int) -> None:
+    """Check that no id comes twice, a part of all ids at a time."""
+    parts = max(1, -(-masks // IDS_AT_ONCE))
+    for part in range(parts):
+        found = [np.empty(0, np.int64)]
+        for shard, rows in selection.shards(check=False):
+            of_row = np.diff(shard["mask_offset"])
+            wanted = np.zeros(len(shard), bool)
+            wanted[rows] = True
+            ids = shard["annotation_id"][np.repeat(wanted, of_row)]
+            found.append(ids[ids % parts == part])
+        ids = np.concatenate(found)
+        double = _first_double(ids)
+        if double is not None or (ids == 0).any():
+            what = "0" if double is None else f"{double}, which comes twice"
+            raise OptionError(
+                f"an annotation has the id {what}: COCO's tools would lose it. Number them anew: "
+                "--renumber (renumber=True)"
+            )
+
+
+def _first_double(ids: np.ndarray) -> int | None:
+    ids = np.sort(ids)
+    doubles = np.flatnonzero(ids[1:] == ids[:-1])
+    return int(ids[doubles[0]]) if doubles.size else None

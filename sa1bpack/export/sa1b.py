@@ -1,0 +1,90 @@
+"""One JSON file an image, as SA-1B's tars have them."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+from sa1bpack.errors import OutputRefused
+from sa1bpack.export.output import check_folder, progress_bar
+from sa1bpack.export.records import annotations_of, image_of
+from sa1bpack.export.selection import ExportResult, Selection
+from sa1bpack.format.files import remove_temporaries, temporary_beside
+from sa1bpack.format.manifest import check_shard_name
+
+
+def export_sa1b(
+    pack: str | Path,
+    out: str | Path,
+    *,
+    sources: Iterable[str] = (),
+    shards: Iterable[str] = (),
+    image_ids: Iterable[int] = (),
+    progress: bool | None = None,
+) -> ExportResult:
+    """Write the SA-1B record of each image, `OUT/<source>/sa_<id>.json`.
+
+    Keys, order, number types and the text of numbers and masks are those that the packer read, so
+    a record that nothing was left out of is the member of the tar byte for byte, as SA-1B's are
+    written (Python's json, one line). The result counts what is not: see ExportResult.
+
+    pack, out
+        Folder of the pack; folder to write to, made when it is not there.
+    sources, shards, image_ids
+        Export only these images: all that any of the three names. Default: the whole pack.
+    progress
+        Show a progress bar on stderr. Default: when it is a terminal.
+
+    Each file appears whole or not at all. One that is there already is left alone if it has the
+    same bytes, so an interrupted export goes on when it is called again; a file with other bytes is
+    never overwritten.
+
+    Raises OptionError for an `out` that cannot be used, a pack without exact runs, a source, shard
+    or image that it does not have; OutputRefused for a file with other contents; FormatError for
+    damage, found before anything is written from what is damaged; OSError when the disk fails.
+    """
+    started = time.perf_counter()
+    selection = Selection(pack, sources, shards, image_ids)
+    result = ExportResult(check_folder(out, selection.root))
+    cleaned: set[Path] = set()
+    with progress_bar(selection.images, progress) as advance:
+        for shard, rows in selection.shards(check=True):
+            check_shard_name(shard.entry.source, f"{shard.folder}: source")
+            folder = result.path / shard.entry.source
+            if folder not in cleaned:
+                folder.mkdir(parents=True, exist_ok=True)
+                remove_temporaries(folder)
+                cleaned.add(folder)
+            for row in rows.tolist():
+                image = image_of(shard, row)
+                record = {"image": image, "annotations": annotations_of(shard, row)}
+                path = folder / PurePath(image["file_name"]).with_suffix(".json").name
+                if _write(path, json.dumps(record).encode()):
+                    result.files += 1
+                else:
+                    result.unchanged += 1
+                advance(1)
+            result.count_shard(shard, rows)
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def _write(path: Path, data: bytes) -> bool:
+    """Write a file under its final name at once; False if it is there already with these bytes."""
+    try:
+        there = path.read_bytes()
+    except FileNotFoundError:
+        temporary = temporary_beside(path)
+        try:
+            temporary.write_bytes(data)
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return True
+    if there != data:
+        raise OutputRefused(
+            f"{path}: is there already with other contents; remove it, or export into another "
+            "folder"
+        )
+    return False

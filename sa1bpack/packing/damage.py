@@ -1,0 +1,257 @@
+"""What is damaged in a pack, sorted by what mends it, and what can be believed of the rest.
+
+Every file of a pack has a witness, its digest in a checksum file. Where the two differ either may
+be the damaged one, so a digest that is off by one or two digits is taken as damaged itself: those
+of two different files differ in about thirty of their 32 digits.
+"""
+
+import re
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError, OptionError, VersionError
+from sa1bpack.format import (
+    Layout,
+    Manifest,
+    Problem,
+    Shard,
+    make_manifest,
+    open_shard,
+    read_manifest,
+)
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
+from sa1bpack.format.problems import Findings
+from sa1bpack.format.publish import shard_folders
+from sa1bpack.format.verify import check_pack
+from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.run import checked_options
+
+_SLIPS = 2  # digits in which a damaged digest may differ from the true one
+_SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a full check of a pack found.
+
+    manifest
+        The pack's; if that is lost, one made of what the sound shards record, without sources.
+    lost
+        Whether the pack's own manifest is missing or cannot be believed.
+    options
+        The options that the pack was made with.
+    shards
+        Name of each damaged or missing shard → its source and part.
+    own_files
+        Whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the pack
+        itself is damaged or missing.
+    extra
+        Problems that are no damage: what is there and no part of the pack.
+    digests
+        Name of a shard → the digest that its checksum file must have, as far as it is known.
+    problems
+        All that the check found.
+    """
+
+    manifest: Manifest
+    lost: bool
+    options: PackOptions
+    shards: dict[str, tuple[str, int]]
+    own_files: bool
+    extra: tuple[Problem, ...]
+    digests: dict[str, str]
+    problems: tuple[Problem, ...]
+
+    def foreign_files(self, shard: str) -> list[str]:
+        """What was found of files in a shard's folder that are not the pack's."""
+        return [problem.what for problem in self.extra if problem.shard == shard]
+
+
+def find_damage(
+    root: Path,
+    only: Set[str] = frozenset(),
+    progress: Callable[[int, int], None] | None = None,
+) -> Damage:
+    """Check a pack.
+
+    only
+        Names of shards that are read in full; of the others a quick check is made. Empty: all are.
+    progress
+        As in `sa1bpack.verify`.
+
+    Raises OptionError for a shard that there is not, FormatError when the manifest is lost and the
+    shards do not tell what was in it, VersionError for a pack of another major version.
+    """
+    listed = _listed(root)
+    findings = Findings()
+    manifest = _believed_manifest(root, listed, findings)
+    lost = manifest is None
+    if lost:
+        manifest = _manifest_of_shards(root)
+    known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
+    folders = {folder.name for folder in shard_folders(root)}
+    if unknown := sorted(only - known.keys() - folders):
+        raise OptionError(f"{root} has no shard {unknown[0]!r}")
+    report = check_pack(root, manifest, findings, quick=bool(only), full=only, progress=progress)
+    own_files, shards = lost, {}
+    extra = [problem for problem in report.problems if problem.extra]
+    for problem in report.problems:
+        name = problem.shard
+        if problem.extra or name in shards:
+            continue
+        if name is None or _line_is_damaged(root, name, listed, report.problems):
+            own_files = True
+        elif place := known.get(name) or _place_of(name):
+            shards[name] = place
+        else:
+            extra.append(problem)
+    prefix = f"{SHARDS_NAME}/"
+    digests = {path.split("/")[1]: due for path, due in listed.items() if path.startswith(prefix)}
+    return Damage(
+        manifest=manifest,
+        lost=lost,
+        options=_options(manifest.options, root),
+        shards=shards,
+        own_files=own_files,
+        extra=tuple(extra),
+        digests=digests,
+        problems=report.problems,
+    )
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """The pack's own checksum file; empty when it is missing or damaged."""
+    try:
+        return read_checksums(root / CHECKSUMS_NAME)
+    except (FormatError, OSError):
+        return {}
+
+
+def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -> Manifest | None:
+    """The manifest, unless it is missing or damaged; what is wrong with it is a finding."""
+    path = root / MANIFEST_NAME
+    if not path.exists():
+        findings.add(f"{path}: missing")
+        return None
+    try:
+        manifest = read_manifest(root)
+        for record in manifest.sources:
+            check_source_record(record, path)
+    except VersionError:
+        raise
+    except FormatError as error:
+        findings.add(str(error))
+        return None
+    data = path.read_bytes()
+    found, due = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
+    if found == due or (due is not None and _is_slip(found, due)):
+        return manifest
+    # Of an unfinished pack the checksums may be older; of another there must be none to compare.
+    if data == manifest_bytes(manifest) and (due is None or not manifest.complete):
+        return manifest
+    findings.add(f"{path}: XXH3-128 is {found}, but {due} was written")
+    return None
+
+
+def _is_slip(found: str, due: str) -> bool:
+    """Whether the digest that is due must be damaged itself."""
+    return 0 < sum(one != other for one, other in zip(found, due, strict=True)) <= _SLIPS
+
+
+def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
+    """Whether of a shard nothing is wrong but its line in the pack's own checksum file."""
+    path = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
+    if path not in listed or sum(p.shard == name and not p.extra for p in problems) > 1:
+        return False
+    try:
+        return _is_slip(file_digest(root / path), listed[path])
+    except OSError:
+        return False
+
+
+def _place_of(name: str) -> tuple[str, int] | None:
+    """Source and part, from a name such as "sa_000000-001"."""
+    match = _SHARD_NAME.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def _options(recorded: dict, root: Path) -> PackOptions:
+    try:
+        return checked_options(msgspec.convert(recorded, dict[str, Any]))
+    except (OptionError, msgspec.ValidationError) as error:
+        raise FormatError(
+            f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
+            "of sa1bpack that packed it"
+        ) from None
+
+
+def _manifest_of_shards(root: Path) -> Manifest:
+    """A manifest of an unfinished pack, from what its sound shards record."""
+    shards = []
+    for folder in shard_folders(root):
+        with suppress(FormatError, OSError):
+            shard = open_shard(folder)
+            if shard.attributes == recorded_attributes(folder) and _is_in_its_place(shard):
+                shards.append(shard)
+    recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
+    lost = f"{root / MANIFEST_NAME}: lost, and "
+    remedy = f"restore {MANIFEST_NAME} from a copy, or pack again into another folder"
+    if not shards:
+        raise FormatError(f"{lost}no shard can tell what was packed; {remedy}")
+    if recorded == {canonical_json(None)}:
+        raise FormatError(f"{lost}the shards do not record the options; {remedy}")
+    if len(recorded) > 1:
+        raise FormatError(f"{lost}the shards record different options; {remedy}")
+    options = shards[0].attributes["options"]
+    return make_manifest(
+        _options(options, root).layout,
+        sorted((shard.entry for shard in shards), key=lambda entry: (entry.source, entry.part)),
+        complete=False, options=options, sources=[], counts={},
+    )  # fmt: skip
+
+
+def _is_in_its_place(shard: Shard) -> bool:
+    return (shard.entry.source, shard.entry.part) == _place_of(shard.entry.name)
+
+
+def recorded_attributes(folder: Path) -> dict[str, Any] | None:
+    """The attributes in a shard's folder, if they are those that were written.
+
+    Raises FormatError if they are not the packer's.
+    """
+    try:
+        due = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
+        data = (folder / METADATA_NAME).read_bytes()
+    except (FormatError, OSError):
+        return None
+    if xxhash.xxh3_128_hexdigest(data) != due:
+        return None
+    attributes = msgspec.json.decode(data)["attributes"]["sa1bpack"]
+    check_shard_record(attributes, folder)
+    return attributes
+
+
+def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
+    """The checksums of the samples in a shard's folder, (N,) uint64, if they are as written."""
+    spec = layout.array("checksum")
+    attributes = recorded_attributes(folder)
+    if attributes is None:
+        return None
+    try:
+        due = read_checksums(folder / CHECKSUMS_NAME).get(spec.chunk_path)
+        data = (folder / spec.chunk_path).read_bytes()
+    except (FormatError, OSError):
+        return None
+    if xxhash.xxh3_128_hexdigest(data) != due:
+        return None
+    return np.frombuffer(data, spec.dtype, attributes["samples"])

@@ -1,0 +1,242 @@
+"""`export_sa1b` writes the records that the tars had, byte for byte."""
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_tars import SMALL, contents, members, record, write_tar
+
+import sa1bpack
+from sa1bpack.errors import FormatError, OptionError, OutputRefused
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checksums, read_checksums
+from sa1bpack.format.files import TEMPORARY_PREFIX
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(2**53) + 1, 2**53 - 1),
+    st.sampled_from(
+        [1e-05, 0.1 + 0.2, 1e16, 1e22, 123456789012345680.0, 5e-324, 1.7976931348623157e308, -0.0,
+         100000.0, 0, 2**53 - 1, 1.0201592445373535]
+    ),
+)  # fmt: skip
+AREAS = st.one_of(st.integers(0, 2**53 - 1), st.integers(0, 2**50).map(float))
+KEYS = ("bbox", "area", "segmentation", "predicted_iou", "point_coords", "crop_box", "id",
+        "stability_score")  # fmt: skip
+ANNOTATION = st.tuples(
+    st.lists(NUMBERS, min_size=4, max_size=4),
+    AREAS,
+    st.just({"size": [64, 96], "counts": "0PP6"}),
+    NUMBERS,
+    st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=1, max_size=1),
+    st.lists(NUMBERS, min_size=4, max_size=4),
+    st.integers(-(2**63), 2**63 - 1),
+    NUMBERS,
+).map(lambda values: dict(zip(KEYS, values, strict=True)))
+
+
+def test_records_of_the_sample_tar_are_its_members_byte_for_byte(sample_tar, records_of, tmp_path):
+    root, out = tmp_path / "pack", tmp_path / "out"
+    sa1bpack.pack(sample_tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
+    result = sa1bpack.export_sa1b(root, out)
+    expected = records_of(sample_tar)
+    assert contents(out / "sa_000000") == expected
+    assert result.lossless and (result.images, result.masks, result.files) == (3, 203, 3)
+
+
+def test_a_pack_of_several_shards_and_tars_is_written_a_folder_a_tar(
+    pack, tars, records_of, tmp_path
+):
+    result = sa1bpack.export_sa1b(pack, tmp_path / "out")
+    assert result.lossless and result.images == 11
+    for tar in tars:
+        assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
+
+
+@given(annotations=st.lists(ANNOTATION, max_size=4))
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, annotations):
+    shutil.rmtree(tmp_path / "pack", ignore_errors=True)
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    expected = record(5)
+    expected["annotations"] = annotations
+    root = pack_of(expected)
+    sa1bpack.export_sa1b(root, tmp_path / "out")
+    assert (tmp_path / "out" / "a" / "sa_5.json").read_bytes() == json.dumps(expected).encode()
+
+
+def test_masks_that_the_pack_left_out_are_counted_and_the_others_stay_in_order(pack_of, tmp_path):
+    full = record(3, masks=6)
+    root = pack_of(full, record(4, masks=2), max_masks=4)
+    result = sa1bpack.export_sa1b(root, tmp_path / "out")
+    assert (result.masks, result.left_out, result.lossless) == (6, 2, False)
+    found = json.loads((tmp_path / "out" / "a" / "sa_3.json").read_text())
+    kept = sorted(full["annotations"], key=lambda annotation: -annotation["area"])[:4]
+    assert found["annotations"] == [a for a in full["annotations"] if a in kept]
+    assert "2 of 8 left out by filters and the cap" in sa1bpack.info(root).as_text()
+
+
+def test_counts_that_coco_would_write_otherwise_are_told_and_written_as_it_does(pack_of, tmp_path):
+    expected = record(3, masks=2)
+    canonical = expected["annotations"][1]["segmentation"]["counts"]
+    last = ord(canonical[-1])  # its number goes on with a group that only repeats its sign
+    more = chr(last + 32) + ("O" if (last - 48) & 16 else "0")
+    expected["annotations"][1]["segmentation"]["counts"] = canonical[:-1] + more
+    result = sa1bpack.export_sa1b(pack_of(expected), tmp_path / "out")
+    assert (result.recoded, result.lossless) == (1, False)
+    expected["annotations"][1]["segmentation"]["counts"] = canonical
+    assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
+
+
+def test_keys_that_no_pack_stores_are_told(pack_of, tmp_path):
+    expected = record(3, masks=1)
+    spoilt = json.loads(json.dumps(expected))
+    spoilt["annotations"][0]["score"] = 0.5
+    spoilt["image"]["caption"] = "a cat"
+    result = sa1bpack.export_sa1b(pack_of(spoilt), tmp_path / "out")
+    assert result.unknown_keys == {"annotations.score", "image.caption"} and not result.lossless
+    assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
+
+
+def test_an_interrupted_export_goes_on_and_leaves_nothing_behind(pack, tmp_path):
+    out = tmp_path / "out"
+    sa1bpack.export_sa1b(pack, out)
+    before = contents(out)
+    (out / "sa_000000" / "sa_3.json").unlink()
+    (out / "sa_000001" / "sa_11.json").unlink()
+    (out / "sa_000000" / f"{TEMPORARY_PREFIX}sa_3.json-0123").write_text("half")
+    kept = (out / "sa_000000" / "sa_2.json").stat()
+    result = sa1bpack.export_sa1b(pack, out)
+    assert (result.files, result.unchanged, result.images) == (2, 9, 11)
+    assert contents(out) == before
+    assert (out / "sa_000000" / "sa_2.json").stat().st_mtime_ns == kept.st_mtime_ns
+
+
+def test_an_export_that_fails_leaves_whole_files_only(pack, tmp_path, monkeypatch):
+    rename, left = os.rename, iter(range(4))
+
+    def failing(*arguments):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        rename(*arguments)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="No space"):
+        sa1bpack.export_sa1b(pack, tmp_path / "out")
+    monkeypatch.undo()
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(written) == 4 and all(json.loads(path.read_text()) for path in written)
+    assert sa1bpack.export_sa1b(pack, tmp_path / "out").unchanged == 4
+
+
+def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
+    path = tmp_path / "out" / "sa_000000" / "sa_3.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(OutputRefused, match=r"sa_3\.json: is there already"):
+        sa1bpack.export_sa1b(pack, tmp_path / "out")
+    assert path.read_text() == "mine"
+
+
+def test_images_are_chosen_by_source_shard_and_id(pack, tars, records_of, tmp_path):
+    def exported(**chosen) -> list[str]:
+        out = tmp_path / str(chosen)
+        result = sa1bpack.export_sa1b(pack, out, **chosen)
+        names = sorted(path.name for path in out.rglob("*.json"))
+        assert result.images == len(names)
+        assert result.masks == sum(
+            len(json.loads(path.read_text())["annotations"]) for path in out.rglob("*.json")
+        )
+        return names
+
+    first, second = (sorted(records_of(tar)) for tar in tars)
+    assert exported(sources=["sa_000001"]) == second
+    parts = [exported(shards=[f"sa_000000-00{part}"]) for part in range(2)]
+    assert [len(part) for part in parts] == [4, 3] and sorted(parts[0] + parts[1]) == first
+    assert exported(image_ids=[12, 3, 3]) == ["sa_12.json", "sa_3.json"]
+    assert exported(sources=["sa_000001"], image_ids=[3, 12]) == [*second, "sa_3.json"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"sources": ["sa_9"]}, r"no source 'sa_9'; it has sa_000000 to sa_000001 \(2\)"),
+        ({"shards": ["sa_9-000"]}, r"no shard 'sa_9-000'"),
+        ({"image_ids": [3, 99, -1]}, r"no image with the id -1, 99"),
+    ],
+)
+def test_what_the_pack_does_not_have_is_refused(pack, tmp_path, chosen, message):
+    with pytest.raises(OptionError, match=message):
+        sa1bpack.export_sa1b(pack, tmp_path / "out", **chosen)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pack_without_runs_is_refused_with_the_remedy(tars, tmp_path):
+    sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL, masks="bits")
+    with pytest.raises(OptionError, match=r"has no run_ends and run_offset.*--masks"):
+        sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["run_ends", "bbox", "number_types", "mask_offset"])
+def test_nothing_is_written_from_damaged_bytes(pack, tmp_path, name):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    file = next((root / "shards" / "sa_000000-001" / name).glob("c.*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    for export, out in ((sa1bpack.export_sa1b, "out"), (sa1bpack.export_coco, "coco.json")):
+        with pytest.raises(FormatError, match=name):
+            export(root, tmp_path / out)
+    assert not (tmp_path / "coco.json").exists()
+    assert len(list((tmp_path / "out").rglob("*.json"))) == 4  # of the shard before
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    shard = root / "shards" / "sa_000000-000"
+    file = shard / "file_name" / "c.0.0"
+    data = bytearray(file.read_bytes())
+    data[:64] = b"../../stolen.jpg".ljust(64, b"\0")
+    file.write_bytes(data)
+    digests = read_checksums(shard / CHECKSUMS_NAME)
+    digests["file_name/c.0.0"] = file_digest(file)
+    (shard / CHECKSUMS_NAME).write_bytes(format_checksums(digests))
+    with pytest.raises(FormatError, match="cannot be a file's name"):
+        sa1bpack.export_sa1b(root, tmp_path / "a" / "out")
+    assert list((tmp_path / "a").rglob("*.json")) == []
+
+
+def test_places_that_cannot_be_written_to_are_refused(pack, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (pack, pack / "json", tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(OptionError):
+            sa1bpack.export_sa1b(pack, out)
+    for out in (pack / "coco.json", tmp_path, tmp_path / "none" / "coco.json"):
+        with pytest.raises(OptionError):
+            sa1bpack.export_coco(pack, out)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"masks": "runs"}, {"fit": "native", "pixels": "yuv420"}, {"fit": "squash"}],
+    ids=lambda layout: "-".join(layout.values()),
+)
+def test_every_layout_with_runs_gives_the_same_records(tars, records_of, tmp_path, layout):
+    root = tmp_path / "pack"
+    sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL, **layout)
+    assert sa1bpack.export_sa1b(root, tmp_path / "out").lossless
+    for tar in tars:
+        assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
+
+
+def test_two_sources_with_one_file_name_do_not_meet(tmp_path):
+    for source in ("a", "b"):
+        write_tar(tmp_path / f"{source}.tar", members([1], masks=1 + (source == "b")))
+    sa1bpack.pack([tmp_path / "a.tar", tmp_path / "b.tar"], tmp_path / "pack", workers=1, **SMALL)
+    assert sa1bpack.export_sa1b(tmp_path / "pack", tmp_path / "out").files == 2
+    one, other = (json.loads((tmp_path / "out" / s / "sa_1.json").read_text()) for s in "ab")
+    assert (len(one["annotations"]), len(other["annotations"])) == (1, 2)

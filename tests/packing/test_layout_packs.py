@@ -1,0 +1,198 @@
+"""Packs of every layout of pixels and masks, held against PIL and against the pack of all masks."""
+
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+from mask_oracle import decode, grid
+from PIL import Image
+from small_tars import SMALL, contents, photo, record, write_tar
+
+import sa1bpack
+from sa1bpack.errors import OptionError, OptionsDiffer
+from sa1bpack.format import open_shard
+from sa1bpack.masks import rasterize, unpack_bits
+
+LAYOUTS = [
+    {"fit": fit, "pixels": pixels}
+    for fit in ("pad", "squash", "native")
+    for pixels in ("rgb", "yuv420")
+]
+COMPACT = {"fit": "native", "pixels": "yuv420", "masks": "runs"}
+
+
+def size_of(number: int) -> tuple[int, int]:
+    """(height, width) of a photo: landscape, portrait, square, and far from square."""
+    return [(64, 96), (90, 63), (64, 64), (30, 211), (150, 31)][number % 5]
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory):
+    """Photos 0 to 9 of several sizes, with 0 to 3 masks."""
+    found = {}
+    for number in range(10):
+        found[f"./sa_{number}.jpg"] = photo(number, *size_of(number))
+        text = json.dumps(record(number, number % 4, *size_of(number)))
+        found[f"./sa_{number}.json"] = text.encode()
+    return write_tar(tmp_path_factory.mktemp("layouts") / "sa_000000.tar", found)
+
+
+@pytest.fixture(scope="module")
+def packed(tar, tmp_path_factory):
+    """packed(**options): folder of a pack of the tar, made once for each set of options."""
+    packs = {}
+
+    def packed(**options):
+        key = tuple(sorted(options.items()))
+        if key not in packs:
+            packs[key] = tmp_path_factory.mktemp("packs") / "pack"
+            result = sa1bpack.pack(tar, packs[key], workers=1, **{**SMALL, **options})
+            assert result.complete and result.images == 10 and result.rejects == 0
+        return packs[key]
+
+    return packed
+
+
+def samples_of(root) -> dict[int, tuple]:
+    """Image id → (open shard, row)."""
+    shards = [open_shard(folder) for folder in sorted((root / "shards").glob("sa_*"))]
+    return {
+        int(number): (shard, row)
+        for shard in shards
+        for row, number in enumerate(shard["image_id"])
+    }
+
+
+def reference_planes(number: int, stored: tuple[int, int], pixels: str) -> list[np.ndarray]:
+    """What `exact` promises of a photo: PIL's pixels, and the formulas of docs/format.md."""
+    image = Image.open(io.BytesIO(photo(number, *size_of(number)))).convert("RGB")
+    rgb = np.asarray(image.resize(stored[::-1], Image.Resampling.BICUBIC)).astype(np.int64)
+    if pixels == "rgb":
+        return [rgb]
+    padded = np.pad(rgb, [(0, side % 2) for side in stored] + [(0, 0)], "edge")
+    sums = sum(padded[i::2, j::2] for i in (0, 1) for j in (0, 1))
+    return [
+        (rgb @ [19595, 38470, 7471] + 32768) >> 16,
+        (sums @ [-11059, -21709, 32768] + 33685503) >> 18,
+        (sums @ [32768, -27439, -5329] + 33685503) >> 18,
+    ]
+
+
+@pytest.mark.parametrize("options", LAYOUTS, ids=lambda options: "-".join(options.values()))
+def test_exact_pixels_are_the_documented_ones_in_every_layout(packed, options):
+    root = packed(**options, resample="exact")
+    assert sa1bpack.verify(root).ok
+    for number, (shard, row) in samples_of(root).items():
+        height, width = size_of(number)
+        longer = max(height, width)
+        stored = [64, 64] if options["fit"] == "squash" else [
+            int(side * 64 / longer + 0.5) for side in (height, width)
+        ]  # fmt: skip
+        assert shard["size"][row].tolist() == [height, width, *stored]
+        found = shard.planes(row)
+        due = reference_planes(number, tuple(stored), options["pixels"])
+        for (name, plane), expected in zip(found.items(), due, strict=True):
+            np.testing.assert_array_equal(plane, expected, err_msg=f"{number} {name}")
+
+
+def test_native_is_pad_without_the_padding(packed):
+    for pixels in ("rgb", "yuv420"):
+        padded = samples_of(packed(fit="pad", pixels=pixels))
+        for number, (shard, row) in samples_of(packed(fit="native", pixels=pixels)).items():
+            other, at = padded[number]
+            for name, plane in shard.planes(row).items():
+                np.testing.assert_array_equal(plane, other.planes(at)[name])
+            for name in ("size", "mask_bits", "run_ends", "bbox"):
+                np.testing.assert_array_equal(shard.sample(row)[name], other.sample(at)[name])
+
+
+def test_masks_are_stored_as_bits_as_runs_or_as_both(packed):
+    both, bits, runs = (
+        samples_of(packed(fit="native", masks=masks)) for masks in ("bits+runs", "bits", "runs")
+    )
+    for number, (shard, row) in both.items():
+        sample = shard.sample(row)
+        only = [kind[number][0].sample(kind[number][1]) for kind in (bits, runs)]
+        assert sample.keys() - only[0].keys() == {"run_offset", "run_ends"}
+        assert sample.keys() - only[1].keys() == {"mask_bits"}
+        for some in only:
+            for name in some.keys() - {"checksum", "run_offset"}:
+                np.testing.assert_array_equal(some[name], sample[name], err_msg=name)
+
+
+def test_masks_of_any_size_are_drawn_from_a_pack_without_bits(packed):
+    for number, (shard, row) in samples_of(packed(**COMPACT)).items():
+        sample = shard.sample(row)
+        offset = sample["run_offset"] - sample["run_offset"][0]
+        drawn = unpack_bits(rasterize(sample["run_ends"], offset, *size_of(number), 40))
+        annotations = record(number, number % 4, *size_of(number))["annotations"]
+        assert len(drawn) == len(annotations)
+        for cells, annotation in zip(drawn, annotations, strict=True):
+            due = grid(decode(annotation["segmentation"]), 40, "pad", "area")
+            np.testing.assert_array_equal(cells, due)
+
+
+def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(
+    packed, tar, tmp_path
+):
+    due = contents(packed(**COMPACT))
+    root = tmp_path / "pack"
+    sa1bpack.pack(tar, root, workers=2, **SMALL, **COMPACT)
+    assert contents(root) == due
+    shutil.rmtree(root / "shards" / "sa_000000-001")
+    sa1bpack.pack(tar, root, workers=1, **SMALL, **COMPACT)
+    assert contents(root) == due
+
+
+@pytest.mark.parametrize(
+    "other", [{"pixels": "rgb"}, {"fit": "pad"}, {"masks": "bits+runs"}], ids=str
+)
+def test_a_pack_is_not_gone_on_with_in_another_layout(packed, tar, other):
+    root = packed(**COMPACT)
+    before = contents(root)
+    (key,) = other
+    with pytest.raises(OptionsDiffer, match=f"{key}: the pack has '{COMPACT[key]}'"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL, **{**COMPACT, **other})
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_an_odd_canvas_of_yuv_is_refused_before_anything_is_written(tar, tmp_path, fit):
+    with pytest.raises(OptionError, match=r"image_size is 63.*choose an even one, or fit native"):
+        sa1bpack.pack(tar, tmp_path / "pack", image_size=63, pixels="yuv420", fit=fit)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_an_odd_native_size_is_packed(tar, tmp_path):
+    root = tmp_path / "pack"
+    options = {**SMALL, **COMPACT, "image_size": 63, "resample": "exact"}
+    sa1bpack.pack(tar, root, workers=1, **options)
+    assert sa1bpack.verify(root).ok
+    for number, (shard, row) in samples_of(root).items():
+        stored = tuple(shard["size"][row, 2:].tolist())
+        due = reference_planes(number, stored, "yuv420")
+        for plane, expected in zip(shard.planes(row).values(), due, strict=True):
+            np.testing.assert_array_equal(plane, expected)
+
+
+@pytest.mark.parametrize(("fit", "count"), [("pad", 6144), ("squash", 6144), ("native", 12288)])
+def test_shards_of_native_images_hold_more_by_default(fit, count):
+    assert sa1bpack.PackOptions(fit=fit).samples_per_shard == count
+    assert sa1bpack.PackOptions(fit=fit, samples_per_shard=5).samples_per_shard == 5
+
+
+@pytest.mark.parametrize("options", [COMPACT, {"fit": "native"}, {"pixels": "yuv420"}], ids=str)
+def test_a_forecast_counts_the_bytes_of_the_layout(tar, packed, tmp_path, options):
+    options = {**SMALL, **options, "image_size": 512}
+    forecast = sa1bpack.estimate(tar, tmp_path / "pack", workers=1, **options)
+    root = packed(**options)
+    nbytes = sa1bpack.info(root).bytes
+    assert nbytes / 1.5 <= forecast.disk_bytes <= nbytes * 1.5
+    holes = sum(
+        0 if options.get("fit") == "native" else 512 * 512 + 2 * 256 * 256 - height * 512
+        - 2 * (-(-height // 2)) * 256
+        for height in (int(shard["size"][row, 2]) for shard, row in samples_of(root).values())
+    )  # fmt: skip
+    assert forecast.hole_bytes / forecast.images == pytest.approx(holes / 10, abs=1)
