@@ -1,0 +1,156 @@
+"""The steps of a pipeline on one device, each against a copy of memory there; for gpu.py.
+
+Batches are made up: pixels at random, and rectangles as masks. How long a step takes depends on the
+shapes alone, but for drawing from runs, which goes by their number.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from sa1bpack import transforms
+from sa1bpack.format import Layout
+from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize
+from sa1bpack.transforms.runs import RunBatch, draw_runs
+
+SOURCE = (1500, 2250)  # height, width of SA-1B's usual photograph
+LAYOUT = Layout(image_size=1024, mask_size=256)
+CROP = (transforms.RandomResizedCrop(), transforms.RandomFlip())
+RUNS = 150  # foreground runs of a mask
+
+Step = tuple[Callable[[], object], int]  # what to do, and the bytes it has to read and to write
+
+
+def made_batch(samples: int, masks: int, device: torch.device) -> dict:
+    """A padded batch with bits, and the exact runs of as many masks."""
+    side, grid = LAYOUT.image_size, LAYOUT.mask_size
+    stored = (round(side * SOURCE[0] / SOURCE[1]), side)
+    batch = {
+        "images": torch.randint(0, 256, (samples, side, side, 3), dtype=torch.uint8),
+        "masks": torch.randint(0, 256, (samples, masks, grid, grid // 8), dtype=torch.uint8),
+        "mask_counts": torch.full((samples,), masks),
+        "bboxes": torch.rand(samples, masks, 4) * 500,
+        "point_coords": torch.rand(samples, masks, 2) * 1500,
+        "areas": torch.ones((samples, masks), dtype=torch.int64),
+        "image_ids": torch.arange(samples),
+        "sizes": torch.tensor([[*SOURCE, *stored]] * samples, dtype=torch.int32),
+    }
+    batch["images"][:, stored[0] :] = 0
+    return {key: value.to(device) for key, value in batch.items()}
+
+
+def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
+    """Rectangles at random, each `RUNS` columns wide."""
+    rng = np.random.default_rng(0)
+    height, width = SOURCE
+    taken = []
+    for _ in range(samples):
+        left = rng.integers(0, width - RUNS, (masks, 1)) + np.arange(RUNS)
+        top = np.sort(rng.integers(0, height, (masks, 2)))
+        ends = left[..., None] * height + np.stack([top[:, 0], top[:, 1] + 1], 1)[:, None]
+        ends = np.column_stack([ends.reshape(masks, -1), np.full(masks, height * width)])
+        offset = np.arange(masks + 1) * ends.shape[1]
+        taken.append((ends.astype(np.int32).ravel(), offset, height, width))
+    return RunBatch.collate(taken).to(device)
+
+
+def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
+    """Name → step. The first one is the ceiling."""
+    batch = made_batch(samples, masks, device)
+    images, bits = batch["images"], batch["masks"]
+    side, cells = LAYOUT.image_size, samples * masks * LAYOUT.mask_size**2
+    pixels = images.numel()
+    planes = torch.randint(0, 256, (samples, side * 3 // 2, side), dtype=torch.uint8, device=device)
+    first = images.permute(0, 3, 1, 2).contiguous()
+    mean, std = torch.tensor(SAM_MEAN, device=device), torch.tensor(SAM_STD, device=device)
+    inside = torch.ones((samples, 1, side, side), dtype=torch.bool, device=device)
+    source, target = torch.zeros((2, 4 * pixels), dtype=torch.uint8, device=device)
+    runs = made_runs(samples, masks, device)
+    scale = torch.tensor([[SOURCE[1] / 256] * 2] * samples, dtype=torch.float64, device=device)
+    maps = transforms.affine.scaling(scale)
+    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes")}
+    ends = runs.run_ends.numel() * 4
+
+    def pipeline(batch: dict, *chosen, dtype=torch.float32) -> Callable[[], object]:
+        options = SimpleNamespace(coordinates="source", mask_sampling="area")
+        ds = SimpleNamespace(layout=LAYOUT, mask_size=LAYOUT.mask_size, options=options)
+        made = transforms.Pipeline(ds, chosen, dtype=dtype)
+        return lambda: made(batch, 0)
+
+    jitter = transforms.ColorJitter(0.4, 0.4, 0.4)
+    return {
+        "copy on the device (ceiling)": (lambda: target.copy_(source), 8 * pixels),
+        "bits to bool": (lambda: transforms.unpack_bits(bits), cells * 9 // 8),
+        "yuv420 to RGB": (
+            lambda: transforms.yuv420_to_rgb(planes, batch["sizes"][:, 2:]), planes.numel() + pixels
+        ),
+        "normalise to float32": (lambda: normalize(first, mean, std, inside), 5 * pixels),
+        "images: no step, bfloat16": (pipeline(alone, dtype=torch.bfloat16), 3 * pixels),
+        "images: random resized crop, flip": (pipeline(alone, *CROP), 5 * pixels),
+        "images: scale jitter, flip": (
+            pipeline(alone, transforms.ScaleJitter(), CROP[1]), 5 * pixels
+        ),
+        "images: brightness, contrast, saturation": (pipeline(alone, jitter), 5 * pixels),
+        "images: hue": (pipeline(alone, transforms.ColorJitter(hue=0.1)), 5 * pixels),
+        "images: mixup": (pipeline(alone, transforms.Mixup()), 5 * pixels),
+        "masks from runs, 256 x 256": (lambda: draw_runs(runs, maps, (256, 256)), cells + ends),
+        "everything: crop, flip, colours, masks from bits": (
+            pipeline(batch, *CROP, jitter), 5 * pixels + cells * 9 // 8
+        ),
+        "everything: crop, flip, colours, masks from runs": (
+            pipeline({**batch, "runs": runs}, *CROP, jitter), 5 * pixels + cells + ends
+        ),
+    }  # fmt: skip
+
+
+def timed(work: Callable[[], object], device: torch.device, least: float) -> float:
+    """Seconds of one call: the mean of as many as take `least` seconds."""
+
+    def run(times: int) -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(times):
+            work()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    times = 1
+    while (taken := run(times)) < least:
+        times = max(times + 1, int(times * least / max(taken, least / 10)) + 1)
+    return taken / times
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def steps_table(samples: int, masks: int, device: torch.device, rounds: int, least: float) -> str:
+    """Time every step in turn in each round; medians, as a markdown table.
+
+    "of the ceiling": the bytes that a step must read and write, by what a copy in the same round
+    would have moved in its time.
+    """
+    ways = steps(samples, masks, device)
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(-1, rounds):
+        for name, (work, _) in ways.items():
+            taken = timed(work, device, least if number >= 0 else 0.0)
+            if number >= 0:
+                found[name].append(taken)
+    ceiling, (_, copied) = next(iter(found.values())), next(iter(ways.values()))
+    lines = ["| step | ms a batch | images/s | of the ceiling |", "|---|---:|---:|---:|"]
+    for name, taken in found.items():
+        seconds, moved = statistics.median(taken), ways[name][1]
+        share = statistics.median(
+            moved / each / (copied / copy) for each, copy in zip(taken, ceiling, strict=True)
+        )
+        lines.append(f"| {name} | {1e3 * seconds:.2f} | {samples / seconds:.0f} | {share:.3f} |")
+    speed = copied / statistics.median(ceiling) / 1e9
+    lines += ["", f"The copy reads and writes {speed:.1f} GB/s together."]
+    return "\n".join(lines)

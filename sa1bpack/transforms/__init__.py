@@ -1,0 +1,63 @@
+"""Batches on their device: a batch of the loader becomes training input there.
+
+All is torch operations over whole batches, the same on a CPU and on CUDA, without a loop over
+samples and without waiting for the device.
+
+    random      random numbers as a function of (seed, epoch, id)
+    affine      axis-aligned maps from output to source coordinates
+    geometric   flip, scale jitter, random resized crop
+    resample    images through these maps
+    masks       bits to bool, and grids of masks through these maps
+    runs        masks drawn from their exact runs through these maps
+    prompts     points and boxes drawn from the exact runs
+    boxes       boxes and points through these maps
+    pixels      planes to RGB, bytes to normalised numbers
+    color       colour jitter
+    mix         mixup
+    pipeline    all of it in the right order
+"""
+
+from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.color import ColorJitter
+from sa1bpack.transforms.geometric import (
+    Frame,
+    GeometricStep,
+    RandomFlip,
+    RandomResizedCrop,
+    ScaleJitter,
+)
+from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.mix import Mixup
+from sa1bpack.transforms.pipeline import Pipeline
+from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, yuv420_to_rgb
+from sa1bpack.transforms.prompts import (
+    count_pixels,
+    draw_points,
+    jitter_boxes,
+    mask_boxes,
+    nth_pixels,
+)
+from sa1bpack.transforms.runs import RunBatch, draw_runs
+
+__all__ = [
+    "SAM_MEAN",
+    "SAM_STD",
+    "AxisMaps",
+    "ColorJitter",
+    "Frame",
+    "GeometricStep",
+    "Mixup",
+    "Pipeline",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "RunBatch",
+    "ScaleJitter",
+    "count_pixels",
+    "draw_points",
+    "draw_runs",
+    "jitter_boxes",
+    "mask_boxes",
+    "nth_pixels",
+    "unpack_bits",
+    "yuv420_to_rgb",
+]

@@ -1,0 +1,39 @@
+"""Boxes and points under the map that the image gets.
+
+SA-1B's boxes are x, y, w, h with w = xmax - xmin of the outermost pixels, one less than the pixels
+that they span. Here they become edges, x0, y0, x1, y1 with x1 = xmax + 1, which can be scaled,
+mirrored and cut without asking what a pixel is; a mirrored box of the other kind is one pixel off.
+"""
+
+import torch
+
+from sa1bpack.transforms.affine import AxisMaps
+
+
+def box_edges(bboxes: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
+    """Edges x0, y0, x1, y1 of SA-1B's boxes, float64 (T, 4).
+
+    bboxes  (T, 4): x, y, w, h
+    pixel   float64 (T, 2): how wide and high a source pixel is in the boxes' coordinates
+    """
+    corner, extent = bboxes.double().split(2, 1)
+    return torch.cat([corner, corner + extent + pixel], 1)
+
+
+def move_boxes(edges: torch.Tensor, maps: AxisMaps, limit: torch.Tensor) -> torch.Tensor:
+    """Map the corners of boxes, order them again, and cut the boxes off at 0 and `limit`.
+
+    edges  (T, 4): x0, y0, x1, y1
+    maps   of each box, from its coordinates to those wanted
+    limit  float64 (T, 2), x and y
+
+    Returns float64 (T, 4). A box that lies outside has no width or no height.
+    """
+    first, second = (maps.apply(corner) for corner in edges.split(2, 1))
+    corners = torch.minimum(first, second), torch.maximum(first, second)
+    return torch.cat([torch.minimum(corner.clamp(min=0), limit) for corner in corners], 1)
+
+
+def points_inside(points: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """bool (T,): whether 0 <= x < limit, and the same of y. points and limit: (T, 2)."""
+    return ((points >= 0) & (points < limit)).all(1)

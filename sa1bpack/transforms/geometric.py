@@ -1,0 +1,166 @@
+"""Where the image goes on the canvas: flip, scale jitter, random resized crop.
+
+A geometric step moves no pixel. It takes a `Frame` to the next one, and the pipeline moves images,
+masks, boxes and points by the map of the last frame, all by the same and each only once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.affine import AxisMaps, pair, scaling
+
+Uniform = Callable[[int], torch.Tensor]
+
+CROP_ATTEMPTS = 10  # as torchvision
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What of the stored images lies where on the canvas.
+
+    maps    from canvas to stored coordinates
+    extent  float64 (B, 2), x and y in canvas pixels: the image covers the canvas from its top left
+            corner to here, and nothing else of it
+    canvas  (height, width) of the canvas in pixels, the same for all
+    """
+
+    maps: AxisMaps
+    extent: torch.Tensor
+    canvas: tuple[int, int]
+
+    @property
+    def sides(self) -> torch.Tensor:
+        """float64 (2,), x and y: width and height of the canvas."""
+        height, width = self.canvas
+        return pair(width, height, self.extent.device)
+
+    def step(self, maps: AxisMaps, extent: torch.Tensor) -> "Frame":
+        """The next frame. maps: from its canvas to that of this one."""
+        return Frame(self.maps.after(maps), extent, self.canvas)
+
+
+def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
+    """The first frame: whole images, as large as fits, in the top left corner.
+
+    sizes   (B, 4), pixels: source height and width, stored height and width
+    canvas  (height, width)
+    """
+    stored = sizes[:, 2:].flip(1).double()
+    sides = pair(canvas[1], canvas[0], stored.device)
+    scale = (sides / stored).amin(1, keepdim=True)  # canvas pixels a stored pixel
+    return Frame(scaling((1 / scale).expand(-1, 2)), stored * scale, canvas)
+
+
+class GeometricStep:
+    """A step from one frame to the next; make others by deriving from it.
+
+    shrinks  by how much the step may make an image smaller than it was; 1 for never
+    """
+
+    shrinks = 1.0
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The next frame. uniform(n), to be called once: float64 (B, n) of [0, 1), which depend on
+        the seed, the epoch, the image and the place of the step in the pipeline."""
+        raise NotImplementedError
+
+
+class RandomFlip(GeometricStep):
+    """Mirror left and right; what is padding stays right of the image and below it."""
+
+    def __init__(self, p: float = 0.5):
+        """p: how probable it is for an image. Raises OptionError if it is not 0 to 1."""
+        if not 0 <= p <= 1:
+            raise OptionError(f"p is {p!r}: give a probability, 0 to 1")
+        self.p = p
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with some images mirrored."""
+        flips = uniform(1) < self.p  # (B, 1)
+        scale = torch.ones_like(frame.extent)
+        scale[:, :1] = torch.where(flips, -1.0, 1.0)
+        offset = torch.zeros_like(frame.extent)
+        offset[:, :1] = torch.where(flips, frame.extent[:, :1], 0.0)
+        return frame.step(AxisMaps(scale, offset), frame.extent)
+
+
+class ScaleJitter(GeometricStep):
+    """Scale, then crop at random what is too large, or pad what is too small.
+
+    The scale is uniform in a range; 1 leaves the image as it fits the canvas. 0.1 to 2 is the
+    large-scale jittering of Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation Method
+    for Instance Segmentation" (2021), with crop and padding as in Detectron2's `FixedSizeCrop`.
+    """
+
+    def __init__(self, low: float = 0.1, high: float = 2.0):
+        """low, high: the range of the scale. Raises OptionError unless 0 < low <= high."""
+        if not 0 < low <= high:
+            raise OptionError(f"the scale is from {low!r} to {high!r}: give 0 < low <= high")
+        self.low, self.high = low, high
+        self.shrinks = max(1.0, 1 / low)
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with images scaled, cropped and padded."""
+        drawn = uniform(3)
+        scale = self.low + (self.high - self.low) * drawn[:, :1]
+        extent = frame.extent * scale
+        offset = drawn[:, 1:] * (extent - frame.sides).clamp(min=0)
+        maps = AxisMaps((1 / scale).expand(-1, 2), offset / scale)
+        return frame.step(maps, torch.minimum(extent, frame.sides))
+
+
+class RandomResizedCrop(GeometricStep):
+    """Cut out a rectangle and stretch it over the whole canvas.
+
+    Area and aspect ratio are drawn as by torchvision's `RandomResizedCrop` (Szegedy et al., "Going
+    Deeper with Convolutions", 2015): area uniform, ratio uniform in its logarithm, ten attempts,
+    and after them the largest rectangle of an allowed ratio in the centre. Other than there, the
+    rectangle is not rounded to whole pixels. `area` and `ratio` are of the part of the canvas that
+    the image covers, before it is stretched.
+    """
+
+    def __init__(
+        self,
+        area: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ):
+        """
+        Args:
+            area: range of the rectangle's part of the image, 0 < low <= high <= 1.
+            ratio: range of its width by its height, 0 < low <= high.
+
+        Raises:
+            OptionError: a range that is none of these.
+        """
+        if not 0 < area[0] <= area[1] <= 1:
+            raise OptionError(f"area is {area!r}: give a range with 0 < low <= high <= 1")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise OptionError(f"ratio is {ratio!r}: give a range with 0 < low <= high")
+        self.area, self.ratio = area, ratio
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame of the rectangles."""
+        drawn = uniform(2 * CROP_ATTEMPTS + 2)
+        sides = self._sides(frame.extent, drawn[:, 2:].view(len(drawn), CROP_ATTEMPTS, 2))
+        offset = drawn[:, :2] * (frame.extent - sides)
+        maps = AxisMaps(sides / frame.sides, offset)
+        return frame.step(maps, frame.sides.expand_as(frame.extent))
+
+    def _sides(self, extent: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """float64 (B, 2): width and height of the rectangles, from numbers (B, attempts, 2)."""
+        low, high = self.ratio
+        area = self.area[0] + (self.area[1] - self.area[0]) * drawn[..., 0]
+        ratio = low * (high / low) ** drawn[..., 1]
+        whole = extent.prod(1, keepdim=True)
+        tried = torch.stack([area * whole * ratio, area * whole / ratio], 2).sqrt()
+        fits = (tried <= extent[:, None]).all(2)
+        first = fits.byte().argmax(1)
+        found = tried[torch.arange(len(tried), device=tried.device), first]
+        width, height = extent.unbind(1)
+        largest = torch.stack(
+            [torch.minimum(width, height * high), torch.minimum(height, width / low)], 1
+        )
+        return torch.where(fits.any(1, keepdim=True), found, largest)

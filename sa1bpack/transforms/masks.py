@@ -1,0 +1,49 @@
+"""Masks of a batch on its device: bits to bool, and through the map that the image gets.
+
+Grids are sampled at the centres of the output cells, so a mask stays what it is: true or false.
+Masks stand one after the other here, (T, ...), and `owner` int64 (T,) says whose each of them is.
+"""
+
+import torch
+
+
+def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
+    """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, the lowest bit first."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
+    return cells.view(torch.bool).flatten(-2)
+
+
+def take_cells(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    columns: torch.Tensor,
+    rows: torch.Tensor,
+    inside: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Masks with chosen columns and rows of their grid.
+
+    masks    bool (T, Sm, Sm), or bits uint8 (T, Sm, Sm / 8): only the bits asked for are unpacked
+    owner    int64 (T,), sample of each mask
+    columns  int64 (B, w), column of the grid for each column of the output
+    rows     int64 (B, h)
+    inside   bool (B, w) and (B, h): false makes a column or row of the output false
+
+    Returns bool (T, h, w).
+    """
+    bits = masks.dtype == torch.uint8
+    masks = masks.view(torch.uint8)
+    x, y = columns[owner], rows[owner]
+    taken = masks.gather(1, y[:, :, None].expand(-1, -1, masks.shape[2]))
+    at = x >> 3 if bits else x
+    cells = taken.gather(2, at[:, None, :].expand(-1, y.shape[1], -1))
+    if bits:
+        cells.bitwise_right_shift_((x & 7).to(torch.uint8)[:, None, :]).bitwise_and_(1)
+    keep_x, keep_y = (keep[owner].view(torch.uint8) for keep in inside)
+    cells.mul_(keep_x[:, None, :]).mul_(keep_y[:, :, None])
+    return cells.view(torch.bool)
+
+
+def grid_index(at: torch.Tensor, count: int) -> torch.Tensor:
+    """The cells that positions lie in: float (...), in cells, as int64 0 to count - 1."""
+    return at.floor().long().clamp_(0, count - 1)

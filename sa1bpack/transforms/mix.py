@@ -1,0 +1,65 @@
+"""Mixup: each image mixed with another one of its batch."""
+
+import numpy as np
+import torch
+
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.geometric import Uniform
+
+_KNOTS = 4097  # of the table of quantiles
+
+
+class Mixup:
+    """Mix every image with its neighbour in the batch (Zhang et al., "mixup: Beyond Empirical Risk
+    Minimization", 2018).
+
+    images[b] becomes lam[b] * images[b] + (1 - lam[b]) * images[partner[b]], lam of the
+    distribution Beta(alpha, alpha) and drawn for each image. The partner is the next image of the
+    batch, of the last one the first: batches are shuffled already. So lam depends on the image, but
+    the partner on the batch, and with another number of ranks on that.
+
+    Masks, boxes and points are not mixed, because two images have other objects. What is asked of
+    image b is asked of both, and the loss is
+
+        lam[b] * loss(output[b], targets[b]) + (1 - lam[b]) * loss(output[b], targets[partner[b]])
+    """
+
+    def __init__(self, alpha: float = 0.2):
+        """alpha: of the distribution; small ones mix little. Raises OptionError unless > 0."""
+        if not 0 < alpha < float("inf"):
+            raise OptionError(f"alpha is {alpha!r}: give a number above 0")
+        self.alpha = alpha
+        self._table = torch.from_numpy(beta_quantiles(alpha))
+
+    def __call__(
+        self, images: torch.Tensor, uniform: Uniform
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mix images (B, 3, H, W). Returns them, lam float32 (B,) and partner int64 (B,)."""
+        lam = self.draw(uniform(1)[:, 0])
+        weight = lam.view(-1, 1, 1, 1).to(images.dtype)
+        mixed = torch.lerp(images.roll(-1, 0), images, weight)
+        partner = torch.arange(len(images), device=images.device).roll(-1)
+        return mixed, lam, partner
+
+    def draw(self, numbers: torch.Tensor) -> torch.Tensor:
+        """float32 (B,) of Beta(alpha, alpha), from uniform numbers of [0, 1), float64 (B,)."""
+        self._table = self._table.to(numbers.device)
+        low = torch.minimum(numbers, 1 - numbers)
+        at = low * 2 * (_KNOTS - 1)
+        left = at.long().clamp_(max=_KNOTS - 2)
+        t = torch.lerp(self._table[left], self._table[left + 1], at - left)
+        half = t ** (1 / self.alpha) / 2
+        return torch.where(numbers < 0.5, half, 1 - half).float()
+
+
+def beta_quantiles(alpha: float) -> np.ndarray:
+    """The lower half of the quantiles of Beta(alpha, alpha), in a form without a pole.
+
+    With t = (2 x) ** alpha the distribution function of x <= 1/2 is proportional to the integral of
+    (1 - x(t)) ** (alpha - 1) over 0 to t, whose integrand is bounded. Returns t at the
+    probabilities 0 to 1/2, float64 (_KNOTS,), evenly spaced.
+    """
+    t = np.linspace(0, 1, 16 * _KNOTS)
+    density = (1 - t ** (1 / alpha) / 2) ** (alpha - 1)
+    below = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    return np.interp(np.linspace(0, 1, _KNOTS), below / below[-1], t)

@@ -1,0 +1,339 @@
+"""The pipeline: a batch of a loader becomes training input, on the device where it is."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
+from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
+from sa1bpack.transforms.color import ColorJitter
+from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
+from sa1bpack.transforms.masks import grid_index, take_cells, unpack_bits
+from sa1bpack.transforms.mix import Mixup
+from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
+from sa1bpack.transforms.random import check_word, uniform
+from sa1bpack.transforms.resample import channels_first, enlarge, resample
+from sa1bpack.transforms.runs import RunBatch, draw_runs
+
+Batch = dict[str, Any]
+Step = GeometricStep | ColorJitter | Mixup
+
+# Of a batch, what has a row a mask; a dataset's transform may have taken some out.
+MASK_KEYS = ("masks", "bboxes", "point_coords", "areas", "predicted_ious", "stability_scores")
+
+
+class Pipeline:
+    """Makes training input of batches of a dataset, as Loader, DataLoader and Collate give them.
+
+    ::
+
+        pipeline = transforms.Pipeline(ds, [transforms.RandomFlip(), transforms.ColorJitter(0.4)])
+        for batch in loader:
+            batch = pipeline(batch, epoch)
+
+    The result is a dict with the keys of the batch, of which these are other than before. "..." is
+    (B, M) for padded masks and (T,) for flat ones; the canvas has H x W pixels, the mask grid of
+    the result h x w cells. Coordinates are in pixels of the canvas, continuous, pixel edges at
+    whole numbers:
+
+    =============  =======  ====================================================================
+    key            type     shape and content
+    =============  =======  ====================================================================
+    images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero where there is
+                            no image
+    masks          `mask_dtype`  (..., h, w), over the canvas
+    boxes          float32  (..., 4) x0, y0, x1, y1: edges, cut off at the image; `bboxes` is gone
+    point_coords   float32  (..., 2) x, y
+    point_inside   bool     (...): the point is still in the picture
+    valid          bool     (...): the mask still has `min_area` cells, and is no padding
+    maps           float64  (B, 2, 3): [xs, ys] = maps @ [x, y, 1] in pixels of the source image
+    mix_lambda     float32  (B,) and
+    mix_partner    int64    (B,) with `Mixup`, which see
+    =============  =======  ====================================================================
+
+    Masks are drawn from the exact runs if the batch has them, `runs` (a `RunBatch` of its masks in
+    their order, padding left out or without ends); otherwise they are taken from the grid in the
+    batch, at the centres of the cells.
+
+    No mask is left out, so that all arrays keep their shapes: ignore what is not `valid`.
+
+    Everything random depends on (seed, epoch, image_id) and on the place of the step among the
+    steps. So an image is treated alike in whatever batch and on whatever rank it comes, and there
+    is no state to save.
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        steps: Sequence[Step] = (),
+        *,
+        size: int | tuple[int, int] | None = None,
+        mask_size: int | tuple[int, int] | None = None,
+        dtype: torch.dtype = torch.float32,
+        mask_dtype: torch.dtype = torch.bool,
+        mean: Sequence[float] = SAM_MEAN,
+        std: Sequence[float] = SAM_STD,
+        min_area: int = 1,
+        seed: int = 0,
+    ):
+        """
+        Args:
+            ds: the dataset that the batches come from. Its layout, mask_size and options say what
+                the numbers of a batch mean.
+            steps: geometric ones, then at most one ColorJitter, then at most one Mixup.
+            size: the canvas: its side or (height, width) in pixels. None: that of the pack. An
+                image begins as large as fits, in the top left corner.
+            mask_size: the grid of the masks: its side or (height, width) in cells. None: as many
+                pixels a cell as in the batch.
+            dtype: of the images; a floating one.
+            mask_dtype: of the masks: torch.bool or a floating one.
+            mean, std: of R, G, B on 0 to 255. SAM's are the default.
+            min_area: cells that a mask must still have to be valid.
+            seed: 0 to 2**64 - 1.
+
+        Raises:
+            OptionError: a value that cannot be used.
+        """
+        self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
+        self.coordinates, self.mask_sampling = ds.options.coordinates, ds.options.mask_sampling
+        self.cells = ds.mask_size  # a side of the grid in the batch
+        side = self.image_size
+        self.canvas = _height_width("size", side if size is None else size)
+        if mask_size is None:
+            mask_size = tuple(max(1, length * self.cells // side) for length in self.canvas)
+        self.grid = _height_width("mask_size", mask_size)
+        if not dtype.is_floating_point:
+            raise OptionError(f"dtype is {dtype}: choose a floating one, as torch.bfloat16")
+        if mask_dtype != torch.bool and not mask_dtype.is_floating_point:
+            raise OptionError(f"mask_dtype is {mask_dtype}: choose torch.bool or a floating one")
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise OptionError(
+                f"mean is {mean!r} and std {std!r}: give three numbers each, those of std above 0"
+            )
+        if min_area < 0:
+            raise OptionError(f"min_area is {min_area!r}: give a number of cells, 0 or more")
+        self.dtype, self.mask_dtype, self.min_area = dtype, mask_dtype, min_area
+        self.seed = check_word("seed", seed)
+        self._mean, self._std = torch.tensor(mean), torch.tensor(std)
+        self.steps = tuple(steps)
+        kinds = [_kind(step) for step in self.steps]
+        if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
+            raise OptionError(
+                f"steps are {[type(step).__name__ for step in steps]}: give the geometric ones "
+                "first, then at most one ColorJitter, then at most one Mixup"
+            )
+        self._geometric = self.steps[: kinds.count(0)]
+        # Whether masks on the grid of the batch are what it holds.
+        self._untouched = not self._geometric and self.canvas[0] == self.canvas[1]
+        # By how much an image may become smaller, at most.
+        self._shrinks = side / min(self.canvas)
+        for step in self._geometric:
+            self._shrinks *= step.shrinks
+
+    def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
+        """Make training input of a batch.
+
+        Args:
+            batch: its tensors all on one device. They are not changed.
+            epoch: which the random steps depend on; needed if there are any.
+
+        Raises:
+            OptionError: the batch does not fit the dataset, or the epoch is missing.
+        """
+        if self.steps and epoch is None:
+            raise OptionError("the pipeline has random steps: call it as pipeline(batch, epoch)")
+        self._check(batch)
+        frame = fit_frame(batch["sizes"], self.canvas)
+        for number, step in enumerate(self._geometric):
+            frame = step(frame, self._uniform(batch, epoch, number))
+        done = dict(batch)
+        done["images"] = self._images(batch, frame, epoch)
+        done["maps"] = self._to_source(batch).after(frame.maps).matrix()
+        self._put_annotations(done, batch, frame)
+        if self.steps and isinstance(self.steps[-1], Mixup):
+            numbers = self._uniform(batch, epoch, len(self.steps) - 1)
+            done["images"], done["mix_lambda"], done["mix_partner"] = self.steps[-1](
+                done["images"], numbers
+            )
+        return done
+
+    def _uniform(self, batch: Mapping, epoch: int, number: int) -> Uniform:
+        return lambda n: uniform(self.seed, epoch, batch["image_ids"], number, n)
+
+    def _check(self, batch: Mapping) -> None:
+        side, images = self.image_size, batch["images"]
+        rgb, planes = (side, side, 3), (side * 3 // 2, side)
+        if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
+            raise OptionError(
+                f"images are {images.dtype} {tuple(images.shape)}: batches of this pipeline's "
+                f"dataset have torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
+            )
+        masks, cells = batch.get("masks"), self.cells
+        if masks is None or "runs" in batch:
+            return
+        width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
+        if masks.shape[-2:] != (cells, width):
+            raise OptionError(
+                f"masks are {masks.dtype} {tuple(masks.shape)}: batches of this pipeline's dataset "
+                f"have {cells} x {cells} cells, torch.bool or bits in torch.uint8"
+            )
+
+    # ------------------------------------------------------------------------------------ images
+
+    def _images(self, batch: Mapping, frame: Frame, epoch: int | None) -> torch.Tensor:
+        """(B, 3, H, W), normalised."""
+        images, sizes, side = batch["images"], batch["sizes"], self.image_size
+        if images.dim() == 3:
+            images = yuv420_to_rgb(images, sizes[:, 2:])
+        if not self._geometric and self.canvas == (side, side):
+            images = channels_first(images).float()
+        else:
+            way = enlarge if self._shrinks <= 1 else resample
+            images = way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
+        columns, rows = _covered(frame, self.canvas)
+        inside = (rows[:, :, None] & columns[:, None, :])[:, None]
+        for number, step in enumerate(self.steps):
+            if isinstance(step, ColorJitter):
+                images = step(images, inside, self._uniform(batch, epoch, number))
+        self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
+        return normalize(images, self._mean, self._std, inside).to(self.dtype)
+
+    # ------------------------------------------------------------------------------- annotations
+
+    def _put_annotations(self, done: Batch, batch: Mapping, frame: Frame) -> None:
+        """Move masks, boxes and points, in arrays of one row a mask."""
+        leading = [batch[key].shape for key in MASK_KEYS if key in batch]
+        if not leading:
+            return
+        owner, shape, valid = _owners(batch, leading[0])
+        extent = frame.extent[owner]
+        if "runs" in batch:
+            masks = self._drawn(batch, owner, shape, frame)
+        elif "masks" in batch:
+            masks = self._taken(batch, owner, shape, frame)
+        else:
+            masks = None
+        if masks is not None:
+            # As bytes: on a CPU torch adds bools twenty times as slowly.
+            areas = masks.view(torch.uint8).flatten(1).sum(1, dtype=torch.int32)
+            valid &= areas >= self.min_area
+            done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
+        to_canvas = frame.maps.inverse().of(owner)
+        unit, to_stored = self._units(batch)
+        if "bboxes" in batch:
+            edges = box_edges(done.pop("bboxes").reshape(-1, 4), unit[owner])
+            boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
+            valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
+            done["boxes"] = boxes.float().view(*shape, 4)
+        if "point_coords" in batch:
+            points = batch["point_coords"].reshape(-1, 2) * to_stored[owner]
+            points = to_canvas.apply(points)
+            done["point_coords"] = points.float().view(*shape, 2)
+            done["point_inside"] = points_inside(points, extent).view(shape)
+        done["valid"] = valid.view(shape)
+
+    def _taken(
+        self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
+    ) -> torch.Tensor:
+        """bool (T, h, w) from the grids in the batch, bits or bool."""
+        masks, side = batch["masks"].flatten(0, len(shape) - 1), self.cells
+        if self._untouched and self.grid == (side, side):
+            return unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+        maps = self._source_to_grid(batch).after(self._cells_to_source(batch, frame))
+        columns, rows = (grid_index(at, side) for at in maps.centers(*self.grid))
+        return take_cells(masks, owner, columns, rows, _covered(frame, self.grid))
+
+    def _drawn(
+        self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
+    ) -> torch.Tensor:
+        """bool (T, h, w) from the runs."""
+        runs: RunBatch = batch["runs"]
+        if len(shape) == 1 and runs.masks != shape[0]:
+            raise OptionError(f"there are runs of {runs.masks} masks, but {shape[0]} masks")
+        masks = draw_runs(runs, self._cells_to_source(batch, frame), self.grid, self.mask_sampling)
+        if runs.masks != len(owner):
+            place = torch.arange(runs.masks, device=owner.device)  # padding has no runs
+            place += runs.owner * shape[1] - runs.mask_offset[runs.owner]
+            masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
+        if self._geometric:  # what a step has cropped stays cropped
+            columns, rows = (keep[owner] for keep in _covered(frame, self.grid))
+            masks &= columns[:, None, :]
+            masks &= rows[:, :, None]
+        return masks
+
+    # -------------------------------------------------------------------------------------- maps
+
+    def _to_source(self, batch: Mapping) -> AxisMaps:
+        """From stored to source coordinates."""
+        sizes = batch["sizes"].double()
+        return scaling((sizes[:, :2] / sizes[:, 2:]).flip(1))
+
+    def _cells_to_source(self, batch: Mapping, frame: Frame) -> AxisMaps:
+        """From cells of the resulting mask grid to source coordinates."""
+        grid = pair(self.grid[1], self.grid[0], frame.extent.device)
+        if self._untouched:  # the rule of the pack, which is not rounded to stored pixels
+            to_source = self._source_to_grid(batch).inverse()
+            return to_source.after(scaling(self.cells / grid))
+        return self._to_source(batch).after(frame.maps).after(scaling(frame.sides / grid))
+
+    def _source_to_grid(self, batch: Mapping) -> AxisMaps:
+        """From source coordinates to cells of the batch's grid, by the rule of docs/format.md."""
+        source = batch["sizes"][:, :2].flip(1).double()
+        if self.fit != "squash":
+            source = source.amax(1, keepdim=True).expand(-1, 2)
+        return scaling(self.cells / source)
+
+    def _units(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
+        """float64 (B, 2) both, x and y: a source pixel in the coordinates of the dataset, and what
+        takes these to stored coordinates."""
+        sizes = batch["sizes"].double()
+        scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
+        ones = torch.ones_like(scale)
+        return (scale, ones) if self.coordinates == "stored" else (ones, scale)
+
+
+def _covered(frame: Frame, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """bool (B, width) and (B, height): columns and rows of a grid over the canvas whose centre the
+    image covers."""
+    height, width = grid
+    return tuple(
+        cell_centers(count, frame.extent.device) * (side / count) < frame.extent[:, axis, None]
+        for axis, (count, side) in enumerate(zip((width, height), frame.canvas[::-1], strict=True))
+    )
+
+
+def _owners(
+    batch: Mapping, leading: torch.Size
+) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
+    """Whose the rows of the per-mask arrays are; `leading` is the shape of one of them.
+
+    Returns int64 (T,), the sample of each row; the leading shape of those arrays, (T,) or (B, M);
+    and bool (T,): whether a mask is in the row, and no padding. Nothing waits for the device.
+    """
+    counts = batch["mask_counts"]
+    samples = torch.arange(len(counts), device=counts.device)
+    if "mask_offsets" in batch:
+        shape = tuple(leading[:1])
+        owner = samples.repeat_interleave(counts, output_size=shape[0])
+        return owner, shape, torch.ones_like(owner, dtype=torch.bool)
+    shape = tuple(leading[:2])
+    room = torch.arange(shape[1], device=counts.device)
+    return samples.repeat_interleave(shape[1]), shape, (room < counts[:, None]).flatten()
+
+
+def _kind(step: Step) -> int:
+    """0 for geometric steps, 1 for colours, 2 for mixup. Raises OptionError for what is none."""
+    for kind, known in enumerate((GeometricStep, ColorJitter, Mixup)):
+        if isinstance(step, known):
+            return kind
+    raise OptionError(f"{step!r} is no step: give GeometricStep, ColorJitter or Mixup objects")
+
+
+def _height_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width). Raises OptionError if a side is not a whole number of at least 1."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
+        raise OptionError(f"{name} is {size!r}: give a side, or (height, width), of at least 1")
+    return sides

@@ -1,0 +1,62 @@
+"""Pixels of a batch on its device: planes to RGB, and bytes to normalised numbers."""
+
+import torch
+
+# Of Segment Anything (`Sam.__init__`), R, G, B on 0 to 255: those of ImageNet times 255.
+SAM_MEAN = (123.675, 116.28, 103.53)
+SAM_STD = (58.395, 57.12, 57.375)
+
+
+def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Canvases of Y, Cb and Cr as RGB, with the very bytes of `pixels.yuv420.yuv420_to_rgb`.
+
+    planes  uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and then Cr, two rows of each in one
+    stored  integers (B, 2): height and width of the stored images; what lies beyond takes no part
+            in them
+
+    Returns uint8 (B, S, S, 3), a view of (B, 3, S, S). Beyond `stored` it has no meaning.
+    """
+    samples, side = len(planes), planes.shape[2]
+    half = side // 2
+    luma, chroma = planes[:, :side], planes[:, side:].reshape(samples, 2, half, half)
+    blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
+    rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)
+    for plane, offset in zip(
+        rgb.unbind(1), (91881 * red, -22554 * blue - 46802 * red, 116130 * blue), strict=True
+    ):
+        plane.copy_(offset.add_(32768).bitwise_right_shift_(16).add_(luma).clamp_(0, 255))
+    return rgb.permute(0, 2, 3, 1)
+
+
+def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
+    """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): 3/4 of the nearest sample and 1/4 of the next,
+    on both axes, rounded as libjpeg does. halves: integers (B, 2), rows and columns in use."""
+    near = chroma.int()
+    for axis, (even, odd) in ((2, (0, 0)), (3, (8, 7))):
+        steps = torch.arange(near.shape[axis], device=near.device)
+        before = near.index_select(axis, (steps - 1).clamp(min=0))
+        # The one after the last in use is that one again.
+        index = torch.minimum(steps + 1, halves[:, axis - 2, None] - 1)
+        shape = [len(near), 1, 1, 1]
+        shape[axis] = len(steps)
+        after = near.gather(axis, index.view(shape).expand_as(near))
+        sides = [3 * near + before + even, 3 * near + after + odd]
+        near = torch.stack(sides, axis + 1).flatten(axis, axis + 1)
+    return near >> 4
+
+
+def normalize(
+    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, inside: torch.Tensor
+) -> torch.Tensor:
+    """(images - mean) / std, and zero where there is no image, as in `Sam.preprocess`.
+
+    images     (B, 3, H, W) uint8 or float32, 0 to 255; float32 may be overwritten
+    mean, std  float32 (3,)
+    inside     bool (B, 1, H, W)
+
+    Returns float32 (B, 3, H, W).
+    """
+    if images.dtype == torch.uint8:
+        images = images.float()
+    images.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
+    return images.masked_fill_(~inside, 0)

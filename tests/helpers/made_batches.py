@@ -1,0 +1,82 @@
+"""Batches of made-up images of which everything is known, for the transforms."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from sa1bpack.format import Layout
+from sa1bpack.transforms.runs import RunBatch
+
+
+def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:
+    """What a pipeline wants to know of a dataset."""
+    options = SimpleNamespace(coordinates=coordinates, mask_sampling="area")
+    return SimpleNamespace(layout=layout, mask_size=layout.mask_size, options=options)
+
+
+def stored_size(height: int, width: int, layout: Layout) -> tuple[int, int]:
+    """Stored height and width by the rule of docs/format.md."""
+    if layout.fit == "squash":
+        return layout.image_size, layout.image_size
+    ratio = layout.image_size / max(height, width)
+    return int(height * ratio + 0.5), int(width * ratio + 0.5)
+
+
+def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="source") -> dict:
+    """Images that are white inside one rectangle and black outside, with the mask of it.
+
+    rectangles  for every sample x0, y0, x1, y1 in source pixels, whole numbers
+
+    The stored images have the exact coverage of each pixel; the mask bits are true where at least
+    half of a cell is covered.
+    """
+    height, width = source
+    side, grid = layout.image_size, layout.mask_size
+    stored = stored_size(height, width, layout)
+    cell = [max(source) / grid] * 2 if layout.fit != "squash" else [s / grid for s in source]
+    images = np.zeros((len(rectangles), side, side, 3), np.uint8)
+    bits = np.zeros((len(rectangles), 1, grid, grid // 8), np.uint8)
+    for k, (x0, y0, x1, y1) in enumerate(rectangles):
+        down = covered(y0, y1, height / stored[0], stored[0])
+        across = covered(x0, x1, width / stored[1], stored[1])
+        images[k, : stored[0], : stored[1]] = np.rint(255 * down[:, None] * across)[..., None]
+        cells = np.outer(covered(y0, y1, cell[0], grid), covered(x0, x1, cell[1], grid)) >= 0.5
+        bits[k, 0] = np.packbits(cells, axis=-1, bitorder="little")
+    boxes = np.array([[x0, y0, x1 - x0 - 1, y1 - y0 - 1] for x0, y0, x1, y1 in rectangles])
+    points = np.array([[(x0 + x1) / 2, (y0 + y1) / 2] for x0, y0, x1, y1 in rectangles])
+    scale = np.array([stored[1] / width, stored[0] / height] if coordinates == "stored" else [1, 1])
+    count = len(rectangles)
+    return {
+        "images": torch.from_numpy(images),
+        "masks": torch.from_numpy(bits),
+        "mask_counts": torch.ones(count, dtype=torch.int64),
+        "bboxes": torch.from_numpy(boxes * np.tile(scale, 2)).float()[:, None],
+        "point_coords": torch.from_numpy(points * scale).float()[:, None],
+        "areas": torch.from_numpy((boxes[:, 2:] + 1).prod(1))[:, None],
+        "image_ids": torch.arange(count) + 100,
+        "sizes": torch.tensor([[*source, *stored]] * count, dtype=torch.int32),
+    }
+
+
+def rectangle_runs(rectangles, source=(150, 225)) -> RunBatch:
+    """The runs of `rectangle_batch`: of each sample one mask."""
+    samples = []
+    for x0, y0, x1, y1 in rectangles:
+        mask = np.zeros(source, bool)
+        mask[y0:y1, x0:x1] = True
+        line = np.concatenate([[False], mask.flatten(order="F")])
+        ends = np.append(np.flatnonzero(np.diff(line)), mask.size).astype(np.int32)
+        samples.append((ends, np.array([0, len(ends)]), *source))
+    return RunBatch.collate(samples)
+
+
+def covered(low: float, high: float, step: float, count: int) -> np.ndarray:
+    """float64 (count,): which part of each cell [i * step, (i + 1) * step) is in [low, high)."""
+    edges = np.arange(count + 1) * step
+    return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) / step
+
+
+def moved(batch: dict, device: torch.device) -> dict:
+    """The batch on a device."""
+    return {key: value.to(device) for key, value in batch.items()}

@@ -1,0 +1,426 @@
+"""The pipeline: everything stays where it belongs, whatever the steps and the form of the batch."""
+
+import numpy as np
+import pytest
+import torch
+from made_batches import covered, dataset, moved, rectangle_batch, rectangle_runs
+from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format import Layout
+from sa1bpack.transforms import (
+    ColorJitter,
+    Mixup,
+    Pipeline,
+    RandomFlip,
+    RandomResizedCrop,
+    ScaleJitter,
+    unpack_bits,
+)
+from sa1bpack.transforms.runs import RunBatch
+
+LAYOUT = Layout(image_size=96, mask_size=96)
+RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
+GEOMETRIC = {
+    "none": [],
+    "flip": [RandomFlip()],
+    "jitter": [ScaleJitter(0.3, 2.0)],
+    "crop": [RandomResizedCrop((0.3, 1.0))],
+    "crop and flip": [RandomResizedCrop((0.2, 0.9)), RandomFlip()],
+    "everything": [RandomFlip(), ScaleJitter(0.5, 1.5), RandomResizedCrop((0.5, 1.0)),
+                   RandomFlip(0.9), ScaleJitter(0.7, 0.9)],
+}  # fmt: skip
+PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
+
+
+def span(profile: torch.Tensor) -> tuple[float, float]:
+    """Where a row of one object begins and ends: from its weight on both sides of its middle."""
+    profile = profile.double().clamp(0, 1)
+    middle = int((torch.arange(len(profile)) * profile).sum() / profile.sum())
+    return middle - float(profile[:middle].sum()), middle + float(profile[middle:].sum())
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+@pytest.mark.parametrize("coordinates", ["source", "stored"])
+@pytest.mark.parametrize("steps", GEOMETRIC.values(), ids=GEOMETRIC.keys())
+def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinates, fit, device):
+    """The edges of a white rectangle, found in the image, in the mask and in the box.
+
+    First the rectangles have their edges on those of stored cells, then the masks are drawn from
+    the runs, and last they are taken from a grid that is itself wrong by up to half of its cells.
+    """
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    on_cells = [(20, 30, 120, 102), (0, 0, 50, 42), (100, 60, 190, 138), (6, 12, 186, 132)]
+    for source, rectangles, exact, off in (
+        ((144, 192), on_cells, False, 0.0),
+        ((150, 225), RECTANGLES, True, 0.0),
+        ((150, 225), RECTANGLES, False, 0.5),
+    ):
+        batch = moved(rectangle_batch(layout, rectangles, source, coordinates), device)
+        if exact:
+            batch["runs"] = rectangle_runs(rectangles, source).to(device)
+        pipeline = Pipeline(dataset(layout, coordinates), steps, seed=5, **PLAIN)
+        seen = 0
+        for epoch in range(4):
+            done = pipeline(batch, epoch)
+            images, masks = done["images"].cpu(), done["masks"].cpu()
+            # Source pixels a stored cell, by source pixels a pixel of the result, x and y.
+            cell = torch.tensor([source[1], source[0] if fit == "squash" else max(source)]) / 96
+            zoom = cell / done["maps"].cpu()[:, [0, 1], [0, 1]].abs()
+            for k, (x0, y0, x1, y1) in enumerate(done["boxes"][:, 0].tolist()):
+                if min(x1 - x0, y1 - y0) < 4:
+                    continue
+                seen += 1
+                row, column = int((y0 + y1) / 2), int((x0 + x1) / 2)
+                image, mask = images[k].mean(0), masks[k, 0]
+                for axis, line, due in (
+                    (0, (row,), (x0, x1)),
+                    (1, (slice(None), column), (y0, y1)),
+                ):
+                    np.testing.assert_allclose(span(image[line]), due, atol=0.5)
+                    room = 0.5 + off * float(zoom[k, axis]) + 2e-3  # runs are drawn to 1/1024 pixel
+                    np.testing.assert_allclose(span(mask[line]), due, atol=room)
+                x, y = done["point_coords"][k, 0].tolist()
+                if done["point_inside"][k, 0]:
+                    assert image[int(y), int(x)] > 0.9 and mask[int(y), int(x)]
+        assert seen >= 8
+
+
+@pytest.mark.parametrize("steps", GEOMETRIC.values(), ids=GEOMETRIC.keys())
+def test_masks_from_runs_have_the_cells_that_are_covered_by_half(steps, device):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    batch["runs"] = rectangle_runs(RECTANGLES).to(device)
+    done = Pipeline(dataset(LAYOUT), steps, mask_size=(40, 48))(batch, 2)
+    shown = done["images"].abs().sum(1).cpu()
+    for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
+        part = []
+        for axis, low, high, count in ((0, x0, x1, 48), (1, y0, y1, 40)):
+            scale, offset = done["maps"][k, axis, [axis, 2]].tolist()
+            edges = sorted((end - offset) / scale * count / 96 for end in (low, high))
+            part.append(covered(*edges, 1, count))
+        share = np.outer(part[1], part[0])
+        found = done["masks"][k, 0].cpu().numpy()
+        clear = np.abs(share - 0.5) > 0.02
+        # Where a step has cropped the image there are no masks either.
+        rows = np.arange(40) * 96 / 40 < shown[k].any(1).sum().item() - 3
+        columns = np.arange(48) * 2 < shown[k].any(0).sum().item() - 3
+        clear &= np.outer(rows, columns) | (share < 0.5)
+        assert clear.mean() > 0.6
+        assert np.array_equal(found[clear], share[clear] > 0.5)
+
+
+def test_without_steps_runs_give_the_grid_of_the_pack():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    due = Pipeline(dataset(LAYOUT))(batch)
+    found = Pipeline(dataset(LAYOUT))({**batch, "runs": rectangle_runs(RECTANGLES)})
+    assert torch.equal(found["masks"], due["masks"])
+
+
+def test_boxes_and_points_are_the_source_through_the_map(device):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    done = Pipeline(dataset(LAYOUT), GEOMETRIC["crop and flip"])(batch, 3)
+    assert (done["maps"][:, 0, 0] < 0).any() and (done["maps"][:, 0, 0] > 0).any()
+    for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
+        maps = done["maps"][k].cpu().numpy()
+        scale, offset = maps[:, :2].diagonal(), maps[:, 2]
+        corners = np.sort((np.array([[x0, y0], [x1, y1]]) - offset) / scale, axis=0)
+        box = done["boxes"][k, 0].cpu().numpy()
+        np.testing.assert_allclose(box, corners.clip(0, 96).flatten(), atol=1e-4)
+        point = (np.array([(x0 + x1) / 2, (y0 + y1) / 2]) - offset) / scale
+        np.testing.assert_allclose(done["point_coords"][k, 0].cpu().numpy(), point, atol=1e-4)
+        assert bool(done["point_inside"][k, 0]) == bool(np.all((point >= 0) & (point < 96)))
+
+
+def test_without_steps_pixels_and_masks_are_what_the_batch_holds():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    batch["images"][:] = torch.randint(0, 256, batch["images"].shape, dtype=torch.uint8)
+    done = Pipeline(dataset(LAYOUT), **PLAIN)(batch)
+    due = batch["images"].permute(0, 3, 1, 2).float() / 255
+    assert torch.equal(done["images"][:, :, :64], due[:, :, :64])
+    assert not done["images"][:, :, 64:].any()
+    assert torch.equal(done["masks"], unpack_bits(batch["masks"]))
+    assert done["images"].is_contiguous()
+
+
+def test_a_smaller_canvas_is_what_pil_makes_of_each_image():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    batch["images"][:, :64] = torch.randint(0, 256, (4, 64, 96, 3), dtype=torch.uint8)
+    done = Pipeline(dataset(LAYOUT), size=48, **PLAIN)(batch)
+    for k in range(4):
+        pixels = Image.fromarray(batch["images"][k, :64].numpy())
+        due = np.asarray(pixels.resize((48, 32), Image.Resampling.BILINEAR))
+        found = 255 * done["images"][k, :, :32].permute(1, 2, 0).numpy()
+        assert np.abs(found - due).max() <= 1.01  # PIL rounds twice
+    assert done["masks"].shape == (4, 1, 48, 48)
+
+
+def ragged(form: str) -> dict:
+    """Three samples with 2, 0 and 1 masks in one of the forms of a batch."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
+    keys = ("masks", "bboxes", "point_coords", "areas")
+    rows = [[0, 2], [], [1]]
+    flat = {key: torch.cat([batch[key][k] for own in rows for k in own]) for key in keys}
+    batch["mask_counts"] = torch.tensor([2, 0, 1])
+    for key in keys:
+        if form.startswith("flat"):
+            batch[key] = flat[key]
+            batch["mask_offsets"] = torch.tensor([0, 2, 2, 3])
+        else:
+            padded = torch.zeros((3, 3, *flat[key].shape[1:]), dtype=flat[key].dtype)
+            padded[0, :2], padded[2, 0] = flat[key][:2], flat[key][2]
+            batch[key] = padded
+    if not form.endswith("bits"):
+        batch["masks"] = unpack_bits(batch["masks"])
+    return batch
+
+
+def test_all_forms_of_a_batch_give_the_same(device):
+    steps = [RandomResizedCrop((0.3, 1.0)), RandomFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), Mixup()]
+    for mask_dtype in (torch.bool, torch.float16):
+        pipeline = Pipeline(
+            dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20), mask_dtype=mask_dtype
+        )
+        done = {
+            form: pipeline(moved(ragged(form), device), 1)
+            for form in ("padded", "flat", "padded_bits", "flat_bits")
+        }
+        padded, flat = done["padded"], done["flat"]
+        assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == mask_dtype
+        assert padded["images"].shape == (3, 3, 64, 80)
+        real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool, device=device)
+        assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
+        for key in ("masks", "boxes", "point_coords", "point_inside", "valid", "areas"):
+            assert torch.equal(padded[key][real], flat[key]), key
+            for form in ("padded", "flat"):
+                assert torch.equal(done[form][key], done[form + "_bits"][key]), key
+        assert torch.equal(padded["images"], flat["images"])
+
+
+def test_runs_without_padding_go_where_their_masks_are(device):
+    """Three samples with 2, 0 and 1 masks: runs of three masks, and of nine in padded arrays."""
+    order = [0, 2, 1]
+    of_one = rectangle_runs([RECTANGLES[k] for k in order])
+    offsets = torch.tensor([0, 2, 2, 3])
+    runs = RunBatch(of_one.run_ends, of_one.run_offset, offsets, of_one.sizes, of_one.host_offset)
+    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    flat = pipeline({**moved(ragged("flat"), device), "runs": runs.to(device)}, 0)["masks"]
+    padded = pipeline({**moved(ragged("padded"), device), "runs": runs.to(device)}, 0)["masks"]
+    assert flat.flatten(1).any(1).all()
+    assert torch.equal(padded[0, :2], flat[:2]) and torch.equal(padded[2, 0], flat[2])
+    assert padded.sum() == flat.sum()
+    with pytest.raises(OptionError, match="runs of 4 masks, but 3 masks"):
+        pipeline({**ragged("flat"), "runs": rectangle_runs(RECTANGLES)}, 0)
+
+
+def test_an_image_is_treated_alike_in_every_batch(device):
+    steps = [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    pipeline = Pipeline(dataset(LAYOUT), steps, seed=3)
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    whole = pipeline(batch, 7)
+    for order in ([2], [3, 0], [1, 2, 3, 0]):
+        part = pipeline({key: value[order] for key, value in batch.items()}, 7)
+        for key in ("maps", "boxes", "masks", "valid"):
+            assert torch.equal(part[key], whole[key][order]), key
+        torch.testing.assert_close(part["images"], whole["images"][order], atol=1e-4, rtol=0)
+    again = Pipeline(dataset(LAYOUT), steps, seed=3)(batch, 7)
+    assert all(torch.equal(again[key], whole[key]) for key in whole)
+    for other in (pipeline(batch, 8), Pipeline(dataset(LAYOUT), steps, seed=4)(batch, 7)):
+        assert not torch.equal(other["maps"], whole["maps"])
+
+
+def test_a_mask_that_left_the_picture_is_not_valid_and_still_has_its_row():
+    batch = rectangle_batch(LAYOUT, [(0, 0, 20, 20), (200, 130, 225, 150)])
+    batch["image_ids"][:] = 100  # the same crop for both
+    pipeline = Pipeline(dataset(LAYOUT), [RandomResizedCrop((0.05, 0.1))])
+    done = pipeline(batch, 0)
+    gone = ~done["masks"].flatten(1).any(1)
+    assert gone.tolist() in ([True, False], [False, True], [True, True])
+    assert torch.equal(done["valid"][:, 0], ~gone)
+    assert done["boxes"].shape == (2, 1, 4)
+    flat = done["boxes"][gone, 0]
+    assert ((flat[:, 2:] == flat[:, :2]).any(1)).all()
+    assert not done["point_inside"][gone].any()
+    without = {key: value for key, value in batch.items() if key != "masks"}
+    assert torch.equal(pipeline(without, 0)["valid"], done["valid"])  # by the box alone
+
+
+def test_a_mask_with_fewer_cells_than_are_asked_for_is_not_valid():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    areas = unpack_bits(batch["masks"]).sum((1, 2, 3))
+    for limit in sorted(areas.tolist()):
+        done = Pipeline(dataset(LAYOUT), min_area=limit)(batch)
+        assert torch.equal(done["valid"][:, 0], areas >= limit)
+
+
+def test_the_part_of_the_canvas_without_an_image_is_zero_whatever_the_colours():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    steps = [ScaleJitter(0.3, 0.6), RandomFlip(), ColorJitter(0.4, 0.4, 0.4, 0.2)]
+    done = Pipeline(dataset(LAYOUT), steps)(batch, 0)
+    for k, (scale, maps) in enumerate(zip(done["maps"].abs(), done["maps"], strict=True)):
+        width, height = 225 / scale[0, 0], 150 / scale[1, 1]
+        assert maps[1, 2] == 0
+        rows, columns = (torch.arange(96) + 0.5 < side for side in (height, width))
+        image = done["images"][k]
+        assert not image[:, ~rows].any() and not image[:, :, ~columns].any()
+        assert (image[:, rows][:, :, columns] != 0).float().mean() > 0.9
+
+
+def test_planes_give_what_their_colours_give(device):
+    rgb = rectangle_batch(LAYOUT, RECTANGLES)
+    rgb["images"][:, :64] = torch.randint(0, 256, (4, 64, 96, 1), dtype=torch.uint8)  # grey
+    planes = torch.full((4, 144, 96), 128, dtype=torch.uint8)
+    planes[:, :96] = rgb["images"][..., 0]
+    yuv = {**rgb, "images": planes}
+    layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
+    steps = [RandomResizedCrop(), ColorJitter(0.3, 0.3)]
+    found = Pipeline(dataset(layout), steps)(moved(yuv, device), 0)
+    due = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
+    assert torch.equal(found["images"], due["images"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_the_rounded_result(dtype):
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    due = Pipeline(dataset(LAYOUT), [ScaleJitter()])(batch, 0)["images"].to(dtype)
+    found = Pipeline(dataset(LAYOUT), [ScaleJitter()], dtype=dtype)(batch, 0)["images"]
+    assert torch.equal(found, due)
+
+
+@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+def test_a_batch_without_samples_or_masks_has_all_keys(form, device):
+    steps = [RandomFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
+    pipeline = Pipeline(dataset(LAYOUT), steps)
+    due = pipeline(moved(ragged(form), device), 0)
+    offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in form else {}
+    batch = {key: value[:0] for key, value in ragged(form).items()} | offsets
+    done = pipeline(moved(batch, device), 0)
+    assert {key: value.dtype for key, value in done.items()} == {
+        key: value.dtype for key, value in due.items()
+    }
+    assert done["images"].shape == (0, 3, 96, 96) and done["masks"].shape[-2:] == (96, 96)
+    bare = ragged(form)
+    bare["mask_counts"][:] = 0
+    masks = ("masks", "bboxes", "point_coords", "areas")
+    bare |= {key: bare[key][:, :0] if form == "padded" else bare[key][:0] for key in masks}
+    if "flat" in form:
+        bare["mask_offsets"][:] = 0
+    assert pipeline(moved(bare, device), 0)["boxes"].numel() == 0
+
+
+@pytest.mark.parametrize("form", ["padded", "flat"])
+def test_what_is_not_in_the_batch_is_not_in_the_result(form):
+    whole = Pipeline(dataset(LAYOUT), [RandomFlip()])(ragged(form), 0)
+    for missing, without in (
+        (("masks",), {"masks"}),
+        (("bboxes", "areas"), {"boxes", "areas"}),
+        (("masks", "bboxes", "point_coords", "areas"),
+         {"masks", "boxes", "point_coords", "point_inside", "areas", "valid"}),
+    ):  # fmt: skip
+        batch = {key: value for key, value in ragged(form).items() if key not in missing}
+        done = Pipeline(dataset(LAYOUT), [RandomFlip()])(batch, 0)
+        assert done.keys() == whole.keys() - without
+        assert all(torch.equal(done[key], whole[key]) for key in done)
+
+
+class Waits(TorchDispatchMode):
+    """Collects operations that on a device would wait for it, or for the host's memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        if name in ("lift_fresh", "_local_scalar_dense", "nonzero", "masked_select", "unique"):
+            self.found.add(name)
+        if name == "repeat_interleave" and kwargs.get("output_size") is None:
+            self.found.add(name)
+        if name in ("index", "index_put_") and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        ):
+            self.found.add(name)
+        return func(*args, **kwargs)
+
+
+STEPS = {
+    "no steps": [],
+    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+}
+
+
+@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_nothing_waits_for_the_device(steps, form, device):
+    pipeline = Pipeline(dataset(LAYOUT), steps)
+    batch = moved(ragged(form), device)
+    pipeline(batch, 0)  # tables go to the device once
+    with Waits() as waits:
+        pipeline(batch, 1)
+    assert waits.found == set()
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            pipeline(batch, 2)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda x: x[0].item(),
+        lambda x: x[x > 0],
+        lambda x: x[[0, 1]],
+        lambda x: x.new_tensor([1]),
+        lambda x: x.nonzero(),
+        lambda x: x.repeat_interleave(torch.arange(3)),
+    ],
+)
+def test_what_waits_is_seen(waiting):
+    x = torch.ones(3)
+    with Waits() as waits:
+        waiting(x)
+    assert len(waits.found) == 1
+
+
+def test_the_batch_is_not_changed():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    before = {key: value.clone() for key, value in batch.items()}
+    for steps in ([], [RandomFlip(), ColorJitter(0.5, 0.5, 0.5, 0.5), Mixup()]):
+        Pipeline(dataset(LAYOUT), steps)(batch, 0)
+    assert batch.keys() == before.keys()
+    assert all(torch.equal(batch[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "match"),
+    [
+        ([Mixup(), RandomFlip()], {}, "the geometric ones first"),
+        ([ColorJitter(), ColorJitter()], {}, "at most one ColorJitter"),
+        (["flip"], {}, "'flip' is no step"),
+        ([], {"dtype": torch.uint8}, "choose a floating one"),
+        ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating one"),
+        ([], {"std": (1, 1, 0)}, "those of std above 0"),
+        ([], {"size": 0}, "size is 0"),
+        ([], {"mask_size": (4, 4, 4)}, "mask_size is"),
+        ([], {"min_area": -1}, "min_area is -1"),
+        ([], {"seed": -1}, "seed must be a whole number"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(steps, options, match):
+    with pytest.raises(OptionError, match=match):
+        Pipeline(dataset(LAYOUT), steps, **options)
+
+
+def test_a_batch_of_another_pack_and_a_missing_epoch_are_named():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    with pytest.raises(OptionError, match=r"images are torch.uint8 \(4, 96, 96, 3\).*'B', 64, 64"):
+        Pipeline(dataset(Layout(image_size=64, mask_size=64)))(batch)
+    for masks in (batch["masks"].float(), batch["masks"].bool(), batch["masks"][..., :64, :]):
+        with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
+            Pipeline(dataset(LAYOUT))({**batch, "masks": masks})
+    with pytest.raises(OptionError, match=r"call it as pipeline\(batch, epoch\)"):
+        Pipeline(dataset(LAYOUT), [RandomFlip()])(batch)

@@ -1,0 +1,151 @@
+"""Prompts on a device, held against those of `sa1bpack.masks` (which tests/masks holds against
+full-size masks)."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sa1bpack import masks
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms import RunBatch, prompts
+
+
+def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Six masks of an image: empty, full, noise, an object, and runs of no pixels among them."""
+    height, width = (int(side) for side in random.integers(1, 14, 2))
+    pixels = height * width
+    ends = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
+    for _ in range(2):
+        cuts = random.integers(0, pixels + 1, random.integers(0, 40))
+        ends.append([*sorted(cuts.tolist()), pixels])
+    top, bottom = sorted(random.integers(0, height + 1, 2).tolist())
+    runs = ((x * height + top, x * height + bottom) for x in range(1, width - 1))
+    ends.append([*(end for run in runs for end in run), pixels])
+    offset = np.cumsum([0, *(len(of_one) for of_one in ends)])
+    return np.concatenate(ends).astype(np.int32), offset, height, width
+
+
+def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
+    samples = [random_sample(random) for _ in range(count)]
+    return samples, RunBatch.collate(samples)
+
+
+@pytest.mark.parametrize("region", masks.REGIONS)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
+def test_regions_and_points_are_those_of_the_cpu(device, region, seed, count, in_boxes):
+    random = np.random.default_rng(seed)
+    samples, runs = batch_of(random, count)
+    runs = runs.to(device)
+    numbers = random.integers(-1, 60, (runs.masks, 30))
+    ids = random.integers(-(2**63), 2**63, runs.masks)
+    boxes = None
+    if in_boxes:
+        boxes = np.sort(random.integers(-3, 17, (runs.masks, 2, 2)), axis=1).reshape(-1, 4)
+    key = {"seed": seed, "epoch": 3, "draw": 1}
+    counts, pixels, points, valid = [], [], [], []
+    for place, sample in enumerate(samples):
+        rows = slice(6 * place, 6 * place + 6)
+        box = None if boxes is None else boxes[rows]
+        counts.append(masks.count_pixels(*sample, region, box))
+        pixels.append(masks.nth_pixels(*sample, numbers[rows], region, box))
+        drawn = masks.draw_points(*sample, ids[rows], 5, region, boxes=box, **key)
+        points.append(drawn[0])
+        valid.append(drawn[1])
+
+    def there(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    def same(found: torch.Tensor, arrays: list[np.ndarray]) -> None:
+        assert found.device.type == device.type
+        found, arrays = found.cpu().numpy(), np.concatenate(arrays)
+        assert found.dtype == arrays.dtype
+        np.testing.assert_array_equal(found, arrays)
+
+    there_boxes = None if boxes is None else there(boxes)
+    same(prompts.count_pixels(runs, region, there_boxes), counts)
+    same(prompts.nth_pixels(runs, there(numbers), region, there_boxes), pixels)
+    found = prompts.draw_points(runs, there(ids), 5, region, boxes=there_boxes, **key)
+    same(found[0], points)
+    same(found[1], valid)
+
+
+def test_boxes_are_those_around_the_masks(device):
+    samples, runs = batch_of(np.random.default_rng(1), 20)
+    found = prompts.mask_boxes(runs.to(device)).cpu().numpy()
+    bbox = np.concatenate([masks.mask_bbox(*sample) for sample in samples])
+    bbox[:, 2:] += bbox[:, :2]
+    np.testing.assert_array_equal(found, bbox)
+
+
+def test_boxes_move_as_on_the_cpu(device):
+    random = np.random.default_rng(2)
+    boxes = np.sort(random.uniform(0, 900, (500, 2, 2)), axis=1).reshape(-1, 4)
+    ids = random.integers(0, 2**40, 500)
+    for extent in (np.array([800.0, 700]), random.uniform(600, 1000, (500, 2))):
+        expected = masks.jitter_boxes(boxes, extent, ids, seed=5, epoch=6, draw=7)
+        tensors = (torch.from_numpy(array).to(device) for array in (boxes, extent, ids))
+        found = prompts.jitter_boxes(*tensors, seed=5, epoch=6, draw=7)
+        assert found.dtype == torch.float32
+        np.testing.assert_array_equal(found.cpu().numpy(), expected)
+
+
+def test_the_largest_images_do_not_overflow(device):
+    """As many masks as the keys of one sort can be tried with, of nearly 2**31 pixels."""
+    height, width = 65_535, 32_767
+    one = np.array([height + 1, height * (width - 1) - 1, height * width], np.int32)
+    samples = [(one, np.array([0, 3]), height, width)] * 50
+    runs = RunBatch.collate(samples).to(device)
+    for region in masks.REGIONS:
+        count = masks.count_pixels(*samples[0], region)
+        numbers = np.array([[0, count[0] // 2, count[0] - 1]])
+        pixels = masks.nth_pixels(*samples[0], numbers, region)
+        found = prompts.nth_pixels(runs, torch.tensor(numbers).repeat(50, 1).to(device), region)
+        assert (prompts.count_pixels(runs, region).cpu().numpy() == count).all()
+        assert (found.cpu().numpy() == pixels).all()
+
+
+def test_padding_and_batches_without_masks_have_no_points(device):
+    offset = torch.tensor([0, 0, 2, 2])
+    runs = RunBatch(
+        torch.tensor([0, 20], dtype=torch.int32),
+        offset,
+        torch.tensor([0, 3]),
+        torch.tensor([[4, 5]]),
+        offset,
+    ).to(device)
+    for region, pixels in zip(masks.REGIONS, (20, 14, 0), strict=True):
+        assert prompts.count_pixels(runs, region).tolist() == [0, pixels, 0]
+    none = RunBatch.collate([]).to(device)
+    ids = torch.zeros(0, dtype=torch.int64, device=device)
+    for region in masks.REGIONS:
+        points, valid = prompts.draw_points(none, ids, 3, region, seed=0, epoch=0)
+        assert points.shape == (0, 3, 2) and valid.shape == (0,)
+    assert prompts.mask_boxes(runs).tolist() == [[0, 0, 0, 0], [0, 0, 5, 4], [0, 0, 0, 0]]
+    padding = RunBatch(
+        none.run_ends, *(torch.tensor(n) for n in ([0, 0], [0, 1], [[4, 5]], [0, 0]))
+    )
+    points, valid = prompts.draw_points(padding, torch.tensor([3]), 2, seed=0, epoch=0)
+    assert not points.any() and not valid.any()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
+        ({"ids": torch.zeros(5, dtype=torch.int64)}, r"ids must be int64 \(6,\)"),
+        ({"ids": torch.zeros(6)}, "ids must be int64"),
+        ({"boxes": torch.zeros((6, 4))}, r"boxes must be int64 \(6, 4\), got torch.float32"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"draw": 2**32}, "draw must be a whole number"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(option, message):
+    _, runs = batch_of(np.random.default_rng(0), 1)
+    arguments = {"ids": torch.arange(6), "points": 2, "seed": 0, "epoch": 0, **option}
+    with pytest.raises(OptionError, match=message):
+        prompts.draw_points(runs, **arguments)

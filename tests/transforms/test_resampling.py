@@ -1,0 +1,101 @@
+"""Images through maps, against PIL's own resampling of each image alone."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.resample import enlarge, resample
+
+S = 40
+# Rectangles x0, y0, x1, y1 of the stored images, mirrored or not, and the stored width and height.
+GROWING = [
+    ((0, 0, 30, 20), False, (30, 20)),
+    ((3.3, 1.7, 12.1, 9.25), False, (40, 31)),
+    ((10, 0, 40, 7.5), True, (40, 8)),
+]
+ANY = [
+    *GROWING,
+    ((0, 0, 40, 40), False, (40, 40)),
+    ((1.2, 0, 39.9, 33), True, (40, 33)),
+]
+
+
+def images(count: int) -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (count, S, S, 3), dtype=np.uint8)
+
+
+def maps_of(cases, canvas, device) -> tuple[AxisMaps, torch.Tensor]:
+    scale, offset = [], []
+    for (x0, y0, x1, y1), mirrored, _ in cases:
+        sx, sy = (x1 - x0) / canvas[1], (y1 - y0) / canvas[0]
+        scale.append((-sx if mirrored else sx, sy))
+        offset.append((x1 if mirrored else x0, y0))
+    stored = [size for *_, size in cases]
+    scale, offset, stored = (
+        torch.tensor(values, dtype=torch.float64, device=device)
+        for values in (scale, offset, stored)
+    )
+    return AxisMaps(scale, offset), stored
+
+
+def by_pil(image: np.ndarray, case, canvas) -> np.ndarray:
+    """One image in float, so that nothing is rounded: float32 (3, h, w)."""
+    box, mirrored, (width, height) = case
+    planes = [
+        np.asarray(
+            Image.fromarray(image[:height, :width, c].astype(np.float32)).resize(
+                canvas[::-1], Image.Resampling.BILINEAR, box=box
+            )
+        )
+        for c in range(3)
+    ]
+    return np.stack(planes)[..., ::-1] if mirrored else np.stack(planes)
+
+
+@pytest.mark.parametrize("canvas", [(16, 24), (7, 5), (48, 64)])
+def test_any_map_gives_what_pil_gives_for_each_image(canvas, device):
+    source = images(len(ANY))
+    maps, stored = maps_of(ANY, canvas, device)
+    found = resample(torch.from_numpy(source).to(device), maps, stored, canvas).cpu().numpy()
+    for k, case in enumerate(ANY):
+        np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
+
+
+def test_a_map_that_enlarges_gives_what_pil_gives_for_each_image(device):
+    canvas = (44, 52)
+    source = images(len(GROWING))
+    maps, stored = maps_of(GROWING, canvas, device)
+    found = enlarge(torch.from_numpy(source).to(device), maps, stored, canvas).cpu().numpy()
+    for k, case in enumerate(GROWING):
+        np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
+
+
+def test_the_filter_agrees_with_antialiasing_of_torch(device):
+    """All of an image, as `interpolate` scales it: down on one axis, up on the other."""
+    source = torch.from_numpy(images(2)).to(device)
+    maps, stored = maps_of([((0, 0, S, S), False, (S, S))] * 2, (13, 55), device)
+    due = torch.nn.functional.interpolate(
+        source.permute(0, 3, 1, 2).float(), (13, 55), mode="bilinear", antialias=True
+    )
+    torch.testing.assert_close(resample(source, maps, stored, (13, 55)), due, atol=2e-3, rtol=0)
+
+
+def test_what_lies_beyond_the_stored_image_has_no_part_in_it(device):
+    source = torch.from_numpy(images(3)).to(device)
+    maps, stored = maps_of(GROWING, (44, 52), device)
+    other = source.clone()
+    for k, (*_, (width, height)) in enumerate(GROWING):
+        other[k, height:], other[k, :, width:] = 255, 255
+    for way in (enlarge, resample):
+        found = way(source, maps, stored, (44, 52))
+        assert torch.equal(found, way(other, maps, stored, (44, 52)))
+
+
+def test_a_batch_of_no_images_has_no_images(device):
+    none = torch.zeros((0, S, S, 3), dtype=torch.uint8, device=device)
+    maps, stored = maps_of(GROWING, (4, 6), device)
+    maps = AxisMaps(maps.scale[:0], maps.offset[:0])
+    for way in (enlarge, resample):
+        assert way(none, maps, stored[:0], (4, 6)).shape == (0, 3, 4, 6)

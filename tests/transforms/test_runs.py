@@ -1,0 +1,205 @@
+"""Runs drawn on a device, held against the compiled kernels (which tests/masks holds against
+full-size masks)."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.masks import draw_window, unpack_bits, window_map
+from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs
+from sa1bpack.transforms import runs as module
+from sa1bpack.transforms.runs import draw_with_torch
+
+SAMPLINGS = ("area", "center")
+
+
+def flat_runs(masks: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Run ends of masks as int32 (r,) and int64 (n + 1,)."""
+    offset = np.cumsum([0, *(len(ends) for ends in masks)])
+    return np.array(list(itertools.chain(*masks)), np.int32), offset
+
+
+def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Up to five masks of an image: empty, full, noise, and runs of no pixels among them."""
+    height, width = (int(side) for side in random.integers(1, 40, 2))
+    pixels = height * width
+    masks = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
+    for _ in range(2):
+        cuts = random.integers(0, pixels + 1, random.integers(0, 50))
+        masks.append([*sorted(cuts.tolist()), pixels])
+    random.shuffle(masks)
+    return *flat_runs(masks[: random.integers(0, 6)]), height, width
+
+
+def expected(samples: list, maps: np.ndarray, size: tuple[int, int], sampling: str) -> np.ndarray:
+    """bool (T, h, w) by `draw_window`."""
+    cells = [
+        unpack_bits(draw_window(*sample, affine, size, sampling), size[1])
+        for sample, affine in zip(samples, maps, strict=True)
+    ]
+    return np.concatenate([np.zeros((0, *size), bool), *cells])
+
+
+def axes_of(maps: np.ndarray) -> AxisMaps:
+    """Upright maps (B, 2, 3) as scales and offsets."""
+    matrices = torch.from_numpy(maps)
+    return AxisMaps(matrices[:, [0, 1], [0, 1]], matrices[:, :, 2])
+
+
+def random_maps(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.ndarray:
+    """Upright maps of whole and fractional rectangles, mirrored, beyond the image, of no width."""
+    windows = random.uniform(-15, 50, (count, 4))
+    whole = random.random(count) < 0.5
+    windows[whole] = np.round(windows[whole])
+    narrow = random.random(count) < 0.1
+    windows[narrow, 2] = windows[narrow, 0]
+    return np.stack([window_map(*window, size) for window in windows.tolist()])
+
+
+BATCHES = st.tuples(
+    st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 30), st.integers(1, 30)
+)
+any_device = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@any_device
+@given(BATCHES)
+def test_upright_maps_give_the_cells_of_draw_window(device, sampling, drawn):
+    seed, count, *size = drawn
+    random = np.random.default_rng(seed)
+    samples = [random_sample(random) for _ in range(count)]
+    maps = random_maps(random, count, tuple(size))
+    runs = RunBatch.collate(samples).to(device)
+    cells = expected(samples, maps, tuple(size), sampling)
+    axes = axes_of(maps)
+    on_device = AxisMaps(axes.scale.to(device), axes.offset.to(device))
+    for given_maps in (torch.from_numpy(maps), axes, on_device):
+        found = draw_with_torch(runs, given_maps, tuple(size), sampling)
+        assert found.dtype == torch.bool and found.device.type == device.type
+        np.testing.assert_array_equal(found.cpu().numpy(), cells)
+        assert torch.equal(draw_runs(runs, given_maps, tuple(size), sampling), found)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@any_device
+@given(BATCHES)
+def test_maps_that_turn_give_the_cells_of_draw_window(device, sampling, drawn):
+    """Some of the batch turn, and some do not."""
+    seed, count, *size = drawn
+    random = np.random.default_rng(seed)
+    samples = [random_sample(random) for _ in range(count)]
+    maps = random_maps(random, count, tuple(size))
+    turned = random.random(count) < 0.7
+    maps[turned, :, :2] += random.uniform(-2, 2, (turned.sum(), 2, 2))
+    runs = RunBatch.collate(samples).to(device)
+    cells = expected(samples, maps, tuple(size), sampling)
+    found = draw_with_torch(runs, torch.from_numpy(maps), tuple(size), sampling)
+    np.testing.assert_array_equal(found.cpu().numpy(), cells)
+    assert torch.equal(draw_runs(runs, torch.from_numpy(maps), tuple(size), sampling), found)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("turn", [0.0, 0.4])
+def test_chunks_of_masks_make_no_difference(device, sampling, turn, monkeypatch):
+    random = np.random.default_rng(3)
+    samples = [random_sample(random) for _ in range(8)]
+    maps = random_maps(random, 8, (12, 15))
+    maps[::2, 0, 1] += turn
+    runs = RunBatch.collate(samples).to(device)
+    assert runs.masks > 10
+    cells = expected(samples, maps, (12, 15), sampling)
+    for room in (1, 20_000):  # one mask, then some at once
+        monkeypatch.setattr(module, "WORK_BYTES", room)
+        found = draw_with_torch(runs, torch.from_numpy(maps), (12, 15), sampling)
+        np.testing.assert_array_equal(found.cpu().numpy(), cells)
+
+
+@pytest.mark.parametrize("draw", [draw_runs, draw_with_torch])
+def test_masks_without_runs_are_padding(device, draw):
+    """Samples of three rows each, of which 2, 0 and 1 are masks."""
+    ends, offset = flat_runs([[3, 9, 30], [0, 30], [], [], [], [], [10, 30], [], []])
+    runs = RunBatch(
+        torch.from_numpy(ends),
+        torch.from_numpy(offset),
+        torch.tensor([0, 3, 6, 9]),
+        torch.tensor([[5, 6], [7, 7], [6, 5]]),
+        torch.from_numpy(offset),
+    ).to(device)
+    maps = torch.from_numpy(np.stack([window_map(0, 0, 6, 6, (6, 6))] * 3))
+    for sampling in SAMPLINGS:
+        found = draw(runs, maps, (6, 6), sampling)
+        assert found.sum((1, 2)).tolist() == [6, 30, 0, 0, 0, 0, 20, 0, 0]
+
+
+@pytest.mark.parametrize("draw", [draw_runs, draw_with_torch])
+def test_batches_without_masks_or_samples_give_no_cells(device, draw):
+    none = np.empty(0, np.int32), np.zeros(1, np.int64), 4, 5
+    for samples in ([], [none, none]):
+        runs = RunBatch.collate(samples).to(device)
+        maps = torch.zeros((len(samples), 2, 3), dtype=torch.float64)
+        assert draw(runs, maps, (8, 9), "area").shape == (0, 8, 9)
+
+
+def test_slices_of_offsets_collate(device):
+    ends, offset = flat_runs([[10, 20], [5, 20], [0, 7, 20]])
+    runs = RunBatch.collate([(ends, offset[1:3], 4, 5), (ends, offset[2:], 5, 4)]).to(device)
+    assert runs.run_ends.tolist() == [5, 20, 0, 7, 20]
+    assert runs.run_offset.tolist() == [0, 2, 5] == runs.host_offset.tolist()
+    assert runs.mask_offset.tolist() == [0, 1, 2] and runs.owner.tolist() == [0, 1]
+    assert runs.sizes.tolist() == [[4, 5], [5, 4]]
+
+
+def test_damaged_runs_are_refused_on_the_cpu():
+    ends, offset = flat_runs([[20], [7, 3, 20]])
+    with pytest.raises(MaskError, match=r"^mask 1 of 2"):
+        RunBatch.collate([(ends, offset, 4, 5)])
+    offset = torch.from_numpy(offset)
+    ends, of_one = torch.from_numpy(ends), torch.tensor([0, 2])
+    runs = RunBatch(ends, offset, of_one, torch.tensor([[4, 5]]), offset)
+    with pytest.raises(MaskError, match=r"^mask 1 of 2"):
+        draw_runs(runs, torch.eye(3, dtype=torch.float64)[None, :2], (4, 5))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_damaged_runs_on_a_device_write_nothing_outside_the_result(sampling):
+    """An index error here is an assertion on CUDA, after which the device is of no use."""
+    ends = torch.tensor([7, -500, 2**31 - 1, 3, 20], dtype=torch.int32)
+    offset = torch.tensor([0, 5])
+    runs = RunBatch(ends, offset, torch.tensor([0, 1]), torch.tensor([[4, 5]]), offset)
+    for turn in (0.0, 0.5):
+        affine = torch.tensor([[[1, turn, 0], [0, 1, 0]]], dtype=torch.float64)
+        assert draw_with_torch(runs, affine, (4, 5), sampling).shape == (1, 4, 5)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_maps_on_a_device_that_reach_too_far_draw_background():
+    ends, offset = flat_runs([[0, 20]] * 3)
+    runs = RunBatch.collate([(ends[2 * i : 2 * i + 2], offset[:2], 4, 5) for i in range(3)])
+    offsets = torch.tensor([[0.0, 0], [float("nan"), 0], [0, 2**20]], dtype=torch.float64)
+    maps = AxisMaps(torch.ones_like(offsets).cuda(), offsets.cuda())
+    assert draw_runs(runs.to("cuda"), maps, (4, 5)).sum((1, 2)).tolist() == [20, 0, 0]
+
+
+def test_maps_that_reach_too_far_or_are_too_few_are_refused():
+    ends, offset = flat_runs([[0, 20]])
+    runs = RunBatch.collate([(ends, offset, 4, 5)] * 2)
+    one = torch.ones((2, 2), dtype=torch.float64)
+    for far in (float("nan"), 2.0**20):
+        for draw in (draw_runs, draw_with_torch):
+            with pytest.raises(OptionError, match="more than 1048576 source pixels"):
+                draw(runs, AxisMaps(one, one * far), (4, 5), "area")
+    with pytest.raises(OptionError, match="there are 1 maps for 2 samples"):
+        draw_runs(runs, torch.eye(3, dtype=torch.float64)[None, :2], (4, 5))
+    with pytest.raises(OptionError, match="size must be from 1 to 4096"):
+        draw_runs(runs, AxisMaps(one, one), (0, 5))
+    with pytest.raises(OptionError, match="sampling must be one of"):
+        draw_runs(runs, AxisMaps(one, one), (4, 5), "nearest")
