@@ -132,6 +132,14 @@ def loader(task: Task) -> Iterator[Epoch]:
 
 
 @contextmanager
+def loader_checked(task: Task) -> Iterator[Epoch]:
+    """The same, and every sample is compared with its checksum."""
+    ds = task.ds.with_options(check="read")
+    with Loader(ds, task.batch, masks="padded_bits", threads=THREADS) as batches:
+        yield lambda: _count(batches)
+
+
+@contextmanager
 def loader_bool(task: Task) -> Iterator[Epoch]:
     """sa1bpack.Loader that unpacks the masks on the CPU: four times the bytes."""
     with Loader(task.ds, task.batch, masks="padded", threads=THREADS) as batches:
@@ -155,6 +163,7 @@ def _dataloader(workers: int):
 WAYS = {
     "memory copy, 2 threads (ceiling)": ceiling,
     "sa1bpack.Loader, bits": loader,
+    "sa1bpack.Loader, bits, check=read": loader_checked,
     "sa1bpack.Loader, bool": loader_bool,
     "dataset in a DataLoader, 0 workers": _dataloader(0),
     "dataset in a DataLoader, 2 workers": _dataloader(2),

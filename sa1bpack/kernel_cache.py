@@ -11,6 +11,7 @@ import stat
 import sys
 import tempfile
 import warnings
+from importlib import import_module
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
@@ -19,7 +20,7 @@ VARIABLE = "NUMBA_CACHE_DIR"
 def ensure_kernel_cache() -> None:
     """Set NUMBA_CACHE_DIR to a folder of this user's own if numba finds no place by itself.
 
-    Warns when there is no such place at all.
+    Warns when there is no such place at all; then each process compiles its kernels anew.
     """
     package = Path(__file__).absolute().parent
     if os.environ.get(VARIABLE) or _writable(package / "__pycache__") or _writable(_user_cache()):
@@ -29,14 +30,25 @@ def ensure_kernel_cache() -> None:
     except OSError as error:
         warnings.warn(
             f"compiled kernels can be kept neither in {package} nor in {_user_cache()} nor in a "
-            f"temporary folder ({error}); set {VARIABLE} to a folder that can be written",
+            f"temporary folder ({error}), so each process takes half a minute to compile them; set "
+            f"{VARIABLE} to a folder that can be written",
             RuntimeWarning,
             stacklevel=2,
         )
+        _keep_no_kernels()
         return
     os.environ[VARIABLE] = str(folder)
     if (numba := sys.modules.get("numba")) is not None:  # it has read its settings already
         numba.config.CACHE_DIR = str(folder)
+
+
+def _keep_no_kernels() -> None:
+    """Let kernels be compiled though they cannot be kept.
+
+    numba has no setting for it: a kernel that asks to be kept (`cache=True`), as all of ours do, is
+    a RuntimeError where there is no place.
+    """
+    import_module("numba.core.dispatcher").Dispatcher.enable_caching = lambda kernel: None
 
 
 def _user_cache() -> Path:

@@ -80,8 +80,42 @@ def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path
 
 def test_without_any_place_a_warning_names_the_remedy(read_only, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    from numba.core.dispatcher import Dispatcher
+
+    monkeypatch.setattr(Dispatcher, "enable_caching", Dispatcher.enable_caching)  # put back later
     with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a folder"):
         assert chosen() == ""
+
+
+NOTHING_CAN_BE_WRITTEN = """
+import os, tempfile, warnings
+from pathlib import Path
+
+def refuse(*arguments, **options):
+    raise PermissionError("nothing can be written")
+
+Path.mkdir = os.mkdir = tempfile.TemporaryFile = refuse
+os.access = lambda path, mode: False
+tempfile.tempdir = "/"
+import numba
+numba.config.CACHE_DIR = ""
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import sa1bpack
+assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
+from sa1bpack.data.unpack import unpack_words  # of which numba said that it cannot cache it
+print("alive")
+"""
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same():
+    """A training that only reads must not fail for that."""
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", NOTHING_CAN_BE_WRITTEN], capture_output=True, text=True,
+        env=environment,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("alive\n", "")
 
 
 def test_importing_sa1bpack_decides_before_numba_is_imported():

@@ -16,10 +16,11 @@ import numpy as np
 
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.columns import offsets_of
-from sa1bpack.data.sample import Sample
+from sa1bpack.data.forms import RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.data.place import place_image
+from sa1bpack.data.sample import Sample, SampleForm
 from sa1bpack.data.unpack import unpack_into
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
 
 # Padded: (B, most masks of a sample, ...), zero behind a sample's masks. Flat: (T, ...), all masks
 # of the batch one after the other, and mask_offsets. Bits: packed as in the pack.
@@ -41,7 +42,7 @@ class Field:
 
 
 SAMPLE_FIELDS = (
-    Field("images", "image", None),  # (B, S, S, 3), channels last
+    Field("images", "image", None),  # (B, S, S, 3), channels last, or planes (B, S * 3 / 2, S)
     Field("image_ids", "image_id", np.dtype(np.int64)),  # (B,)
     Field("sizes", "size", np.dtype(np.int32)),  # (B, 4): source h, w, stored h, w in pixels
     Field("indices", "index", np.dtype(np.int64)),  # (B,): rows in the pack
@@ -68,6 +69,7 @@ class BatchPlan:
     offsets  int64 (B + 1,): where its masks begin if all stand one after the other
     room     masks that a sample has room for in the padded forms
     like     with no samples: one that says which arrays there are; None: only the counts
+    canvas   side of the canvas that images without one are put on; None: they are all of one shape
     """
 
     samples: Sequence[Sample]
@@ -77,6 +79,7 @@ class BatchPlan:
     offsets: np.ndarray
     room: int
     like: Sample | None = None
+    canvas: int | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -97,7 +100,10 @@ class BatchPlan:
         masks = (len(self), self.room) if self.padded else (int(self.offsets[-1]),)
         for field in present(SAMPLE_FIELDS, first):
             value = np.asarray(first[field.source])
-            shapes[field.key] = ((len(self), *value.shape), field.dtype or value.dtype)
+            shape = value.shape
+            if field.key == "images" and self.canvas is not None:
+                shape = _canvas_shape(value, self.canvas)
+            shapes[field.key] = ((len(self), *shape), field.dtype or value.dtype)
         for field in present(MASK_FIELDS, first):
             row, dtype = mask_row(field, np.asarray(first[field.source]), self.form)
             shapes[field.key] = ((*masks, *row), dtype)
@@ -121,6 +127,9 @@ class BatchPlan:
         for field in present(SAMPLE_FIELDS, sample):
             value = np.asarray(sample[field.source])
             target = buffers[field.key]
+            if field.key == "images" and self.canvas is not None:
+                _put_on_canvas(sample, value, target[k])
+                continue
             if value.shape != target.shape[1:]:
                 raise _other_shape(sample, field, value.shape, target.shape[1:])
             target[k] = value
@@ -137,6 +146,28 @@ class BatchPlan:
             if due != target.shape[1:]:
                 raise _other_shape(sample, field, due, target.shape[1:])
             _copy_masks(field, value, rows, target)
+
+
+def _canvas_shape(image: np.ndarray, side: int) -> tuple[int, ...]:
+    """Shape of the canvas for an image without one: (h, w, 3), or the bytes (n,) of its planes."""
+    return (side, side, 3) if image.ndim == 3 else (side * 3 // 2, side)
+
+
+def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> None:
+    """Copy an image to the top left of a canvas, and zero the rest."""
+    planes = image.ndim == 1
+    height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
+    side = canvas.shape[1]
+    due = canvas.shape == _canvas_shape(image, side) and image.dtype == canvas.dtype == np.uint8
+    if not due or max(height, width) > side or (planes and side % 2):
+        raise OptionError(
+            f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not go on a canvas "
+            f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and no larger, and "
+            "planes need an even canvas"
+        )
+    how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
+    stored = np.ascontiguousarray(image).reshape(-1)
+    place_image(how, stored, height, width, width, height, side, canvas.reshape(-1))
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:
@@ -183,6 +214,7 @@ def plan_batch(
     epoch: int = 0,
     room: int | None = None,
     like: Sample | None = None,
+    canvas: int | None = None,
 ) -> BatchPlan:
     """Plan a batch of samples as a dataset gives them.
 
@@ -191,6 +223,7 @@ def plan_batch(
     epoch   of a random choice
     room    masks that a sample has room for in the padded forms; None: as many as the fullest has
     like    a sample such as `blank_sample` makes, for a plan of no samples
+    canvas  see BatchPlan
 
     Raises OptionError for samples that do not go together: other keys than the first one's, or
     per-mask arrays of different lengths; and for samples that are no dicts.
@@ -205,24 +238,29 @@ def plan_batch(
     counts = np.array(counts, np.int64)
     if room is None:
         room = int(counts.max(initial=0))
-    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like)
+    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like, canvas)
 
 
-def blank_sample(layout: Layout) -> Sample:
-    """A sample without masks of a pack, as a dataset gives it: shapes and types, and no memory."""
-    size, grid = layout.image_size, layout.mask_size
-    return {
-        "image": _blank((size, size, 3), np.uint8),
+def blank_sample(form: SampleForm) -> Sample:
+    """A sample without masks, as a dataset gives it: shapes and types, and no memory.
+
+    The image has its canvas already, also where samples have none.
+    """
+    grid = form.masks.size
+    sample = {
+        "image": _blank(form.image.shape, np.uint8),
         "image_id": 0,
         "size": _blank((4,), np.int32),
         "index": 0,
-        "masks": _blank((0, grid, grid // 8), np.uint8),
         "bboxes": _blank((0, 4), np.float64),
         "areas": _blank((0,), np.int64),
         "predicted_ious": _blank((0,), np.float64),
         "stability_scores": _blank((0,), np.float64),
         "point_coords": _blank((0, 2), np.float64),
     }
+    if form.masks.source == "runs":
+        return sample | {"run_ends": _blank((0,), np.int32), "run_offset": np.zeros(1, np.int64)}
+    return sample | {"masks": _blank((0, grid, grid // 8), np.uint8)}
 
 
 def blanked(sample: Sample) -> Sample:

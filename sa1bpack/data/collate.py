@@ -18,16 +18,18 @@ from sa1bpack.data.batch import (
     plan_batch,
 )
 from sa1bpack.data.choose import MaskChoice
-from sa1bpack.data.sample import Sample, check_choice
+from sa1bpack.data.order import whole_number
+from sa1bpack.data.sample import Sample, SampleForm, check_choice
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.format import Layout
+from sa1bpack.masks.rle import take_masks
+from sa1bpack.transforms.runs import RunBatch
 
 ON_ERROR = ("raise", "drop")
 Batch = dict[str, Any]
 
 _log = logging.getLogger("sa1bpack")
 _OWN_KEYS = {field.source for field in SAMPLE_FIELDS + MASK_FIELDS} | {
-    "crop_boxes", "annotation_ids", "file_name"
+    "crop_boxes", "annotation_ids", "file_name", "run_ends", "run_offset"
 }  # fmt: skip
 
 
@@ -40,9 +42,11 @@ class Collate:
     ================  ========  ================================================================
     key               type      shape and content
     ================  ========  ================================================================
-    images            uint8     (B, S, S, 3), channels last
+    images            uint8     (B, S, S, 3), channels last; of a dataset with pixels="stored" that
+                                has planes (B, S * 3 / 2, S): Y, Cb, Cr
     masks             bool      (..., Sm, Sm) in "padded" and "flat"
                       uint8     (..., Sm, Sm/8) in "padded_bits" and "flat_bits"
+    runs              RunBatch  in place of masks, of a dataset that gives runs
     mask_counts       int64     (B,)
     mask_offsets      int64     (B + 1,), in the flat forms: masks of sample i are rows [i] to
                                 [i + 1]
@@ -72,7 +76,8 @@ class Collate:
         seed: int = 0,
         pad_to_max: bool = False,
         on_error: str = "raise",
-        layout: Layout | None = None,
+        canvas: int | None = None,
+        sample_form: SampleForm | None = None,
     ):
         """
         Args:
@@ -85,9 +90,11 @@ class Collate:
             on_error: of samples that the dataset could not read. "raise": raise the ReadError.
                 "drop": leave them out, log a warning with the name, count them in `dropped` and in
                 the batch. Needs a dataset with `on_error="return"`. No sample takes their place.
-            layout: `ds.layout` of a dataset without transforms. A batch of which nothing is left
-                has all keys, with length 0, by the layout, else by the first sample that this
-                process has collated; if there was none, it has the counts alone.
+            canvas: S, for images without a canvas (fit native): they go to the top left of one,
+                which is zero elsewhere. `ds.layout.image_size`, or larger.
+            sample_form: `ds.form` of a dataset without transforms. It knows the canvas, and by it a
+                batch of which nothing is left has all keys, with length 0; else by the first sample
+                that this process has collated; if there was none, it has the counts alone.
 
         Raises:
             OptionError: a value that is none of the choices.
@@ -101,8 +108,11 @@ class Collate:
             raise OptionError("pad_to_max needs max_masks and a padded form of masks")
         self.room = self.choice.max_masks if pad_to_max else None
         self.dropped: list[ReadError] = []  # those of this process
-        self._layout = layout
-        self._like: Sample | None = None  # without a layout: the first sample, without its arrays
+        if canvas is None and sample_form is not None and sample_form.image.flat:
+            canvas = sample_form.image.side
+        self._canvas = None if canvas is None else whole_number("canvas", canvas, 1, 2**14)
+        self._form = sample_form
+        self._like: Sample | None = None  # without a form: the first sample, without its arrays
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -118,10 +128,11 @@ class Collate:
     def plan(self, samples: Sequence[Sample]) -> BatchPlan:
         """The plan of a batch of these samples, which may hold no ReadError."""
         like = None if samples else self._blank()
-        return plan_batch(samples, self.form, self.choice, self.epoch, self.room, like)
+        canvas = self._canvas if samples else None  # a blank has its canvas already
+        return plan_batch(samples, self.form, self.choice, self.epoch, self.room, like, canvas)
 
     def _blank(self) -> Sample | None:
-        return self._like if self._layout is None else blank_sample(self._layout)
+        return self._like if self._form is None else blank_sample(self._form)
 
     def __call__(
         self,
@@ -143,7 +154,7 @@ class Collate:
         if errors:
             samples = self._without(errors, samples)
         plan = self.plan(samples)
-        if self._layout is None and self._like is None and samples:
+        if self._form is None and self._like is None and samples:
             self._like = blanked(samples[0])
         shapes = plan.shapes()
         tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
@@ -152,6 +163,8 @@ class Collate:
         for k in range(len(plan)):
             plan.fill(k, buffers)
         batch: Batch = tensors
+        if "run_ends" in (samples[0] if samples else self._blank() or {}):
+            batch["runs"] = _joined_runs(plan)
         for key in (samples[0] if samples else self._like or {}).keys() - _OWN_KEYS:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
@@ -165,6 +178,16 @@ class Collate:
             _log.warning("left out: %s", error)
         self.dropped += errors
         return [sample for sample in samples if not isinstance(sample, ReadError)]
+
+
+def _joined_runs(plan: BatchPlan) -> RunBatch:
+    """The runs of the masks that are kept."""
+    runs = []
+    for sample, rows in zip(plan.samples, plan.chosen, strict=True):
+        found = sample["run_ends"], sample["run_offset"]
+        height, width = sample["size"][:2].tolist()
+        runs.append((*(found if rows is None else take_masks(*found, rows)), height, width))
+    return RunBatch.collate(runs)
 
 
 def _new_tensors(shapes) -> dict[str, torch.Tensor]:

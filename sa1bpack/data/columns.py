@@ -6,7 +6,9 @@ import numpy as np
 
 from sa1bpack.data.select import Rows, row_array
 from sa1bpack.data.shards import Pack
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
 
 SAMPLE_COLUMNS = ("image_id", "mask_count", "size", "annotation_count", "file_name", "checksum")
@@ -34,9 +36,12 @@ class Columns:
     positions  where the samples are in the dataset: slice, or int64 (k,)
     """
 
-    def __init__(self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray):
+    def __init__(
+        self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray, check: str
+    ):
         self.positions = positions
         self._pack = pack
+        self._check = check
         number, local, first, _ = pack.locate(int(rows[0]))
         self._shard = pack.shards[number]  # checks the offsets that are used from here on
         if isinstance(rows, range) and rows.step == 1:
@@ -67,11 +72,16 @@ class Columns:
         if name == "image_id":
             return self._pack.index.image_id[self._rows]
         if name == "file_name":
-            return self._shard[name].view(f"S{FILE_NAME_BYTES}")[self._local, 0]
+            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
         if name in SAMPLE_COLUMNS:
-            return self._shard[name][self._local]
+            return self._array(name)[self._local]
         check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS)
-        return self._shard[name][self._masks]
+        return self._array(name)[self._masks]
+
+    def _array(self, name: str) -> np.ndarray:
+        if self._check == "read":
+            return read_array_rows(self._shard, name)
+        return self._shard[name]
 
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value a sample: (k, ...). `how` is "sum", "max" or "min".
@@ -112,10 +122,10 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
-def iterate_columns(pack: Pack, rows: Rows) -> Iterator[Columns]:
+def iterate_columns(pack: Pack, rows: Rows, check: str) -> Iterator[Columns]:
     """Columns of each shard that has samples of the dataset; every sample comes exactly once."""
     for positions, part in _parts(pack, rows):
-        yield Columns(pack, positions, part)
+        yield Columns(pack, positions, part, check)
 
 
 def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
@@ -149,15 +159,15 @@ def _shard_numbers(pack: Pack, rows: Rows) -> np.ndarray:
     return np.searchsorted(pack.index.shard_offset, row_array(rows), side="right") - 1
 
 
-def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None) -> np.ndarray:
+def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: str) -> np.ndarray:
     """See `Dataset.column`."""
     check_name(name, SAMPLE_COLUMNS if reduce is None else MASK_COLUMNS)
     if name == "image_id":
         return _indexed(pack.index.image_id, rows)
     if name == "mask_count":
-        return np.diff(mask_offsets(pack, rows))
+        return _mask_counts(pack, rows)
     out = None
-    for columns in iterate_columns(pack, rows):
+    for columns in iterate_columns(pack, rows, check):
         part = columns[name] if reduce is None else columns.reduced(name, reduce)
         if out is None:
             out = np.empty((len(rows), *part.shape[1:]), part.dtype)
@@ -165,13 +175,13 @@ def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None) -> np.n
     return _empty(pack, name) if out is None else out
 
 
-def mask_column(pack: Pack, rows: Rows, name: str) -> np.ndarray:
+def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
     """See `Dataset.mask_column`."""
     check_name(name, MASK_COLUMNS)
     offsets = mask_offsets(pack, rows)
     spec = pack.layout.array(name)
     out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
-    for columns in iterate_columns(pack, rows):
+    for columns in iterate_columns(pack, rows, check):
         at = columns.positions
         if isinstance(at, slice):
             out[offsets[at.start] : offsets[at.stop]] = columns[name]
@@ -187,6 +197,14 @@ def mask_offsets(pack: Pack, rows: Rows) -> np.ndarray:
         return offsets
     part = row_array(rows)
     return offsets_of(offsets[part + 1] - offsets[part])
+
+
+def _mask_counts(pack: Pack, rows: Rows) -> np.ndarray:
+    counts = np.diff(mask_offsets(pack, rows))
+    if counts.min(initial=0) < 0:  # else somebody would make room for the masks that are too many
+        path = pack.root / pack.manifest.index / "mask_offset"
+        raise FormatError(f"{path}: an offset is below the one before it; {REMEDY}")
+    return counts
 
 
 def _indexed(column: np.ndarray, rows: Rows) -> np.ndarray:

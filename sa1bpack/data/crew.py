@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.data.device import Cuda, Host, Slot
-from sa1bpack.data.feed import Feed, Work
+from sa1bpack.data.feed import Feed
 from sa1bpack.data.ordered_batches import EpochBatches
 from sa1bpack.data.ring import Ring, Ticket
+from sa1bpack.data.work import Work
 from sa1bpack.errors import LoaderError, ReadError
 
 # How long a thread waits at a time for a slot. It is woken when there is one; this bounds the wait
@@ -101,6 +102,8 @@ class Crew:
             self._device.wait(ticket.slot, self._timeout)
             if errors and self._on_error == "raise":
                 raise errors[0]
+            if work.nbytes > len(ticket.slot.bytes):
+                self._device.grow(ticket.slot, work.nbytes)
             work.fill_heads(ticket.slot.bytes)
         except BaseException as error:
             self._ring.abort(ticket, error, state)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from sa1bpack.data.batch_form import BatchForm, expected_runs
 from sa1bpack.data.collate import Batch, Collate
 from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.feed import BatchForm
 from sa1bpack.data.launch import check_reads, cores, make_batches, timeout_seconds
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
@@ -241,7 +241,8 @@ def make_dataloader(
         check_choice("multiprocessing_context", multiprocessing_context, methods)
     collate = _SendingCollate(
         masks, max_masks=max_masks, choose=choose, seed=seed, pad_to_max=pad_to_max,
-        on_error=on_error, layout=None if has_hook else ds.layout,
+        on_error=on_error, canvas=ds.form.image.side if ds.form.image.flat else None,
+        sample_form=None if has_hook else ds.form,
     )  # fmt: skip
     batches = make_batches(ds, batch_size, order, seed, drop_last, pad_last, rank, world_size)
     if on_error == "drop":
@@ -280,8 +281,9 @@ def describe_dataloader(loader: PackDataLoader) -> DataLoaderPlan:
     if collate.choice.max_masks is not None:
         most = min(most, collate.choice.max_masks)
     room = most if collate.room is None else collate.room
-    form = BatchForm(ds.layout, collate.form, flat_masks=False)
-    regions, batch_bytes = form.regions(samples, room, samples * most)
+    form = BatchForm.of(ds, collate.form, travels=False)
+    runs = expected_runs(ds, samples * most)
+    regions, batch_bytes = form.regions(samples, room, samples * most, runs)
     workers = loader.num_workers
     ahead = workers * ((loader.prefetch_factor or 0) + 1)
     pinned = 0

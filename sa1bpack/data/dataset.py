@@ -17,7 +17,7 @@ from sa1bpack.data.columns import (
     sample_column,
     shard_bounds,
 )
-from sa1bpack.data.sample import Sample, SampleOptions, read_sample
+from sa1bpack.data.sample import Sample, SampleForm, SampleOptions, read_sample
 from sa1bpack.data.select import Lookup, Rows, concatenated, row_array, rows_at, take
 from sa1bpack.data.shards import Pack, Shards
 from sa1bpack.errors import FormatError, OptionError, ReadError
@@ -29,16 +29,27 @@ def open(
     path: str | Path,
     *,
     masks: str = "bits",
+    mask_size: int | None = None,
+    mask_sampling: str = "area",
+    pixels: str = "rgb",
     coordinates: str = "source",
     transform: Callable[[Sample], Any] | None = None,
     mask_transform: Callable[[np.ndarray], Any] | None = None,
     on_error: str = "raise",
+    check: str = "open",
 ) -> "Dataset":
     """Open a pack for training.
 
     Args:
         path: folder of the pack.
-        masks: "bits" gives the packed bits as they are stored, without a copy; "bool" unpacks them.
+        masks: "bits" gives packed bits, "bool" unpacks them. They are the stored ones, bits without
+            a copy, or drawn from the exact runs if `mask_size` is another than the pack's, or if it
+            has no bits. "runs" with a `mask_size` is "bool" drawn from the runs; without one,
+            `run_ends` and `run_offset` are given in place of masks.
+        mask_size: cells a side of the grid, a multiple of 8 up to 4096; None: the pack's.
+        mask_sampling: of masks that are drawn: "area" or "center", see docs/masks.md.
+        pixels: of a pack of yuv420 pixels. "rgb" converts them; "stored" gives the planes as they
+            are stored, see docs/format.md, for the device to convert. RGB is RGB in either case.
         coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
             "stored": pixels of the stored image: x is multiplied by stored width / source width,
             y by stored height / source height. Widths and heights alike; areas never.
@@ -47,6 +58,14 @@ def open(
         on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
             sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
             the list in place of the sample, for `Collate(on_error="drop")` to count and leave out.
+        check: what is compared with what was written. "open": the structure, when the pack and each
+            shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read":
+            in addition the bytes, whenever something is read. The index is compared with its
+            digests at once (24 bytes a sample). A sample is copied out of its files and compared
+            with its checksum, all of it; what `ds[i]`, Loader and make_dataloader give is that
+            copy, so no later change of a file shows in it. Columns are compared with the digest of
+            their file. What differs, is cut short or cannot be read is a ReadError, of columns and
+            the index a FormatError. `ds.shards` stays what it is: unchecked memory maps.
 
     Hooks go to worker processes with the dataset; to spawned ones they must be picklable.
 
@@ -56,7 +75,10 @@ def open(
         VersionError: a newer major version of the format.
         OptionError: a value that is none of the choices.
     """
-    options = SampleOptions(masks, coordinates, transform, mask_transform, on_error)
+    options = SampleOptions(
+        masks, coordinates, transform, mask_transform, on_error, check, mask_size, mask_sampling,
+        pixels,
+    )  # fmt: skip
     pack = Pack(path)
     return Dataset(pack, range(len(pack)), options)
 
@@ -65,15 +87,20 @@ class Dataset:
     """Samples of a pack: a sequence of dicts, and metadata of all of them as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
-    used is not read. With m masks, S and Sm the layout's image and mask size:
+    used is not read. With `check="read"` it is a dict of read-only copies that were compared with
+    the sample's checksum. With m masks, S and Sm the layout's image and mask size:
 
     ========================  ===================  ==========================================
     key                       type                 content
     ========================  ===================  ==========================================
     image                     uint8 (S, S, 3)      RGB rows; zero beyond the stored size
+                              uint8 (h, w, 3)      with the fit native, without padding
+                              uint8 (S*3/2, S)     or (n,), planes with pixels="stored"
     masks                     uint8 (m, Sm, Sm/8)  bits, lowest first: cell x is bit x mod 8 of
                                                    byte x div 8
                               bool (m, Sm, Sm)     with masks="bool", a fresh array
+    run_ends, run_offset      int32 (r,),          with masks="runs": ends of runs in column-major
+                              int64 (m + 1,)       source pixels, and where each mask's begin
     bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin
     point_coords              float64 (m, 2)       x, y
     crop_boxes                float64 (m, 4)       x, y, w, h
@@ -89,6 +116,8 @@ class Dataset:
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
     the pack and cost no reading. A view keeps its memory map alive, whatever becomes of the rest.
+    But it shows what is in the file when it is used: a file that is changed in place shows through,
+    and one that is cut short ends the process (SIGBUS). With `check="read"` neither happens.
 
     Works in a torch DataLoader with any sampler, in threads, after fork, and after spawn: it
     pickles to its path and options. A subset by slices, `source` or `shard` adds a few bytes; one
@@ -101,8 +130,11 @@ class Dataset:
         self._pack = pack
         self._rows = rows
         self._options = options
+        self._form = SampleForm.of(pack.layout, options)
         self._fingerprint: str | None = None
         self._lookup: Lookup | None = None
+        if options.check == "read":
+            pack.check_index()
 
     # ------------------------------------------------------------------------------------- samples
 
@@ -118,7 +150,7 @@ class Dataset:
             position = operator.index(index)
         except TypeError:
             return Dataset(self._pack, take(self._rows, index), self._options)
-        return read_sample(self._pack, self._row(position), self._options)
+        return read_sample(self._pack, self._row(position), self._options, self._form)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
@@ -237,7 +269,7 @@ class Dataset:
 
         Raises KeyError with the names there are, FormatError if a shard cannot be read.
         """
-        return sample_column(self._pack, self._rows, name, reduce)
+        return sample_column(self._pack, self._rows, name, reduce, self._options.check)
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value a mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
@@ -248,7 +280,7 @@ class Dataset:
         It holds all of them in memory (1.1 billion masks of SA-1B: 9 GB a number); `columns()`
         goes through them a shard at a time. Raises as `column` does.
         """
-        return mask_column(self._pack, self._rows, name)
+        return mask_column(self._pack, self._rows, name, self._options.check)
 
     @property
     def mask_offsets(self) -> np.ndarray:
@@ -257,7 +289,7 @@ class Dataset:
 
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time, so that little memory is used."""
-        return iterate_columns(self._pack, self._rows)
+        return iterate_columns(self._pack, self._rows, self._options.check)
 
     # -------------------------------------------------------------------------------- where it lies
 
@@ -331,6 +363,16 @@ class Dataset:
     def layout(self) -> Layout:
         """Image size, mask size and fit of the pack."""
         return self._pack.layout
+
+    @property
+    def form(self) -> SampleForm:
+        """In which form pixels and masks are given: what the options and the layout come to."""
+        return self._form
+
+    @property
+    def mask_size(self) -> int:
+        """Cells a side of the masks' grid."""
+        return self._form.masks.size
 
     @property
     def options(self) -> SampleOptions:

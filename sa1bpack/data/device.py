@@ -1,8 +1,9 @@
 """Where batches go: the CPU, or a CUDA device by a copy on a stream of its own.
 
-Both have the same five methods, so the Loader has one code path:
+Both have the same six methods, so the Loader has one code path:
 
     allocate   memory for the slots
+    grow       more memory for one, for a batch that is larger than was to be expected
     wait       until a slot's last copy has left it
     stage      send a filled slot on its way, without waiting for it
     deliver    make the batch that the consumer gets
@@ -17,10 +18,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sa1bpack.data.feed import ALIGNMENT, BatchForm, Regions, Work
+from sa1bpack.data.batch_form import ALIGNMENT, BatchForm, Regions
+from sa1bpack.data.work import Work
 from sa1bpack.errors import OptionError
+from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.pixels import yuv420_to_rgb
+from sa1bpack.transforms.runs import RunBatch
 
-Batch = dict[str, torch.Tensor]
+Batch = dict[str, torch.Tensor | RunBatch]
 
 
 class Slot:
@@ -68,6 +73,10 @@ class Host:
         start = -data.__array_interface__["data"][0] % ALIGNMENT
         return Slot(data[start : start + nbytes])
 
+    def grow(self, slot: Slot, nbytes: int) -> None:
+        """Give a slot that nobody uses more memory. Batches that were lent keep the old one."""
+        slot.bytes = self.allocate(nbytes).bytes
+
     def wait(self, slot: Slot, timeout: float) -> None:
         """Nothing copies out of the slot."""
 
@@ -81,7 +90,7 @@ class Host:
         """Tensors in the slot's memory. When the last of them is gone, the slot is released."""
         slot, work = staged
         data = torch.from_numpy(np.asarray(Lease(slot, work.nbytes, release)))
-        return batch_views(data, work.regions)
+        return finish(batch_views(data, work.regions), form, work)
 
 
 class Cuda:
@@ -109,6 +118,11 @@ class Cuda:
         """A slot of pinned memory."""
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return Slot(pinned.numpy(), pinned)
+
+    def grow(self, slot: Slot, nbytes: int) -> None:
+        """Give a slot that nothing copies out of more memory."""
+        larger = self.allocate(nbytes)
+        slot.bytes, slot.pinned = larger.bytes, larger.pinned
 
     def wait(self, slot: Slot, timeout: float) -> None:
         """Wait for the last copy out of the slot. Raises TimeoutError, naming the device."""
@@ -148,7 +162,7 @@ class Cuda:
         # Allocated on the side stream: its memory must not be given away before this one is done.
         data.record_stream(stream)
         with torch.cuda.device(self.device):
-            return finish_masks(batch_views(data, work.regions), form, len(work), work.room)
+            return finish(batch_views(data, work.regions), form, work)
 
 
 def open_device(name: str | torch.device) -> Host | Cuda:
@@ -190,7 +204,39 @@ _TORCH = {
 }
 
 
-def finish_masks(batch: Batch, form: BatchForm, samples: int, room: int) -> Batch:
+def finish(batch: Batch, form: BatchForm, work: Work) -> Batch:
+    """Bring what travelled into the form that the consumer asked for, on its own device."""
+    if form.to_rgb:
+        batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
+    if form.masks.source == "runs":
+        batch["runs"] = _run_batch(batch, work)
+        if form.padded:
+            del batch["mask_offsets"]
+    elif form.flat_masks:
+        finish_masks(batch, form, len(work), work.room)
+    return batch
+
+
+def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Planes as RGB, zero beyond the stored height and width, integers (B, 2)."""
+    rgb = yuv420_to_rgb(planes, stored)
+    steps = torch.arange(rgb.shape[1], device=rgb.device)
+    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
+    return rgb.masked_fill_(~inside[..., None], 0)
+
+
+def _run_batch(batch: Batch, work: Work) -> RunBatch:
+    """The runs of a batch, which lie in it as three arrays."""
+    return RunBatch(
+        batch.pop("run_ends"),
+        batch.pop("run_offset"),
+        batch["mask_offsets"],
+        batch["sizes"][:, :2].long(),
+        torch.from_numpy(work.run_offset),
+    )
+
+
+def finish_masks(batch: Batch, form: BatchForm, samples: int, room: int) -> None:
     """Bring flat mask bits into the form that the consumer asked for, on their own device.
 
     batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded forms `mask_places` int64 (T,)
@@ -203,11 +249,3 @@ def finish_masks(batch: Batch, form: BatchForm, samples: int, room: int) -> Batc
         padded = masks.new_zeros((samples * room, *masks.shape[1:]))
         masks = padded.index_copy_(0, places, masks).view(samples, room, *masks.shape[1:])
     batch["masks"] = masks if form.form.endswith("bits") else unpack_bits(masks)
-    return batch
-
-
-def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, the lowest bit first."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
-    return cells.view(torch.bool).flatten(-2)

@@ -13,159 +13,72 @@ import os
 import resource
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
+from sa1bpack.data.batch_form import BatchForm
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.columns import offsets_of
 from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.fill import CUT_SHORT, fill_samples
+from sa1bpack.data.fill import NO_FILE
 from sa1bpack.data.sample import read_error
+from sa1bpack.data.work import Lookup, Work
 from sa1bpack.errors import FormatError, ReadError
-from sa1bpack.format import Layout, Shard
-
-# Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
-ALIGNMENT = 64
-
-_UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
+from sa1bpack.format import Shard
 
 
-class _Numbers(NamedTuple):
-    """A small array of masks: key of the batch, array of the shard, values a mask."""
+class Source:
+    """The arrays of an open shard, and the addresses of their maps."""
 
-    key: str
-    source: str
-    columns: int
-    dtype: np.dtype
-    scaled: bool  # by the factors of x and y, if coordinates are those of the stored image
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.columns,) if self.columns > 1 else ()
-
-
-# As Collate has them; on disk they are float64 and int64.
-_NUMBERS = (
-    _Numbers("bboxes", "bbox", 4, _FLOAT32, True),
-    _Numbers("areas", "area", 1, _INT64, False),
-    _Numbers("predicted_ious", "predicted_iou", 1, _FLOAT32, False),
-    _Numbers("stability_scores", "stability_score", 1, _FLOAT32, False),
-    _Numbers("point_coords", "point_coords", 2, _FLOAT32, True),
-)
-# For fill_samples; where each region begins is put into column 0.
-_JOBS = np.array(
-    [(0, numbers.columns, numbers.dtype == _FLOAT32, numbers.scaled) for numbers in _NUMBERS],
-    np.int64,
-)
-_READ = ("image", "mask_bits", *(numbers.source for numbers in _NUMBERS))
-
-
-class Region(NamedTuple):
-    """Where an array of a batch is in the buffer: first byte, shape, dtype, bytes."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    nbytes: int
-
-    def view(self, buffer: np.ndarray) -> np.ndarray:
-        """The array in a uint8 (n,) buffer."""
-        data = buffer[self.start : self.start + self.nbytes]
-        return data.view(self.dtype).reshape(self.shape)
-
-
-Regions = dict[str, Region]
-
-
-@dataclass(frozen=True)
-class BatchForm:
-    """Shapes of a batch in a buffer.
-
-    layout      of the pack
-    form        the form that the consumer gets, one of batch.FORMS
-    flat_masks  keep the masks as flat bits in the buffer, whatever the form: they are brought into
-                it on the device, so that neither padding nor unpacked masks travel
-    """
-
-    layout: Layout
-    form: str
-    flat_masks: bool
-
-    @property
-    def padded(self) -> bool:
-        """Whether arrays of masks have an axis for the sample."""
-        return self.form.startswith("padded")
-
-    @property
-    def as_bool(self) -> bool:
-        """Whether the buffer holds unpacked masks."""
-        return not self.flat_masks and not self.form.endswith("bits")
-
-    @property
-    def mask_bytes(self) -> int:
-        """Bytes of a mask's bits."""
-        return self.layout.mask_size**2 // 8
-
-    def regions(self, samples: int, room: int, total: int) -> tuple[Regions, int]:
-        """The regions of a batch of samples with `total` masks, and the bytes of all.
-
-        room  masks of a sample in padded arrays
-        """
-        size, grid = self.layout.image_size, self.layout.mask_size
-        masks = (samples, room) if self.padded else (total,)
-        wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-            "images": ((samples, size, size, 3), _UINT8),
-            "mask_counts": ((samples,), _INT64),
-            "image_ids": ((samples,), _INT64),
-            "sizes": ((samples, 4), _INT32),
-            "indices": ((samples,), _INT64),
-        }
-        if not self.padded:
-            wanted["mask_offsets"] = ((samples + 1,), _INT64)
-        for numbers in _NUMBERS:
-            wanted[numbers.key] = ((*masks, *numbers.shape), numbers.dtype)
-        if self.flat_masks and self.padded:
-            wanted["mask_places"] = ((total,), _INT64)  # sample * room + number in the sample
-        rows = (total,) if self.flat_masks else masks
-        if self.as_bool:
-            wanted["masks"] = ((*rows, grid, grid), _BOOL)
-        else:
-            wanted["masks"] = ((*rows, grid, grid // 8), _UINT8)
-        return _regions(wanted)
-
-
-def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regions, int]:
-    regions, start = {}, 0
-    for key, (shape, dtype) in wanted.items():
-        nbytes = prod(shape) * dtype.itemsize
-        regions[key] = Region(start, shape, dtype, nbytes)
-        start += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    return regions, start
-
-
-class _Source:
-    """The arrays of an open shard: addresses of their maps, and open files of the large ones."""
-
-    def __init__(self, shard: Shard):
+    def __init__(self, shard: Shard, names: tuple[str, ...]):
         self.shard = shard
         self.sizes = shard["size"]  # (N, 4)
-        self.arrays = [shard[name] for name in _READ]  # keeps the maps
+        self._names = names
+        self.image_edges = shard["image_offset"] if shard.layout.flat else None
+        self.run_offset = shard["run_offset"] if names[1] == "run_ends" else None
+        self.arrays = [shard[name] for name in names]  # keeps the maps
         addresses = [array.__array_interface__["data"][0] for array in self.arrays]
         self.addresses = np.array(addresses, np.int64)
-        self.files = np.full(2, -1, np.int64)
-        for number, array in enumerate(self.arrays[:2]):
-            if len(array):
-                self.files[number] = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC)
+
+    def image_span(self, row: int) -> tuple[int, int]:
+        """First byte and number of bytes of an image."""
+        if self.image_edges is None:
+            nbytes = self.arrays[0][0].nbytes
+            return row * nbytes, nbytes
+        start, stop = self.image_edges[row : row + 2].tolist()
+        return start, stop - start
+
+    def run_spans(self, rows: np.ndarray) -> np.ndarray:
+        """int64 (k, 2): the runs of masks, first and behind the last; -1 if they are not in order.
+
+        rows  int64 (k,), masks of the shard
+        """
+        if self.run_offset is None:
+            return np.zeros((len(rows), 2), np.int64)
+        spans = np.stack([self.run_offset[rows], self.run_offset[rows + 1]], 1)
+        low, high = spans[:, 0], spans[:, 1]
+        spans[(low < 0) | (high < low) | (high > self.shard.extent.runs)] = -1
+        return spans
 
     def path(self, number: int) -> str:
-        """The chunk file of image (0) or mask_bits (1)."""
-        return str(self.shard.folder / self.shard.layout.array(_READ[number]).chunk_path)
+        """The chunk file of the image (0), or of what masks are made of (1)."""
+        return str(self.shard.folder / self.shard.layout.array(self._names[number]).chunk_path)
+
+
+class OpenFiles:
+    """The files of a shard's first two arrays, open as long as this lives.
+
+    numbers  (2,) descriptors; NO_FILE for an array without rows. Raises OSError.
+    """
+
+    def __init__(self, source: Source):
+        self.numbers = [NO_FILE, NO_FILE]
+        for number, array in enumerate(source.arrays[:2]):
+            if len(array):
+                self.numbers[number] = os.open(source.path(number), os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self):
-        for file in getattr(self, "files", ()):
+        for file in self.numbers:
             if file >= 0:
                 os.close(file)
 
@@ -174,7 +87,7 @@ class Feed:
     """Plans batches of a dataset, in any thread.
 
     Keeps the files of the shards that were used last open: two a shard, together at most a quarter
-    of the process's limit of open files.
+    of the process's limit of open files. Others are open while they are copied from.
     """
 
     def __init__(self, ds: Dataset, form: BatchForm, choice: MaskChoice, room: int | None):
@@ -182,7 +95,8 @@ class Feed:
         self.form = form
         self.choice = choice
         self.room = room
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, Source] = {}
+        self._files: dict[int, OpenFiles] = {}
         self._turn = threading.Lock()
         self._most = self.most_shards()
 
@@ -196,6 +110,21 @@ class Feed:
         """Let go of the files; those that a batch still needs are closed after it."""
         with self._turn:
             self._sources.clear()
+            self._files.clear()
+
+    def files(self, number: int, source: Source) -> OpenFiles:
+        """The files of a shard, for as long as the caller keeps them. Raises OSError."""
+        with self._turn:
+            found = self._files.pop(number, None)
+            if found is not None:
+                self._files[number] = found  # behind the others: they were used last
+                return found
+        found = OpenFiles(source)  # other threads need not wait for a slow file system
+        with self._turn:
+            self._files[number] = found
+            while len(self._files) > self._most:
+                del self._files[next(iter(self._files))]
+        return found
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int
@@ -217,23 +146,26 @@ class Feed:
             for k in np.flatnonzero(~good).tolist():
                 number = int(numbers[k])
                 batch = int(np.searchsorted(edges, k, side="right")) - 1
-                errors[batch].append(self._error(indices[k], number, local[k], failed[number]))
+                errors[batch].append(self.error(indices[k], number, local[k], failed[number]))
             edges = np.concatenate([[0], np.cumsum(good)])[edges]
             indices, numbers, local = indices[good], numbers[good], local[good]
             first, stop = first[good], stop[good]
         found = [sources[number] for number in numbers.tolist()]
         lookup = self._look_up(indices, numbers, local, found, first, stop - first, epoch)
         spans = zip(edges[:-1].tolist(), edges[1:].tolist(), errors, strict=True)
-        return [(Work(self, lookup, low, high), wrong) for low, high, wrong in spans]
+        return [(self._work(lookup, low, high), wrong) for low, high, wrong in spans]
 
-    def _open(self, numbers: set[int]) -> tuple[dict[int, _Source], dict[int, Exception]]:
+    def _work(self, lookup: "Lookup", low: int, high: int) -> "Work":
+        return Work(self, lookup, low, high)
+
+    def _open(self, numbers: set[int]) -> tuple[dict[int, Source], dict[int, Exception]]:
         """The sources of these shards, and why some cannot be had."""
         failed: dict[int, Exception] = {}
-        found: dict[int, _Source] = {}
+        found: dict[int, Source] = {}
         for number in numbers:
             source = self._sources.pop(number, None)
             try:
-                found[number] = source or _Source(self.ds.shards[number])
+                found[number] = source or Source(self.ds.shards[number], self.form.arrays)
             except (FormatError, OSError) as error:
                 failed[number] = error
         self._sources.update(found)  # behind the others: they were used last
@@ -241,7 +173,7 @@ class Feed:
             del self._sources[next(iter(self._sources))]
         return found, failed
 
-    def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> "_Lookup":
+    def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> "Lookup":
         rows = self.ds.rows_at(indices)
         most = self.choice.max_masks
         chosen: list[np.ndarray] | None = None
@@ -255,21 +187,33 @@ class Feed:
         else:
             mask_rows = np.concatenate(chosen)
         sizes = np.empty((len(rows), 4), np.int32)
-        addresses = np.empty((len(rows), len(_READ)), np.int64)
-        files = np.empty((len(rows), 2), np.int64)
+        addresses = np.empty((len(rows), len(self.form.arrays)), np.int64)
+        files = np.full((len(rows), 2), NO_FILE)
+        spans = np.empty((len(rows), 2), np.int64)
         for k, (source, row) in enumerate(zip(sources, local.tolist(), strict=True)):
-            sizes[k], addresses[k], files[k] = source.sizes[row], source.addresses, source.files
+            sizes[k], addresses[k] = source.sizes[row], source.addresses
+            spans[k] = source.image_span(row)
         if self.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
         ids = self.ds.pack.index.image_id[rows]
-        return _Lookup(
-            indices, rows, ids, numbers, local, sources, counts, offsets, mask_rows, sizes, scales,
-            addresses, files,
+        return Lookup(
+            indices, rows, ids, numbers, local, sources, counts, offsets, mask_rows,
+            self._run_spans(sources, offsets, mask_rows), sizes, scales, addresses, files, spans,
+            epoch,
         )  # fmt: skip
 
-    def _choose(self, source: _Source, row: int, first: int, count: int, epoch: int) -> np.ndarray:
+    def _run_spans(self, sources, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
+        """int64 (T, 2), see Lookup."""
+        spans = np.zeros((len(mask_rows), 2), np.int64)
+        if self.form.masks.source != "bits":
+            for k, source in enumerate(sources):
+                masks = slice(offsets[k], offsets[k + 1])
+                spans[masks] = source.run_spans(mask_rows[masks])
+        return spans
+
+    def _choose(self, source: Source, row: int, first: int, count: int, epoch: int) -> np.ndarray:
         """The rows in the shard of the masks of one sample that are kept."""
         stop = first + count
         if count <= self.choice.max_masks:
@@ -281,110 +225,9 @@ class Feed:
         }
         return first + self.choice.rows(sample, count, epoch)
 
-    def _error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
+    def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
+        """The error of a sample: its index in the dataset, shard, row in it, and what happened."""
         row = int(self.ds.rows_at(index))
         error = read_error(self.ds.pack, row, number, int(local), cause)
         error.__cause__ = cause
         return error
-
-
-class _Lookup(NamedTuple):
-    """Where the samples of one or more batches are; n samples, T masks that are kept."""
-
-    indices: np.ndarray  # int64 (n,), in the dataset
-    rows: np.ndarray  # int64 (n,), in the pack
-    ids: np.ndarray  # int64 (n,), image ids
-    numbers: np.ndarray  # int64 (n,), shards
-    local: np.ndarray  # int64 (n,), rows in the shards
-    sources: list[_Source]
-    counts: np.ndarray  # int64 (n,), masks that are kept
-    offsets: np.ndarray  # int64 (n + 1,), into mask_rows
-    mask_rows: np.ndarray  # int64 (T,), in the shards
-    sizes: np.ndarray  # int32 (n, 4)
-    scales: np.ndarray  # float64 (n, 2): x, y
-    addresses: np.ndarray  # int64 (n, 2 + numbers)
-    files: np.ndarray  # int64 (n, 2)
-
-
-class Work:
-    """One batch to be copied: samples `low` to `high` of a lookup.
-
-    `regions` and `nbytes` say where in the buffer its arrays will be.
-    """
-
-    def __init__(self, feed: Feed, lookup: _Lookup, low: int, high: int):
-        self._feed, self._lookup, self._low, self._high = feed, lookup, low, high
-        self._first_mask = int(lookup.offsets[low])
-        self.total = int(lookup.offsets[high]) - self._first_mask
-        counts = lookup.counts[low:high]
-        self.room = feed.room if feed.room is not None else int(counts.max(initial=0))
-        self.regions, self.nbytes = feed.form.regions(high - low, self.room, self.total)
-        self._status = np.zeros((high - low, 2), np.int64)
-        self._jobs = _JOBS.copy()
-        self._jobs[:, 0] = [self.regions[numbers.key].start for numbers in _NUMBERS]
-
-    def __len__(self) -> int:
-        return self._high - self._low
-
-    @property
-    def indices(self) -> np.ndarray:
-        """int64 (B,): the samples, in the dataset."""
-        return self._lookup.indices[self._low : self._high]
-
-    def name(self) -> str:
-        """The samples, for messages."""
-        ids = self._lookup.ids[self._low : self._high].tolist()
-        return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
-
-    def fill_heads(self, buffer: np.ndarray) -> None:
-        """Write what there is one of a sample."""
-        low, high, found = self._low, self._high, self._lookup
-        counts = found.counts[low:high]
-        heads = {
-            "mask_counts": counts,
-            "image_ids": found.ids[low:high],
-            "sizes": found.sizes[low:high],
-            "indices": found.rows[low:high],
-        }
-        offsets = found.offsets[low : high + 1] - self._first_mask
-        if "mask_offsets" in self.regions:
-            heads["mask_offsets"] = offsets
-        if "mask_places" in self.regions:
-            shift = np.arange(len(self)) * self.room - offsets[:-1]
-            heads["mask_places"] = np.arange(self.total) + np.repeat(shift, counts)
-        for key, value in heads.items():
-            self.regions[key].view(buffer)[...] = value
-
-    def fill(self, first: int, stop: int, buffer: np.ndarray) -> None:
-        """Copy samples `first` to `stop` of the batch into the buffer."""
-        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        form, found = self._feed.form, self._lookup
-        size = form.layout.image_size
-        fill_samples(
-            self._low, first, stop, buffer, found.addresses, found.files, found.local,
-            found.mask_rows, found.offsets, self.room if form.padded else -1,
-            self.room if form.padded and not form.flat_masks else -1, found.scales,
-            self.regions["images"].start, size * size * 3, self.regions["masks"].start,
-            form.mask_bytes, form.as_bool, self._jobs, self._status,
-        )  # fmt: skip
-
-    def errors(self) -> list[tuple[int, ReadError]]:
-        """(number in the batch, error) of every sample that could not be copied."""
-        found = []
-        for k in np.flatnonzero(self._status.any(axis=1)).tolist():
-            at = self._low + k
-            which = int(np.flatnonzero(self._status[k])[0])
-            code, path = int(self._status[k, which]), self._lookup.sources[at].path(which)
-            if code == CUT_SHORT:
-                cause: Exception = FormatError(
-                    f"{path}: it ends before this sample; it was whole when it was opened. Restore "
-                    "the file from a copy, or pack this part again"
-                )
-            else:
-                cause = OSError(code, os.strerror(code), path)
-            error = self._feed._error(
-                self._lookup.indices[at], int(self._lookup.numbers[at]), self._lookup.local[at],
-                cause,
-            )  # fmt: skip
-            found.append((k, error))
-        return found

@@ -15,6 +15,8 @@ import sys
 import numpy as np
 from numba import njit, types
 
+from sa1bpack.data.forms import AS_STORED
+from sa1bpack.data.place import place_image
 from sa1bpack.data.stream_copy import memcpy, stream_copy
 from sa1bpack.data.unpack import unpack_words
 
@@ -22,6 +24,10 @@ _LINUX = sys.platform.startswith("linux")
 _RWF_NOWAIT = 8
 # pread transfers at most 2 GiB - 4 KiB a call.
 _MOST = 1 << 30
+
+# In place of the descriptor of an open file.
+IN_MEMORY = -1  # the addresses are of ordinary memory
+NO_FILE = -2  # nothing can be copied: EBADF
 
 # Values of `status` besides 0 and errno.
 CUT_SHORT = -1
@@ -53,15 +59,19 @@ else:
 
 
 @njit(nogil=True, cache=True)
-def _copy(target, source, file, position, count):
+def _copy(target, source, file, position, count, stream=True):
     """Copy `count` bytes that are at `source` in a map and at `position` of its file.
 
-    Returns 0, an errno, or CUT_SHORT.
+    With IN_MEMORY in place of a file they are in memory. `stream` says that the processor does not
+    need them next. Returns 0, an errno, or CUT_SHORT.
     """
     if count == 0:
         return 0
-    if _in_memory(file, position + count - 1):
-        stream_copy(target, source, count)
+    if file == IN_MEMORY or _in_memory(file, position + count - 1):
+        if stream:
+            stream_copy(target, source, count)
+        else:
+            memcpy(target, source, count)
         return 0
     done = 0
     while done < count:
@@ -151,44 +161,95 @@ def _fill_masks(masks, place, room, rows, source, file, at, width, as_bool, buff
 
 
 @njit(nogil=True, cache=True)
+def _fill_image(how, side, size, layout_stride, source, file, position, count, target):
+    """One image into its canvas `target`, uint8; see `place`.
+
+    size           int32 (4,), the sample's
+    layout_stride  side of a stored canvas, 0 if images have none
+    """
+    if how == AS_STORED:
+        return _copy(target.ctypes.data, source, file, position, count)
+    stored = np.empty(count, np.uint8)
+    status = _copy(stored.ctypes.data, source, file, position, count, False)
+    if status == 0:
+        height, width = np.int64(size[2]), np.int64(size[3])
+        rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
+        place_image(how, stored, height, width, stride, rows, side, target)
+    return status
+
+
+@njit(nogil=True, cache=True)
+def copy_spans(target, source, file, starts, stops):
+    """Copy spans of an array of int32 one behind the other; neighbours go together.
+
+    target         int32 (r,)
+    source, file   as of `fill_samples`
+    starts, stops  int64 (k,): rows of the array
+
+    Returns 0, an errno, or CUT_SHORT.
+    """
+    at, k = target.ctypes.data, 0
+    while k < len(starts):
+        first, stop = starts[k], stops[k]
+        while k + 1 < len(starts) and starts[k + 1] == stop:
+            k += 1
+            stop = stops[k]
+        k += 1
+        nbytes = (stop - first) * 4
+        status = _copy(at, source + first * 4, file, first * 4, nbytes, False)
+        if status:
+            return status
+        at += nbytes
+    return 0
+
+
+@njit(nogil=True, cache=True)
 def fill_samples(
-    low, first, stop, buffer, addresses, files, row, chosen, offsets, room, masks_room, scales,
-    images_at, image_bytes, masks_at, mask_bytes, as_bool, numbers, status,
+    low, first, stop, buffer, addresses, files, spans, chosen, offsets, room, masks_room, sizes,
+    scales, how, side, layout_stride, images_at, image_bytes, masks_at, mask_bytes, as_bool,
+    numbers, status,
 ):  # fmt: skip
     """Copy samples `first` to `stop` of a batch into a slot's buffer.
 
     Args:
         low: the first sample of the batch in the arrays of n samples below.
         buffer: uint8 (n,), the slot.
-        addresses: int64 (n, 2 + a): where the maps of image, mask_bits and the a arrays of numbers
-            of each sample's shard begin.
-        files: int64 (n, 2): open files of image and mask_bits.
-        row: int64 (n,): rows in the shard.
+        addresses: int64 (n, 2 + a): where the maps of image, of what masks are made of and of the a
+            arrays of numbers of each sample's shard begin.
+        files: int64 (n, 2): open files of the first two, or IN_MEMORY, or NO_FILE.
+        spans: int64 (n, 2): first byte and number of bytes of each image.
         chosen: int64 (T,): rows of the masks that are kept, in the shard, sample after sample.
         offsets: int64 (n + 1,): where each sample's begin in it.
         room: masks that each sample has room for in the arrays of numbers, -1 if they are flat.
         masks_room: the same of the masks themselves.
+        sizes: int32 (n, 4): source height and width, stored height and width.
         scales: float64 (n, 2): factors of x and y.
-        images_at, masks_at: where these regions of the buffer begin, in bytes.
-        image_bytes, mask_bytes: a row of image and mask_bits.
+        how, side, layout_stride: as of `_fill_image`.
+        images_at, masks_at: where these regions of the buffer begin, in bytes; masks_at is -1 if
+            no stored bits are copied.
+        image_bytes, mask_bytes: a canvas of the batch and a row of mask_bits; with 0 no image is
+            copied.
         as_bool: unpack the masks.
         numbers: int64 (a, 4): where the region begins, columns, whether float, whether scaled.
         status: int64 (B, 2), of this batch, out: 0, an errno or CUT_SHORT, of the image and of the
             masks.
     """
-    base = buffer.ctypes.data
     for k in range(first, stop):
         at = low + k
-        position = row[at] * image_bytes
-        target = base + images_at + k * image_bytes
-        source = addresses[at, 0] + position
-        status[k, 0] = _copy(target, source, files[at, 0], position, image_bytes)
+        position, count = spans[at, 0], spans[at, 1]
+        if image_bytes:
+            begin = images_at + k * image_bytes
+            status[k, 0] = _fill_image(
+                how, side, sizes[at], layout_stride, addresses[at, 0] + position, files[at, 0],
+                position, count, buffer[begin : begin + image_bytes],
+            )  # fmt: skip
         rows = chosen[offsets[at] : offsets[at + 1]]
         flat_place = offsets[at] - offsets[low]
-        status[k, 1] = _fill_masks(
-            len(rows), flat_place if masks_room < 0 else k * masks_room, masks_room, rows,
-            addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
-        )  # fmt: skip
+        if masks_at >= 0:
+            status[k, 1] = _fill_masks(
+                len(rows), flat_place if masks_room < 0 else k * masks_room, masks_room, rows,
+                addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
+            )  # fmt: skip
         _fill_numbers(
             len(rows), flat_place if room < 0 else k * room, room, rows, addresses[at, 2:],
             scales[at], numbers, buffer,

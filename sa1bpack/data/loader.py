@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa1bpack.data.batch import FORMS
+from sa1bpack.data.batch_form import BatchForm, expected_runs
+from sa1bpack.data.checked_feed import CheckedFeed
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.crew import Crew
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.device import Batch, Cuda, Host, Slot, open_device
-from sa1bpack.data.feed import BatchForm, Feed
+from sa1bpack.data.feed import Feed
 from sa1bpack.data.launch import check_reads, default_threads, make_batches, timeout_seconds
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
 from sa1bpack.data.ring import Ring
 from sa1bpack.data.sample import check_choice
 from sa1bpack.data.samplers import Order
+from sa1bpack.data.work import OPEN_SAMPLES
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 
 ON_ERROR = ("raise", "drop")
@@ -41,11 +44,13 @@ class LoaderPlan:
     samples       samples of a batch of this rank
     most_masks    masks of a sample that there is room for
     slots         buffers: `ahead` + 2
-    slot_bytes    bytes of one, enough for any batch
+    slot_bytes    bytes of one, enough for any batch; with masks="runs" for a usual one, and a slot
+                  grows where that is not enough
     pinned        whether they are pinned; then they are rounded up to a power of two, as torch does
     host_bytes    all buffers together. What is not pinned takes up memory only as it is used
-    device_bytes  at most so much on the device: `ahead` + 2 batches as they travel, and the
-                  unpacked masks of two, while the consumer keeps no more than one batch; 0 on a CPU
+    device_bytes  at most so much on the device: `ahead` + 2 batches as they travel, and what is
+                  made there of two (unpacked masks, RGB of planes), while the consumer keeps no
+                  more than one batch; 0 on a CPU
     threads       that fill them
     files         files held open at most
     """
@@ -165,7 +170,7 @@ class Loader:
         self.dropped: list[ReadError] = []
         self._choice = MaskChoice(max_masks, choose, seed)
         self._device: Host | Cuda = open_device(device)
-        self._form = BatchForm(ds.layout, masks, flat_masks=self._device.pinned)
+        self._form = BatchForm.of(ds, masks, travels=self._device.pinned)
         self._room = self._choice.max_masks if pad_to_max else None
         self._on_error = on_error
         self._ring: Ring[Slot] | None = None
@@ -185,20 +190,29 @@ class Loader:
             most = min(most, self._choice.max_masks)
         room = most if self._room is None else self._room
         slots = self._ahead + 2
-        slot_bytes = self._form.regions(samples, room, samples * most)[1]
+        runs = expected_runs(self.dataset, samples * most)
+        slot_bytes = self._form.regions(samples, room, samples * most, runs)[1]
         held = slot_bytes
         if self._device.pinned:
             held = 1 << max(slot_bytes - 1, 0).bit_length()
         device_bytes = 0
         if self._device.pinned:
-            final = BatchForm(self._form.layout, self._form.form, flat_masks=False)
-            masks = final.regions(samples, room, samples * most)[0]["masks"].nbytes
-            device_bytes = slots * slot_bytes + 2 * masks
-        files = 2 * min(Feed.most_shards(), len(self.dataset.shards))
+            final = BatchForm.of(self.dataset, self._form.form, travels=False)
+            regions = final.regions(samples, room, samples * most, runs)[0]
+            made = ["masks"] * ("masks" in regions) + ["images"] * self._form.to_rgb
+            device_bytes = slots * slot_bytes + 2 * sum(regions[key].nbytes for key in made)
+        shards = Feed.most_shards() + self._threads * OPEN_SAMPLES
+        files = 2 * min(shards, len(self.dataset.shards))
+        if self._is_checked:
+            files = self._threads  # each opens what it reads
         return LoaderPlan(
             samples, most, slots, slot_bytes, self._device.pinned, slots * held, device_bytes,
             self._threads, files,
         )  # fmt: skip
+
+    @property
+    def _is_checked(self) -> bool:
+        return self.dataset.options.check == "read"
 
     # ----------------------------------------------------------------------------------- batches
 
@@ -227,7 +241,8 @@ class Loader:
             plan = self.plan()
             slots = [self._device.allocate(plan.slot_bytes) for _ in range(plan.slots)]
             self._ring = Ring(slots, self._ahead)
-            self._feed = Feed(self.dataset, self._form, self._choice, self._room)
+            kind = CheckedFeed if self._is_checked else Feed
+            self._feed = kind(self.dataset, self._form, self._choice, self._room)
         batches = self.batches.begin()
         self._position = (batches, 0)
         crew = Crew(

@@ -6,19 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.data.shards import Pack
-from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack import pixels
+from sa1bpack.data.forms import (
+    AS_STORED,
+    MASKS,
+    PIXELS,
+    RGB_OF_YUV,
+    ImageForm,
+    MaskForm,
+    image_form,
+    mask_form,
+)
+from sa1bpack.data.shards import MASK_ARRAYS, Pack
+from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError
+from sa1bpack.format import Layout, Shard
 from sa1bpack.format.array_reader import map_array
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format.image_place import image_planes
 
-MASKS = ("bits", "bool")
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
+CHECKS = ("open", "read")
 
-# Keys of a sample for the arrays of `Shards.arrays`, in their order: `image`, `size` and
-# `file_name` have a row a sample, the others a row a mask.
+# Keys of a sample for MASK_ARRAYS, in their order.
 MASK_KEYS = (
-    "masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords", "crop_boxes",
-    "annotation_ids",
+    "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords", "crop_boxes",
+    "annotation_ids", "masks",
 )  # fmt: skip
 _SCALED = ("bboxes", "point_coords", "crop_boxes")
 
@@ -37,11 +50,17 @@ class SampleOptions:
     transform: Callable[[Sample], Any] | None = None
     mask_transform: Callable[[np.ndarray], Any] | None = None
     on_error: str = "raise"
+    check: str = "open"
+    mask_size: int | None = None
+    mask_sampling: str = "area"
+    pixels: str = "rgb"
 
     def __post_init__(self):
         check_choice("masks", self.masks, MASKS)
+        check_choice("pixels", self.pixels, PIXELS)
         check_choice("coordinates", self.coordinates, COORDINATES)
         check_choice("on_error", self.on_error, ON_ERROR)
+        check_choice("check", self.check, CHECKS)
         for name in ("transform", "mask_transform"):
             hook = getattr(self, name)
             if hook is not None and not callable(hook):
@@ -54,7 +73,21 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
 
 
-def read_sample(pack: Pack, row: int, options: SampleOptions) -> Any:
+@dataclass(frozen=True)
+class SampleForm:
+    """The form of a pack's samples; see `forms`."""
+
+    image: ImageForm
+    masks: MaskForm
+
+    @classmethod
+    def of(cls, layout: Layout, options: SampleOptions) -> "SampleForm":
+        """The form that the options ask for. Raises OptionError if the pack does not have it."""
+        masks = mask_form(layout, options.masks, options.mask_size, options.mask_sampling)
+        return cls(image_form(layout, options.pixels), masks)
+
+
+def read_sample(pack: Pack, row: int, options: SampleOptions, form: SampleForm) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` made of it.
 
     Raises ReadError with the sample's name if it cannot be read. An exception of a hook is passed
@@ -62,17 +95,25 @@ def read_sample(pack: Pack, row: int, options: SampleOptions) -> Any:
     """
     number, local, first, stop = pack.locate(row)
     try:
-        image, size, file_name, *of_masks = pack.shards.arrays(number)
-        sample = {"image": image[local], "size": size[local]}
-        sample["file_name"] = _file_name(file_name[local])
-    except (FormatError, OSError, UnicodeDecodeError) as error:
+        if options.check == "read":
+            sample = _checked_sample(pack, row, form)
+        else:
+            image, size, file_name, *arrays = pack.shards.arrays(number)
+            sample = {"size": size[local], "file_name": file_name[local]}
+            for key, array in zip(MASK_KEYS, arrays, strict=False):  # perhaps without bits
+                sample[key] = array[first:stop]
+            if not pack.layout.flat:
+                sample["image"] = image[local]
+            else:
+                sample["image"] = image[slice(*pack.shards[number].image_range(local))]
+            if form.masks.source != "bits":
+                sample |= _runs(pack.shards[number], first, stop)
+        sample["file_name"] = _file_name(sample["file_name"])
+        _convert(sample, pack.layout, form)
+    except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, row, number, local, error) from error
-    for key, array in zip(MASK_KEYS, of_masks, strict=True):
-        sample[key] = array[first:stop]
     sample["image_id"] = int(pack.index.image_id[row])
     sample["index"] = row
-    if options.masks == "bool":
-        sample["masks"] = _as_bool(sample["masks"])
     if options.coordinates == "stored":
         _scale(sample)
     if options.mask_transform is None and options.transform is None:
@@ -80,8 +121,65 @@ def read_sample(pack: Pack, row: int, options: SampleOptions) -> Any:
     return _transformed(sample, options)
 
 
-def _as_bool(bits: np.ndarray) -> np.ndarray:
-    return np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+def _runs(shard: Shard, first: int, stop: int) -> Sample:
+    """The runs of masks `first` to `stop` of a shard."""
+    offset = shard["run_offset"][first : stop + 1]
+    begin, end = int(offset[0]), int(offset[-1])
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if begin < 0 or end > shard.extent.runs or (offset[1:] < offset[:-1]).any():
+        raise FormatError(
+            f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} do not rise within 0 "
+            f"and {shard.extent.runs}; {REPAIR}"
+        )
+    return {"run_ends": shard["run_ends"][begin:end], "run_offset": offset - begin}
+
+
+def _checked_sample(pack: Pack, row: int, form: SampleForm) -> Sample:
+    """A sample's stored rows, copied and compared with its checksum; read-only."""
+    rows = pack.read_rows(row)
+    for array in rows.values():
+        array.flags.writeable = False
+    sample = {"image": rows["image"] if pack.layout.flat else rows["image"][0]}
+    sample |= {"size": rows["size"][0], "file_name": rows["file_name"][0]}
+    sample |= {
+        key: rows[name] for key, name in zip(MASK_KEYS, MASK_ARRAYS, strict=True) if name in rows
+    }
+    if form.masks.source != "bits":
+        offset = rows["run_offset"]
+        sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
+    return sample
+
+
+def _convert(sample: Sample, layout: Layout, form: SampleForm) -> None:
+    """Bring stored pixels and masks into the form that was asked for, in place."""
+    if layout.flat or form.image.how != AS_STORED:
+        sample["image"] = _pixels(sample["image"], layout, sample["size"], form.image)
+    masks = form.masks
+    if masks.source == "drawn":
+        sample["masks"] = masks.draw(
+            sample.pop("run_ends"), sample.pop("run_offset"), sample["size"]
+        )
+    elif masks.source == "runs":
+        sample.pop("masks", None)
+    if masks.as_bool and masks.source != "runs":
+        bits = sample["masks"]
+        sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+
+
+def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, form: ImageForm) -> np.ndarray:
+    """Views of native pixels, or new RGB of planes."""
+    height, width = int(size[2]), int(size[3])
+    if layout.pixels == "rgb":
+        return stored.reshape(height, width, 3)
+    if form.how != RGB_OF_YUV:
+        return stored
+    found = image_planes(layout, height, width)
+    rgb = pixels.yuv420_to_rgb(*(plane.view(stored.reshape(-1)) for plane in found))
+    if layout.flat:
+        return rgb
+    canvas = np.zeros(form.shape, np.uint8)
+    canvas[:height, :width] = rgb
+    return canvas
 
 
 def _file_name(stored: np.ndarray) -> str:

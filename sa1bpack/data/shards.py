@@ -4,22 +4,27 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Extent, Index, Manifest, Shard, open_index, open_shard, read_manifest
+from sa1bpack.format import Index, Manifest, Shard, open_shard
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
+from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
+from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.index_check import check_index
 from sa1bpack.format.layout import Layout
 from sa1bpack.format.manifest import SHARDS_NAME
 
-# What a sample is made of, in the order of `Shards.arrays`.
+# What a sample is made of, in the order of `Shards.arrays`; the last is not in every pack.
 SAMPLE_ARRAYS = ("image", "size", "file_name")
 MASK_ARRAYS = (
-    "mask_bits", "bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
-    "annotation_id",
+    "bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
+    "annotation_id", "mask_bits",
 )  # fmt: skip
 
 # The kernel's default limit of mappings a process, and the part of it that shards may take; the
@@ -93,7 +98,8 @@ class Shards:
             if number not in self._open:
                 shard = self._checked(number)
                 self._make_room()
-                arrays = tuple(shard[name] for name in SAMPLE_ARRAYS + MASK_ARRAYS)
+                names = SAMPLE_ARRAYS + (MASK_ARRAYS if shard.layout.bits else MASK_ARRAYS[:-1])
+                arrays = tuple(shard[name] for name in names)
                 self._open[number] = (shard, arrays)
             return self._open[number]
 
@@ -109,7 +115,7 @@ class Shards:
     def _checked(self, number: int) -> Shard:
         entry = self._manifest.shards[number]
         shard = open_shard(self.folder(number), self._manifest.layout, deep=False)
-        due = Extent(entry.samples, entry.masks, entry.runs)
+        due = entry.extent
         if shard.extent != due:
             raise FormatError(
                 f"{shard.folder}: {shard.extent}, but the manifest says {due}; {REMEDY}"
@@ -118,6 +124,7 @@ class Shards:
         check_offsets_rise(shard.folder / "mask_offset", offsets)
         self._check_index(number, shard, offsets)
         _check_sizes(shard)
+        _check_image_offsets(shard)
         return shard
 
     def _check_index(self, number: int, shard: Shard, offsets: np.ndarray) -> None:
@@ -149,6 +156,24 @@ def _check_sizes(shard: Shard) -> None:
         )
 
 
+def _check_image_offsets(shard: Shard) -> None:
+    """Check that images without a canvas have just the bytes that their sizes take."""
+    if not shard.layout.flat:
+        return
+    height, width = shard["size"][:, 2].astype(np.int64), shard["size"][:, 3].astype(np.int64)
+    wrong = np.flatnonzero(
+        np.diff(shard["image_offset"]) != image_nbytes(shard.layout, height, width)
+    )
+    if len(wrong):
+        row = int(wrong[0])
+        start, stop = shard.image_range(row)
+        raise FormatError(
+            f"{shard.folder / 'image_offset'}: the pixels of sample {row} are bytes {start} to "
+            f"{stop}, but its {height[row]} x {width[row]} take "
+            f"{image_nbytes(shard.layout, int(height[row]), int(width[row]))}; {REMEDY}"
+        )
+
+
 class Pack:
     """A pack open for reading; datasets over rows of it share it.
 
@@ -163,10 +188,10 @@ class Pack:
 
     def __init__(self, root: Path):
         self.root = Path(root).absolute()  # shards are opened later, from whatever folder
-        self.manifest = read_manifest(self.root)
-        if not self.manifest.shards:
+        self.manifest, index = open_manifest_and_index(self.root)
+        if index is None:
             raise FormatError(f"{self.root}: a pack without shards; pack some sources into it")
-        self.index = open_index(self.root, self.manifest)
+        self.index = index
         self.shards = Shards(self.root, self.manifest, self.index)
         starts = [0, *accumulate(shard.samples for shard in self.manifest.shards)]
         if self.index.shard_offset.tolist() != starts:
@@ -175,6 +200,7 @@ class Pack:
                 f"manifest gives the shards; {REMEDY}"
             )
         self._starts = starts
+        self._index_is_checked = False
 
     @property
     def layout(self) -> Layout:
@@ -183,6 +209,33 @@ class Pack:
 
     def __len__(self) -> int:
         return self.manifest.samples
+
+    def check_index(self) -> None:
+        """Compare the index with its digests, once. Raises FormatError naming the array."""
+        if not self._index_is_checked:
+            check_index(self.root, self.manifest, self.index)
+            self._index_is_checked = True
+
+    def read_rows(
+        self, row: int, out: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """All rows of a sample, copied, and compared with its checksum and with the index.
+
+        out  arrays to read into, as of `format.checked_rows.read_sample_rows`
+
+        Raises FormatError if they are not what was written, OSError if they cannot be read.
+        """
+        number, local, first, stop = self.locate(row)
+        shard = self.shards[number]
+        rows = read_sample_rows(shard, local, out)
+        found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
+        due = [int(self.index.image_id[row]), first, stop]
+        if found != due:
+            raise FormatError(
+                f"{shard.folder}: image_id and mask offsets of sample {local} are {found}, but the "
+                f"index says {due}; {REPAIR}"
+            )
+        return rows
 
     def locate(self, row: int) -> tuple[int, int, int, int]:
         """Where a row of the pack is: shard number, row in it, first and last mask row in it.
@@ -206,6 +259,10 @@ class Pack:
     def row_of(self, image_id: int) -> int | None:
         """The first row with that id, None if there is none."""
         ids, order = self.index.image_id, self.index.id_order
-        at = int(np.searchsorted(ids, image_id, sorter=order))
-        row = int(order[at]) if at < len(order) else -1
-        return row if row >= 0 and ids[row] == image_id else None
+        try:
+            at = int(np.searchsorted(ids, image_id, sorter=order))
+            row = int(order[at]) if at < len(order) else -1
+            return row if row >= 0 and ids[row] == image_id else None
+        except (IndexError, ValueError):  # numpy's words for a row that there is not
+            path = self.root / self.manifest.index / "id_order"
+            raise FormatError(f"{path}: a row is not within 0 and {len(ids)}; {REMEDY}") from None

@@ -5,33 +5,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sa1bpack.data.batch import FORMS
+from sa1bpack.data.batch_form import BatchForm
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.collate import Collate
 from sa1bpack.data.dataset import open as open_pack
-from sa1bpack.data.device import batch_views, finish_masks, open_device, unpack_bits
-from sa1bpack.data.feed import BatchForm, Feed
+from sa1bpack.data.device import batch_views, finish, open_device
+from sa1bpack.data.feed import Feed
 from sa1bpack.errors import OptionError
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_bits_unpack_as_numpy_unpacks_them(masks, bytes_a_row, seed):
-    rng = np.random.default_rng(seed)
-    bits = rng.integers(0, 256, (masks, 8 * bytes_a_row, bytes_a_row), dtype=np.uint8)
-    cells = unpack_bits(torch.from_numpy(bits))
-    assert cells.dtype == torch.bool
-    assert np.array_equal(cells.numpy(), np.unpackbits(bits, axis=-1, bitorder="little"))
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [[0, 4, 9], [1, 7], [10, 10]])  # 1 and 7 have no masks
 def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, form, rows):
     ds = open_pack(packed.root)
-    travels = BatchForm(ds.layout, form, flat_masks=True)
+    travels = BatchForm.of(ds, form, travels=True)
     [(work, errors)] = Feed(ds, travels, MaskChoice(4), None).plan([np.array(rows)], 0)
     buffer = np.full(work.nbytes, 255, np.uint8)
     work.fill_heads(buffer)
@@ -40,7 +29,7 @@ def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, for
     # Neither padding nor unpacked masks travel.
     assert work.regions["masks"].shape == (work.total, 16, 2)
     batch = batch_views(torch.from_numpy(buffer), work.regions)
-    batch = finish_masks(batch, travels, len(work), work.room)
+    batch = finish(batch, travels, work)
     due = Collate(form, max_masks=4)([ds[row] for row in rows])
     assert set(batch) == set(due)
     for key, tensor in due.items():
@@ -49,7 +38,7 @@ def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, for
 
 def test_arrays_of_a_batch_begin_at_cache_lines_and_do_not_overlap(packed):
     ds = open_pack(packed.root)
-    regions, nbytes = BatchForm(ds.layout, "flat", False).regions(3, 5, 7)
+    regions, nbytes = BatchForm.of(ds, "flat", travels=False).regions(3, 5, 7, 0)
     spans = sorted((region.start, region.start + region.nbytes) for region in regions.values())
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))

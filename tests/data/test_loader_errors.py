@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from sa1bpack.data import feed as feed_module
+from sa1bpack.data import work as work_module
 from sa1bpack.data.collate import Collate
 from sa1bpack.data.dataset import open as open_pack
-from sa1bpack.data.feed import Work
 from sa1bpack.data.loader import Loader
+from sa1bpack.data.work import Work
 from sa1bpack.errors import LoaderTimeout, ReadError
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
@@ -70,7 +70,7 @@ def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, mon
     def failing(low, first, stop, *arguments):
         arguments[-1][first:stop, 0] = errno.EIO
 
-    monkeypatch.setattr(feed_module, "fill_samples", failing)
+    monkeypatch.setattr(work_module, "fill_samples", failing)
     expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")
     with Loader(ds, 4, order="sequential") as loader, expected as found:
         next(iter(loader))

@@ -1,0 +1,74 @@
+"""Lightning drives the Loader as it is, and takes it up again in mid-epoch."""
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+
+pytestmark = [
+    # Lightning's own: its use of torch, and advice.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+]  # fmt: skip
+IMAGES, BATCH, EPOCHS = 24, 8, 3
+
+
+class Interrupted(Exception):
+    """Ends a run behind a batch."""
+
+
+class Recorder(lightning.LightningModule):
+    """Notes the images of every step; saves a checkpoint after `stop` steps and ends the run."""
+
+    def __init__(self, checkpoint=None, stop: int | None = None):
+        super().__init__()
+        self.model = torch.nn.Linear(3, 1)
+        self.seen: list[tuple[int, list[int]]] = []
+        self.checkpoint, self.stop = checkpoint, stop
+
+    def training_step(self, batch, _):
+        self.seen.append((self.current_epoch, batch["image_ids"].tolist()))
+        return self.model(batch["images"].float().mean((1, 2))).mean()
+
+    def on_train_batch_end(self, *_):
+        if len(self.seen) == self.stop:
+            self.trainer.save_checkpoint(self.checkpoint)
+            raise Interrupted
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lightning")
+    tar = write_tar(folder / "sa_000000.tar", members(range(IMAGES)))
+    sa1bpack.pack(tar, folder / "packed", workers=1, **SMALL)
+    return folder / "packed"
+
+
+def fit(pack, module, resume=None) -> list:
+    trainer = lightning.Trainer(
+        max_epochs=EPOCHS, accelerator="cpu", use_distributed_sampler=False, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    with sa1bpack.Loader(sa1bpack.open(pack), BATCH, device="cpu", max_masks=2) as loader:
+        trainer.fit(module, loader, ckpt_path=resume, weights_only=resume and False)
+    return module.seen
+
+
+def test_a_lightning_run_goes_on_behind_the_batch_that_its_checkpoint_was_saved_after(
+    pack, tmp_path
+):
+    whole = fit(pack, Recorder())
+    assert [epoch for epoch, _ in whole] == sorted([*range(EPOCHS)] * (IMAGES // BATCH))
+    for epoch in range(EPOCHS):
+        seen = [image for of, images in whole for image in images if of == epoch]
+        assert sorted(seen) == [*range(IMAGES)]
+
+    first = Recorder(tmp_path / "middle.ckpt", stop=4)  # behind the first batch of epoch 1
+    with pytest.raises(Interrupted):
+        fit(pack, first)
+    rest = fit(pack, Recorder(), tmp_path / "middle.ckpt")
+    assert first.seen + rest == whole
