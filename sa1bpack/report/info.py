@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.format import Manifest, open_index, open_shard, read_manifest
-from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.errors import FormatError
+from sa1bpack.format import Layout, Manifest, Shard, open_index, open_shard, read_manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.wording import counted
 
 # Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
@@ -59,10 +60,12 @@ class PackInfo:
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
             f"from {counted(len(manifest.sources), 'source')}",
+            f"  pixels     {_pixel_form(manifest.layout)}",
             f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,} left "
             "out by filters and the cap",
-            f"  size       {self.bytes / 1e9:,.2f} GB, {self.disk_bytes / 1e9:,.2f} GB on disk "
-            "(padding is stored as holes)",
+            f"  mask form  {_mask_form(manifest.layout)}",
+            f"  size       {self.bytes / 1e9:,.2f} GB, {self.disk_bytes / 1e9:,.2f} GB on disk"
+            + ("" if manifest.layout.flat else " (padding is stored as holes)"),
             f"  left out   {counted(counts['dropped_images'], 'image')} without masks, "
             f"{counted(counts['rejects'], 'rejected member')}",
         ]
@@ -97,6 +100,25 @@ class PackInfo:
         return lines
 
 
+def _pixel_form(layout: Layout) -> str:
+    """How images are stored, in a few words."""
+    side = layout.image_size
+    form = {
+        "pad": f"padded to {side} x {side}",
+        "squash": f"squashed to {side} x {side}",
+        "native": f"the longer side {side}, without padding",
+    }
+    return f"{layout.pixels}, {form[layout.fit]}"
+
+
+def _mask_form(layout: Layout) -> str:
+    """How masks are stored, in a few words."""
+    grid = f"{layout.mask_size} x {layout.mask_size}"
+    forms = [f"{grid} bits"] if layout.bits else []
+    forms += ["exact runs at full size"] if layout.runs else []
+    return " and ".join(forms)
+
+
 def info(root: str | Path) -> PackInfo:
     """Look at a pack.
 
@@ -104,13 +126,13 @@ def info(root: str | Path) -> PackInfo:
     """
     root = Path(root)
     manifest = read_manifest(root)
+    _check_counts(manifest, root / MANIFEST_NAME)
     if manifest.index is None:
         mask_counts = np.zeros(0, np.int64)
     else:
         mask_counts = np.diff(open_index(root, manifest).mask_offset)
     shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
-    made = {tuple(sorted(shard.attributes["packed_by"].items())) for shard in shards}
-    unknown = {key for shard in shards for key in shard.attributes["unknown_keys"]}
+    made, unknown = _records(shards)
     return PackInfo(
         root=root,
         manifest=manifest,
@@ -122,6 +144,32 @@ def info(root: str | Path) -> PackInfo:
             if path.is_file()
         ),
         mask_counts=mask_counts,
-        packed_by=[dict(versions) for versions in sorted(made)],
-        unknown_keys=sorted(unknown),
+        packed_by=made,
+        unknown_keys=unknown,
     )
+
+
+def _check_counts(manifest: Manifest, path: Path) -> None:
+    """Raise FormatError unless the packer's totals are there."""
+    for key in ("annotations", "dropped_images", "rejects"):
+        value = manifest.counts.get(key)
+        if not isinstance(value, int) or value < 0:
+            raise FormatError(
+                f"{path}: counts: {key} is {value!r}, not a number of at least 0; only packs of "
+                "sa1bpack's own packer can be looked at"
+            )
+
+
+def _records(shards: list[Shard]) -> tuple[list[dict], list[str]]:
+    """The versions that made the shards, and the keys that they do not store."""
+    made, unknown = set(), set()
+    for shard in shards:
+        packed_by, keys = (shard.attributes.get(key) for key in ("packed_by", "unknown_keys"))
+        if not isinstance(packed_by, dict) or not isinstance(keys, list):
+            raise FormatError(
+                f"{shard.folder}: the attributes packed_by and unknown_keys are missing or "
+                "damaged; only packs of sa1bpack's own packer can be looked at"
+            )
+        made.add(tuple(sorted((str(key), str(value)) for key, value in packed_by.items())))
+        unknown.update(map(str, keys))
+    return [dict(versions) for versions in sorted(made)], sorted(unknown)

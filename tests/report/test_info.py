@@ -1,5 +1,8 @@
 """`info` says what a pack holds."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 from small_tars import SMALL, changed, members, write_tar
@@ -34,6 +37,23 @@ def test_counts_are_those_of_the_pack(pack):
     }  # fmt: skip
     files = (pack / "shards").glob("sa_*/*/c.*")
     assert info.bytes == sum(path.stat().st_size for path in files)
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "masks", "holes"),
+    [
+        ({}, "rgb, padded to 64 x 64", "16 x 16 bits and exact runs at full size", True),
+        ({"fit": "squash", "masks": "bits"}, "rgb, squashed to 64 x 64", "16 x 16 bits", True),
+        ({"fit": "native", "pixels": "yuv420", "masks": "runs"},
+         "yuv420, the longer side 64, without padding", "exact runs at full size", False),
+    ],
+)  # fmt: skip
+def test_the_text_says_how_pixels_and_masks_are_stored(tmp_path, options, pixels, masks, holes):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, **options)
+    lines = sa1bpack.info(tmp_path / "pack").as_text().splitlines()
+    assert f"  pixels     {pixels}" in lines and f"  mask form  {masks}" in lines
+    assert any("padding is stored as holes" in line for line in lines) == holes
 
 
 def test_the_histogram_counts_every_image_once(pack):
@@ -83,3 +103,12 @@ def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
 def test_a_folder_that_is_no_pack_is_refused(tmp_path):
     with pytest.raises(FormatError, match="no pack"):
         sa1bpack.info(tmp_path)
+
+
+@pytest.mark.parametrize("counts", [{}, {"annotations": 3, "dropped_images": -1, "rejects": 0}])
+def test_a_pack_without_the_packers_own_records_is_an_error_with_the_file(pack, tmp_path, counts):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"counts": counts}))
+    with pytest.raises(FormatError, match=r"manifest\.json: counts"):
+        sa1bpack.info(root)

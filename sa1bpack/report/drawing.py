@@ -1,0 +1,149 @@
+"""A sample's picture: its image under translucent masks with outlines, boxes and points."""
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.subject import Subject
+
+_FILL = 0.45  # opacity of a mask's inside; its outline is opaque
+_BOX_OPACITY, _CROWD = 0.6, 50  # of a box; where there are more masks, boxes fade
+_POINT, _POINT_RIM = (255, 255, 255), (20, 20, 20)
+
+
+def fitted(height: int, width: int, box_height: int, box_width: int) -> tuple[int, int]:
+    """(height, width) at which an image fills a box without being distorted.
+
+    Pixels are never enlarged by a fraction: an image smaller than half the box is drawn with each
+    pixel as a square of whole screen pixels, so that what is stored is what is seen.
+    """
+    scale = min(box_height / height, box_width / width)
+    if scale >= 1:
+        scale = int(scale)
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def plain(subject: Subject, height: int, width: int) -> Image.Image:
+    """The image alone at a size in screen pixels."""
+    image = Image.fromarray(np.ascontiguousarray(subject.rgb))
+    enlarged = height > subject.rgb.shape[0] or width > subject.rgb.shape[1]
+    method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+    return image.resize((width, height), method)
+
+
+def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Image:
+    """The image with its masks, boxes and points, at a size in screen pixels.
+
+    Larger masks lie below smaller ones. Colours go by size: the largest mask has the first.
+
+    line  width of outlines in screen pixels; points grow with it
+    """
+    image = plain(subject, height, width)
+    if subject.masks == 0:
+        return image
+    order = by_size(subject)
+    colours = mask_colours(len(order))
+    painted = _paint(subject, np.asarray(image), order, colours, line)
+    return _with_boxes_and_points(subject, Image.fromarray(painted), order, colours, line)
+
+
+def by_size(subject: Subject) -> np.ndarray:
+    """int64 (m,): the masks from the largest area to the smallest, in the stored order if equal."""
+    return np.argsort(-subject.areas, kind="stable")
+
+
+def _paint(
+    subject: Subject, pixels: np.ndarray, order: np.ndarray, colours: np.ndarray, line: int
+) -> np.ndarray:
+    """uint8 (h, w, 3): masks in the given order on an image of that size."""
+    inside = np.full(pixels.shape[:2], -1)  # (h, w): the place in `order` of the topmost mask
+    outline = inside.copy()
+    rows, columns = _cells_of_pixels(subject, *inside.shape)
+    for place, mask in enumerate(order.tolist()):
+        top, left, shape = _on_screen(subject.bits[mask], rows, columns)
+        here = (slice(top, top + shape.shape[0]), slice(left, left + shape.shape[1]))
+        inside[here][shape] = place
+        outline[here][shape & ~_eroded(shape, line)] = place
+    out = pixels.copy()
+    filled = inside >= 0
+    under, over = pixels[filled].astype(np.float32), colours[inside[filled]]
+    out[filled] = np.rint(under + _FILL * (over - under))
+    out[outline >= 0] = colours[outline[outline >= 0]]
+    return out
+
+
+def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """The grid row of each pixel row and the grid column of each pixel column, by their centres.
+
+    A cell is a fraction 1 / G of the source's longer side for "pad" and "native", of each side by
+    itself for "squash" (docs/format.md).
+    """
+    grid = subject.bits.shape[1]
+    source = (subject.source_height, subject.source_width)
+    longer = max(source)
+    cells = []
+    for pixels, side in zip((height, width), source, strict=True):
+        covered = side if subject.fit == "squash" else longer
+        centres = (2 * np.arange(pixels) + 1) * side * grid
+        cells.append(centres // (2 * pixels * covered))
+    return cells[0], cells[1]
+
+
+def _on_screen(
+    bits: np.ndarray, rows: np.ndarray, columns: np.ndarray
+) -> tuple[int, int, np.ndarray]:
+    """Top, left and bool (h, w) of the part of the screen that a mask's cells take up."""
+    used = np.flatnonzero(bits.any(axis=1))
+    if used.size == 0:
+        return 0, 0, np.zeros((0, 0), bool)
+    top, bottom = np.searchsorted(rows, [used[0], used[-1] + 1]).tolist()
+    cells = np.unpackbits(bits, axis=1, bitorder="little").view(bool)
+    across = np.flatnonzero(cells.any(axis=0))
+    left, right = np.searchsorted(columns, [across[0], across[-1] + 1]).tolist()
+    return top, left, cells[rows[top:bottom, None], columns[left:right]]
+
+
+def _eroded(shape: np.ndarray, times: int) -> np.ndarray:
+    """bool (h, w) without the pixels of which a 4-neighbour is unset or outside the array."""
+    for _ in range(times):
+        padded = np.pad(shape, 1)
+        shape = shape & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return shape
+
+
+def _with_boxes_and_points(
+    subject: Subject, image: Image.Image, order: np.ndarray, colours: np.ndarray, line: int
+) -> Image.Image:
+    layer = Image.new("RGBA", image.size)
+    draw = ImageDraw.Draw(layer)
+    scale = np.array(image.size) / (subject.source_width, subject.source_height)
+    opacity = round(255 * _BOX_OPACITY * min(1.0, (_CROWD / subject.masks) ** 0.5))
+    for place, mask in enumerate(order.tolist()):
+        x, y, w, h = subject.bboxes[mask].tolist()
+        if not np.isfinite([x, y, w, h]).all():
+            continue  # only damage gives such numbers; the table of masks shows them
+        corners = np.array([[x, y], [x + w + 1, y + h + 1]]) * scale  # w = xmax - xmin
+        left, top, right, bottom = _on_image(corners, image.size)
+        draw.rectangle((left, top, right, bottom), outline=(*colours[place].tolist(), opacity))
+    radius = 1 + line
+    for point in subject.points[order] * scale:
+        if not _near(point, image.size):
+            continue
+        x, y = point.tolist()
+        draw.ellipse(
+            (x - radius, y - radius, x + radius, y + radius), fill=_POINT, outline=_POINT_RIM
+        )
+    return Image.alpha_composite(image.convert("RGBA"), layer).convert("RGB")
+
+
+def _near(point: np.ndarray, size: tuple[int, int]) -> bool:
+    """Whether a point (2,) is on the picture or so near that a part of its mark may be."""
+    return bool((np.abs(point) < 2 * np.array(size) + 100).all())
+
+
+def _on_image(corners: np.ndarray, size: tuple[int, int]) -> list[int]:
+    """Corners [[x0, y0], [x1, y1]] as whole pixels of the picture, the lower ones inclusive."""
+    last = np.array(size) - 1
+    first = np.clip(np.floor(corners[0]), 0, last)
+    end = np.clip(np.ceil(corners[1]) - 1, first, last)
+    return [int(value) for value in (*first, *end)]

@@ -1,0 +1,101 @@
+"""One sample large: under its masks, alone beside it, and a table of its masks."""
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from sa1bpack.report.contact_sheet import (
+    FAINT,
+    INK,
+    PAPER,
+    WIDTH,
+    mask_text,
+    size_text,
+    write_header,
+)
+from sa1bpack.report.drawing import by_size, drawn, fitted, plain
+from sa1bpack.report.lettering import font, plain_text, write_right
+from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.subject import Subject
+
+_MARGIN, _GAP = 24, 24
+_TOP = 92
+_PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
+_TABLE_WIDTH, _ROW = 400, 22
+_HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _GAP - _TABLE_WIDTH) // 2
+_LEAST_TABLE = 8  # rows, beside a very low picture
+# Right edges of the columns, from the left of a table.
+_COLUMNS = (("mask", 60), ("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344),
+            ("cells", 400))  # fmt: skip
+
+SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # screen pixels of the picture at most
+
+
+def large_picture(subject: Subject, title: str) -> Image.Image:
+    """The picture, RGB, 1600 pixels wide."""
+    shape = subject.rgb.shape[:2]
+    if shape[1] > shape[0]:
+        height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
+        left = _MARGIN + width + _GAP  # of what stands beside the picture
+        alone = fitted(*shape, _PICTURE_HEIGHT // 2, WIDTH - _MARGIN - left)
+        table = (left, _TOP + alone[0] + _GAP)
+    else:  # there is room for both at one size, and the table beside them
+        height, width = alone = fitted(*shape, _PICTURE_HEIGHT, _HALF_WIDTH)
+        left = _MARGIN + width + _GAP
+        table = (left + width + _GAP, _TOP)
+    rows = max(_LEAST_TABLE, (_TOP + height - table[1]) // _ROW - 1)
+    bottom = max(_TOP + height, table[1] + (1 + min(rows, subject.masks + 1)) * _ROW)
+    sheet = Image.new("RGB", (WIDTH, bottom + _MARGIN), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    write_header(draw, WIDTH, subject.file_name, title)
+    draw.text((_MARGIN, 54), plain_text(_facts(subject)), font=font(15), fill=FAINT)
+    sheet.paste(drawn(subject, height, width, line=2), (_MARGIN, _TOP))
+    sheet.paste(plain(subject, *alone), (left, _TOP))
+    _write_table(draw, subject, *table, rows)
+    return sheet
+
+
+def _facts(subject: Subject) -> str:
+    grid = subject.bits.shape[1]
+    masks = "drawn from exact runs" if subject.from_runs else f"on a grid of {grid} x {grid} cells"
+    return (
+        f"id {subject.image_id}, row {subject.index:,}, shard {subject.shard}, "
+        f"{size_text(subject)} pixels, fit {subject.fit}, {mask_text(subject)} {masks}"
+    )
+
+
+def _write_table(
+    draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, rows: int
+) -> None:
+    """The masks from the largest on, as many as there is room for; colours are the picture's."""
+    letters = font(14)
+    order = by_size(subject)
+    if not len(order):
+        draw.text((left, top), "no masks", font=letters, fill=FAINT)
+        return
+    for label, right in _COLUMNS:
+        if label != "cells" or not subject.from_runs:
+            write_right(draw, left + right, top, label, font=letters, fill=FAINT)
+    shown = order if len(order) <= rows else order[: rows - 1]
+    colours = mask_colours(len(shown))
+    for place, mask in enumerate(shown.tolist()):
+        line = top + (1 + place) * _ROW
+        draw.rectangle((left, line + 3, left + 13, line + 14), fill=tuple(colours[place].tolist()))
+        for (_, right), text in zip(_COLUMNS, _cells(subject, mask), strict=True):
+            write_right(draw, left + right, line, text, font=letters, fill=INK)
+    if len(shown) < len(order):
+        more = f"and {len(order) - len(shown):,} smaller ones"
+        draw.text((left, top + (1 + len(shown)) * _ROW), more, font=letters, fill=FAINT)
+
+
+def _cells(subject: Subject, mask: int) -> tuple[str, ...]:
+    """What the table says of a mask, a text a column."""
+    pixels = subject.source_height * subject.source_width
+    cells = int(np.bitwise_count(subject.bits[mask]).sum())
+    return (
+        f"{mask}",
+        f"{subject.areas[mask]:,}",
+        f"{subject.areas[mask] / pixels:.2%}",
+        f"{subject.predicted_ious[mask]:.3f}",
+        f"{subject.stability_scores[mask]:.3f}",
+        "" if subject.from_runs else f"{cells:,}",
+    )

@@ -1,0 +1,34 @@
+"""Where a picture or a page may be written to."""
+
+import io
+from pathlib import Path
+
+from PIL import Image
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format.files import replace_file
+
+
+def check_output(out: str | Path, suffix: str, pack: str | Path) -> Path:
+    """The path to write to. What is there is replaced; no folder is made.
+
+    Raises OptionError for another suffix, a folder that is not there, a folder in the file's place,
+    and a place inside the pack: a check of the pack calls every strange file damage.
+    """
+    path = Path(out)
+    if path.suffix.lower() != suffix:
+        raise OptionError(f"{out}: what is written is {suffix[1:].upper()}; name it *{suffix}")
+    if path.is_dir():
+        raise OptionError(f"{out} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{out}: the folder {path.parent} is not there; make it first")
+    if path.resolve().is_relative_to(Path(pack).resolve()):
+        raise OptionError(f"{out} lies inside the pack, which holds its own files alone")
+    return path
+
+
+def write_png(picture: Image.Image, path: Path) -> None:
+    """Write a picture whole or not at all. Raises OSError if the disk fails."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    replace_file(path, buffer.getvalue())

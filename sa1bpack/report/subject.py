@@ -1,0 +1,108 @@
+"""One sample as a picture needs it, whatever the layout of its pack."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sa1bpack.data.dataset import Dataset
+from sa1bpack.errors import FormatError, MaskError, OptionError
+from sa1bpack.format import Shard
+from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.masks import rasterize
+from sa1bpack.report.pixels import rgb_of
+
+_LARGEST_GRID = 4096  # of `rasterize`
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One sample with m masks.
+
+    index, shard, image_id, file_name
+        Row in the pack, name of its shard, and what the JSON calls it.
+    rgb
+        uint8 (h, w, 3): the stored pixels without padding.
+    source_height, source_width
+        Pixels of the source image, which boxes and points are in.
+    fit
+        How image and grid follow from the source: "pad", "native" or "squash".
+    bits
+        uint8 (m, G, G / 8): masks on a grid of G x G cells, packed as `sa1bpack.masks.bits` says.
+    from_runs
+        The pack stores no bits; these were drawn from its exact runs.
+    bboxes, points, areas, predicted_ious, stability_scores
+        (m, 4) x, y, w, h; (m, 2) x, y; (m,) source pixels; (m,); (m,).
+    annotation_count
+        Masks that its record had, before filtering and capping.
+    """
+
+    index: int
+    shard: str
+    image_id: int
+    file_name: str
+    rgb: np.ndarray
+    source_height: int
+    source_width: int
+    fit: str
+    bits: np.ndarray
+    from_runs: bool
+    bboxes: np.ndarray
+    points: np.ndarray
+    areas: np.ndarray
+    predicted_ious: np.ndarray
+    stability_scores: np.ndarray
+    annotation_count: int
+
+    @property
+    def masks(self) -> int:
+        """m, the number of masks."""
+        return len(self.areas)
+
+
+def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
+    """Read a sample of a dataset to draw it `side` pixels wide or high at most.
+
+    Raises IndexError as the dataset does, FormatError if its shard is damaged, OSError if a file
+    cannot be opened.
+    """
+    number, row, _, _ = dataset.locate(index)
+    shard = dataset.shards[number]
+    sample = shard.sample(row)
+    height, width = sample["size"][:2].tolist()
+    return Subject(
+        index=int(dataset.rows_at(np.array([index]))[0]),
+        shard=shard.entry.name,
+        image_id=int(sample["image_id"]),
+        file_name=file_name_of(sample),
+        rgb=rgb_of(shard, row),
+        source_height=height,
+        source_width=width,
+        fit=shard.layout.fit,
+        bits=_bits(shard, sample, side),
+        from_runs="mask_bits" not in sample,
+        bboxes=sample["bbox"],
+        points=sample["point_coords"],
+        areas=sample["area"],
+        predicted_ious=sample["predicted_iou"],
+        stability_scores=sample["stability_score"],
+        annotation_count=int(sample["annotation_count"]),
+    )
+
+
+def file_name_of(sample: dict[str, np.ndarray]) -> str:
+    """The file name of a sample's arrays, as far as it can be read."""
+    return bytes(sample["file_name"]).rstrip(b"\0").decode(errors="replace")
+
+
+def _bits(shard: Shard, sample: dict[str, np.ndarray], side: int) -> np.ndarray:
+    """The stored bits; of a pack without them, the runs on a grid that has a cell a pixel."""
+    if "mask_bits" in sample:
+        return sample["mask_bits"]
+    height, width = sample["size"][:2].tolist()
+    offsets = sample["run_offset"] - sample["run_offset"][0]
+    grid = min(-(-side // 8) * 8, _LARGEST_GRID)
+    try:
+        return rasterize(sample["run_ends"], offsets, height, width, grid, shard.layout.fit)
+    except (MaskError, OptionError) as error:  # neither comes of a sound pack
+        name = file_name_of(sample)
+        raise FormatError(f"{shard.folder / 'run_ends'}: {name}: {error}; {REMEDY}") from error

@@ -1,0 +1,103 @@
+"""What a look at some shards of a pack tells: how masks and images are distributed.
+
+The whole of SA-1B has 1.1 billion masks; blocks of samples from a few shards say as much to the
+eye. A pack of up to 20,000 images is looked at whole.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sa1bpack.data.dataset import Dataset
+from sa1bpack.errors import FormatError
+from sa1bpack.format import Shard
+
+MAX_IMAGES = 20_000
+MAX_SHARDS = 64
+
+# Names of the arrays of masks that a survey collects.
+_COLUMNS = ("area", "predicted_iou", "stability_score")
+
+
+@dataclass
+class Survey:
+    """What was found in the shards that were looked at.
+
+    images
+        Samples that the values are of.
+    shards
+        Names of the shards that were read.
+    unreadable
+        What was wrong with the shards that could not be.
+    area, predicted_iou, stability_score
+        (m,) of every mask of those samples: int64 source pixels, float64, float64.
+    sizes
+        (width, height) of a source image in pixels → how many of those samples have it.
+    packed_by
+        The versions that made those shards, one entry for each combination.
+    unknown_keys
+        Keys of their JSON records that a pack does not store.
+    file_bytes, disk_bytes
+        Size of the chunk files of those shards, and what the filesystem stores of them.
+    """
+
+    images: int = 0
+    shards: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    area: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    predicted_iou: np.ndarray = field(default_factory=lambda: np.empty(0))
+    stability_score: np.ndarray = field(default_factory=lambda: np.empty(0))
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    packed_by: list[dict[str, str]] = field(default_factory=list)
+    unknown_keys: set[str] = field(default_factory=set)
+    file_bytes: int = 0
+    disk_bytes: int = 0
+
+
+def survey(dataset: Dataset, seed: int) -> Survey:
+    """Look at up to 64 shards of a whole pack, chosen at random, and 20,000 images of them.
+
+    Of each shard it takes a block of samples that begins at random. Damage does not end the survey:
+    it is named in `unreadable`.
+    """
+    rng = np.random.default_rng(seed)
+    total, entries = len(dataset), dataset.manifest.shards
+    whole = total <= MAX_IMAGES and len(entries) <= MAX_SHARDS
+    numbers = np.sort(rng.permutation(len(entries))[:MAX_SHARDS]).tolist()
+    block = total if whole else -(-MAX_IMAGES // len(numbers))
+    found = Survey()
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+    for number in numbers:
+        first = int(rng.integers(max(1, entries[number].samples - block + 1)))
+        try:
+            _look_at(dataset.shards[number], first, block, found, columns)
+        except (FormatError, OSError) as error:
+            found.unreadable.append(str(error))
+    for name, parts in columns.items():
+        if parts:
+            setattr(found, name, np.concatenate(parts))
+    return found
+
+
+def _look_at(
+    shard: Shard, first: int, block: int, found: Survey, columns: dict[str, list[np.ndarray]]
+) -> None:
+    stop = min(first + block, len(shard))
+    masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
+    disk_bytes = sum(path.stat().st_blocks * 512 for path in shard.folder.rglob("*")
+                     if path.is_file())  # fmt: skip
+    parts = {name: np.array(shard[name][masks]) for name in _COLUMNS}
+    sizes = Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist())
+    # Only now, with everything read: a shard counts whole or not at all.
+    for name, part in parts.items():
+        columns[name].append(part)
+    found.sizes += sizes
+    found.images += stop - first
+    found.shards.append(shard.entry.name)
+    found.file_bytes += shard.entry.bytes
+    found.disk_bytes += disk_bytes
+    versions = shard.attributes.get("packed_by")
+    if versions and versions not in found.packed_by:
+        found.packed_by.append(versions)
+    found.unknown_keys.update(shard.attributes.get("unknown_keys", ()))

@@ -1,0 +1,114 @@
+"""The state of a pack's verification, as a report tells it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format import Manifest, verify
+from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.problems import Findings
+from sa1bpack.format.verify_shard import check_shard
+from sa1bpack.wording import counted
+
+VERIFY = ("sample", "quick", "full", "none")
+SAMPLED_SHARDS = 8
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was checked, when, and what was found.
+
+    how
+        One of VERIFY: what was done, which for a small pack is "quick" where "sample" was asked.
+    covered
+        What that means for this pack, in words.
+    problems, notes
+        As in `sa1bpack.verify`'s report.
+    finished
+        When the check ended.
+    seconds
+        How long it took.
+    """
+
+    how: str
+    covered: str
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    finished: datetime
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong as far as was looked; True also if nothing was checked."""
+        return not self.problems
+
+
+def check_how(how: str) -> None:
+    """Raise OptionError if `how` is not one of VERIFY."""
+    if how not in VERIFY:
+        raise OptionError(f"verify is {how!r}: choose one of {', '.join(VERIFY)}")
+
+
+def verification(
+    root: Path, manifest: Manifest, how: str, seed: int, progress: Progress | None = None
+) -> Verification:
+    """Check a pack as `how` says, one of VERIFY.
+
+    progress  called as progress(bytes done, bytes in all)
+    """
+    check_how(how)
+    if how == "sample" and len(manifest.shards) <= SAMPLED_SHARDS:
+        how = "quick"
+    started = time.monotonic()
+    if how == "none":
+        problems, notes, covered = (), (), "Nothing was checked for this report."
+    elif how == "sample":
+        problems, notes, covered = _sample(root, manifest, seed, progress)
+    else:
+        found = verify(root, quick=how == "quick", progress=progress)
+        problems, notes = found.problems, found.notes
+        size = (f"{counted(found.counts.get('shards', 0), 'shard')} with "
+                f"{counted(found.counts.get('samples', 0), 'image')}")  # fmt: skip
+        covered = (
+            f"Structure, exact file sizes and the checksums of all files but pixels, mask bits and "
+            f"runs, of {size} and of the pack's own files."
+            if how == "quick"
+            else f"Every byte of {size} against the checksums of files and samples."
+        )
+    seconds = time.monotonic() - started
+    return Verification(
+        how, covered, tuple(map(str, problems)), tuple(notes), datetime.now(UTC), seconds
+    )
+
+
+def _sample(
+    root: Path, manifest: Manifest, seed: int, progress: Progress | None
+) -> tuple[list, list, str]:
+    """Problems, notes and what was covered, of a quick check of a few shards."""
+    findings = Findings()
+    picked = np.random.default_rng(seed).permutation(len(manifest.shards))[:SAMPLED_SHARDS]
+    entries = [manifest.shards[number] for number in np.sort(picked).tolist()]
+    done, total = 0, sum(entry.bytes for entry in entries)
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, total)
+
+    for entry in entries:
+        folder = root / SHARDS_NAME / entry.name
+        check_shard(folder, entry, manifest.layout, findings, quick=True, advance=advance)
+    covered = (
+        f"Structure, exact file sizes and the checksums of all files but pixels, mask bits and "
+        f"runs, of {len(entries)} of {counted(len(manifest.shards), 'shard')}, chosen at random "
+        f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
+    )
+    return findings.problems, findings.notes, covered

@@ -1,0 +1,170 @@
+"""`write_report`: what there is to know of a pack, as one HTML page."""
+
+import base64
+import io
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.data.dataset import Dataset
+from sa1bpack.data.dataset import open as open_pack
+from sa1bpack.errors import FormatError
+from sa1bpack.format import read_manifest
+from sa1bpack.format.files import replace_file
+from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.packing.run_log import read_runs
+from sa1bpack.report.choose import checked_count, random_indices
+from sa1bpack.report.contact_sheet import mask_text, size_text
+from sa1bpack.report.drawing import drawn, fitted
+from sa1bpack.report.markup import Markup, element
+from sa1bpack.report.output import check_output
+from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
+from sa1bpack.report.subject import read_subject
+from sa1bpack.report.survey import Survey, survey
+from sa1bpack.report.verification import Progress, Verification, check_how, verification
+
+DEFAULT_SAMPLES = 12
+_TILE = (450, 600)  # height and width of a picture at most, in pixels
+_QUALITY = 82  # of its JPEG
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """What `write_report` wrote and found.
+
+    path
+        The file.
+    images
+        Samples of the pack.
+    surveyed
+        Samples that the distributions of masks are of.
+    verification
+        What was checked, and the problems found.
+    unreadable
+        What was wrong with shards and samples that could not be read for the page.
+    """
+
+    path: Path
+    images: int
+    surveyed: int
+    verification: Verification
+    unreadable: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no damage was found, as far as was looked."""
+        return self.verification.ok and not self.unreadable
+
+
+def write_report(
+    pack: str | Path,
+    out: str | Path,
+    *,
+    verify: str = "sample",
+    samples: int = DEFAULT_SAMPLES,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ReportResult:
+    """Write a page about a pack: state, counts, distributions, pictures, options, runs, rejects.
+
+    The page is one file that needs no network and runs no script. It takes seconds, of whatever
+    pack: distributions of masks are those of up to 20,000 images in 64 shards, and the page says
+    of which. Damage is told on the page and in the result, never raised.
+
+    Args:
+        pack: folder of a pack, complete or not.
+        out: the page, `*.html`; replaced whole if it is there.
+        verify: "sample" checks up to 8 shards as "quick" does. "quick" checks all of the pack but
+            pixels, bits and runs, "full" reads every byte, as `sa1bpack.verify` does; "none" checks
+            nothing.
+        samples: pictures at random, 1 to 400.
+        seed: of all that is chosen at random.
+        progress: called by the verification as progress(bytes done, bytes in all).
+
+    Raises:
+        OptionError: a value that is none of the choices, or an `out` that cannot be written to.
+        FormatError: the folder is no pack, or its manifest or index is damaged.
+    """
+    root, path = Path(pack), check_output(out, ".html", pack)
+    check_how(verify)
+    checked_count("samples", samples)
+    manifest = read_manifest(root)
+    dataset = None if manifest.index is None else open_pack(root)
+    if dataset is not None:  # a packer may have published since
+        manifest = dataset.manifest
+    checked = verification(root, manifest, verify, seed, progress)
+    seen = Survey() if dataset is None else survey(dataset, seed)
+    contents = Contents(
+        root=root,
+        manifest=manifest,
+        mask_counts=np.empty(0, np.int64) if dataset is None else dataset.column("mask_count"),
+        survey=seen,
+        verification=checked,
+        runs=read_runs(root),
+        rejects=_first_rejects(root),
+        pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+        seed=seed,
+        version=version("sa1bpack"),
+    )
+    replace_file(path, page(contents).encode())
+    return ReportResult(path, manifest.samples, seen.images, checked, tuple(seen.unreadable))
+
+
+def _first_rejects(root: Path) -> list[dict[str, Any]]:
+    """The first lines of rejects.jsonl; one that is damaged is shown as it is."""
+    try:
+        with (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file:
+            return [_reject(line) for line in islice(file, SHOWN_REJECTS)]
+    except FileNotFoundError:
+        return []
+
+
+def _reject(line: str) -> dict[str, Any]:
+    try:
+        reject = json.loads(line)
+    except ValueError:
+        reject = None
+    return reject if isinstance(reject, dict) else {"detail": f"not a record: {line.strip()}"}
+
+
+def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Markup]:
+    """Figures of samples at random; what cannot be read is said in its figure and the list."""
+    figures = []
+    for index in random_indices(len(dataset), count, seed):
+        try:
+            figures.append(_picture(dataset, index))
+        except (FormatError, OSError) as error:
+            if str(error) not in unreadable:
+                unreadable.append(str(error))
+            figures.append(element("figure", element("figcaption", f"Row {index:,}: {error}")))
+    return figures
+
+
+def _picture(dataset: Dataset, index: int) -> Markup:
+    subject = read_subject(dataset, index, max(_TILE))
+    height, width = fitted(*subject.rgb.shape[:2], *_TILE)
+    buffer = io.BytesIO()
+    drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    masks = mask_text(subject)
+    return element(
+        "figure",
+        element(
+            "img", src=f"data:image/jpeg;base64,{data}", width=width, height=height,
+            alt=f"{subject.file_name}, {masks} drawn over the image",
+        ),
+        element(
+            "figcaption",
+            subject.file_name,
+            element(
+                "div",
+                f"id {subject.image_id}, row {subject.index:,}, {size_text(subject)}, {masks}",
+                class_="faint",
+            ),
+        ),
+    )  # fmt: skip

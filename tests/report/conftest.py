@@ -1,0 +1,42 @@
+"""Packs that pictures and pages are made of."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_tars import SMALL, Members, members, photo, record, write_tar
+
+import sa1bpack
+
+EVIL = '<img src=x onerror=alert(1)>&"中'  # a file name that a page must not take for markup
+
+
+@pytest.fixture(scope="session")
+def small_pack(tmp_path_factory) -> Path:
+    """Photos 0 to 10 with as many masks, at most 8, in shards of 4; two members are rejected."""
+    folder = tmp_path_factory.mktemp("small")
+    found: Members = members(range(11), masks=lambda number: number)
+    found["./sa_900.json"] = b"{}"
+    found["./sa_901.jpg"] = photo(901)
+    tar = write_tar(folder / "sa_000000.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, max_masks=8, **SMALL)
+    return folder / "pack"
+
+
+@pytest.fixture(scope="session")
+def odd_pack(tmp_path_factory) -> Path:
+    """Images that are tall, flat, tiny, without masks, with 410 of them, and with an evil name."""
+    folder = tmp_path_factory.mktemp("odd")
+    shapes = {1: (64, 96, 0), 2: (96, 64, 3), 3: (5, 5, 1), 4: (200, 10, 2), 5: (10, 300, 4),
+              6: (60, 90, 410), 7: (64, 64, 5)}  # fmt: skip
+    found: Members = {}
+    for number, (height, width, masks) in shapes.items():
+        name = EVIL if number == 7 else f"sa_{number}"
+        line = record(number, masks, height, width)
+        line["image"]["file_name"] = f"{name}.jpg"
+        found[f"./{name}.jpg"] = photo(number, height, width)
+        found[f"./{name}.json"] = json.dumps(line).encode()
+    found[f"./{EVIL}2.json"] = b"{}"
+    tar = write_tar(folder / "odd.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, image_size=128, mask_size=64, max_masks=None)
+    return folder / "pack"

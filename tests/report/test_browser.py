@@ -1,0 +1,58 @@
+"""The page in headless Chromium, where there is one: light and dark, wide and narrow."""
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sa1bpack
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to look at the page with")
+# A script that says how wide the page became; the report itself has none.
+MEASURE = """<script>
+document.title = `${document.documentElement.scrollWidth} ${innerWidth} ${document.images.length} `
+  + [...document.images].every(image => image.naturalWidth > 0);
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def page(odd_pack, tmp_path_factory):
+    """Path of a report."""
+    path = tmp_path_factory.mktemp("browser") / "report.html"
+    sa1bpack.write_report(odd_pack, path)
+    return path
+
+
+def browse(folder, *arguments) -> str:
+    """Run headless Chromium with a profile of its own; returns its standard output."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+               f"--user-data-dir={folder / 'profile'}", *arguments]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("width", [1440, 500])
+def test_nothing_is_wider_than_the_window_and_every_picture_loads(page, tmp_path, width):
+    copy = tmp_path / "copy.html"
+    copy.write_text(page.read_text().replace("</body>", MEASURE))
+    dom = browse(tmp_path, f"--window-size={width},900", "--dump-dom", copy.as_uri())
+    found, room, pictures, loaded = re.search(r"<title>(\d+) (\d+) (\d+) (\w+)<", dom).groups()
+    assert int(found) <= int(room) <= width and (pictures, loaded) == ("7", "true")
+
+
+def test_a_screenshot_has_charts_and_pictures(page, tmp_path):
+    shot = tmp_path / "shot.png"
+    browse(tmp_path, "--window-size=1440,3000", f"--screenshot={shot}", page.as_uri())
+    with Image.open(shot) as picture:
+        words = np.asarray(picture.convert("RGBA")).view("<u4")[..., 0] & 0xFFFFFF
+    assert words.shape == (3000, 1440)
+    bars = words == 0xA8763A  # the colour of bars in style.py, blue first
+    assert bars.sum() > 3000 and np.ptp(np.flatnonzero(bars.any(axis=0))) > 700
+    assert len(set(words[::4, ::4].reshape(-1).tolist())) > 2000  # photographs

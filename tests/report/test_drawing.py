@@ -1,0 +1,140 @@
+"""Where masks, boxes and points are drawn, against arithmetic in fractions."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.report.drawing import by_size, drawn, fitted, plain
+from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.subject import Subject
+
+NOWHERE = 1e9  # of a box or a point that is not to be seen
+
+
+def subject(masks: np.ndarray, source: tuple[int, int], fit: str = "pad", seed: int = 0) -> Subject:
+    """A sample of bool (m, G, G) masks, areas falling, boxes and points out of sight."""
+    count = len(masks)
+    height, width = source
+    rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Subject(
+        index=0, shard="a-000", image_id=7, file_name="sa_7.jpg", rgb=rgb, source_height=height,
+        source_width=width, fit=fit, bits=np.packbits(masks, axis=2, bitorder="little"),
+        from_runs=False, bboxes=np.full((count, 4), np.nan), points=np.full((count, 2), NOWHERE),
+        areas=np.arange(count, 0, -1) * 100, predicted_ious=np.ones(count),
+        stability_scores=np.ones(count), annotation_count=count,
+    )  # fmt: skip
+
+
+def cell_of(pixel: int, pixels: int, side: int, longer: int, grid: int) -> int:
+    """The cell under the centre of a pixel, as docs/format.md defines cells."""
+    source = (pixel + Fraction(1, 2)) * side / pixels
+    return int(source / Fraction(longer, grid))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    source=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    screen=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    fit=st.sampled_from(["pad", "squash", "native"]),
+    seed=st.integers(0, 1000),
+)
+def test_a_pixel_shows_the_mask_of_the_cell_under_its_centre(source, screen, fit, seed):
+    grid = 16
+    masks = np.random.default_rng(seed).random((1, grid, grid)) < 0.5
+    sample = subject(masks, source, fit)
+    longer = max(source)
+    rows, columns = (
+        [cell_of(at, screen[axis], source[axis], source[axis] if fit == "squash" else longer, grid)
+         for at in range(screen[axis])]
+        for axis in (0, 1)
+    )  # fmt: skip
+    expected = masks[0][np.ix_(rows, columns)]
+    before, after = (np.asarray(draw(sample, *screen)) for draw in (plain, drawn))
+    colour = mask_colours(1)[0].astype(int)
+    blend = np.rint(0.55 * before + 0.45 * colour)
+    inside = np.pad(expected, 1)
+    inner = inside[:-2, 1:-1] & inside[2:, 1:-1] & inside[1:-1, :-2] & inside[1:-1, 2:] & expected
+    assert (after[~expected] == before[~expected]).all()
+    assert np.abs(after[inner] - blend[inner]).max(initial=0) <= 1
+    assert (after[expected & ~inner] == colour).all()
+
+
+def test_smaller_masks_lie_above_larger_ones_whatever_their_order():
+    masks = np.zeros((2, 16, 16), bool)
+    masks[0, 4:12, 4:12] = True
+    masks[1] = True
+    sample = replace(subject(masks, (64, 64)), areas=np.array([100, 2000]))
+    assert by_size(sample).tolist() == [1, 0]
+    pixels = np.asarray(drawn(sample, 64, 64)).astype(int)
+    colours = mask_colours(2).astype(int)
+    under = np.asarray(plain(sample, 64, 64)).astype(int)
+    for at, colour in ((32, colours[1]), (8, colours[0])):
+        assert np.abs(pixels[at, at] - (0.55 * under[at, at] + 0.45 * colour)).max() <= 1
+
+
+def test_a_box_covers_the_pixels_from_the_first_to_the_last():
+    """w is xmax - xmin: a box of x 10 and w 5 is over the six pixels 10 to 15."""
+    sample = replace(subject(np.zeros((1, 16, 16), bool), (64, 64)),
+                     bboxes=np.array([[10.0, 20.0, 5.0, 7.0]]))  # fmt: skip
+    changed = (np.asarray(drawn(sample, 64, 64)) != np.asarray(plain(sample, 64, 64))).any(axis=2)
+    due = np.zeros((64, 64), bool)
+    due[20:28, 10:16] = True
+    due[21:27, 11:15] = False
+    assert (changed == due).mean() > 0.999 and changed[[20, 27]].sum() == 12
+
+
+def test_points_and_boxes_follow_the_scale_of_the_picture():
+    sample = replace(
+        subject(np.zeros((1, 16, 16), bool), (60, 90)), points=np.array([[45.0, 30.0]])
+    )
+    pixels = np.asarray(drawn(sample, 120, 180))
+    assert pixels[60, 90].tolist() == [255, 255, 255]
+
+
+def test_numbers_that_are_not_finite_draw_nothing():
+    masks = np.zeros((2, 16, 16), bool)
+    sample = replace(subject(masks, (32, 32)), points=np.array([[np.nan, 1.0], [np.inf, 0.0]]))
+    assert drawn(sample, 32, 32) == plain(sample, 32, 32)
+
+
+def test_an_image_without_masks_is_the_image():
+    sample = subject(np.zeros((0, 16, 16), bool), (32, 48))
+    assert np.array_equal(np.asarray(drawn(sample, 32, 48)), sample.rgb)
+
+
+@settings(max_examples=50)
+@given(*[st.integers(1, 3000)] * 2, *[st.integers(50, 1000)] * 2)
+def test_a_picture_fits_its_place_and_is_enlarged_by_whole_numbers_only(h, w, box_h, box_w):
+    height, width = fitted(h, w, box_h, box_w)
+    assert 1 <= height <= box_h and 1 <= width <= box_w
+    if height > h or width > w:
+        assert height % h == width % w == 0 and height // h == width // w
+    else:
+        assert abs(height - h * width / w) <= 1 + h / w or min(height, width) == 1
+
+
+def test_enlarged_pixels_are_squares_of_one_colour():
+    sample = subject(np.zeros((0, 16, 16), bool), (4, 6))
+    pixels = np.asarray(plain(sample, 12, 18))
+    assert np.array_equal(pixels, sample.rgb.repeat(3, axis=0).repeat(3, axis=1))
+
+
+def test_the_colours_of_many_masks_differ():
+    colours = mask_colours(400)
+    assert len({tuple(colour) for colour in colours.tolist()}) > 390
+    assert np.array_equal(mask_colours(7), colours[:7])
+    first = colours[:12].astype(int)
+    apart = np.abs(first[:, None] - first[None]).sum(axis=2)[np.triu_indices(12, 1)]
+    assert apart.min() > 50
+
+
+@pytest.mark.parametrize("masks", [1, 430])
+def test_a_crowd_of_boxes_fades_but_is_there(masks):
+    sample = subject(np.zeros((masks, 16, 16), bool), (64, 64))
+    sample = replace(sample, bboxes=np.tile([10.0, 10.0, 30.0, 30.0], (masks, 1)))
+    before, after = (np.asarray(draw(sample, 64, 64)).astype(int) for draw in (plain, drawn))
+    assert np.abs(after - before)[10, 10:40].max() > 10

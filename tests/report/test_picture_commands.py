@@ -1,0 +1,72 @@
+"""`sa1bpack show` and `sa1bpack report` as commands."""
+
+import shutil
+
+import numpy as np
+import pytest
+from commands import run
+from pages import Page
+from PIL import Image
+
+import sa1bpack
+from sa1bpack.cli.main import main
+
+
+def test_show_writes_the_picture_that_the_call_returns(small_pack, tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    assert main(["show", str(small_pack), "-o", str(out), "--samples", "3", "--seed", "4"]) == 0
+    expected = sa1bpack.show(small_pack, samples=3, seed=4)
+    assert f"{out}: {expected.width} x {expected.height} pixels" in capsys.readouterr().out
+    with Image.open(out) as picture:
+        assert np.array_equal(np.asarray(picture), np.asarray(expected))
+    assert main(["show", str(small_pack), "-o", str(out), "--row", "5", "--large"]) == 0
+    with Image.open(out) as picture:
+        assert picture.width == 1600
+    assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
+
+
+def test_report_writes_the_page_in_a_process_of_its_own(small_pack, tmp_path):
+    code, out, error = run("report", small_pack, "-o", tmp_path / "r.html", "--samples", "2")
+    assert (code, error) == (0, "")
+    assert out == f"{tmp_path / 'r.html'}: 11 images, no problem in a quick check\n"
+    assert len(Page((tmp_path / "r.html").read_text()).pictures) == 2
+
+
+def test_damage_is_named_and_the_exit_code_says_so(small_pack, tmp_path, capsys):
+    pack = tmp_path / "pack"
+    shutil.copytree(small_pack, pack)
+    for path in [*(pack / "shards").glob("sa_*/*/zarr.json")][:20]:
+        path.write_text("{}")
+    out = tmp_path / "r.html"
+    assert main(["report", str(pack), "-o", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "11 images, DAMAGED" in said.out and "missing" in said.err
+    assert len(said.err.splitlines()) == 11 and "more problems" in said.err
+    assert "Damaged: " in Page(out.read_text()).text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "PACK", "-o", "x.jpg"], "name it *.png"),
+        (["show", "PACK", "-o", "x.png", "--image-id", "77"], "has the id 77"),
+        (["show", "PACK", "-o", "PACK/x.png"], "inside the pack"),
+        (["report", "PACK", "-o", "x.html", "--samples", "999"], "from 1 to 400"),
+    ],
+)
+def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    arguments = [word.replace("PACK", str(small_pack)) for word in arguments]
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_teaches(capsys):
+    for command, words in (("show", ("examples:", "--large", "exit codes:")),
+                           ("report", ("examples:", "--verify full", "exit codes:"))):  # fmt: skip
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = capsys.readouterr().out
+        assert all(word in said for word in words)
+        assert max(map(len, said.splitlines())) <= 100

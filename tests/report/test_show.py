@@ -1,0 +1,149 @@
+"""`show` draws what was asked for, the same every time."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.report import lettering
+from sa1bpack.report.choose import chosen
+from sa1bpack.report.contact_sheet import columns_of
+from sa1bpack.report.lettering import font, plain_text, shortened
+
+
+def same(one: Image.Image, other: Image.Image) -> bool:
+    return one.size == other.size and np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_the_same_seed_shows_the_same_and_another_shows_others(small_pack):
+    first, again, other = (sa1bpack.show(small_pack, samples=3, seed=seed) for seed in (5, 5, 6))
+    assert same(first, again) and not same(first, other)
+    ds = sa1bpack.open(small_pack)
+    picks = [chosen(ds, 3, None, None, seed) for seed in range(20)]
+    assert {len(set(pick)) for pick in picks} == {3} and len(set(map(tuple, picks))) > 10
+
+
+def test_samples_are_shown_in_the_order_asked_for(small_pack):
+    ds = sa1bpack.open(small_pack)
+    ids = [int(ds[row]["image_id"]) for row in (4, 2)]
+    by_id, by_row = sa1bpack.show(small_pack, image_ids=ids), sa1bpack.show(small_pack, rows=[4, 2])
+    assert same(by_id, by_row) and not same(by_row, sa1bpack.show(small_pack, rows=[2, 4]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 7, 11])
+def test_a_sheet_is_at_most_1600_pixels_wide_and_holds_every_picture(small_pack, count):
+    sheet = sa1bpack.show(small_pack, rows=range(count))
+    assert sheet.mode == "RGB" and sheet.width <= 1600
+    pixels = np.asarray(sheet)
+    columns = columns_of(count)
+    filled = (pixels != 255).any(axis=2)
+    for number in range(columns):
+        left = round(number * sheet.width / columns) + 30
+        assert filled[60:, left : left + 20].any()
+
+
+def test_a_part_of_a_pack_is_shown_without_its_hooks(small_pack):
+    def refuse(sample):
+        raise AssertionError("a hook was called")
+
+    part = sa1bpack.open(small_pack, transform=refuse, mask_transform=refuse)[3:6]
+    one, other = sa1bpack.show(part), sa1bpack.show(small_pack, rows=[3, 4, 5])
+    below = (0, 60, *one.size)  # the header says of how many they are
+    assert same(one.crop(below), other.crop(below)) and not same(one, other)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_large_picture_holds_image_and_masks_of_any_shape(odd_pack, number):
+    sample = sa1bpack.open(odd_pack).by_id(number)
+    picture = sa1bpack.show(odd_pack, image_ids=[number], large=True)
+    assert picture.width == 1600 and picture.height < 1000
+    pixels = np.asarray(picture)
+    assert (pixels[93:97, 25:29] != 255).any()  # the picture begins here
+    assert (len(sample["masks"]) == 0) == (number == 1)
+
+
+def test_a_sheet_of_odd_images_is_drawn(odd_pack):
+    assert sa1bpack.show(odd_pack).size[0] <= 1600
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"pixels": "yuv420"}, {"fit": "native"}, {"masks": "runs"},
+     {"pixels": "yuv420", "fit": "native", "masks": "runs"}],
+    ids=lambda options: "-".join(options.values()),
+)  # fmt: skip
+def test_every_layout_gives_nearly_the_same_picture(tmp_path, options):
+    tar = write_tar(tmp_path / "a.tar", members(range(4)))
+    pictures = []
+    for name, more in (("a", {}), ("b", options)):
+        (tmp_path / name).mkdir()
+        sa1bpack.pack(
+            tar, tmp_path / name / "pack", workers=1, **{**SMALL, "mask_size": 64}, **more
+        )
+        ds = sa1bpack.open(tmp_path / name / "pack")
+        pictures.append(sa1bpack.show(ds, rows=range(4)))
+    one, other = (np.asarray(picture).astype(int)[70:] for picture in pictures)
+    assert one.shape == other.shape
+    assert np.abs(one - other).mean() < 4 and (np.abs(one - other).max(axis=2) > 60).mean() < 0.03
+
+
+def test_one_way_of_choosing_is_needed(small_pack):
+    for wrong, message in (
+        ({"samples": 2, "rows": [1]}, "by one of"),
+        ({"samples": 0}, "from 1 to 400"),
+        ({"samples": 401}, "from 1 to 400"),
+        ({"rows": [11]}, "rows 0 to 10"),
+        ({"rows": [-1]}, "row -1 is not there"),
+        ({"rows": []}, "from 1 to 400"),
+        ({"image_ids": [12345]}, "has the id 12345"),
+        ({"rows": [1, 2], "large": True}, "1 image, not 2"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            sa1bpack.show(small_pack, **wrong)
+
+
+def test_a_pack_without_samples_and_a_folder_that_is_no_pack_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="no pack"):
+        sa1bpack.show(tmp_path)
+    tar = write_tar(tmp_path / "a.tar", members(range(2)))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    with pytest.raises(OptionError, match="no image"):
+        sa1bpack.show(sa1bpack.open(tmp_path / "pack")[:0])
+
+
+def test_without_freetype_the_bitmap_font_writes(small_pack, monkeypatch):
+    monkeypatch.setattr(lettering.features, "check", lambda name: False)
+    monkeypatch.setattr(ImageFont, "load_default", lambda: ImageFont.load_default_imagefont())
+    font.cache_clear()
+    try:
+        assert isinstance(font(15), ImageFont.ImageFont)
+        assert sa1bpack.show(small_pack, samples=2).width <= 1600
+        assert sa1bpack.show(small_pack, rows=[5], large=True).width == 1600
+    finally:
+        font.cache_clear()
+
+
+def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
+    assert plain_text('it\'s "a"\\b') == 'it\'s "a"\\b'
+    assert plain_text("a\n中") == "a\\n\\u4e2d"
+    letters = font(15)
+    for text in ("x" * 200, "sa_1234567890.jpg" * 9):
+        short = shortened(text, letters, 120)
+        assert letters.getlength(short) <= 120 and "..." in short
+        assert text.startswith(short.split("...")[0]) and text.endswith(short.split("...")[1])
+    assert shortened("short", letters, 120) == "short"
+    assert shortened("long", letters, 1) == "..."
+
+
+def test_a_picture_needs_no_torch():
+    program = (
+        "import sys, sa1bpack; sa1bpack.show, sa1bpack.write_report\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

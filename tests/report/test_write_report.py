@@ -1,0 +1,269 @@
+"""The page of a report: whole, true, safe, and of packs in any state."""
+
+import base64
+import io
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from pages import Page
+from PIL import Image
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import FormatError, OptionError, TooManyRejects
+from sa1bpack.report import survey
+from sa1bpack.report.markup import Markup, element, table
+
+
+@pytest.fixture(scope="module")
+def report(small_pack, tmp_path_factory):
+    """(result, source, Page) of the report of the small pack."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    result = sa1bpack.write_report(small_pack, path, samples=5)
+    return result, path.read_text(), Page(path.read_text())
+
+
+def page_of(pack, path, **options):
+    """(result, Page) of a report made now."""
+    result = sa1bpack.write_report(pack, path / "report.html", **options)
+    return result, Page((path / "report.html").read_text())
+
+
+def test_the_page_needs_nothing_else(report):
+    _, source, page = report
+    assert source.startswith("<!DOCTYPE html>\n")
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & {t for t, _ in page.tags}
+    written = re.sub(r"base64,[^\"]*", "", source)
+    assert not re.search(r"https?:|url\(|@import|//[a-z]", written)
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") or name == "href" for name in attributes)
+    assert all(picture.startswith("data:image/jpeg;base64,") for picture in page.pictures)
+
+
+def test_pictures_decode_and_have_a_text_in_their_place(report):
+    _, _, page = report
+    assert len(page.named("img")) == 5
+    for attributes in page.named("img"):
+        data = base64.b64decode(attributes["src"].partition(",")[2], validate=True)
+        picture = Image.open(io.BytesIO(data))
+        assert picture.size == (int(attributes["width"]), int(attributes["height"]))
+        assert re.search(r"\.jpg, .*masks? ", attributes["alt"])
+
+
+def test_every_chart_has_title_axes_and_its_numbers(report):
+    _, _, page = report
+    charts = page.named("svg")
+    assert len(charts) == 5
+    for chart, title in zip(
+        charts,
+        ("Masks an image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"),
+        strict=True,
+    ):
+        assert chart["role"] == "img" and chart["aria-label"].startswith(title)
+    for label in ("masks of an image", "area in source pixels (log scale)", "predicted IoU",
+                  "stability score", "images", "masks"):  # fmt: skip
+        assert label in page.text
+    assert len(page.named("details")) == 5
+
+
+def test_numbers_are_those_of_info(report, small_pack):
+    result, _, page = report
+    info = sa1bpack.info(small_pack)
+    counts = info.manifest.counts
+    for name, value in (
+        ("Images", info.manifest.samples), ("Masks", info.manifest.masks),
+        ("Masks left out", counts["annotations"] - info.manifest.masks),
+        ("Shards", len(info.manifest.shards)), ("Rejects", counts["rejects"]),
+    ):  # fmt: skip
+        assert re.search(rf"\b{name} +{value:,}\b", page.text), name
+    for name, value in info.manifest.options.items():
+        shown = {"None": "none", "True": "yes", "False": "no"}.get(str(value), value)
+        assert re.search(rf"\b{name} +{re.escape(str(shown))} ", page.text), name
+    stored = re.search(r"Size [\d.]+ [kM]B ([\d.]+) ([kM])B on disk", page.text.replace("  ", " "))
+    unit = {"k": 1e3, "M": 1e6}[stored[2]]
+    assert float(stored[1]) == pytest.approx(info.disk_bytes / unit, rel=0.01)
+    made = info.packed_by[0]
+    assert "; ".join(f"{key} {made[key]}" for key in sorted(made)) in page.text
+    assert (result.images, result.surveyed) == (11, 11) and result.ok
+
+
+def test_histograms_count_every_image_and_every_mask(report, small_pack):
+    _, source, _ = report
+    info = sa1bpack.info(small_pack)
+    tables = re.findall(r"<summary>Numbers</summary>.*?</table>", source)
+    sums = [
+        sum(int(cell.replace(",", "")) for cell in re.findall(r"([\d,]+)</td></tr>", lines))
+        for lines in tables
+    ]
+    assert sums == [info.manifest.samples] * 2 + [info.manifest.masks] * 3
+
+
+def test_rejects_and_their_reasons_are_listed(report, small_pack):
+    _, _, page = report
+    for line in (small_pack / "rejects.jsonl").read_text().splitlines():
+        reject = json.loads(line)
+        assert f"{reject['reason']} {reject['member']} {reject['detail']}" in page.text
+    assert re.search(r"missing-jpeg +1 +missing-json +1 ", page.text)
+
+
+def test_the_runs_of_the_packer_are_listed(report):
+    _, _, page = report
+    assert re.search(r"11 images in 1 run and [\d.]+ s: [\d,.]+ images/s\.", page.text)
+
+
+def test_names_never_become_markup(odd_pack, tmp_path):
+    _, page = page_of(odd_pack, tmp_path)
+    shown = '<img src=x onerror=alert(1)>&"中'
+    assert f"{shown}.jpg" in page.text and f"{shown}2.json" in page.text
+    assert any(attributes["alt"].startswith(shown) for attributes in page.named("img"))
+    assert all("onerror" not in attributes for _, attributes in page.tags)
+    assert len(page.pictures) == 7
+
+
+def test_text_is_escaped_by_construction():
+    evil = "</style><script>alert(1)</script>\x1b[31m\u202e"
+    made = element("p", evil, None, element("b", "x"), title=evil, hidden=True, lang=None)
+    page = Page(made)
+    assert [tag for tag, _ in page.tags] == ["p", "b"]
+    assert page.tags[0][1] == {"title": evil, "hidden": None}
+    assert "\x1b" not in made.partition(">")[2] and "\\x1b[31m\\u202e" in made
+    assert isinstance(made, Markup) and "<script" not in table(("a",), [(evil,)])
+
+
+def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
+    pack = tmp_path / "pack"
+    shutil.copytree(small_pack, pack)
+    shards = sorted((pack / "shards").glob("sa_*"))
+    area = next((shards[0] / "area").glob("c.*"))
+    area.write_bytes(bytes([area.read_bytes()[0] ^ 1]) + area.read_bytes()[1:])
+    size = next((shards[1] / "size").glob("c.*"))
+    size.write_bytes(size.read_bytes()[:-5])
+    result, page = page_of(pack, tmp_path, samples=11)
+    assert not result.ok and not result.verification.ok and result.unreadable
+    assert f"Damaged: {len(result.verification.problems)} problems." in page.text
+    assert "area/c.0: XXH3-128 is" in page.text and "size/c.0.0" in page.text
+    assert "1 shard could not be read" in page.text
+    assert len(page.pictures) == 11 - len(sa1bpack.open(pack).shard(shards[1].name))
+    assert "7 of 11 images, in 2 of 3 shards" in page.text
+
+
+@pytest.mark.parametrize("array", ["run_ends", "run_offset", "image_offset"])
+def test_damage_that_only_drawing_meets_is_named_too(tmp_path, array):
+    tar = write_tar(tmp_path / "a.tar", members(range(4)))
+    pack = tmp_path / "pack"
+    sa1bpack.pack(tar, pack, workers=1, **SMALL, fit="native", masks="runs")
+    path = next((pack / "shards").glob(f"*/{array}/c.*"))
+    data = bytearray(path.read_bytes())
+    data[16] ^= 0x55
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=array.partition("_")[0]):
+        sa1bpack.show(pack)
+    result, page = page_of(pack, tmp_path, verify="none")
+    assert not result.ok and array.partition("_")[0] in result.unreadable[0]
+    assert result.unreadable[0] in page.text
+
+
+@pytest.mark.parametrize(
+    ("verify", "said"),
+    [("none", "Not verified."), ("sample", "No problem found."), ("quick", "No problem found."),
+     ("full", "Every byte is sound.")],
+)  # fmt: skip
+def test_the_page_says_what_was_checked(small_pack, tmp_path, verify, said):
+    result, page = page_of(small_pack, tmp_path, verify=verify, samples=1)
+    assert said in page.text and result.ok
+    assert ("3 shards with 11 images" in page.text) == (verify != "none")
+    assert result.verification.how == ("quick" if verify == "sample" else verify)
+
+
+def test_a_flipped_pixel_shows_in_a_full_check_only(small_pack, tmp_path):
+    pack = tmp_path / "pack"
+    shutil.copytree(small_pack, pack)
+    image = next(next((pack / "shards").glob("sa_*")).glob("image/c.*"))
+    data = image.read_bytes()
+    image.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert page_of(pack, tmp_path, samples=1)[0].ok
+    assert not page_of(pack, tmp_path, samples=1, verify="full")[0].ok
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """A pack of 24 photos in 12 shards."""
+    folder = tmp_path_factory.mktemp("many")
+    tar = write_tar(folder / "a.tar", members(range(24), masks=2))
+    sa1bpack.pack(tar, folder / "pack", workers=1, **{**SMALL, "samples_per_shard": 2})
+    return folder / "pack"
+
+
+def test_of_many_shards_a_sample_is_checked_and_the_page_says_so(many_shards, tmp_path):
+    result, page = page_of(many_shards, tmp_path, samples=1)
+    assert result.verification.how == "sample"
+    assert "of 8 of 12 shards, chosen at random (seed 0)" in page.text
+    area = next(next((many_shards / "shards").glob("a-*")).glob("area/c.*"))
+    kept = area.read_bytes()
+    try:
+        area.write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
+        found = [page_of(many_shards, tmp_path, samples=1, seed=s)[0].ok for s in range(8)]
+        assert set(found) == {True, False}  # seeds check different shards
+    finally:
+        area.write_bytes(kept)
+
+
+def test_of_a_large_pack_a_part_is_surveyed_and_the_page_says_so(
+    many_shards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(survey, "MAX_SHARDS", 5)
+    monkeypatch.setattr(survey, "MAX_IMAGES", 4)
+    result, page = page_of(many_shards, tmp_path, samples=1)
+    assert result.surveyed == 5 and "10 masks of 5 of 24 images, in 5 of 12 shards" in page.text
+    assert "all 24 images" in page.text  # masks an image come from the index
+    assert re.search(r"about [\d.]+ .B on disk", page.text)
+    ds = sa1bpack.open(many_shards)
+    parts = [survey.survey(ds, seed) for seed in (0, 0, 1)]
+    assert parts[0].shards == parts[1].shards != parts[2].shards
+    assert np.isin(parts[0].area, ds.mask_column("area")).all()
+
+
+def test_packs_without_images_or_not_complete_have_a_page(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
+    sa1bpack.pack(tar, tmp_path / "empty", workers=1, **SMALL)
+    result, page = page_of(tmp_path / "empty", tmp_path)
+    assert result.ok and "The pack has no image yet." in page.text and not page.pictures
+    assert "No run is on record." in page.text
+
+    found = members(range(10))
+    found["./sa_9.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "b.tar", found, shuffle=None)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, tmp_path / "part", workers=1, max_rejects=0, **SMALL)
+    _, page = page_of(tmp_path / "part", tmp_path)
+    assert "Not complete." in page.text and "stopped by TooManyRejects" in page.text
+
+
+def test_options_and_places_that_cannot_be_used_are_refused(small_pack, tmp_path):
+    (tmp_path / "folder.html").mkdir()
+    for out, options, message in (
+        ("report.htm", {}, "name it"),
+        ("nowhere/report.html", {}, "is not there; make it first"),
+        ("folder.html", {}, "is a folder"),
+        (small_pack / "report.html", {}, "inside the pack"),
+        ("report.html", {"verify": "fast"}, "verify is 'fast'"),
+        ("report.html", {"samples": 0}, "samples is 0"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            sa1bpack.write_report(small_pack, tmp_path / out, **options)
+    with pytest.raises(FormatError, match="no pack"):
+        sa1bpack.write_report(tmp_path / "folder.html", tmp_path / "report.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
+
+
+def test_damaged_records_do_not_stop_a_report(small_pack, tmp_path):
+    pack = tmp_path / "pack"
+    shutil.copytree(small_pack, pack)
+    (pack / "rejects.jsonl").write_bytes(b"\xff\xfe not json\n[1, 2]\n")
+    with (pack / ".runs.jsonl").open("ab") as file:
+        file.write(b'{"finished": "2026-')
+    result, page = page_of(pack, tmp_path, samples=1)
+    assert not result.ok and "not a record: [1, 2]" in page.text and "in 1 run and" in page.text
