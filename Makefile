@@ -18,12 +18,13 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test lint bench-decode bench-pack bench-load peers clean
+.PHONY: help setup pack verify test torture lint bench-decode bench-pack bench-load peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
 	@echo "make verify   verify OUT"
 	@echo "make test     set up and run the tests"
+	@echo "make torture  the tests of reliability in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (repairs PIL if need be)"
 	@echo "make bench-decode | bench-pack | bench-load"
 	@echo "              measure JPEG decoding, packing, loading"
@@ -87,6 +88,10 @@ verify: setup
 
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(TEST_FLAGS)
+
+# What docs/reliability.md reports. Its tests take minutes: only a longer silence means that one hangs.
+torture: setup $(VENV)/.ready-test
+	@$(BIN)/python -m pytest tests/torture --torture -o faulthandler_timeout=1800 $(TEST_FLAGS)
 
 bench-decode: setup
 	@set -f; $(BIN)/python benchmarks/decode.py $(TARS)

@@ -19,7 +19,14 @@ _HOMES = {
     "PackResult": "sa1bpack.packing.run",
     "estimate": "sa1bpack.packing.estimate",
     "verify": "sa1bpack.format.verify",
+    "repair": "sa1bpack.packing.repair",
+    "RepairResult": "sa1bpack.packing.repair",
+    "export_sa1b": "sa1bpack.export.sa1b",
+    "export_coco": "sa1bpack.export.coco",
+    "ExportResult": "sa1bpack.export.selection",
     "info": "sa1bpack.report.info",
+    "show": "sa1bpack.report.show",
+    "write_report": "sa1bpack.report.write_report",
     "open": "sa1bpack.data.dataset",
     "Dataset": "sa1bpack.data.dataset",
     "Collate": "sa1bpack.data.collate",
@@ -36,12 +43,14 @@ _HOMES = {
     "LoaderError": "sa1bpack.errors",
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = ["__version__", *sorted(_HOMES), "transforms"]
 
 
 def __getattr__(name: str):
     if name == "__version__":
         return import_module("importlib.metadata").version("sa1bpack")
+    if name == "transforms":
+        return import_module("sa1bpack.transforms")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")

@@ -74,6 +74,6 @@ def published(root: Path) -> int:
 
 
 def temporaries(root: Path) -> list[str]:
-    """What has a working name under a pack, other than the lock, which stays."""
+    """What has a working name under a pack, other than the lock and the record, which stay."""
     found = [str(path.relative_to(root)) for path in root.rglob(".*")]
-    return [name for name in found if name != ".lock"]
+    return [name for name in found if name not in (".lock", ".runs.jsonl")]

@@ -140,10 +140,14 @@ def changed(members: Members, number: int, change: Callable[[dict], object]) -> 
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file and folder under a pack: relative path → bytes (b"" for a folder)."""
+    """Every file and folder under a pack: relative path → bytes (b"" for a folder).
+
+    Without the record of runs: it is no part of the pack, and says when it was made.
+    """
     return {
         str(path.relative_to(root)): b"" if path.is_dir() else path.read_bytes()
         for path in sorted(root.rglob("*"))
+        if path.name != ".runs.jsonl"
     }
 
 

@@ -1,0 +1,137 @@
+"""A layer between a packer and its system calls, which makes them fail, end short, or kill.
+
+It counts the calls that touch files below a folder, in one process: a `Plan` says what happens
+from which of them on. The calls themselves are real; what a plan lets through reaches the disk.
+"""
+
+import errno
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_SITE = Path(__file__).parent / "fault_site"
+_VARIABLE = "SA1BPACK_TEST_FAULTS"
+_WORKER = "sa1bpack.packing.engines.worker"
+
+# Calls that a full disk can refuse; a broken one refuses any.
+SPACE = ("create", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename")
+CALLS = (*SPACE, "open", "preadv", "unlink", "rmdir")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens to the calls below a folder.
+
+    root
+        The folder.
+    action
+        "error": calls fail with `code`. "short": writes end short and reads give little. "kill":
+        the process kills itself in place of the call. "count": nothing, they are counted.
+    at, count
+        The first call that this happens to, of those that are `calls`, and how many it does.
+    worker
+        Whether it happens in the workers, and not in the packer.
+    report
+        File that gets a line for every call that it happened to (with "count", every call), before
+        it does.
+    """
+
+    root: str
+    action: str
+    at: int = 0
+    count: int = 1 << 60
+    calls: tuple[str, ...] = CALLS
+    code: int = errno.ENOSPC
+    worker: bool = False
+    report: str | None = None
+
+    def apply(self) -> None:
+        """Put the layer into this process for good, or into the workers that it will start."""
+        if self.worker:
+            os.environ[_VARIABLE] = json.dumps(asdict(self))
+            sys.path.insert(0, str(_SITE))
+        else:
+            _install(self)
+
+
+def install_from_environment() -> None:
+    """Install the layer that the environment asks for, in a worker."""
+    if _VARIABLE in os.environ and _WORKER in sys.orig_argv:
+        _install(Plan(**json.loads(os.environ[_VARIABLE])))
+
+
+def _install(plan: Plan) -> None:
+    layer = _Layer(plan)
+    for name in ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "preadv",
+                 "unlink", "rmdir"):  # fmt: skip
+        setattr(os, name, layer.around(name, getattr(os, name)))
+
+
+class _Layer:
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._number = itertools.count()
+        self._random = random.Random(plan.at)
+        self._report = plan.report and os.open(
+            plan.report, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+        )
+
+    def around(self, name: str, call):
+        """`call` behind the layer."""
+
+        def layered(target, *arguments, **named):
+            path = path_of(target, named.get("dir_fd"))
+            kind = _kind(name, arguments)
+            if not self._due(kind, path):
+                return call(target, *arguments, **named)
+            if self._report is not None:
+                os.write(self._report, f"{kind} {path}\n".encode())
+            match self.plan.action:
+                case "error":
+                    raise OSError(self.plan.code, os.strerror(self.plan.code), *_named(target))
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "short":
+                    arguments = self._shortened(kind, *arguments)
+            return call(target, *arguments, **named)
+
+        return layered
+
+    def _due(self, kind: str, path: str) -> bool:
+        plan = self.plan
+        if kind not in plan.calls or not (path + "/").startswith(plan.root + "/"):
+            return False
+        if kind == "mkdir" and Path(path).is_dir():  # the kernel sees that first
+            return False
+        return plan.at <= next(self._number) < plan.at + plan.count
+
+    def _shortened(self, kind: str, data, *rest):
+        if kind == "pwrite":
+            view = memoryview(data).cast("B")
+            return view[: self._random.randint(1, max(1, view.nbytes))], *rest
+        (view,) = data
+        return [view[: self._random.randint(1, max(1, len(view)))]], *rest
+
+
+def path_of(target, folder: int | None = None) -> str:
+    """The path of what a call is about: a path, one below an open folder, or a descriptor's."""
+    if isinstance(target, int):
+        return str(Path(f"/proc/self/fd/{target}").readlink()).removesuffix(" (deleted)")
+    path = os.fspath(target)
+    return path if folder is None else f"{path_of(folder)}/{path}"
+
+
+def _kind(name: str, arguments: tuple) -> str:
+    if name == "open" and arguments[0] & (os.O_CREAT | os.O_TMPFILE):
+        return "create"
+    return name
+
+
+def _named(target) -> tuple:
+    """The file name that a real call has in its error: none for a descriptor."""
+    return () if isinstance(target, int) else (os.fspath(target),)

@@ -1,0 +1,86 @@
+"""The `sa1bpack` command in a fork of this process.
+
+All modules are loaded and kernels compiled, so it works from its first moment on: it takes a tenth
+of the time of a fresh one, and a kill at random hits its work.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sa1bpack.cli.main import main
+
+_PATIENCE = 120  # seconds; a process that takes longer hangs
+
+
+class Forked:
+    """A running command, with a process group of its own.
+
+    log
+        File that gets what it prints.
+    prepare
+        Called in it before the command. It does not really flush to disk by then: most of the
+        time would go there, and only a power cut can tell.
+    """
+
+    def __init__(self, *arguments, log: Path, prepare: Callable[[], None] = lambda: None):
+        self.arguments = [str(word) for word in arguments]
+        self._log = Path(log)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+            self.pid = os.fork()
+        if self.pid == 0:
+            code = 70
+            try:
+                _detach(self._log)
+                prepare()
+                code = main(self.arguments)
+            except SystemExit as ended:
+                code = ended.code
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        with suppress(ProcessLookupError):  # it does so too: neither may be the later one
+            os.setpgid(self.pid, self.pid)
+        self._status: int | None = None
+
+    def ended(self) -> bool:
+        """Whether it has come to its end."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = status if pid else None
+        return self._status is not None
+
+    def wait(self) -> tuple[int, str]:
+        """Wait for its end: (exit code, or the signal that killed it as -signal; its output)."""
+        self.wait_until(lambda: False)
+        return os.waitstatus_to_exitcode(self._status), self._log.read_text()
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition holds, or for its end."""
+        end = time.monotonic() + _PATIENCE
+        while not self.ended() and not condition():
+            if time.monotonic() > end:
+                os.killpg(self.pid, signal.SIGKILL)
+                raise AssertionError(f"it hangs; it said: {self._log.read_text()}")
+            time.sleep(0.0005)
+
+
+def _detach(log: Path) -> None:
+    """Give this process a group, output and flushes of its own."""
+    os.setpgid(0, 0)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
+    os.fsync = os.fdatasync = lambda descriptor: None
+    tqdm.set_lock(threading.RLock())  # its own is shared by forks, and one may die holding it

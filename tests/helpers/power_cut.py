@@ -1,0 +1,176 @@
+"""What a power cut leaves: a record of a run's calls, and the folders that the disk may then hold.
+
+The model is what POSIX promises and no more. The bytes of a file are safe up to the last fsync of
+it; what was written since may be there, be zeros or be missing. Names in a folder are safe up to
+the last fsync of the folder; of what was made, renamed and removed in it since, any first part may
+have reached the disk, in each folder independently of the others.
+"""
+
+import os
+import pickle
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from faults import path_of
+
+
+def record(root: Path, log: Path) -> None:
+    """Write down every call below `root` that this process makes from now on, for `read_log`."""
+    # Unbuffered: the process may be killed. Locked: a call and its record are one.
+    file = log.open("ab", buffering=0)
+    lock = threading.RLock()
+
+    def around(name: str, describe):
+        call = getattr(os, name)
+
+        def recorded(target, *arguments, **named):
+            with lock:
+                path = path_of(target, named.get("dir_fd"))
+                result = call(target, *arguments, **named)
+                entry = describe(path, *arguments, result)
+                if entry is not None and f"{path}/".startswith(f"{root}/"):
+                    file.write(pickle.dumps((name, *entry)))
+                return result
+
+        setattr(os, name, recorded)
+
+    around("open", lambda path, flags, *_: (path,) if flags & os.O_CREAT else None)
+    around("mkdir", lambda path, *_: (path,))
+    around("pwrite", lambda path, data, offset, count: (path, bytes(data[:count]), offset))
+    around("ftruncate", lambda path, size, _: (path, size))
+    around("fsync", lambda path, _: (path,))
+    around("rename", lambda path, target, _: (path, os.fspath(target)))
+    around("unlink", lambda path, _: (path,))
+    around("rmdir", lambda path, _: (path,))
+
+
+def read_log(log: Path) -> Iterator[tuple]:
+    """(call, path, ...) of every call of the runs that `record` wrote down in `log`."""
+    with log.open("rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except EOFError:
+                return
+
+
+@dataclass
+class _File:
+    data: bytearray = field(default_factory=bytearray)
+    safe: bytes = b""
+
+
+@dataclass
+class _Folder:
+    names: dict = field(default_factory=dict)
+    safe: dict = field(default_factory=dict)
+    since: list = field(default_factory=list)  # states of `names` after each change
+
+
+class Disk:
+    """A folder as the calls leave it, and as a power cut may.
+
+    folder
+        What is in it now is safe.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._root = _load(folder)
+
+    def apply(self, name: str, path: str, *rest) -> None:
+        """Take the next call of a log."""
+        getattr(self, f"_{name}")(path, *rest)
+
+    def restore(self, into: Path, rng: random.Random | None) -> None:
+        """Write into a new folder what a power cut leaves now.
+
+        rng
+            Chooses what of the unsafe is left; None: nothing is.
+        """
+        _write(self._root, into, rng)
+
+    def is_safe(self, path: str) -> bool:
+        """Whether a power cut would leave all of it, if it left its name."""
+        return _safe(self._at(path))
+
+    def _at(self, path: str):
+        node = self._root
+        for part in Path(path).relative_to(self._folder).parts:
+            node = node.names[part]
+        return node
+
+    def _change(self, path: str, node) -> None:
+        """Put a node, or none, in the place of a name."""
+        folder, name = self._at(str(Path(path).parent)), Path(path).name
+        folder.names = {key: value for key, value in folder.names.items() if key != name}
+        if node is not None:
+            folder.names[name] = node
+        folder.since.append(folder.names)
+
+    def _open(self, path: str) -> None:
+        if Path(path).name not in self._at(str(Path(path).parent)).names:
+            self._change(path, _File())
+
+    def _mkdir(self, path: str) -> None:
+        self._change(path, _Folder())
+
+    def _unlink(self, path: str) -> None:
+        self._change(path, None)
+
+    _rmdir = _unlink
+
+    def _rename(self, path: str, target: str) -> None:
+        node, folder = self._at(path), self._at(str(Path(path).parent))
+        assert Path(path).parent == Path(target).parent
+        before = len(folder.since)
+        self._change(path, None)
+        self._change(target, node)
+        del folder.since[before]  # a rename is one change
+
+    def _pwrite(self, path: str, data: bytes, offset: int) -> None:
+        file = self._at(path).data
+        file.extend(bytes(max(0, offset - len(file))))
+        file[offset : offset + len(data)] = data
+
+    def _ftruncate(self, path: str, size: int) -> None:
+        file = self._at(path).data
+        file.extend(bytes(max(0, size - len(file))))
+        del file[size:]
+
+    def _fsync(self, path: str) -> None:
+        node = self._at(path)
+        if isinstance(node, _File):
+            node.safe = bytes(node.data)
+        else:
+            node.safe, node.since = node.names, []
+
+
+def _load(path: Path):
+    if path.is_file():
+        data = path.read_bytes()
+        return _File(bytearray(data), data)
+    names = {child.name: _load(child) for child in path.iterdir()}
+    return _Folder(names, names)
+
+
+def _safe(node) -> bool:
+    if isinstance(node, _File):
+        return node.data == node.safe
+    return node.names == node.safe and all(map(_safe, node.names.values()))
+
+
+def _write(node, path: Path, rng: random.Random | None) -> None:
+    if isinstance(node, _File):
+        left = [node.safe]
+        if node.data != node.safe:
+            left += [bytes(node.data), bytes(len(node.data))]
+        path.write_bytes(rng.choice(left) if rng else node.safe)
+        return
+    path.mkdir()
+    names = rng.choice([node.safe, *node.since]) if rng else node.safe
+    for name, child in names.items():
+        _write(child, path / name, rng)

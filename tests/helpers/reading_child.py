@@ -1,0 +1,131 @@
+"""A process that reads packs, for checks that nothing in a pack can crash it.
+
+Started as a program, it takes a line of JSON [folder, check] at a time and answers with one:
+everything that `sa1bpack.open(folder, check=check)` gives, as digests, or the error in its place.
+
+    samples  row → digest of ds[row]
+    by_id    image id → digest
+    loader   row → digest of the sample in a Loader's batches
+    columns  name → digest
+"""
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import sa1bpack
+from sa1bpack.errors import Sa1bpackError
+
+_COLUMNS = ("image_id", "mask_count", "size", "annotation_count", "file_name", "checksum")
+_MASK_COLUMNS = ("bbox", "area", "predicted_iou", "stability_score", "annotation_id")
+_OF_MASKS = ("masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords")
+
+
+class ReadingChild:
+    """The process, and what it answered. A context manager."""
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def read(self, root: Path, check: str, ids: list[int]) -> dict:
+        """Everything that a pack gives. AssertionError with its last words if the process dies."""
+        try:
+            self._process.stdin.write(json.dumps([str(root), check, ids]) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code, words = self._process.wait(), self._process.stderr.read()
+            raise AssertionError(f"reading {root} ended the process with {code}: {words}")
+        return json.loads(answer)
+
+    def __enter__(self) -> "ReadingChild":
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self._process.stdin.close()
+        code, words = self._process.wait(60), self._process.stderr.read()
+        self._process.stdout.close()
+        self._process.stderr.close()
+        assert exc[0] is not None or (code, words) == (0, "")
+
+
+def digest(*values) -> str:
+    """Of arrays, numbers and text."""
+    found = hashlib.sha1()
+    for value in values:
+        data = value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
+        found.update(f"{len(data)} {getattr(value, 'shape', '')}".encode() + data)
+    return found.hexdigest()
+
+
+def sample_digest(sample: dict) -> str:
+    """Of all that a sample of a Dataset holds, but its row."""
+    return digest(*(sample[key] for key in sorted(sample) if key != "index"))
+
+
+def batch_digests(batch: dict) -> dict[int, str]:
+    """Row → digest of every sample of a batch with flat masks."""
+    arrays = {key: value.numpy() for key, value in batch.items()}
+    edges = arrays["mask_offsets"]
+    found = {}
+    for k, row in enumerate(arrays["indices"].tolist()):
+        heads = [arrays[key][k] for key in ("images", "image_ids", "sizes", "mask_counts")]
+        masks = [arrays[key][edges[k] : edges[k + 1]] for key in _OF_MASKS]
+        found[row] = digest(*heads, *masks)
+    return found
+
+
+def _answer(root: str, check: str, ids: list[int]) -> dict:
+    def attempt(call, *also):
+        try:
+            return call()
+        except (Sa1bpackError, OSError, *also) as error:
+            return f"{type(error).__name__}: {error}"
+
+    opened = attempt(lambda: sa1bpack.open(root, check=check))
+    if isinstance(opened, str):
+        return {"error": opened}
+    ds, answer = opened, {"samples": {}, "by_id": {}, "columns": {}}
+    for row in range(len(ds)):
+        answer["samples"][row] = attempt(lambda row=row: sample_digest(ds[row]))
+    for image_id in ids:
+        # An index that is not checked may not find it any more.
+        also = () if check == "read" else (KeyError,)
+        found = attempt(lambda image_id=image_id: sample_digest(ds.by_id(image_id)), *also)
+        answer["by_id"][image_id] = found
+    for name in _COLUMNS:
+        answer["columns"][name] = attempt(lambda name=name: digest(ds.column(name)))
+    for name in _MASK_COLUMNS:
+        answer["columns"][name] = attempt(lambda name=name: digest(ds.mask_column(name)))
+    answer["loader"] = attempt(lambda: _through_loader(ds))
+    return answer
+
+
+def _through_loader(ds) -> dict:
+    found = {}
+    options = {"masks": "flat_bits", "max_masks": 2, "on_error": "drop", "threads": 2}
+    with sa1bpack.Loader(ds, 4, order="sequential", **options) as loader:
+        for batch in loader:
+            found |= batch_digests({key: value.clone() for key, value in batch.items()})
+        for error in loader.dropped:
+            found[error.row] = f"ReadError: {error}"
+    return found
+
+
+def main() -> None:
+    """Answer until there is no more to read."""
+    logging.getLogger("sa1bpack").setLevel(logging.ERROR)
+    for line in sys.stdin:
+        print(json.dumps(_answer(*json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Whatever happens to the files of a pack: it is found and named, and reading it is safe."""
+
+import importlib.util
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from damage import KINDS, Damage, Damager, linked_copy
+from reading_child import ReadingChild
+from small_tars import members, write_tar
+
+import sa1bpack
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory) -> Path:
+    """Three shards of 5, 5 and 4 samples, padding behind the images, and a line of rejects."""
+    folder = tmp_path_factory.mktemp("corruption")
+    given = members(range(100, 114), masks=lambda number: (3, 0, 5, 1, 2)[number % 5])
+    given["./sa_200.jpg"] = b"no picture"
+    given["./sa_200.json"] = b"{}"
+    tar = write_tar(folder / "sa_000000.tar", given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda fd: None)
+        sa1bpack.pack(
+            tar, folder / "pack", image_size=192, mask_size=16, samples_per_shard=5, workers=1
+        )
+    assert (folder / "pack" / "rejects.jsonl").stat().st_size > 0
+    return folder / "pack"
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The stand-alone check as a module: a process for each damage would take minutes."""
+    spec = importlib.util.spec_from_file_location("verify_shards_torture", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def script_says(script, capsys, monkeypatch):
+    """(root, *options) → exit code and what it prints; an exception in it is passed on."""
+
+    def run(root, *options) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["verify_shards.py", str(root), *options])
+        try:
+            code = script.main()
+        except SystemExit as ended:
+            code = ended.code
+        out = capsys.readouterr()
+        return code, out.out + out.err
+
+    return run
+
+
+def check_found(root: Path, damage: Damage) -> None:
+    """`sa1bpack.verify` finds it and names shard, array and sample."""
+    try:
+        report = sa1bpack.verify(root)
+    except sa1bpack.errors.FormatError as error:
+        assert damage.place == "manifest.json" and damage.kind == "missing", error
+        return
+    if damage.harmless:
+        assert report.ok and sa1bpack.verify(root, quick=True).ok, (damage, report.problems)
+        assert any("symbolic link" in note for note in report.notes), damage
+        return
+    assert not report.ok, damage
+    text = "\n".join(map(str, report.problems))
+    assert any(name in text for name in damage.names), (damage, text)
+    if not report.counts:  # the manifest cannot be read, so nothing else was looked at
+        return
+    mine = [p for p in report.problems if p.shard == damage.shard]
+    if damage.shard is not None:
+        assert mine, (damage, text)
+        if damage.array is not None:
+            assert damage.array in {p.array for p in mine}, (damage, text)
+        if damage.samples:
+            assert damage.samples & {p.sample for p in mine}, (damage, text)
+    assert sa1bpack.verify(root, quick=True).ok != damage.quick, damage
+
+
+def check_found_by_script(root: Path, damage: Damage, says) -> None:
+    """So does the script."""
+    code, text = says(root)
+    if damage.harmless:
+        assert code == 0 and says(root, "--quick")[0] == 0, (damage, text)
+        return
+    assert code in (1, 2), (damage, text)
+    assert any(name in text for name in damage.names), (damage, text)
+    if damage.samples:
+        assert any(f"sample {row} " in text for row in damage.samples), (damage, text)
+    code, text = says(root, "--quick")
+    assert (code != 0) == damage.quick_script, (damage, text)
+
+
+def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) -> int:
+    """With check="read" everything is right or an error; without, at least nothing crashes.
+
+    Returns how many samples without a check were wrong.
+    """
+    ids = [int(image_id) for image_id in whole["by_id"]]
+    found = child.read(root, "read", ids)
+    if damage.harmless:
+        assert found == whole, damage
+    if "error" not in found:
+        for part, values in whole.items():
+            if isinstance(found[part], str):
+                assert "Error: " in found[part]
+                continue
+            assert set(values) == set(found[part]), (damage, part)
+            for key, value in values.items():
+                got = found[part][key]
+                error = "ReadError: " if part != "columns" else "FormatError: "
+                assert got == value or got.startswith(error), (damage, part, key, got)
+    found = child.read(root, "open", ids)
+    samples = found.get("samples", {})
+    return sum(
+        value != whole["samples"][row] and "Error: " not in value for row, value in samples.items()
+    )
+
+
+def test_damage_is_found_named_and_never_read_where_a_check_was_asked_for(
+    pack, tmp_path, script_says, torture
+):
+    damager = Damager(pack, torture.rng)
+    # Every kind of file once in a while, and every kind of damage, also in few rounds.
+    rounds = torture.rounds(40, 1000)
+    plan = [("flip", place) for place in sorted(damager.places)]
+    plan += [(kind, None) for kind in KINDS]
+    torture.rng.shuffle(plan)
+    plan = plan[:rounds] + [(None, None)] * (rounds - len(plan))
+    wrong, kinds = 0, Counter()
+    with ReadingChild() as child:
+        ids = sa1bpack.open(pack).column("image_id").tolist()
+        whole = child.read(pack, "read", ids)
+        assert whole == child.read(pack, "open", ids)
+        assert len(whole["samples"]) == len(whole["loader"]) == 14
+        assert not any("Error" in value for part in whole.values() for value in part.values())
+        for number, (kind, place) in enumerate(plan):
+            root = linked_copy(pack, tmp_path / str(number))
+            damage = damager.damage(root, kind, place)
+            kinds[damage.kind] += 1
+            check_found(root, damage)
+            check_found_by_script(root, damage, script_says)
+            wrong += check_reading(child, root, whole, damage)
+            for path in tmp_path.glob(f"{number}*"):
+                shutil.rmtree(path)
+    assert wrong, "without a check, no damage was ever read: then the test proves nothing"
+    torture.record(
+        "damage at rest: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
+        rounds,
+        f'all found and named, 0 crashes, 0 wrong samples with check="read" ({wrong} without)',
+    )

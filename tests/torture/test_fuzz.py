@@ -1,0 +1,71 @@
+"""The coverage-guided fuzzer over every target, and the kernels with bounds checks.
+
+`make test` runs the kept seeds and what hypothesis makes of them: tests/fuzz/test_fuzz_targets.py.
+"""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from inputs import seeds
+from mutation import JSON_TARGETS, mutate_json
+from targets import TARGETS, forget
+
+TESTS = Path(__file__).parent.parent
+SECONDS = 60  # a target
+
+
+def test_the_fuzzer_finds_nothing(torture, tmp_path):
+    if not torture.full:
+        pytest.skip("a minute for each target: only with --torture")
+    if find_spec("atheris") is None:
+        pytest.skip("atheris is not installed: pip install '.[fuzz]'")
+    for target in TARGETS:
+        command = [
+            sys.executable, str(TESTS / "fuzz" / "run_fuzzer.py"), "--target", target,
+            "--seconds", str(SECONDS), "--seed", str(torture.rng.randrange(1, 2**31)),
+            "--findings", str(tmp_path),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-8000:]}"
+        runs, branches = re.search(r"#(\d+)\s.* cov: (\d+)", done.stdout).groups()
+        torture.record(f"fuzz {target}", int(runs), f"nothing ({branches} branches reached)")
+
+
+@pytest.mark.parametrize("target", JSON_TARGETS)
+def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(target, torture):
+    """As in tests/fuzz, with other random numbers and, in full, many more."""
+    rng = random.Random(torture.rng.random())
+    originals = seeds(target)
+    rounds = torture.rounds(3, 3000)
+    try:
+        for _ in range(rounds):
+            data = mutate_json(rng.choice(originals), rng)
+            if data is not None:
+                TARGETS[target](data)
+    except BaseException as error:
+        error.add_note(f"input: {data!r}")
+        raise
+    finally:
+        forget()
+    torture.record(f"changed JSON: {target}", rounds, "nothing")
+
+
+def test_no_kernel_leaves_its_arrays(torture, tmp_path):
+    """The tests of the kernels once more, compiled so that an index outside is an IndexError."""
+    if not torture.full:
+        pytest.skip("compiles every kernel anew: only with --torture")
+    folders = [str(TESTS / name) for name in ("masks", "pixels", "fuzz", "packing/test_rejects.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
+        cwd=TESTS.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:]
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    torture.record("tests of the kernels with bounds checks", passed, "nothing")

@@ -1,0 +1,215 @@
+"""Packers and workers that are killed, stopped, or started twice: nothing is lost or half done."""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL_FLAGS, published, temporaries, workers_of
+from forked import Forked
+from scenarios import SCENARIOS, Case, Stage, check_whole
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("stage"))
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory) -> list[Path]:
+    """Three tars of five shards each, rejects among their members."""
+    folder = tmp_path_factory.mktemp("tars")
+    found = []
+    for tar in range(3):
+        listed = members(range(100 * tar, 100 * tar + 19))
+        listed[f"./sa_{100 * tar + 7}.json"] = b"{"
+        found.append(write_tar(folder / f"sa_00000{tar}.tar", listed, shuffle=tar))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(tars, tmp_path_factory) -> dict[str, bytes]:
+    """What an undisturbed pack of them holds."""
+    root = tmp_path_factory.mktemp("whole") / "pack"
+    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    return contents(root)
+
+
+class Runs:
+    """Runs into one folder, each of which something may happen to."""
+
+    def __init__(self, tars: list[Path], folder: Path, rng: random.Random):
+        self.root = folder / "measured"
+        self._tars = tars
+        self._log = folder / "log"
+        self._rng = rng
+        self._seconds = 0.0
+
+    def start(self, workers: int) -> Forked:
+        arguments = ("pack", *self._tars, "--out", self.root, "--workers", workers, *SMALL_FLAGS)
+        return Forked(*arguments, log=self._log)
+
+    def measure(self) -> None:
+        """Learn how long a run takes from its first working folder on, with one worker."""
+        run = self.start(1)
+        self._wait_for_work(run)
+        begun = time.monotonic()
+        assert run.wait()[0] == 0
+        self._seconds = time.monotonic() - begun
+
+    def wait_for_a_moment(self, run: Forked) -> None:
+        """Wait for a random moment of a run: one in six as it starts, the others as it works."""
+        if self._rng.random() < 1 / 6:
+            self._sleep(run, self._rng.uniform(0, 0.3))
+            return
+        self._wait_for_work(run)
+        # What an earlier run has done shortens this one.
+        left = 1 - published(self.root) / 16
+        self._sleep(run, self._rng.uniform(0, self._seconds * left))
+
+    def _wait_for_work(self, run: Forked) -> None:
+        run.wait_until(lambda: list(self.root.glob("shards/.tmp-*")))
+
+    @staticmethod
+    def _sleep(run: Forked, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        run.wait_until(lambda: time.monotonic() >= end)
+
+
+@pytest.fixture
+def runs(tars, tmp_path, torture) -> Runs:
+    return Runs(tars, tmp_path, torture.rng)
+
+
+def kill(run: Forked, whom: str, rng: random.Random) -> bool:
+    """Send SIGKILL to the packer, to one of its workers, or to all at once; False: too late."""
+    crew = workers_of(run.pid)
+    if run.ended():
+        return False
+    if whom == "worker" and crew:
+        with suppress(psutil.NoSuchProcess):
+            rng.choice(crew).kill()
+    elif whom == "all":
+        os.killpg(run.pid, signal.SIGKILL)
+    else:
+        os.kill(run.pid, signal.SIGKILL)
+    if whom != "worker" or not crew:
+        run.wait()
+    _, left = psutil.wait_procs(crew if run.ended() else [], timeout=60)
+    assert left == []
+    return True
+
+
+def test_runs_killed_at_random_moments_give_the_undisturbed_pack(runs, expected, tmp_path, torture):
+    runs.measure()
+    goal = torture.rounds(4, 200)
+    packs, kills, shards = 0, Counter(), Counter()
+    while kills.total() < goal:
+        runs.root = tmp_path / f"pack{packs}"
+        for _ in range(torture.rng.randint(1, 6)):
+            workers = torture.rng.randint(1, 3)
+            whom = torture.rng.choice(("packer", "worker", "all") if workers > 1 else ("packer",))
+            run = runs.start(workers)
+            runs.wait_for_a_moment(run)
+            if kill(run, whom, torture.rng):
+                kills[whom] += 1
+                shards[published(runs.root) * 4 // 16] += 1
+            code, said = run.wait()
+            # Of a worker that ends before it took work, it is not known whether one can start.
+            assert code in (0, -signal.SIGKILL) or "before it took work" in said, said
+            check_whole(runs.root)
+        code, said = runs.start(torture.rng.randint(1, 3)).wait()
+        assert code == 0, said
+        assert contents(runs.root) == expected
+        assert temporaries(runs.root) == []
+        packs += 1
+    if torture.full:
+        assert all(shards[quarter] >= goal // 20 for quarter in range(4)), shards
+    whom = ", ".join(f"{whom} {count}" for whom, count in sorted(kills.items()))
+    torture.record(
+        f"SIGKILL at random ({whom})", kills.total(), f"{packs} packs, all as undisturbed"
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="calls are told by Linux's /proc")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
+    total = Case(stage, tmp_path / "case", scenario).calls()
+    steps = torture.rng.sample(range(total), torture.rounds(4, 80))
+    hits = 0
+    for at in steps:
+        case = Case(stage, tmp_path / "case", scenario)
+        code, said = case.run(case.plan("kill", at=at).apply)
+        if case.hits():
+            hits += 1
+            assert code == -signal.SIGKILL
+        else:  # a run makes a few calls more or less, as its timing goes
+            assert code == case.code, said
+        case.check_whole()
+        case.check_completed_by_the_next_run()
+    assert hits > 0
+    torture.record(f"SIGKILL at a call: {scenario}", hits, "all resumed to the undisturbed pack")
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_at_a_random_moment_stops_tidily(
+    runs, expected, tmp_path, torture, sent, code, word
+):
+    runs.measure()
+    codes = Counter()
+    goal = torture.rounds(2, 30)
+    while codes[code] < goal:
+        runs.root = tmp_path / f"pack{codes.total()}"
+        workers = torture.rng.choice((1, 2))
+        run = runs.start(workers)
+        # Before, its handlers of signals may not stand (tests/cli/test_interrupts.py).
+        run.wait_until(lambda: (runs.root / ".lock").exists())
+        runs.wait_for_a_moment(run)
+        crew = workers_of(run.pid)
+        with suppress(ProcessLookupError):
+            # A terminal and a job scheduler send it to all processes, `kill` to the packer alone.
+            torture.rng.choice((os.kill, os.killpg))(run.pid, sent)
+        found, said = run.wait()
+        codes[found] += 1
+        assert psutil.wait_procs(crew, timeout=60)[1] == []
+        if found != 0:
+            assert found == code, said
+            advice = "repeat the same command to go on from here"
+            assert said == f"sa1bpack: {word}\nsa1bpack: {advice}\n"
+        check_whole(runs.root)
+        found, said = runs.start(workers).wait()
+        assert found == 0, said
+        assert contents(runs.root) == expected
+    torture.record(f"{sent.name} at random", goal, "all stopped tidily and were resumed")
+
+
+def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
+    runs, expected, tmp_path, torture
+):
+    rounds = torture.rounds(2, 20)
+    refused = 0
+    for number in range(rounds):
+        runs.root = tmp_path / f"pack{number}"
+        (tmp_path / "a").mkdir(exist_ok=True)
+        first = runs.start(1)
+        time.sleep(torture.rng.choice((0, torture.rng.uniform(0, 0.2))))
+        second = Forked(*first.arguments, log=tmp_path / "a" / "log")
+        ended = [first.wait(), second.wait()]
+        codes = sorted(code for code, _ in ended)
+        assert codes in ([0, 3], [0, 0]), ended  # both: the second began when the first was done
+        refusals = [said for code, said in ended if code == 3]
+        assert all(f"{runs.root}: another process packs into this folder" in s for s in refusals)
+        refused += len(refusals)
+        assert contents(runs.root) == expected
+    torture.record("two packers at once", rounds, f"{refused} refused, no pack damaged")

@@ -1,0 +1,152 @@
+"""Long runs stay as small as they began: memory, descriptors, threads and memory maps are flat.
+
+Each run is a process of its own, this file as a script, which prints what it measured: its numbers
+are then those of the packer or of the loader alone.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from small_tars import members, photo, record, write_tar
+
+PHOTOS = 32  # different ones; the tar repeats them under other ids
+MASKS = 2
+# Allocators round up and keep what was freed. A leak of one Python object a sample would be a
+# hundred times as much over the full run, and ten times as much over the short one.
+MOST_GROWTH = 4 << 20
+PARTS = 10  # of a run; the first is for caches to fill
+
+
+def many_pairs(images: int) -> dict[str, bytes]:
+    """Members of a tar of so many small images with ids of their own."""
+    records = [json.dumps(record(number, MASKS)) for number in range(PHOTOS)]
+    found = members(range(PHOTOS), MASKS)
+    for number in range(PHOTOS, images):
+        like = number % PHOTOS
+        text = records[like].replace(f'"image_id": {like},', f'"image_id": {number},')
+        found[f"./sa_{number}.jpg"] = photo(like)
+        found[f"./sa_{number}.json"] = text.replace(f"sa_{like}.jpg", f"sa_{number}.jpg").encode()
+    return found
+
+
+def usage(process: psutil.Process) -> dict[str, int]:
+    """Private memory in bytes, descriptors, threads, memory maps."""
+    return {
+        "memory": process.memory_full_info().uss,
+        "descriptors": process.num_fds(),
+        "threads": process.num_threads(),
+        "maps": len(process.memory_maps(grouped=False)),
+    }
+
+
+def pack_and_watch(tar: str, out: str, options: str) -> None:
+    """Pack with one worker and print the usage of the process, ten times a second."""
+    import sa1bpack
+
+    me, over = psutil.Process(), threading.Event()
+
+    def watch():
+        while not over.wait(0.1):
+            print(json.dumps(usage(me)), flush=True)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        sa1bpack.pack(tar, out, workers=1, **json.loads(options))
+    finally:
+        over.set()
+        watcher.join()
+
+
+def load_and_watch(pack: str, epochs: str) -> None:
+    """Go through a pack and print the usage of the process in the middle of every epoch."""
+    import sa1bpack
+
+    me = psutil.Process()
+    with sa1bpack.Loader(sa1bpack.open(pack), 64, device="cpu", order="local", threads=2) as loader:
+        for _ in range(int(epochs)):
+            samples = 0
+            for number, batch in enumerate(loader):
+                samples += len(batch["image_ids"])
+                if number == 2:
+                    found = usage(me)
+            print(json.dumps(found | {"samples": samples}), flush=True)
+
+
+def watched(work, *arguments) -> list[dict[str, int]]:
+    """What `work` printed, run in a process of its own."""
+    command = [sys.executable, __file__, work.__name__, *map(str, arguments)]
+    helpers = str(Path(__file__).parents[1] / "helpers")
+    search = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": search}
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def part(found: list[dict[str, int]], number: int, key: str) -> float:
+    """Median of a number in one of the parts of a run."""
+    edges = [len(found) * k // PARTS for k in (number, number + 1)]
+    return statistics.median(usage[key] for usage in found[slice(*edges)])
+
+
+def check_flat(found: list[dict[str, int]], first: int) -> str:
+    """Assert that nothing grew between part `first` and the last one; say what was measured."""
+    assert len(found) >= 2 * PARTS
+    said = []
+    for key, unit, most in (
+        ("memory", 1 << 20, MOST_GROWTH), ("descriptors", 1, 0), ("threads", 1, 0), ("maps", 1, 8)
+    ):  # fmt: skip
+        early, late = part(found, first, key), part(found, PARTS - 1, key)
+        assert late - early <= most, f"{key}: {early} in part {first}, {late} at the end"
+        name = "MiB private memory" if key == "memory" else key
+        said.append(f"{early / unit:.0f} → {late / unit:.0f} {name}")
+    return ", ".join(said)
+
+
+@pytest.fixture(scope="module")
+def images(request) -> int:
+    return 20_000 if request.config.getoption("torture") else 1_500
+
+
+@pytest.fixture(scope="module")
+def big_tar(tmp_path_factory, images) -> Path:
+    return write_tar(tmp_path_factory.mktemp("long") / "sa_000000.tar", many_pairs(images))
+
+
+OPTIONS = {"image_size": 32, "mask_size": 8, "samples_per_shard": 500}
+
+
+def test_packing_holds_few_descriptors_and_stays_as_small_as_it_began(
+    big_tar, tmp_path, images, torture
+):
+    found = watched(pack_and_watch, big_tar, tmp_path / "packed", json.dumps(OPTIONS))
+    # 18 for each of two drafts, and for each of the eight shards that the writer knows last.
+    peak = max(usage["descriptors"] for usage in found)
+    assert peak < 256
+    if torture.full:
+        said = check_flat(found, first=3)
+        torture.record("one pack, long", images, f"{said}; at most {peak} descriptors")
+
+
+def test_the_loader_stays_as_small_as_it_began(big_tar, tmp_path, images, torture):
+    import sa1bpack
+
+    sa1bpack.pack(big_tar, tmp_path / "packed", workers=1, **OPTIONS)
+    epochs = torture.rounds(20, 200)
+    found = watched(load_and_watch, tmp_path / "packed", epochs)
+    assert [usage["samples"] for usage in found] == [images] * epochs
+    said = check_flat(found, first=1)
+    torture.record("epochs of the Loader", epochs, f"{said}; {images * epochs:,} samples")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
