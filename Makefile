@@ -91,6 +91,8 @@ test: setup $(VENV)/.ready-test
 
 # What docs/reliability.md reports. Its tests take minutes: only a longer silence means that one hangs.
 torture: setup $(VENV)/.ready-test
+	@$(MAKE) --no-print-directory $(VENV)/.ready-fuzz 2>&1 || \
+	  echo "atheris does not install here: no coverage-guided fuzzing" >&2
 	@$(BIN)/python -m pytest tests/torture --torture -o faulthandler_timeout=1800 $(TEST_FLAGS)
 
 bench-decode: setup

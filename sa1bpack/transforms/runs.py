@@ -20,7 +20,7 @@ side: the same with the opposite sign.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +95,11 @@ class RunBatch:
         tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
         moved = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         return RunBatch(*moved, self.host_offset)
+
+    def pin_memory(self, device: str | None = None) -> "RunBatch":
+        """The same in pinned memory: what a DataLoader with `pin_memory` asks a batch for."""
+        names = ("run_ends", "run_offset", "mask_offset", "sizes")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
 
     @property
     def masks(self) -> int:

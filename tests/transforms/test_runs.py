@@ -203,3 +203,12 @@ def test_maps_that_reach_too_far_or_are_too_few_are_refused():
         draw_runs(runs, AxisMaps(one, one), (0, 5))
     with pytest.raises(OptionError, match="sampling must be one of"):
         draw_runs(runs, AxisMaps(one, one), (4, 5), "nearest")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_dataloader_pins_the_runs_of_a_batch():
+    runs = RunBatch.collate([random_sample(np.random.default_rng(0))])
+    [batch] = torch.utils.data.DataLoader([0], collate_fn=lambda _: {"runs": runs}, pin_memory=True)
+    assert batch["runs"].run_ends.is_pinned() and batch["runs"].sizes.is_pinned()
+    assert torch.equal(batch["runs"].run_ends, runs.run_ends)
