@@ -300,9 +300,12 @@ def _mask_count(sample: Sample, first: Sample) -> int:
 
 
 def _other_shape(sample: Sample, field: Field, found: tuple, due: tuple) -> OptionError:
+    remedy = "transform must give all samples the same"
+    if field.key == "images":
+        remedy += "; for images without a canvas (fit native) say Collate(sample_form=ds.form)"
     return OptionError(
         f"{_name(sample)}: {field.source} has the shape {found}, but the first sample of the batch "
-        f"{due}: transform must give all samples the same"
+        f"{due}: {remedy}"
     )
 
 

@@ -13,23 +13,12 @@ from sa1bpack.data.feed import Feed
 from sa1bpack.data.fill import IN_MEMORY
 from sa1bpack.data.forms import AS_STORED
 from sa1bpack.data.work import Lookup, Work
-from sa1bpack.errors import FormatError, MaskError, OptionError
+from sa1bpack.errors import FormatError, MaskError
 from sa1bpack.format import Shard
 
 
 class CheckedFeed(Feed):
-    """Plans batches whose samples are checked as they are copied. Holds no file open.
-
-    Raises OptionError for batches of runs: how long they are is not known before they are read.
-    """
-
-    def __init__(self, ds, form, choice, room):
-        if form.masks.source == "runs":
-            raise OptionError(
-                "a Loader gives no runs with check='read'; give the dataset a mask_size, or use "
-                "make_dataloader"
-            )
-        super().__init__(ds, form, choice, room)
+    """Plans batches whose samples are checked as they are copied. Holds no file open."""
 
     def _open(self, numbers: set[int]) -> tuple[dict[int, Shard], dict[int, Exception]]:
         failed: dict[int, Exception] = {}

@@ -222,7 +222,7 @@ def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     rgb = yuv420_to_rgb(planes, stored)
     steps = torch.arange(rgb.shape[1], device=rgb.device)
     inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
-    return rgb.masked_fill_(~inside[..., None], 0)
+    return rgb.masked_fill_(~inside[..., None], 0).contiguous()  # as on a CPU
 
 
 def _run_batch(batch: Batch, work: Work) -> RunBatch:

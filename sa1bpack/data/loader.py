@@ -155,6 +155,10 @@ class Loader:
         if ds.options.transform is not None or ds.options.mask_transform is not None:
             raise OptionError("the dataset has a transform, which is Python for every sample: "
                               "transform the batch, or use make_dataloader")  # fmt: skip
+        if ds.options.check == "read" and ds.form.masks.source == "runs":
+            raise OptionError("a Loader gives no runs with check='read': how long they are is not "
+                              "known before they are read; give the dataset a mask_size, or use "
+                              "make_dataloader")  # fmt: skip
         check_choice("masks", masks, FORMS)
         check_choice("on_error", on_error, ON_ERROR)
         self._ahead = whole_number("ahead", ahead, 1)

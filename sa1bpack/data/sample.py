@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack import masks as kernels
 from sa1bpack import pixels
 from sa1bpack.data.forms import (
     AS_STORED,
@@ -84,6 +85,11 @@ class SampleForm:
     def of(cls, layout: Layout, options: SampleOptions) -> "SampleForm":
         """The form that the options ask for. Raises OptionError if the pack does not have it."""
         masks = mask_form(layout, options.masks, options.mask_size, options.mask_sampling)
+        if masks.source == "runs" and options.mask_transform is not None:
+            raise OptionError(
+                "mask_transform is for masks, but masks='runs' without a mask_size gives runs; use "
+                "transform for those"
+            )
         return cls(image_form(layout, options.pixels), masks)
 
 
@@ -156,11 +162,12 @@ def _convert(sample: Sample, layout: Layout, form: SampleForm) -> None:
         sample["image"] = _pixels(sample["image"], layout, sample["size"], form.image)
     masks = form.masks
     if masks.source == "drawn":
-        sample["masks"] = masks.draw(
-            sample.pop("run_ends"), sample.pop("run_offset"), sample["size"]
-        )
+        runs = sample.pop("run_ends"), sample.pop("run_offset")
+        sample["masks"] = masks.draw(*runs, sample["size"])
     elif masks.source == "runs":
         sample.pop("masks", None)
+        height, width = sample["size"][:2].tolist()
+        kernels.check_image_runs(sample["run_ends"], sample["run_offset"], height * width)
     if masks.as_bool and masks.source != "runs":
         bits = sample["masks"]
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)

@@ -12,6 +12,7 @@ from sa1bpack.data.fill import CUT_SHORT, NO_FILE, copy_spans, fill_samples
 from sa1bpack.data.unpack import unpack_into
 from sa1bpack.errors import FormatError, MaskError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.masks import check_image_runs
 
 if TYPE_CHECKING:
     from sa1bpack.data.feed import Feed, OpenFiles, Source
@@ -150,7 +151,11 @@ class Work:
             if self._feed.form.masks.source == "runs":
                 first, stop = self._mask_range(k)
                 begin, end = self.run_offset[[first, stop]].tolist()
-                self._read_runs(k, self.regions["run_ends"].view(buffer)[begin:end])
+                ends = self.regions["run_ends"].view(buffer)[begin:end]
+                self._read_runs(k, ends)
+                if self._status[k, 1] == 0:
+                    offset = self.run_offset[first : stop + 1] - begin
+                    check_image_runs(ends, offset, int(size[0]) * int(size[1]))
             else:
                 self._draw(k, size, buffer)
         except (FormatError, MaskError, OSError) as error:

@@ -53,7 +53,7 @@ def resample(
     x, y = maps.centers(*canvas)
     across = triangle_filter(x, maps.scale[:, 0], stored[:, 0], width)
     down = triangle_filter(y, maps.scale[:, 1], stored[:, 1], height)
-    rows = torch.bmm(down, images.float().view(samples, height, width * channels))
+    rows = torch.bmm(down, images.contiguous().float().view(samples, height, width * channels))
     rows = channels_first(rows.view(samples, canvas[0], width, channels))
     done = torch.bmm(rows.view(samples, channels * canvas[0], width), across.transpose(1, 2))
     return done.view(samples, channels, *canvas)

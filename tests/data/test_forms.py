@@ -14,6 +14,7 @@ from pycocotools import mask as coco
 from small_tars import changed, members, photo, record, write_tar
 
 import sa1bpack
+from sa1bpack import transforms as T
 from sa1bpack.data.batch_form import BatchForm
 from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.device import batch_views, finish
@@ -294,6 +295,39 @@ def test_a_mask_size_that_cannot_be_drawn_is_refused(packs, size):
         sa1bpack.open(packs(), mask_size=size)
 
 
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+@pytest.mark.parametrize("options", [{"size": 40}, {"size": 96, "mask_size": 24}, {}], ids=str)
+def test_a_pipeline_makes_the_same_of_planes_and_of_their_rgb(packs, fit, options):
+    path, steps = packs(fit, "yuv420"), [T.RandomResizedCrop(), T.RandomFlip()]
+    rgb, planes = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, pixels="stored")
+    given = {"order": "sequential", "max_masks": 4, "device": "cpu"}
+    for used in ([], steps):
+        with (
+            sa1bpack.Loader(rgb, 5, **given) as of_rgb,
+            sa1bpack.Loader(planes, 5, **given) as of_planes,
+        ):
+            [first], [second] = (
+                [T.Pipeline(ds, used, **options)(batch, 0) for batch in loader]
+                for ds, loader in ((rgb, of_rgb), (planes, of_planes))
+            )
+        assert torch.equal(first["images"], second["images"])
+        assert torch.equal(first["boxes"], second["boxes"]) and first["masks"].any()
+
+
+def test_native_images_without_a_canvas_name_the_remedy(packs):
+    ds = sa1bpack.open(packs("native"))
+    with pytest.raises(OptionError, match=r"say Collate\(sample_form=ds\.form\)"):
+        sa1bpack.Collate()(list(ds))
+    assert sa1bpack.Collate(sample_form=ds.form)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
+
+
+def test_what_does_not_go_together_is_refused_at_once(packs):
+    with pytest.raises(OptionError, match="mask_transform is for masks"):
+        sa1bpack.open(packs(), masks="runs", mask_transform=np.asarray)
+    with pytest.raises(OptionError, match="gives no runs with check='read'"):
+        sa1bpack.Loader(sa1bpack.open(packs(), masks="runs", check="read"), 2, device="cpu")
+
+
 @pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])
 def test_bits_of_runs_are_refused(packs, form):
     ds = sa1bpack.open(packs(), masks="runs")
@@ -331,22 +365,21 @@ def test_runs_out_of_order_are_an_error_of_their_sample_alone(packs, tmp_path, a
         assert batch["dropped"].tolist() == [bad] and batch["runs"].masks == left
 
 
-def test_run_ends_that_fall_are_an_error_of_their_sample_alone(packs, tmp_path):
+@pytest.mark.parametrize("options", [{"masks": "bool"}, {"masks": "runs"}], ids=str)
+def test_run_ends_that_fall_are_an_error_of_their_sample_alone(packs, tmp_path, options):
     root = shutil.copytree(packs(masks="runs"), tmp_path / "pack")
     entry = sa1bpack.open(root).manifest.shards[0]
     rewrite(root / "shards" / entry.name / "run_ends" / "c.0", 4, np.int32(-5).tobytes())
-    ds = sa1bpack.open(root, masks="bool")
+    ds = sa1bpack.open(root, **options)
     bad = with_masks(ds)[0]
     with pytest.raises(ReadError, match="run") as found:
         ds[bad]
     assert found.value.row == bad
-    loader, expected = (
-        sa1bpack.Loader(ds, 5, order="sequential", device="cpu"),
-        pytest.raises(ReadError, match="run"),
-    )
-    with loader, expected as found:
-        next(iter(loader))
-    assert found.value.row == bad
+    given = {"order": "sequential", "on_error": "drop"}
+    with sa1bpack.Loader(ds, 5, device="cpu", **given) as loader:
+        theirs = sa1bpack.make_dataloader(ds, 5, workers=0, pin_memory=False, **given)
+        assert same_batches(loader, theirs) == 1
+        assert [error.row for error in loader.dropped] == [bad]
 
 
 def test_image_offsets_that_do_not_fit_the_sizes_are_refused_at_once(packs, tmp_path):

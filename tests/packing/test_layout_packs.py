@@ -12,7 +12,7 @@ from small_tars import SMALL, contents, photo, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError, OptionsDiffer
-from sa1bpack.format import open_shard
+from sa1bpack.format import open_shard, read_manifest
 from sa1bpack.masks import rasterize, unpack_bits
 
 LAYOUTS = [
@@ -196,3 +196,17 @@ def test_a_forecast_counts_the_bytes_of_the_layout(tar, packed, tmp_path, option
         for height in (int(shard["size"][row, 2]) for shard, row in samples_of(root).values())
     )  # fmt: skip
     assert forecast.hole_bytes / forecast.images == pytest.approx(holes / 10, abs=1)
+
+
+def test_planes_without_padding_and_runs_take_at_most_a_quarter_more_than_the_tar(
+    sample_tar, tmp_path
+):
+    """At 1024, every mask stored. Rows are counted: a file of a tiny pack ends in padding."""
+    sa1bpack.pack(
+        sample_tar, tmp_path / "pack", workers=1,
+        **COMPACT, max_masks=None,
+    )  # fmt: skip
+    [entry] = read_manifest(tmp_path / "pack").shards
+    layout = open_shard(tmp_path / "pack" / "shards" / entry.name).layout
+    rows = layout.array_rows(entry.extent).items()
+    assert sum(spec.row_bytes * count for spec, count in rows) <= 1.25 * sample_tar.stat().st_size

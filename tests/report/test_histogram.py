@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.report.histogram import histogram, log_histogram, round_step
@@ -12,12 +12,16 @@ FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(FLOATS, min_size=1, max_size=50))
+@example([150001.0, -1e-05])  # below 0 by a 1e-9 of a bin
+@example([0.95, 0.99, 1.0])
 def test_every_value_is_counted_in_its_bin(values):
     values = np.array(values)
     shape = histogram(values)
     assert shape.counts.sum() == len(values) and shape.left_out == 0
     assert (np.diff(shape.edges) > 0).all() and len(shape.counts) <= 32
-    assert shape.edges[0] <= values.min() + 1e-6 and values.max() <= shape.edges[-1] + 1e-6
+    assert shape.edges[0] <= values.min() and values.max() <= shape.edges[-1]
+    counts, _ = np.histogram(values, shape.edges)
+    assert shape.counts.tolist() == counts.tolist()
 
 
 @settings(max_examples=60, deadline=None)
