@@ -1,8 +1,10 @@
 """`sa1bpack show`: samples of a pack as a picture."""
 
 import argparse
+import sys
 
 from sa1bpack.cli import exits
+from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
 Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under stored masks, boxes and
@@ -19,6 +21,9 @@ _EPILOG = (
 Larger masks lie below smaller ones; the largest has the first colour. Points are white. An image
 whose stored side is smaller than its place is drawn with whole screen pixels for each pixel.
 A pack without bits is drawn from its exact runs. Only the samples that are shown are read.
+
+In the place of a sample that is damaged stands a tile that says why; it is named on stderr, and the
+exit code is 1. With --large there is no picture then.
 
 """
     + exits.EPILOG
@@ -56,12 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Draw and write the picture."""
+    """Draw and write the picture, and name on stderr what could not be drawn."""
     from sa1bpack.report.output import check_output, write_png
-    from sa1bpack.report.show import show
+    from sa1bpack.report.show import draw_samples
 
     path = check_output(arguments.out, ".png", arguments.pack)
-    picture = show(
+    shown = draw_samples(
         arguments.pack,
         samples=arguments.samples,
         image_ids=arguments.image_id,
@@ -69,6 +74,9 @@ def run_show(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         large=arguments.large,
     )
-    write_png(picture, path)
-    print(f"{path}: {picture.width} x {picture.height} pixels")
-    return exits.OK
+    write_png(shown.picture, path)
+    for sample in shown.unreadable:
+        print(f"sa1bpack: {printable(sample)}", file=sys.stderr)
+    damage = f", {len(shown.unreadable):,} DAMAGED" if shown.unreadable else ""
+    print(f"{path}: {shown.picture.width} x {shown.picture.height} pixels{damage}")
+    return exits.FAILED if shown.unreadable else exits.OK

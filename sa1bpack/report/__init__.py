@@ -6,6 +6,7 @@ write_report   a page about a pack: verification, survey, then page
 
 pixels         a sample's pixels as RGB, whatever the layout
 subject        a sample as a picture needs it
+unreadable     what stands in the place of one that is damaged
 drawing        its image under masks, boxes and points; palette has the colours
 lettering      text in pictures
 survey         distributions, from some shards

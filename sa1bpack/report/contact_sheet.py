@@ -7,6 +7,7 @@ from PIL import Image, ImageDraw
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.lettering import font, plain_text, shortened, write_right
 from sa1bpack.report.subject import Subject
+from sa1bpack.report.unreadable import Unreadable, empty_tile
 from sa1bpack.wording import counted
 
 WIDTH = 1600  # screen pixels of every picture that `show` makes
@@ -29,8 +30,8 @@ def tile_width(count: int) -> int:
     return min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
 
 
-def contact_sheet(subjects: Sequence[Subject], title: str, note: str) -> Image.Image:
-    """The sheet, RGB, 1600 pixels wide at most.
+def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: str) -> Image.Image:
+    """The sheet, RGB, 1600 pixels wide at most; what cannot be read has an empty tile that says so.
 
     title, note  the line above the pictures: at the left in dark, at the right in faint letters
     """
@@ -51,7 +52,7 @@ def contact_sheet(subjects: Sequence[Subject], title: str, note: str) -> Image.I
     for row, height in zip(rows, heights, strict=True):
         for column, subject in enumerate(row):
             left = _MARGIN + column * (width + _GAP)
-            picture = drawn(subject, *_tile_size(subject, width))
+            picture = _tile(subject, width)
             # At the bottom of the row, so that it stands on its caption.
             sheet.paste(picture, (left, top + height - picture.height))
             _write_caption(draw, subject, left, top + height + 8, width)
@@ -59,11 +60,19 @@ def contact_sheet(subjects: Sequence[Subject], title: str, note: str) -> Image.I
     return sheet
 
 
-def _tile_size(subject: Subject, width: int) -> tuple[int, int]:
-    return fitted(*subject.rgb.shape[:2], round(width * _TILE_SHAPE), width)
+def _tile(subject: Subject | Unreadable, width: int) -> Image.Image:
+    size = _tile_size(subject, width)
+    return empty_tile(subject, *size) if isinstance(subject, Unreadable) else drawn(subject, *size)
 
 
-def _row_height(row: Sequence[Subject], width: int) -> int:
+def _tile_size(subject: Subject | Unreadable, width: int) -> tuple[int, int]:
+    height = round(width * _TILE_SHAPE)
+    if isinstance(subject, Unreadable):
+        return height, width
+    return fitted(*subject.rgb.shape[:2], height, width)
+
+
+def _row_height(row: Sequence[Subject | Unreadable], width: int) -> int:
     return max(_tile_size(subject, width)[0] for subject in row)
 
 
@@ -80,12 +89,19 @@ def write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -
 
 
 def _write_caption(
-    draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, width: int
+    draw: ImageDraw.ImageDraw,
+    subject: Subject | Unreadable,
+    left: int,
+    top: int,
+    width: int,
 ) -> None:
     letters = font(14)
-    name = shortened(plain_text(subject.file_name), font(16), width)
-    draw.text((left, top), name, font=font(16), fill=INK)
-    facts = f"id {subject.image_id}, {size_text(subject)}, {mask_text(subject)}"
+    if isinstance(subject, Unreadable):
+        name, facts = f"row {subject.index:,}", f"id {subject.image_id}, cannot be read"
+    else:
+        name = plain_text(subject.file_name)
+        facts = f"id {subject.image_id}, {size_text(subject)}, {mask_text(subject)}"
+    draw.text((left, top), shortened(name, font(16), width), font=font(16), fill=INK)
     draw.text((left, top + 21), shortened(facts, letters, width), font=letters, fill=FAINT)
 
 

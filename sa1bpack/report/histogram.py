@@ -49,9 +49,10 @@ def histogram(values: np.ndarray, bins: int = 30) -> Histogram:
     elif high == low:
         step = round_step(max(abs(high), 1.0), 20)
     first = math.floor(low / step + 1e-9)
+    if _multiple(first, step) > low:  # by less than what the quotient was rounded up by
+        first -= 1
     last = math.floor(high / step + 1e-9) + 1
-    # Whole multiples of the step, not sums of it, so that 0.95 is an edge and not 0.9500000000001.
-    edges = np.array([float(f"{number * step:.12g}") for number in range(first, last + 1)])
+    edges = np.array([_multiple(number, step) for number in range(first, last + 1)])
     return Histogram(_counts(kept, edges), edges, False, whole, values.size - kept.size)
 
 
@@ -62,6 +63,11 @@ def log_histogram(values: np.ndarray) -> Histogram:
     first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
     edges = 10.0 ** (np.arange(first * _BINS_A_DECADE, last * _BINS_A_DECADE + 1) / _BINS_A_DECADE)
     return Histogram(_counts(kept, edges), edges, True, True, values.size - kept.size)
+
+
+def _multiple(number: int, step: float) -> float:
+    """`number` steps, a product and not a sum, so that 0.95 is an edge, not 0.9500000000001."""
+    return float(f"{number * step:.12g}")
 
 
 def _counts(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -55,11 +55,16 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
 
 
 def _facts(subject: Subject) -> str:
-    grid = subject.bits.shape[1]
-    masks = "drawn from exact runs" if subject.from_runs else f"on a grid of {grid} x {grid} cells"
+    masks, grid = mask_text(subject), subject.bits.shape[1]
+    if subject.masks:
+        masks += (
+            " drawn from exact runs"
+            if subject.from_runs
+            else f" on a grid of {grid} x {grid} cells"
+        )
     return (
         f"id {subject.image_id}, row {subject.index:,}, shard {subject.shard}, "
-        f"{size_text(subject)} pixels, fit {subject.fit}, {mask_text(subject)} {masks}"
+        f"{size_text(subject)} pixels, fit {subject.fit}, {masks}"
     )
 
 

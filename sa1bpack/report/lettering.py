@@ -32,6 +32,23 @@ def shortened(text: str, letters: Font, width: float) -> str:
     return "..."
 
 
+def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
+    """`text` in at most `most` lines of at most `width` pixels, the last one shortened if need be.
+
+    Lines break between words; within a word, such as a path, only where it is wider than a line.
+    """
+    lines: list[str] = []
+    while text and len(lines) < most - 1:
+        fits = len(text)
+        while fits > 1 and letters.getlength(text[:fits]) > width:
+            fits -= 1
+        gap = text.rfind(" ", 1, fits + 1) if fits < len(text) else -1
+        end = gap if gap > 0 else fits
+        lines.append(text[:end])
+        text = text[end:].lstrip()
+    return [*lines, shortened(text, letters, width)] if text and most > 0 else lines
+
+
 def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:
     """Draw text that ends at `right`; options are those of `ImageDraw.text`."""
     draw.text((right - options["font"].getlength(text), top), text, **options)

@@ -199,10 +199,11 @@ def _samples(contents: Contents) -> list[Markup]:
         else f"{len(contents.pictures)} of {counted(total, 'image')}, at random "
         f"(seed {contents.seed})"
     )
+    masks = "stored masks" if contents.manifest.layout.bits else "masks drawn from their exact runs"
     return [
         element(
             "p",
-            f"{how}: stored pixels and stored masks, larger ones below smaller ones, boxes, and "
+            f"{how}: stored pixels and {masks}, larger ones below smaller ones, boxes, and "
             "the points that prompted them.",
             class_="faint",
         ),

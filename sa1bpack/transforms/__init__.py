@@ -14,7 +14,7 @@ samples and without waiting for the device.
     pixels      planes to RGB, bytes to normalised numbers
     color       colour jitter
     mix         mixup
-    pipeline    all of it in the right order
+    pipeline    all of it in the right order; checks are what it asks of options and batches
 """
 
 from sa1bpack.transforms.affine import AxisMaps

@@ -6,8 +6,18 @@ from typing import Any
 import torch
 
 from sa1bpack.errors import OptionError
+from sa1bpack.masks.grid import MAX_MASK_SIZE
 from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
+from sa1bpack.transforms.checks import (
+    MAX_CANVAS,
+    check_grids,
+    check_images,
+    check_runs,
+    check_sides,
+    check_sizes,
+    check_tensors,
+)
 from sa1bpack.transforms.color import ColorJitter
 from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
 from sa1bpack.transforms.masks import grid_index, take_cells, unpack_bits
@@ -83,10 +93,10 @@ class Pipeline:
             ds: the dataset that the batches come from. Its layout, mask_size and options say what
                 the numbers of a batch mean.
             steps: geometric ones, then at most one ColorJitter, then at most one Mixup.
-            size: the canvas: its side or (height, width) in pixels. None: that of the pack. An
-                image begins as large as fits, in the top left corner.
-            mask_size: the grid of the masks: its side or (height, width) in cells. None: as many
-                pixels a cell as in the batch.
+            size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
+                pack. An image begins as large as fits, in the top left corner.
+            mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
+                None: as many pixels a cell as in the batch.
             dtype: of the images; a floating one.
             mask_dtype: of the masks: torch.bool or a floating one.
             mean, std: of R, G, B on 0 to 255. SAM's are the default.
@@ -100,10 +110,10 @@ class Pipeline:
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.options.mask_sampling
         self.cells = ds.mask_size  # a side of the grid in the batch
         side = self.image_size
-        self.canvas = _height_width("size", side if size is None else size)
+        self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
         if mask_size is None:
             mask_size = tuple(max(1, length * self.cells // side) for length in self.canvas)
-        self.grid = _height_width("mask_size", mask_size)
+        self.grid = check_sides("mask_size", mask_size, MAX_MASK_SIZE)
         if not dtype.is_floating_point:
             raise OptionError(f"dtype is {dtype}: choose a floating one, as torch.bfloat16")
         if mask_dtype != torch.bool and not mask_dtype.is_floating_point:
@@ -140,7 +150,9 @@ class Pipeline:
             epoch: which the random steps depend on; needed if there are any.
 
         Raises:
-            OptionError: the batch does not fit the dataset, or the epoch is missing.
+            OptionError: what is given is no batch of tensors, the batch does not fit the dataset,
+                its runs do not fit its masks, or the epoch is missing. On a device what sizes and
+                counts hold is not checked: that would wait for it.
         """
         if self.steps and epoch is None:
             raise OptionError("the pipeline has random steps: call it as pipeline(batch, epoch)")
@@ -163,22 +175,12 @@ class Pipeline:
         return lambda n: uniform(self.seed, epoch, batch["image_ids"], number, n)
 
     def _check(self, batch: Mapping) -> None:
-        side, images = self.image_size, batch["images"]
-        rgb, planes = (side, side, 3), (side * 3 // 2, side)
-        if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
-            raise OptionError(
-                f"images are {images.dtype} {tuple(images.shape)}: batches of this pipeline's "
-                f"dataset have torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
-            )
-        masks, cells = batch.get("masks"), self.cells
-        if masks is None or "runs" in batch:
-            return
-        width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
-        if masks.shape[-2:] != (cells, width):
-            raise OptionError(
-                f"masks are {masks.dtype} {tuple(masks.shape)}: batches of this pipeline's dataset "
-                f"have {cells} x {cells} cells, torch.bool or bits in torch.uint8"
-            )
+        needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
+        check_tensors(batch, needed, MASK_KEYS)
+        check_images(batch["images"], self.image_size)
+        check_sizes(batch["sizes"], len(batch["images"]), self.image_size, self.fit)
+        if "masks" in batch and "runs" not in batch:
+            check_grids(batch["masks"], self.cells)
 
     # ------------------------------------------------------------------------------------ images
 
@@ -250,8 +252,7 @@ class Pipeline:
     ) -> torch.Tensor:
         """bool (T, h, w) from the runs."""
         runs: RunBatch = batch["runs"]
-        if len(shape) == 1 and runs.masks != shape[0]:
-            raise OptionError(f"there are runs of {runs.masks} masks, but {shape[0]} masks")
+        check_runs(runs, batch["mask_counts"], shape)
         masks = draw_runs(runs, self._cells_to_source(batch, frame), self.grid, self.mask_sampling)
         if runs.masks != len(owner):
             place = torch.arange(runs.masks, device=owner.device)  # padding has no runs
@@ -329,11 +330,3 @@ def _kind(step: Step) -> int:
         if isinstance(step, known):
             return kind
     raise OptionError(f"{step!r} is no step: give GeometricStep, ColorJitter or Mixup objects")
-
-
-def _height_width(name: str, size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width). Raises OptionError if a side is not a whole number of at least 1."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides):
-        raise OptionError(f"{name} is {size!r}: give a side, or (height, width), of at least 1")
-    return sides

@@ -45,6 +45,23 @@ def test_damage_is_named_and_the_exit_code_says_so(small_pack, tmp_path, capsys)
     assert "Damaged: " in Page(out.read_text()).text
 
 
+def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys):
+    pack, out = tmp_path / "pack", tmp_path / "sheet.png"
+    shutil.copytree(small_pack, pack)
+    bits = next((pack / "shards/sa_000000-001/mask_bits").glob("c.*"))
+    bits.write_bytes(bits.read_bytes()[:-3])
+    assert main(["show", str(pack), "-o", str(out), "--row", "1", "5", "9"]) == 1
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert line.startswith("sa1bpack: row 5, id ") and "mask_bits/c.0" in line
+    with Image.open(out) as picture:
+        assert said.out == f"{out}: {picture.width} x {picture.height} pixels, 1 DAMAGED\n"
+    assert main(["show", str(pack), "-o", str(out), "--row", "1", "9"]) == 0
+    out.unlink()
+    assert main(["show", str(pack), "-o", str(out), "--row", "5", "--large"]) == 1
+    assert "mask_bits/c.0" in capsys.readouterr().err and not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

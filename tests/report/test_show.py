@@ -1,11 +1,13 @@
 """`show` draws what was asked for, the same every time."""
 
+import logging
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
@@ -13,7 +15,8 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report import lettering
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import columns_of
-from sa1bpack.report.lettering import font, plain_text, shortened
+from sa1bpack.report.lettering import font, plain_text, shortened, wrapped
+from sa1bpack.report.show import draw_samples
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -116,6 +119,69 @@ def test_a_pack_without_samples_and_a_folder_that_is_no_pack_are_refused(tmp_pat
         sa1bpack.show(sa1bpack.open(tmp_path / "pack")[:0])
 
 
+@pytest.fixture
+def damaged_pack(small_pack, tmp_path):
+    """The small pack; its second shard, rows 4 to 7, cannot be opened."""
+    shutil.copytree(small_pack, tmp_path / "pack")
+    shard = sorted((tmp_path / "pack/shards").glob("sa_*"))[1]
+    size = next((shard / "size").glob("c.*"))
+    size.write_bytes(size.read_bytes()[:-5])
+    return tmp_path / "pack"
+
+
+def test_a_damaged_sample_leaves_a_tile_and_the_others_are_drawn(small_pack, damaged_pack, caplog):
+    rows = [0, 5, 1, 8]
+    sound, shown = sa1bpack.show(small_pack, rows=rows), draw_samples(damaged_pack, rows=rows)
+    ((index, image_id, reason),) = [vars(sample).values() for sample in shown.unreadable]
+    assert index == 5 and image_id == sa1bpack.open(small_pack)[5]["image_id"]
+    assert reason.startswith("shards/sa_000000-001/size/c.0.0")
+    quarter = sound.width // 4
+    assert shown.picture.size == (sound.width, sound.height + shown.picture.height - sound.height)
+    for column in (0, 2, 3):  # tiles stand on their captions, so they are compared from below
+        one, other = (
+            np.asarray(picture)[-200:, column * quarter + 24 : (column + 1) * quarter]
+            for picture in (sound, shown.picture)
+        )
+        assert np.array_equal(one, other)
+    tile = np.asarray(shown.picture)[-200:-80, quarter + 24 : 2 * quarter]
+    assert len(np.unique(tile.reshape(-1, 3), axis=0)) < 100  # no photo
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        assert same(sa1bpack.show(damaged_pack, rows=rows), shown.picture)
+    (line,) = caplog.messages
+    assert "row 5, id" in line and reason in line
+
+
+def test_a_sheet_of_damaged_samples_alone_is_drawn_and_a_large_picture_is_not(damaged_pack):
+    shown = draw_samples(damaged_pack, rows=[4, 6, 7])
+    assert [sample.index for sample in shown.unreadable] == [4, 6, 7]
+    with pytest.raises(FormatError, match=r"size/c\.0\.0"):
+        sa1bpack.show(damaged_pack, rows=[4], large=True)
+
+
+def test_a_large_picture_says_what_its_masks_are(tmp_path, monkeypatch):
+    written = []
+    text = ImageDraw.ImageDraw.text
+
+    def listen(self, place, words, *more, **options):
+        written.append(words)
+        return text(self, place, words, *more, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", listen)
+    tar = write_tar(tmp_path / "a.tar", members(range(2), masks=lambda number: number))
+    for masks, said in (
+        ("runs", ("fit pad, no masks", "1 mask drawn from exact runs")),
+        ("bits", ("fit pad, no masks", "1 mask on a grid of 16 x 16 cells")),
+    ):
+        sa1bpack.pack(tar, tmp_path / masks, workers=1, **SMALL, masks=masks)
+        ds = sa1bpack.open(tmp_path / masks)
+        for image_id in ds.column("image_id").tolist():
+            written.clear()
+            sample = ds.by_id(image_id)
+            sa1bpack.show(ds, image_ids=[image_id], large=True)
+            (facts,) = [line for line in written if line.startswith("id ")]
+            assert facts.endswith(said[len(sample["areas"])])
+
+
 def test_without_freetype_the_bitmap_font_writes(small_pack, monkeypatch):
     monkeypatch.setattr(lettering.features, "check", lambda name: False)
     monkeypatch.setattr(ImageFont, "load_default", lambda: ImageFont.load_default_imagefont())
@@ -138,6 +204,18 @@ def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
         assert text.startswith(short.split("...")[0]) and text.endswith(short.split("...")[1])
     assert shortened("short", letters, 120) == "short"
     assert shortened("long", letters, 1) == "..."
+
+
+def test_lines_break_between_words_and_in_words_that_are_wider_than_a_line():
+    letters = font(14)
+    text = f"shards/{'x' * 60}/c.0: it is 6144, not 6145; restore the file from a copy"
+    lines = wrapped(text, letters, 200, 20)
+    assert all(0 < letters.getlength(line) <= 200 for line in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(line.split(" ")[0] in text.split(" ") for line in lines[-2:])
+    few = wrapped(text, letters, 200, 2)
+    assert len(few) == 2 and few[0] == lines[0] and "..." in few[1]
+    assert (wrapped("", letters, 200, 3), wrapped("one", letters, 200, 0)) == ([], [])
 
 
 def test_a_picture_needs_no_torch():

@@ -16,6 +16,7 @@ import sa1bpack
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
 from sa1bpack.report import survey
 from sa1bpack.report.markup import Markup, element, table
+from sa1bpack.report.show import draw_samples
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +160,21 @@ def test_damage_that_only_drawing_meets_is_named_too(tmp_path, array):
     data = bytearray(path.read_bytes())
     data[16] ^= 0x55
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=array.partition("_")[0]):
-        sa1bpack.show(pack)
+    (first, *_), name = draw_samples(pack).unreadable, array.partition("_")[0]
+    assert name in first.reason and str(tmp_path) not in first.reason
+    with pytest.raises(FormatError, match=name):
+        sa1bpack.show(pack, rows=[first.index], large=True)
     result, page = page_of(pack, tmp_path, verify="none")
     assert not result.ok and array.partition("_")[0] in result.unreadable[0]
     assert result.unreadable[0] in page.text
+
+
+def test_the_page_says_what_masks_were_drawn_from(report, tmp_path):
+    assert "stored pixels and stored masks" in report[2].text
+    tar = write_tar(tmp_path / "a.tar", members(range(1)))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, masks="runs")
+    text = page_of(tmp_path / "pack", tmp_path)[1].text
+    assert "masks drawn from their exact runs" in text and "stored masks" not in text
 
 
 @pytest.mark.parametrize(

@@ -404,8 +404,16 @@ def test_the_batch_is_not_changed():
         ([], {"dtype": torch.uint8}, "choose a floating one"),
         ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating one"),
         ([], {"std": (1, 1, 0)}, "those of std above 0"),
-        ([], {"size": 0}, "size is 0"),
-        ([], {"mask_size": (4, 4, 4)}, "mask_size is"),
+        ([], {"size": 0}, "^size is 0"),
+        ([], {"size": True}, "^size is True"),
+        ([], {"size": (96, True)}, "^size is "),
+        ([], {"size": np.True_}, "^size is "),
+        ([], {"size": 96.0}, "^size is 96.0"),
+        ([], {"size": "96"}, "^size is '96'"),
+        ([], {"size": 16385}, "^size is 16385.*from 1 to 16384"),
+        ([], {"mask_size": (4, 4, 4)}, "^mask_size is"),
+        ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
+        ([], {"size": 8192}, "^mask_size is .8192, 8192.*from 1 to 4096"),
         ([], {"min_area": -1}, "min_area is -1"),
         ([], {"seed": -1}, "seed must be a whole number"),
     ],
@@ -413,6 +421,84 @@ def test_the_batch_is_not_changed():
 def test_options_that_cannot_be_used_are_named(steps, options, match):
     with pytest.raises(OptionError, match=match):
         Pipeline(dataset(LAYOUT), steps, **options)
+
+
+@pytest.mark.parametrize(
+    "size", [np.int64(48), torch.tensor(48), [np.uint8(48), 48], np.array([48, 48])], ids=repr
+)
+def test_whole_numbers_of_any_kind_are_sizes(size):
+    pipeline = Pipeline(dataset(LAYOUT), size=size, mask_size=size)
+    assert (pipeline.canvas, pipeline.grid) == ((48, 48), (48, 48))
+    assert all(type(side) is int for side in pipeline.canvas + pipeline.grid)
+
+
+def test_what_is_no_batch_of_tensors_is_named():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    arrays = {key: value.numpy() for key, value in batch.items()}
+    for wrong, match in (
+        (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
+        ({**batch, "bboxes": arrays["bboxes"]}, "bboxes is a numpy.ndarray"),
+        ({"image": batch["images"][0], "sizes": batch["sizes"]},
+         "no images and no image_ids among image, sizes: this is one sample"),
+        ({key: batch[key] for key in batch if key != "mask_counts"}, "there is no mask_counts"),
+        ([batch], "a list is no batch: give a batch as Loader"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=match):
+            pipeline(wrong, 0)
+
+
+@pytest.mark.parametrize(
+    ("fit", "sizes", "match"),
+    [
+        (
+            "pad",
+            [150, 225, 64, 97],
+            "sample 2 of the batch are .150, 225, 64, 97.*sides of 1 to 96",
+        ),
+        ("native", [150, 225, 128, 96], "sample 2 .*has fit 'native'"),
+        ("pad", [150, 225, 0, 96], "sample 2 "),
+        ("squash", [150, 225, 64, 96], "has fit 'squash', stored images with both sides 96"),
+        ("pad", None, r"sizes are \(4, 2\) for 4 images"),
+    ],
+)
+def test_sizes_that_no_image_of_the_dataset_has_are_named(fit, sizes, match):
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    batch = rectangle_batch(layout, RECTANGLES)
+    Pipeline(dataset(layout))(batch)
+    if sizes is None:
+        batch["sizes"] = batch["sizes"][:, 2:]
+    else:
+        batch["sizes"][2] = torch.tensor(sizes)
+    with pytest.raises(OptionError, match=match):
+        Pipeline(dataset(layout))(batch)
+
+
+@pytest.mark.parametrize("form", ["padded", "flat"])
+def test_masks_that_were_taken_out_without_their_runs_are_named(form):
+    """Masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2, and of others."""
+    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    batch = ragged(form)
+    batch["masks"] = batch["masks"][:, :2] if form == "padded" else batch["masks"]
+    for key in ("bboxes", "point_coords", "areas"):
+        batch[key] = batch[key][:, :2] if form == "padded" else batch[key]
+    one = rectangle_runs([RECTANGLES[0]])
+    ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
+
+    def runs(*counts):
+        return RunBatch.collate([
+            (np.tile(ends, n), np.arange(n + 1) * offset[1], height, width) for n in counts
+        ])  # fmt: skip
+
+    assert pipeline({**batch, "runs": runs(2, 0, 1)}, 0)["valid"].sum() == 3
+    for counts, match in (
+        ((2, 0, 2), r"of (4 masks, but 3|the batch has runs of 2 masks, but 1) masks"),
+        ((0, 2, 1), "sample 0 of the batch has runs of 0 masks, but 2 masks: a transform that"),
+        ((2, 0, 5), "runs of 7 masks, but"),
+        ((2, 1), "runs of 2 samples, but 3"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            pipeline({**batch, "runs": runs(*counts)}, 0)
 
 
 def test_a_batch_of_another_pack_and_a_missing_epoch_are_named():

@@ -1,0 +1,147 @@
+"""What a pipeline is given: options and batches that cannot be used are named before work begins.
+
+What tensors hold is looked at on a CPU alone, through numpy: on a device that would wait for it.
+"""
+
+from collections.abc import Collection, Mapping
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.runs import RunBatch
+
+MAX_CANVAS = 16384  # pixels along one side, as of the images of a pack
+
+_REMEDY = "give a batch as Loader, DataLoader and Collate make it"
+
+
+def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
+    """(height, width) of an option that is a side or both, of ints or what can stand for them.
+
+    Raises OptionError, with the option's name, if a side is no whole number from 1 to `most`.
+    """
+    try:
+        sides = _whole_numbers(size)
+    except TypeError:
+        sides = ()
+    if len(sides) != 2 or not all(1 <= side <= most for side in sides):
+        raise OptionError(
+            f"{name} is {size!r}: give a side, or (height, width), of whole numbers from 1 to "
+            f"{most}"
+        )
+    return sides
+
+
+def _whole_numbers(size: Any) -> tuple[int, ...]:
+    """Raises TypeError for what is neither a whole number nor a sequence of them; a bool is not."""
+    if isinstance(size, bool):
+        raise TypeError
+    try:
+        return (index(size),) * 2
+    except TypeError:
+        pass
+    given = tuple(size)
+    if any(isinstance(side, bool) for side in given):
+        raise TypeError
+    return tuple(map(index, given))
+
+
+def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
+    """Raise OptionError if this is no batch of tensors with the keys that are needed.
+
+    of_masks  keys of one row a mask: a batch with one of them or with runs needs their counts
+    """
+    if not isinstance(batch, Mapping):
+        raise OptionError(f"a {_kind(batch)} is no batch: {_REMEDY}")
+    if "runs" in batch or any(key in batch for key in of_masks):
+        needed = (*needed, "mask_counts")
+    missing = [key for key in needed if key not in batch]
+    if missing:
+        one = "this is one sample, " if "image" in batch else ""
+        raise OptionError(
+            f"there is no {' and no '.join(missing)} among {', '.join(map(str, batch))}: "
+            f"{one}{_REMEDY}"
+        )
+    for key in (*needed, *of_masks):
+        if key in batch and not isinstance(batch[key], torch.Tensor):
+            raise OptionError(
+                f"{key} is a {_kind(batch[key])}: a pipeline needs torch tensors; "
+                "torch.from_numpy makes one of an array"
+            )
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def check_images(images: torch.Tensor, side: int) -> None:
+    """Raise OptionError if these are not uint8 images (B, S, S, 3) or planes (B, S * 3 / 2, S)."""
+    rgb, planes = (side, side, 3), (side * 3 // 2, side)
+    if images.dtype != torch.uint8 or images.shape[1:] not in (rgb, planes):
+        raise OptionError(
+            f"images are {images.dtype} {tuple(images.shape)}: batches of this pipeline's "
+            f"dataset have torch.uint8 {('B', *rgb)}, or planes {('B', *planes)}"
+        )
+
+
+def check_grids(masks: torch.Tensor, cells: int) -> None:
+    """Raise OptionError if these are not grids of so many cells a side, bool or bits in uint8."""
+    width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
+    if masks.shape[-2:] != (cells, width):
+        raise OptionError(
+            f"masks are {masks.dtype} {tuple(masks.shape)}: batches of this pipeline's dataset "
+            f"have {cells} x {cells} cells, torch.bool or bits in torch.uint8"
+        )
+
+
+def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
+    """Raise OptionError if these are not the sizes (B, 4) of so many samples, or on a CPU if a
+    stored image does not lie on the canvas of the dataset as its fit says."""
+    if sizes.shape != (samples, 4):
+        raise OptionError(
+            f"sizes are {tuple(sizes.shape)} for {samples} images: give source height and width, "
+            f"stored height and width of each, {(samples, 4)}"
+        )
+    if sizes.device.type != "cpu":
+        return
+    found = sizes.numpy()
+    stored = found[:, 2:]
+    wrong = stored != side if fit == "squash" else stored > side
+    bad = np.flatnonzero((found < 1).any(1) | wrong.any(1))
+    if bad.size:
+        due = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
+        raise OptionError(
+            f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
+            f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
+            f"images with {due}; give it batches of that dataset"
+        )
+
+
+def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise OptionError if the runs are not those of the masks of a batch.
+
+    counts  int64 (B,), masks of each sample
+    shape   (T,) or (B, M), the leading shape of the arrays of one row a mask; of (B, M) the runs
+            have all masks, or padding left out
+    """
+    remedy = "a transform that takes masks out has to take out their runs as well"
+    flat, room = len(shape) == 1, int(np.prod(shape))
+    if (runs.masks != room) if flat else (runs.masks > room):
+        rows = f"{room} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
+        raise OptionError(f"there are runs of {runs.masks} masks, but {rows}: {remedy}")
+    if len(runs.sizes) != len(counts):
+        raise OptionError(f"there are runs of {len(runs.sizes)} samples, but {len(counts)} samples")
+    if counts.device.type != "cpu":
+        return
+    found, due = np.diff(runs.mask_offset.numpy()), counts.numpy()
+    if not flat and (found == shape[1]).all():
+        return  # with padding
+    wrong = np.flatnonzero(found != due)
+    if wrong.size:
+        raise OptionError(
+            f"sample {wrong[0]} of the batch has runs of {found[wrong[0]]} masks, but "
+            f"{due[wrong[0]]} masks: {remedy}"
+        )
