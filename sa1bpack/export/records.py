@@ -16,6 +16,7 @@ from sa1bpack.format.layout import NUMBER_TYPE_BITS
 from sa1bpack.masks import check_image_runs, encode_counts
 
 _BITS = {name: bits[0] for name, bits in NUMBER_TYPE_BITS.items()}  # the first bit of each field
+_FLOATS = ("bbox", "predicted_iou", "point_coords", "crop_box", "stability_score")
 
 
 def file_name_of(shard: Shard, row: int) -> str:
@@ -47,9 +48,11 @@ def image_of(shard: Shard, row: int) -> dict[str, Any]:
 def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     """The annotations of an image, in the order of its record.
 
-    Raises ReadError when runs do not fit the image: the shard is damaged.
+    Raises ReadError when runs do not fit the image or a number is none of JSON: the shard is
+    damaged.
     """
     first, stop = shard["mask_offset"][row : row + 2].tolist()
+    _check_numbers(shard, row, first, stop)
     fields = {
         name: shard[name][first:stop].tolist()
         for name in ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "annotation_id",
@@ -92,6 +95,25 @@ def _counts(shard: Shard, row: int, first: int, stop: int) -> list[str]:
     text, text_offset = encode_counts(run_ends, run_offset)
     everything, ends = text.tobytes().decode("ascii"), text_offset.tolist()
     return [everything[low:high] for low, high in pairwise(ends)]
+
+
+def _check_numbers(shard: Shard, row: int, first: int, stop: int) -> None:
+    """Raise ReadError for a number that is not finite, or an integer with a fraction."""
+    types = shard["number_types"][first:stop, None].astype(np.int64)
+    for name in _FLOATS:
+        values = shard[name][first:stop]
+        values = values if values.ndim == 2 else values[:, None]
+        integer = types >> (_BITS[name] + np.arange(values.shape[1])) & 1
+        bad = ~np.isfinite(values) | ((integer == 1) & (np.floor(values) != values))
+        if bad.any():
+            index, k = np.argwhere(bad)[0].tolist()
+            due = "an integer" if integer[index, k] else "a finite number"
+            raise ReadError(
+                f"{shard.folder}: sample {row}: annotation {index} "
+                f"(id {shard['annotation_id'][first + index]}): {name} is {values[index, k]}, not "
+                f"{due}; pack its source again",
+                shard.entry.name,
+            )
 
 
 def _numbers(values: list[float], types: int, name: str) -> list[int | float]:

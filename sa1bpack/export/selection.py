@@ -10,6 +10,7 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Index, Shard, ShardEntry, open_index, open_shard, read_manifest
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
+from sa1bpack.wording import brief
 
 # What a record is made of.
 EXPORTED_ARRAYS = (
@@ -64,7 +65,18 @@ class ExportResult:
         self.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
         recoded = np.concatenate([[0], np.cumsum(shard["number_types"] >> 15, dtype=np.int64)])
         self.recoded += int((recoded[stop] - recoded[first]).sum())
-        self.unknown_keys |= set(shard.attributes.get("unknown_keys", ()))
+        self.unknown_keys |= _unknown_keys(shard)
+
+
+def _unknown_keys(shard: Shard) -> set[str]:
+    """What the packer recorded of keys that it does not store; a pack of another may not say."""
+    keys = shard.attributes.get("unknown_keys", [])
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise FormatError(
+            f"{shard.folder}: attributes: unknown_keys is {brief(keys)}, not a list of texts; pack "
+            "its source again"
+        )
+    return set(keys)
 
 
 class Selection:

@@ -15,8 +15,9 @@ import numpy as np
 
 from sa1bpack.errors import FormatError
 
-# The whole of SA-1B has 3 MB of manifest, and 100 kB of metadata a shard.
-MAX_METADATA_BYTES = 1 << 30
+# The whole of SA-1B has 1 MB of manifest, and 100 kB of metadata a shard; a source of MAX_REJECTS
+# rejects adds 40 MB. JSON that is made for it takes 25 times its size in memory.
+MAX_METADATA_BYTES = 1 << 28
 
 # Working names of an unfinished file or folder: always beside its final place, never read back.
 TEMPORARY_PREFIX = ".tmp-"
@@ -150,28 +151,30 @@ def remove_temporaries(folder: Path) -> list[Path]:
     """Remove what a killed run left under working names in a folder; returns what was removed."""
     removed = []
     for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")):
-        if path.is_dir() and not path.is_symlink():
-            with naming(path):
-                shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove_entry(path)
         removed.append(path)
     return removed
+
+
+def remove_entry(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file; of a symbolic link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        with naming(path):
+            shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def remove_published(folder: Path) -> None:
     """Remove a folder that has a final name, which it loses first and for good.
 
-    So whatever bears a final name stays whole, also if this is interrupted or the power fails.
+    So whatever bears a final name stays whole, also if this is interrupted or the power fails. Of
+    a shard or an index that was moved to another disk only the link is removed.
     """
     doomed = temporary_beside(folder)
     folder.rename(doomed)
     flush_folder(folder.parent)
-    if doomed.is_symlink():  # a shard that was moved to another disk: only the link is ours
-        doomed.unlink()
-        return
-    with naming(doomed):
-        shutil.rmtree(doomed)
+    remove_entry(doomed)
 
 
 def map_bytes(path: Path, nbytes: int) -> np.ndarray:

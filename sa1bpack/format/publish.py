@@ -19,6 +19,7 @@ from sa1bpack.format.manifest import (
     SHARDS_NAME,
     Manifest,
     ShardEntry,
+    is_index_name,
     manifest_bytes,
     write_manifest,
 )
@@ -117,6 +118,11 @@ def _replace_if_other(path: Path, data: bytes) -> None:
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
     """Remove indexes that the manifest no longer names; open memory maps of them stay valid."""
-    for path in sorted(root.glob("index-*")):
+    for path in index_folders(root):
         if path.name != index:
             remove_published(path)
+
+
+def index_folders(root: Path) -> list[Path]:
+    """What bears the name of an index at the top of a pack, sorted by name."""
+    return sorted(path for path in root.iterdir() if is_index_name(path.name))

@@ -255,15 +255,21 @@ class ShardDraft:
     def flush(self) -> None:
         """Bring to disk what is settled of the large files, so that publication waits for little.
 
+        What is there is let go of by the page cache: a pack is larger than memory, and finding room
+        for each page by evicting another costs more than writing it (docs/decisions/0007).
+
         Any thread may call it, also while others write or discard. Errors are left to publication:
         these descriptors are its own, so those of the draft report them again.
         """
         for file in self._files:
             if file.settled_bytes >= FLUSH_BYTES:
+                end = file.settled_bytes
                 with suppress(OSError):
                     fd = os.open(file.path, os.O_RDONLY)
                     try:
                         os.fdatasync(fd)
+                        if hasattr(os, "posix_fadvise"):  # not on macOS
+                            os.posix_fadvise(fd, 0, end, os.POSIX_FADV_DONTNEED)
                     finally:
                         os.close(fd)
 

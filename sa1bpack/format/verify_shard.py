@@ -85,26 +85,31 @@ def compare_files(
 
     Of files in `known` that are not due nothing is said here.
 
-    A link to a file is followed: file stores such as a Hugging Face cache consist of them. One to a
-    folder is not: it is something that is in excess, and what should be there is missing.
+    A link in the place of a file or of a folder is followed: file stores such as a Hugging Face
+    cache consist of them, and users keep arrays on several disks. Any other is in excess.
     """
-    found = dict(_files_below(folder))
-    if links := sorted(path for path, is_link in found.items() if is_link and path in due):
+    inner = {path.rpartition("/")[0] for path in due | known} - {""}
+    found = dict(_files_below(folder, inner))
+    links = {path for path, is_link in found.items() if is_link}
+    if followed := sorted(links & (due | inner)):
         findings.notes.append(
-            f"{folder}: {counted(len(links), 'file')} of it are symbolic links, the first "
-            f"{links[0]} to {(folder / links[0]).readlink()}; what they lead to was checked"
+            f"{folder}: it holds {counted(len(followed), 'symbolic link')}, the first "
+            f"{followed[0]} to {(folder / followed[0]).readlink()}; what they lead to was checked"
         )
     for path in sorted(due - found.keys()):
         findings.add(f"{folder / path}: missing; {REMEDY}", array=_array_of(path), **place)
-    for path in sorted(found.keys() - due - known):
+    for path in sorted(found.keys() - due - known - (links & inner)):
         findings.add(
             f"{folder / path}: not a file of the pack; remove it",
             array=_array_of(path), extra=True, **place,
         )  # fmt: skip
 
 
-def _files_below(folder: Path) -> Iterator[tuple[str, bool]]:
-    """(relative path, whether it is a symbolic link) of all that is no folder."""
+def _files_below(folder: Path, inner: Set[str]) -> Iterator[tuple[str, bool]]:
+    """(relative path, whether it is a symbolic link) of all that is no folder.
+
+    Links in the place of one of the folders `inner` are given and followed.
+    """
     folders = [""]
     while folders:
         prefix = folders.pop()
@@ -112,8 +117,11 @@ def _files_below(folder: Path) -> Iterator[tuple[str, bool]]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{prefix}{entry.name}/")
-                else:
-                    yield prefix + entry.name, entry.is_symlink()
+                    continue
+                path = prefix + entry.name
+                yield path, entry.is_symlink()
+                if path in inner and (folder / path).is_dir():
+                    folders.append(f"{path}/")
 
 
 def _array_of(path: str) -> str | None:

@@ -27,11 +27,14 @@ from sa1bpack.format import (
     read_manifest,
 )
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import read_metadata_file
+from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
+from sa1bpack.packing.ledger import check_can_write
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.run import checked_options
@@ -90,11 +93,13 @@ def find_damage(
         As in `sa1bpack.verify`.
 
     Raises OptionError for a shard that there is not, FormatError when the manifest is lost and the
-    shards do not tell what was in it, VersionError for a pack of another major version.
+    shards do not tell what was in it, VersionError for a pack of another major or a newer minor
+    version.
     """
     listed = _listed(root)
     findings = Findings()
     manifest = _believed_manifest(root, listed, findings)
+    _refuse_newer(root, manifest)
     lost = manifest is None
     if lost:
         manifest = _manifest_of_shards(root)
@@ -157,10 +162,30 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
     if found == due or (due is not None and _is_slip(found, due)):
         return manifest
     # Of an unfinished pack the checksums may be older; of another there must be none to compare.
-    if data == manifest_bytes(manifest) and (due is None or not manifest.complete):
+    canonical = data == manifest_bytes(manifest)
+    if canonical and (due is None or not manifest.complete):
+        return manifest
+    # A newer one may have what is not known here: its word counts, unless that alone is damaged.
+    ours = manifest_bytes(msgspec.structs.replace(manifest, version=FORMAT_VERSION))
+    version_is_damaged = canonical and xxhash.xxh3_128_hexdigest(ours) == due
+    if manifest.version > FORMAT_VERSION and not version_is_damaged:
         return manifest
     findings.add(f"{path}: XXH3-128 is {found}, but {due} was written")
     return None
+
+
+def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
+    """Raise VersionError for a pack that would lose what a newer format has added.
+
+    Its own word and that of each shard count, where their bytes are those that were written.
+    """
+    if manifest is not None:
+        check_can_write(manifest.version, root / MANIFEST_NAME)
+    for folder in (root, *shard_folders(root)):
+        with suppress(KeyError, TypeError, msgspec.ValidationError):  # not a packer's
+            attributes = _written_attributes(folder)
+            version = msgspec.convert(attributes["format"], tuple[int, int])
+            check_can_write(version, folder / METADATA_NAME)
 
 
 def _is_slip(found: str, due: str) -> bool:
@@ -229,16 +254,22 @@ def recorded_attributes(folder: Path) -> dict[str, Any] | None:
 
     Raises FormatError if they are not the packer's.
     """
+    attributes = _written_attributes(folder)
+    if attributes is not None:
+        check_shard_record(attributes, folder)
+    return attributes
+
+
+def _written_attributes(folder: Path) -> dict[str, Any] | None:
+    """The attributes of a group with a checksum file, or None if they may be damaged."""
     try:
         due = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
-        data = (folder / METADATA_NAME).read_bytes()
+        data = read_metadata_file(folder / METADATA_NAME)
     except (FormatError, OSError):
         return None
     if xxhash.xxh3_128_hexdigest(data) != due:
         return None
-    attributes = msgspec.json.decode(data)["attributes"]["sa1bpack"]
-    check_shard_record(attributes, folder)
-    return attributes
+    return msgspec.json.decode(data)["attributes"]["sa1bpack"]
 
 
 def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:

@@ -86,7 +86,7 @@ class Ledger:
     def _load(self) -> None:
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_manifest(self.root)
-            _check_version(manifest, self.root / MANIFEST_NAME)
+            check_can_write(manifest.version, self.root / MANIFEST_NAME)
             self.options.check_same(manifest.options, str(self.root))
             for record in manifest.sources:
                 check_source_record(record, self.root / MANIFEST_NAME)
@@ -230,13 +230,13 @@ def lock_folder(root: Path) -> int:
     return descriptor
 
 
-def _check_version(manifest: Manifest, path: Path) -> None:
+def check_can_write(version: tuple[int, int], path: Path) -> None:
     """Raise VersionError for a pack that this release can read, but not write as it was."""
-    if manifest.version > FORMAT_VERSION:
-        found, ours = (".".join(map(str, each)) for each in (manifest.version, FORMAT_VERSION))
+    if version > FORMAT_VERSION:
+        found, ours = (".".join(map(str, each)) for each in (version, FORMAT_VERSION))
         raise VersionError(
             f"{path}: format version {found}, but this release writes {ours}, and would lose what "
-            "is new in it; install the sa1bpack that made it to add to it"
+            "is new in it; install the sa1bpack that made it to add to it or to repair it"
         )
 
 

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    flush_folder,
+    remove_entry,
+    temporary_beside,
+)  # fmt: skip
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import Damage, recorded_attributes, recorded_samples
@@ -157,7 +162,5 @@ def put_in_place(folder: Path, final: Path) -> None:
             aside.rename(final)
         raise
     flush_folder(final.parent)
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside)
-    elif there:
-        aside.unlink()
+    if there:
+        remove_entry(aside)

@@ -5,7 +5,6 @@ files come from the shards. Sound shards are not decoded again, and not touched.
 """
 
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,9 +14,10 @@ from pathlib import Path
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Problem, open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import temporary_beside
+from sa1bpack.format.files import remove_entry, temporary_beside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
-from sa1bpack.format.publish import remove_old_indexes
+from sa1bpack.format.publish import REJECTS_NAME, index_folders, remove_old_indexes
+from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.damage import Damage, find_damage
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
@@ -120,8 +120,10 @@ def repair(
 
     Raises OptionError, SourceError (nothing found under a name), OutputLocked while another process
     packs into the folder, FormatError when it is no pack, or its manifest is lost and no shard
-    tells the options, VersionError, PackError (a worker that can't start), and OSError when the
-    disk fails.
+    tells the options, or a folder is in the place of one of its own files, VersionError for a pack
+    of another version (a newer minor one, too: what is new in it would be lost), PackError (a
+    worker that can't start), and OSError when the disk fails. After any of them but the last two
+    the pack is as it was.
     """
     started = time.perf_counter()
     root = Path(pack)
@@ -129,12 +131,13 @@ def repair(
     found = find_sources([sources] if isinstance(sources, str | Path) else sources)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise FormatError(f"{root}: neither {MANIFEST_NAME} nor {SHARDS_NAME} is there: no pack")
+    _refuse_folders(root)
     lock = None if dry_run else lock_folder(root)
     try:
-        if lock is not None:
-            remove_stale(root)
         with check_bar(progress) as advance:
             damage = find_damage(root, frozenset(shards), advance)
+        if lock is not None:
+            remove_stale(root)
         run = _Repair(root, damage, found, workers, progress)
         if lock is None:
             run.forecast()
@@ -146,6 +149,18 @@ def repair(
     run.result.dry_run = dry_run
     run.result.seconds = time.perf_counter() - started
     return run.result
+
+
+def _refuse_folders(root: Path) -> None:
+    """Raise FormatError for a folder in the place of a file: no rename puts a file over it."""
+    shards = root / SHARDS_NAME
+    own = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
+    for path in (*(root / name for name in own), shards / METADATA_NAME):
+        if path.is_dir() and not path.is_symlink():
+            raise FormatError(
+                f"{path}: a folder, where a file must be; move it out of the pack and repeat the "
+                "command"
+            )
 
 
 class _Repair:
@@ -385,9 +400,9 @@ class _Repair:
 @contextmanager
 def _old_indexes_aside(root: Path) -> Iterator[None]:
     """Have every index made anew: one that is there under its name would be taken for whole."""
-    moved = [(path, temporary_beside(path)) for path in sorted(root.glob("index-*"))]
+    moved = [(path, temporary_beside(path)) for path in index_folders(root)]
     for path, aside in moved:
         path.rename(aside)
     yield
     for _, aside in moved:
-        shutil.rmtree(aside)
+        remove_entry(aside)

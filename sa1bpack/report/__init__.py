@@ -9,6 +9,7 @@ subject        a sample as a picture needs it
 unreadable     what stands in the place of one that is damaged
 drawing        its image under masks, boxes and points; palette has the colours
 lettering      text in pictures
+records        what the packer recorded beside the data, checked
 survey         distributions, from some shards
 histogram      counts in bins with round edges
 chart          histograms as inline SVG; page_charts are those of a page

@@ -9,6 +9,7 @@ import numpy as np
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Layout, Manifest, Shard, open_index, open_shard, read_manifest
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.report.records import REJECTS_PREFIX, check_attributes, check_records, text_of
 from sa1bpack.wording import counted
 
 # Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
@@ -70,9 +71,9 @@ class PackInfo:
             f"{counted(counts['rejects'], 'rejected member')}",
         ]
         lines += [
-            f"             {count:,} {key.removeprefix('rejects:')}"
+            f"             {count:,} {key.removeprefix(REJECTS_PREFIX)}"
             for key, count in counts.items()
-            if key.startswith("rejects:")
+            if key.startswith(REJECTS_PREFIX)
         ]
         if self.unknown_keys:
             text = f"keys of the JSON: {', '.join(self.unknown_keys)}"
@@ -84,7 +85,7 @@ class PackInfo:
                 "  made by    " + ", ".join(f"{key} {value}" for key, value in made.items())
             )
         lines.append("options")
-        lines += [f"  {key:<18} {value}" for key, value in manifest.options.items()]
+        lines += [f"  {key:<18} {text_of(value)}" for key, value in manifest.options.items()]
         lines.append("masks an image")
         lines += self._bars()
         return "\n".join(lines)
@@ -126,7 +127,8 @@ def info(root: str | Path) -> PackInfo:
     """
     root = Path(root)
     manifest = read_manifest(root)
-    _check_counts(manifest, root / MANIFEST_NAME)
+    check_records(manifest, root)
+    _require_counts(manifest, root / MANIFEST_NAME)
     if manifest.index is None:
         mask_counts = np.zeros(0, np.int64)
     else:
@@ -149,14 +151,13 @@ def info(root: str | Path) -> PackInfo:
     )
 
 
-def _check_counts(manifest: Manifest, path: Path) -> None:
+def _require_counts(manifest: Manifest, path: Path) -> None:
     """Raise FormatError unless the packer's totals are there."""
     for key in ("annotations", "dropped_images", "rejects"):
-        value = manifest.counts.get(key)
-        if not isinstance(value, int) or value < 0:
+        if key not in manifest.counts:
             raise FormatError(
-                f"{path}: counts: {key} is {value!r}, not a number of at least 0; only packs of "
-                "sa1bpack's own packer can be looked at"
+                f"{path}: counts: {key} is missing; only packs of sa1bpack's own packer can be "
+                "looked at"
             )
 
 
@@ -164,12 +165,12 @@ def _records(shards: list[Shard]) -> tuple[list[dict], list[str]]:
     """The versions that made the shards, and the keys that they do not store."""
     made, unknown = set(), set()
     for shard in shards:
-        packed_by, keys = (shard.attributes.get(key) for key in ("packed_by", "unknown_keys"))
-        if not isinstance(packed_by, dict) or not isinstance(keys, list):
+        if not {"packed_by", "unknown_keys"} <= set(shard.attributes):
             raise FormatError(
-                f"{shard.folder}: the attributes packed_by and unknown_keys are missing or "
-                "damaged; only packs of sa1bpack's own packer can be looked at"
+                f"{shard.folder}: the attributes packed_by and unknown_keys are missing; only "
+                "packs of sa1bpack's own packer can be looked at"
             )
-        made.add(tuple(sorted((str(key), str(value)) for key, value in packed_by.items())))
-        unknown.update(map(str, keys))
+        check_attributes(shard)
+        made.add(tuple(sorted(shard.attributes["packed_by"].items())))
+        unknown.update(shard.attributes["unknown_keys"])
     return [dict(versions) for versions in sorted(made)], sorted(unknown)

@@ -11,6 +11,7 @@ from sa1bpack.format import Manifest
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
+from sa1bpack.report.records import REJECTS_PREFIX, text_of
 from sa1bpack.report.style import STYLE
 from sa1bpack.report.survey import Survey
 from sa1bpack.report.verification import Verification
@@ -252,7 +253,7 @@ def _options(contents: Contents) -> list[Markup]:
 def _texts(values: dict[str, Any]) -> list[tuple[str, str]]:
     words = {None: "none", True: "yes", False: "no"}
     return [
-        (name, words[value] if value is None or isinstance(value, bool) else f"{value}")
+        (name, words[value] if value is None or isinstance(value, bool) else text_of(value))
         for name, value in sorted(values.items())
     ]
 
@@ -293,9 +294,9 @@ def _runs(runs: list[Run]) -> list[Markup]:
 def _left_out(contents: Contents) -> list[Markup]:
     counts = contents.manifest.counts
     reasons = [
-        (key.removeprefix("rejects:"), f"{count:,}")
-        for key, count in sorted(counts.items(), key=lambda item: str(item[0]))
-        if key.startswith("rejects:")
+        (key.removeprefix(REJECTS_PREFIX), f"{count:,}")
+        for key, count in sorted(counts.items())
+        if key.startswith(REJECTS_PREFIX)
     ]
     dropped = counts.get("dropped_images", 0)
     cards = []

@@ -12,6 +12,7 @@ import numpy as np
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Shard
+from sa1bpack.report.records import check_attributes
 
 MAX_IMAGES = 20_000
 MAX_SHARDS = 64
@@ -83,6 +84,7 @@ def survey(dataset: Dataset, seed: int) -> Survey:
 def _look_at(
     shard: Shard, first: int, block: int, found: Survey, columns: dict[str, list[np.ndarray]]
 ) -> None:
+    check_attributes(shard)
     stop = min(first + block, len(shard))
     masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
     disk_bytes = sum(path.stat().st_blocks * 512 for path in shard.folder.rglob("*")

@@ -24,6 +24,7 @@ from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.markup import Markup, element
 from sa1bpack.report.output import check_output
 from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
+from sa1bpack.report.records import check_records
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
@@ -88,7 +89,8 @@ def write_report(
 
     Raises:
         OptionError: a value that is none of the choices, or an `out` that cannot be written to.
-        FormatError: the folder is no pack, or its manifest or index is damaged.
+        FormatError: the folder is no pack, or its manifest or index is damaged, the packer's
+            records in the manifest included.
     """
     root, path = Path(pack), check_output(out, ".html", pack)
     check_how(verify)
@@ -97,6 +99,7 @@ def write_report(
     dataset = None if manifest.index is None else open_pack(root)
     if dataset is not None:  # a packer may have published since
         manifest = dataset.manifest
+    check_records(manifest, root)
     checked = verification(root, manifest, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     contents = Contents(

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -195,6 +196,13 @@ def test_nothing_is_written_from_damaged_bytes(pack, tmp_path, name):
     assert len(list((tmp_path / "out").rglob("*.json"))) == 4  # of the shard before
 
 
+def reseal(shard, *names) -> None:
+    """Enter the checksums of changed files, as whoever changes them on purpose would."""
+    digests = read_checksums(shard / CHECKSUMS_NAME)
+    digests |= {name: file_digest(shard / name) for name in names}
+    (shard / CHECKSUMS_NAME).write_bytes(format_checksums(digests))
+
+
 def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
     root = shutil.copytree(pack, tmp_path / "pack")
     shard = root / "shards" / "sa_000000-000"
@@ -202,12 +210,57 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
     data = bytearray(file.read_bytes())
     data[:64] = b"../../stolen.jpg".ljust(64, b"\0")
     file.write_bytes(data)
-    digests = read_checksums(shard / CHECKSUMS_NAME)
-    digests["file_name/c.0.0"] = file_digest(file)
-    (shard / CHECKSUMS_NAME).write_bytes(format_checksums(digests))
+    reseal(shard, "file_name/c.0.0")
     with pytest.raises(FormatError, match="cannot be a file's name"):
         sa1bpack.export_sa1b(root, tmp_path / "a" / "out")
     assert list((tmp_path / "a").rglob("*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bit", "value", "due"),
+    [
+        ("predicted_iou", 5, float("nan"), "predicted_iou is nan, not an integer"),
+        ("predicted_iou", 5, float("inf"), "predicted_iou is inf, not an integer"),
+        ("predicted_iou", 5, 0.5, "predicted_iou is 0.5, not an integer"),
+        ("stability_score", None, float("-inf"), "stability_score is -inf, not a finite number"),
+        ("bbox", None, float("nan"), "bbox is nan, not a finite number"),
+    ],
+)
+def test_a_number_that_json_cannot_have_is_named_with_its_annotation(
+    pack_of, tmp_path, name, bit, value, due
+):
+    expected = record(5)
+    for annotation in expected["annotations"]:
+        annotation["bbox"] = [float(side) + 0.5 for side in annotation["bbox"]]
+    root = pack_of(expected)
+    shard = root / "shards" / "a-000"
+    values, types = next((shard / name).glob("c.*")), shard / "number_types" / "c.0"
+    data, width = bytearray(values.read_bytes()), 32 if name == "bbox" else 8
+    data[2 * width : 2 * width + 8] = np.float64(value).tobytes()
+    values.write_bytes(data)
+    data = bytearray(types.read_bytes())
+    data[4:6] = np.uint16(0 if bit is None else 1 << bit).tobytes()
+    types.write_bytes(data)
+    reseal(shard, f"{name}/{values.name}", "number_types/c.0")
+    identity = expected["annotations"][2]["id"]
+    for export, out in ((sa1bpack.export_sa1b, "out"), (sa1bpack.export_coco, "coco.json")):
+        with pytest.raises(
+            FormatError, match=f"a-000: sample 0: annotation 2 .id {identity}.*{due}"
+        ):
+            export(root, tmp_path / out)
+    assert not (tmp_path / "coco.json").exists() and not list((tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize("keys", [7, [[]], {"a": 1}, [1, "a"]])
+def test_a_record_of_keys_of_the_wrong_type_is_an_error_with_the_shard(pack, tmp_path, keys):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    file = root / "shards" / "sa_000000-000" / "zarr.json"
+    group = json.loads(file.read_text())
+    group["attributes"]["sa1bpack"]["unknown_keys"] = keys
+    file.write_text(json.dumps(group))
+    reseal(file.parent, "zarr.json")
+    with pytest.raises(FormatError, match=r"sa_000000-000: attributes: unknown_keys"):
+        sa1bpack.export_sa1b(root, tmp_path / "out")
 
 
 def test_places_that_cannot_be_written_to_are_refused(pack, tmp_path):

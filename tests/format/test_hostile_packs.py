@@ -171,7 +171,7 @@ def test_the_folder_of_a_pack_may_be_a_link(pack, tmp_path):
 def test_links_within_a_pack_are_read_and_named_by_a_check(pack, tmp_path):
     """What they lead to is checked; but a copy or a backup of the folder may be without it."""
     whole = open_shard(pack / SHARD)["bbox"].tolist()
-    for number, name in enumerate((f"{SHARD}/bbox/c.0.0", SHARD)):
+    for number, name in enumerate((f"{SHARD}/bbox/c.0.0", f"{SHARD}/bbox", SHARD)):
         away = tmp_path / str(number)
         (pack / name).rename(away)
         (pack / name).symlink_to(away)

@@ -221,6 +221,8 @@ def _sample_of(shard, axis: str, row: int) -> int:
         row, axis = int(np.searchsorted(shard["run_offset"], row, side="right")) - 1, "mask"
     if axis == "mask":
         row = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
+    if axis == "image_byte":
+        row = int(np.searchsorted(shard["image_offset"], row, side="right")) - 1
     return row
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -9,13 +10,16 @@ import pytest
 from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OutputLocked, SourceError
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, SourceError, VersionError
 from sa1bpack.format import open_shard
+from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.repair import OWN_FILES
 
 FIRST, SECOND = "sa_000000-000", "sa_000000-001"
+# The format's version in a manifest and in a group: what is before and behind its minor number.
+VERSION, FORMAT = (rb'("%s":\s*\[\s*1,\s*)0(\s*\])' % key for key in (b"version", b"format"))
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +263,57 @@ def test_a_shard_that_lies_elsewhere_behind_a_link_is_replaced_and_the_other_pla
     assert contents(root) == expected and contents(elsewhere) == before
 
 
+def test_an_array_that_lies_elsewhere_behind_a_link_is_checked_and_mended(
+    root, tars, expected, tmp_path
+):
+    elsewhere, image = tmp_path / "elsewhere", root / "shards" / FIRST / "image"
+    image.rename(elsewhere)
+    image.symlink_to(elsewhere)
+    assert sa1bpack.repair(root, tars, workers=1).problems == ()
+    flip(elsewhere / "c.0.0.0.0")
+    before = contents(elsewhere)
+    assert sa1bpack.repair(root, tars, workers=1).repaired == [FIRST]
+    assert not image.is_symlink()
+    assert contents(root) == expected and contents(elsewhere) == before
+    shutil.rmtree(image)
+    image.symlink_to(tmp_path / "gone")
+    assert sa1bpack.repair(root, tars, workers=1).repaired == [FIRST]
+    assert contents(root) == expected
+
+
+@pytest.mark.parametrize("kind", ["linked", "file", "dangling"])
+def test_an_index_that_is_no_folder_is_made_anew(root, expected, tmp_path, kind):
+    elsewhere, index = tmp_path / "elsewhere", next(root.glob("index-*"))
+    (root / "index-notes").mkdir()  # not the name of an index: the user's
+    index.rename(elsewhere)
+    if kind == "file":
+        index.write_text("x")
+    else:
+        index.symlink_to(elsewhere if kind == "linked" else tmp_path / "gone")
+    flip(root / "rejects.jsonl")
+    before = contents(elsewhere)
+    result = sa1bpack.repair(root, workers=1)
+    assert result.rewritten and not result.left
+    assert contents(root) == {**expected, "index-notes": b""}
+    assert not index.is_symlink() and contents(elsewhere) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "checksums.xxh128", "zarr.json", "rejects.jsonl", "shards/zarr.json"],
+)
+def test_a_folder_in_the_place_of_a_file_is_named_with_the_remedy(root, tars, expected, name):
+    (root / name).unlink()
+    (root / name).mkdir()
+    before = contents(root)
+    with pytest.raises(FormatError, match=f"{name}: a folder, where a file must be; move it out"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+    (root / name).rename(root.parent / "aside")
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == expected
+
+
 # The manifest
 
 
@@ -376,6 +431,54 @@ def test_other_versions_cannot_replace_a_shard_where_the_pack_cannot_be_publishe
     assert result.repaired == [] and FIRST in result.left
     assert "as long as sa_000001-000 is damaged" in result.left[FIRST]
     assert contents(root) == before
+
+
+def newer(path: Path, old: bytes, *, listed: bool) -> None:
+    """Make a file one of format 1.1, as its folder's checksum file then says if `listed`."""
+    data = path.read_bytes()
+    path.write_bytes(re.sub(old, rb'\g<1>1\2, "new": 1', data, count=1))
+    assert path.read_bytes() != data
+    if listed:
+        sums = path.with_name("checksums.xxh128")
+        digests = read_checksums(sums) | {path.name: file_digest(path)}
+        sums.write_bytes(format_checksums(digests))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_pack_of_a_newer_minor_version_is_refused_and_stays(root, tars, listed, complete):
+    manifest = root / "manifest.json"
+    if not complete:
+        manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+        assert '"complete": false' in manifest.read_text()
+    newer(manifest, VERSION, listed=listed)
+    flip(root / "rejects.jsonl")
+    (root / "shards" / ".tmp-left").mkdir()
+    before = contents(root)
+    for dry_run in (True, False):
+        with pytest.raises(VersionError, match=r"format version 1\.1, but this release writes"):
+            sa1bpack.repair(root, tars, workers=1, dry_run=dry_run)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("folder", [".", f"shards/{FIRST}"])
+def test_the_groups_of_a_newer_minor_version_speak_for_a_lost_manifest(root, tars, folder):
+    newer(root / folder / "zarr.json", FORMAT, listed=True)
+    (root / "manifest.json").unlink()
+    before = contents(root)
+    with pytest.raises(VersionError, match=r"zarr\.json: format version 1\.1"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "zarr.json", f"shards/{FIRST}/zarr.json"])
+def test_a_version_that_is_the_only_damage_is_mended(root, tars, expected, name):
+    path = root / name
+    pattern = VERSION if name == "manifest.json" else FORMAT
+    path.write_bytes(re.sub(pattern, rb"\g<1>1\2", path.read_bytes(), count=1))
+    assert contents(root) != expected
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == expected
 
 
 # Unfinished packs, other processes, interruptions

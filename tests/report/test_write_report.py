@@ -13,6 +13,7 @@ from PIL import Image
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
+from sa1bpack.cli.main import main
 from sa1bpack.errors import FormatError, OptionError, TooManyRejects
 from sa1bpack.report import survey
 from sa1bpack.report.markup import Markup, element, table
@@ -278,3 +279,65 @@ def test_damaged_records_do_not_stop_a_report(small_pack, tmp_path):
         file.write(b'{"finished": "2026-')
     result, page = page_of(pack, tmp_path, samples=1)
     assert not result.ok and "not a record: [1, 2]" in page.text and "in 1 run and" in page.text
+
+
+def changed_manifest(pack, path, key, value):
+    """A copy of a pack with another value in its manifest; `key` may be "sources.0"."""
+    root = shutil.copytree(pack, path / "pack")
+    manifest = json.loads((root / "manifest.json").read_text())
+    key, _, place = key.partition(".")
+    manifest[key] = [value] if place else value
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    return root
+
+
+COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("sources.0", {"name": 5, "nbytes": "x", "rejects": 7, "pairs": None}, r"sources\[0\]: "),
+        ("sources.0", {"pairs": None}, r"sources\[0\]: .*pairs"),
+        ("sources.0", {"nbytes": -1}, r"sources\[0\]: .*nbytes"),
+        ("sources.0", {"nbytes": 1e300}, r"sources\[0\]: .*nbytes"),
+        ("sources.0", {"md5": ["x"]}, r"sources\[0\]: .*md5"),
+        ("counts", COUNTS | {"rejects": "7"}, r"counts: .*rejects"),
+        ("counts", COUNTS | {"dropped_images": [1]}, r"counts: .*dropped_images"),
+        ("counts", COUNTS | {"annotations": True}, r"counts: .*annotations"),
+        ("counts", COUNTS | {"rejects:bad-jpeg": {}}, r"counts, rejects by reason: "),
+    ],
+)  # fmt: skip
+def test_records_of_the_wrong_type_are_an_error_with_their_place(
+    small_pack, tmp_path, key, value, named
+):
+    pack = changed_manifest(small_pack, tmp_path, key, value)
+    for look in (sa1bpack.info, lambda root: page_of(root, tmp_path, samples=1)):
+        with pytest.raises(FormatError, match=rf"manifest\.json: {named}"):
+            look(pack)
+    assert main(["report", str(pack), "-o", str(tmp_path / "report.html")]) == 1
+
+
+@pytest.mark.parametrize("value", [[1, [2]], {"a": {"b": []}}, None, 1.5, "\x1b[2J", 10**400])
+def test_options_of_any_type_are_shown(small_pack, tmp_path, value):
+    pack = changed_manifest(small_pack, tmp_path, "options", {"empty": value})
+    assert "empty" in sa1bpack.info(pack).as_text()
+    assert "empty" in page_of(pack, tmp_path, samples=1)[1].text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("packed_by", 7), ("packed_by", ["x"]), ("packed_by", {"numpy": 2}), ("unknown_keys", 7),
+     ("unknown_keys", [[]]), ("unknown_keys", [1, "a"])],
+)  # fmt: skip
+def test_attributes_of_the_wrong_type_are_named_with_their_shard(small_pack, tmp_path, key, value):
+    pack = shutil.copytree(small_pack, tmp_path / "pack")
+    file = pack / "shards" / "sa_000000-001" / "zarr.json"
+    group = json.loads(file.read_text())
+    group["attributes"]["sa1bpack"][key] = value
+    file.write_text(json.dumps(group))
+    with pytest.raises(FormatError, match=rf"sa_000000-001: attributes: .*{key}"):
+        sa1bpack.info(pack)
+    result, page = page_of(pack, tmp_path, samples=1, verify="none")
+    assert len(result.unreadable) == 1 and "1 shard could not be read" in page.text
+    assert "sa_000000-001: attributes: " in page.text and key in result.unreadable[0]

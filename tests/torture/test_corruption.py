@@ -16,21 +16,30 @@ import sa1bpack
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 
 
+LAYOUTS = {
+    "default": {},
+    "native yuv420 runs": {"fit": "native", "pixels": "yuv420", "masks": "runs"},
+    "squash yuv420 bits+runs": {"fit": "squash", "pixels": "yuv420", "masks": "bits+runs"},
+}
+
+
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory) -> Path:
-    """Three shards of 5, 5 and 4 samples, padding behind the images, and a line of rejects."""
+def packs(tmp_path_factory) -> list[Path]:
+    """A pack of each layout: three shards of 5, 5 and 4 samples, and a line of rejects."""
     folder = tmp_path_factory.mktemp("corruption")
     given = members(range(100, 114), masks=lambda number: (3, 0, 5, 1, 2)[number % 5])
     given["./sa_200.jpg"] = b"no picture"
     given["./sa_200.json"] = b"{}"
     tar = write_tar(folder / "sa_000000.tar", given)
+    found = [folder / name for name in LAYOUTS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda fd: None)
-        sa1bpack.pack(
-            tar, folder / "pack", image_size=192, mask_size=16, samples_per_shard=5, workers=1
-        )
-    assert (folder / "pack" / "rejects.jsonl").stat().st_size > 0
-    return folder / "pack"
+        for root, options in zip(found, LAYOUTS.values(), strict=True):
+            sa1bpack.pack(
+                tar, root, image_size=192, mask_size=16, samples_per_shard=5, workers=1, **options
+            )
+            assert (root / "rejects.jsonl").stat().st_size > 0
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -124,35 +133,55 @@ def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) 
     )
 
 
-def test_damage_is_found_named_and_never_read_where_a_check_was_asked_for(
-    pack, tmp_path, script_says, torture
-):
-    damager = Damager(pack, torture.rng)
+def plan_of(damagers: list[Damager], rounds: int, rng) -> list[tuple[int, str | None, str | None]]:
+    """Which pack, kind of damage and kind of file each round takes; None leaves it to chance."""
+    numbers = range(len(damagers))
     # Every kind of file once in a while, and every kind of damage, also in few rounds.
+    plan = []
+    for place in sorted(set().union(*(damager.places for damager in damagers))):
+        having = [number for number in numbers if place in damagers[number].places]
+        plan.append((rng.choice(having), "flip", place))
+    plan += [(rng.choice(numbers), kind, None) for kind in KINDS]
+    rng.shuffle(plan)
+    return plan[:rounds] + [(k % len(damagers), None, None) for k in range(rounds - len(plan))]
+
+
+def read_whole(child: ReadingChild, pack: Path) -> dict:
+    """What an undamaged pack gives, with and without a check."""
+    ids = sa1bpack.open(pack).column("image_id").tolist()
+    whole = child.read(pack, "read", ids)
+    assert whole == child.read(pack, "open", ids)
+    assert len(whole["samples"]) == len(whole["loader"]) == 14
+    assert not any("Error" in value for part in whole.values() for value in part.values())
+    return whole
+
+
+def test_damage_is_found_named_and_never_read_where_a_check_was_asked_for(
+    packs, tmp_path, script_says, torture
+):
+    damagers = [Damager(pack, torture.rng) for pack in packs]
     rounds = torture.rounds(40, 1000)
-    plan = [("flip", place) for place in sorted(damager.places)]
-    plan += [(kind, None) for kind in KINDS]
-    torture.rng.shuffle(plan)
-    plan = plan[:rounds] + [(None, None)] * (rounds - len(plan))
-    wrong, kinds = 0, Counter()
+    wrong, kinds, hit = 0, Counter(), Counter()
     with ReadingChild() as child:
-        ids = sa1bpack.open(pack).column("image_id").tolist()
-        whole = child.read(pack, "read", ids)
-        assert whole == child.read(pack, "open", ids)
-        assert len(whole["samples"]) == len(whole["loader"]) == 14
-        assert not any("Error" in value for part in whole.values() for value in part.values())
-        for number, (kind, place) in enumerate(plan):
-            root = linked_copy(pack, tmp_path / str(number))
-            damage = damager.damage(root, kind, place)
+        wholes = [read_whole(child, pack) for pack in packs]
+        for number, (which, kind, place) in enumerate(plan_of(damagers, rounds, torture.rng)):
+            root = linked_copy(packs[which], tmp_path / str(number))
+            damage = damagers[which].damage(root, kind, place)
             kinds[damage.kind] += 1
+            hit[packs[which].name] += 1
             check_found(root, damage)
             check_found_by_script(root, damage, script_says)
-            wrong += check_reading(child, root, whole, damage)
+            wrong += check_reading(child, root, wholes[which], damage)
             for path in tmp_path.glob(f"{number}*"):
                 shutil.rmtree(path)
     assert wrong, "without a check, no damage was ever read: then the test proves nothing"
+    assert set(hit) == set(LAYOUTS)
     torture.record(
-        "damage at rest: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
+        f"damage at rest: {_listed(kinds)}; layouts: {_listed(hit)}",
         rounds,
         f'all found and named, 0 crashes, 0 wrong samples with check="read" ({wrong} without)',
     )
+
+
+def _listed(counts: Counter) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
