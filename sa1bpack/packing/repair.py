@@ -122,8 +122,7 @@ def repair(
     packs into the folder, FormatError when it is no pack, or its manifest is lost and no shard
     tells the options, or a folder is in the place of one of its own files, VersionError for a pack
     of another version (a newer minor one, too: what is new in it would be lost), PackError (a
-    worker that can't start), and OSError when the disk fails. After any of them but the last two
-    the pack is as it was.
+    worker that can't start), and OSError when the disk fails.
     """
     started = time.perf_counter()
     root = Path(pack)
