@@ -38,13 +38,20 @@ ANNOTATION = st.tuples(
 ).map(lambda values: dict(zip(KEYS, values, strict=True)))
 
 
-def test_records_of_the_sample_tar_are_its_members_byte_for_byte(sample_tar, records_of, tmp_path):
-    root, out = tmp_path / "pack", tmp_path / "out"
-    sa1bpack.pack(sample_tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
+# The second one has the records of eight photographs beside blank pictures of their sizes.
+@pytest.mark.parametrize(
+    ("name", "images", "masks"), [("sa_000000", 3, 203), ("sa_000001_records", 8, 760)]
+)
+def test_records_of_the_sample_tars_are_their_members_byte_for_byte(
+    sample_tar, records_of, tmp_path, name, images, masks
+):
+    tar, root, out = sample_tar.with_name(f"{name}.tar"), tmp_path / "pack", tmp_path / "out"
+    sa1bpack.pack(tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
     result = sa1bpack.export_sa1b(root, out)
-    expected = records_of(sample_tar)
-    assert contents(out / "sa_000000") == expected
-    assert result.lossless and (result.images, result.masks, result.files) == (3, 203, 3)
+    assert contents(out / name) == records_of(tar)
+    assert result.lossless and (result.images, result.masks, result.files) == (
+        images, masks, images
+    )  # fmt: skip
 
 
 def test_a_pack_of_several_shards_and_tars_is_written_a_folder_a_tar(
