@@ -3,9 +3,8 @@
 import argparse
 import sys
 
-from tqdm import tqdm
-
 from sa1bpack.cli import exits
+from sa1bpack.cli.byte_bar import byte_bar
 from sa1bpack.wording import counted
 
 _NAMED = 10  # problems named on stderr; the page has more
@@ -65,14 +64,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write the page, and name on stderr what is wrong."""
     from sa1bpack.report.write_report import write_report
 
-    with tqdm(
-        unit="B", unit_scale=True, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False
-    ) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with byte_bar() as advance:
         result = write_report(
             arguments.pack,
             arguments.out,

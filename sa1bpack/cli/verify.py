@@ -1,11 +1,9 @@
 """`sa1bpack verify`: is a pack what was written?"""
 
 import argparse
-import sys
-
-from tqdm import tqdm
 
 from sa1bpack.cli import exits
+from sa1bpack.cli.byte_bar import byte_bar
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -29,14 +27,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     """Verify, and print every problem."""
     from sa1bpack.format.verify import verify
 
-    with tqdm(
-        unit="B", unit_scale=True, disable=not sys.stderr.isatty(), dynamic_ncols=True, leave=False
-    ) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with byte_bar() as advance:
         report = verify(arguments.pack, quick=arguments.quick, progress=advance)
     for line in (*report.problems, *report.notes):
         print(printable(line))

@@ -15,6 +15,7 @@ from sa1bpack.data.forms import AS_STORED
 from sa1bpack.data.work import Lookup, Work
 from sa1bpack.errors import FormatError, MaskError
 from sa1bpack.format import Shard
+from sa1bpack.masks.rle import take_masks
 
 
 class CheckedFeed(Feed):
@@ -89,9 +90,7 @@ class CheckedWork(Work):
         )  # fmt: skip
         if feed.form.masks.source == "drawn":
             offset = rows["run_offset"] - rows["run_offset"][0]
-            ends = [rows["run_ends"][offset[mask] : offset[mask + 1]] for mask in kept]
-            joined = np.concatenate([np.empty(0, np.int32), *ends])
-            self._draw_runs(k, joined, offsets_of(np.diff(offset)[kept]), size, buffer)
+            self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)
 
     def _kept(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Which of the sample's masks are kept."""
