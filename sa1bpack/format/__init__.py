@@ -6,6 +6,7 @@ they stand.
     layout          the arrays of a shard: types, shapes, order
     image_place     where the pixels of an image lie in its bytes
     zarr_metadata   chunk-file arithmetic and the metadata that describes it
+    append_file     a file that is written once, past the page cache, and hashed on the way
     shard_writer    samples into a working folder, published by one rename
     manifest        what a pack holds
     index           where any sample of a pack is
@@ -26,14 +27,14 @@ from sa1bpack.format.manifest import (
     write_manifest,
 )
 from sa1bpack.format.publish import publish, remove_stale, scan_shards
-from sa1bpack.format.sample_rows import Sample, sample_checksum, sample_extent
+from sa1bpack.format.sample_rows import Sample, finished_rows, sample_checksum, sample_extent
 from sa1bpack.format.shard_reader import Shard, open_shard
-from sa1bpack.format.shard_writer import ShardDraft, ShardRows
+from sa1bpack.format.shard_writer import ShardWriter
 from sa1bpack.format.verify import Problem, Report, verify
 
 __all__ = [
     "ArraySpec", "Extent", "Index", "Layout", "Manifest", "Problem", "Report", "Sample", "Shard",
-    "ShardDraft", "ShardEntry", "ShardRows", "make_manifest", "open_index", "open_shard", "publish",
-    "read_manifest", "remove_stale", "sample_checksum", "sample_extent", "scan_shards",
+    "ShardEntry", "ShardWriter", "finished_rows", "make_manifest", "open_index", "open_shard",
+    "publish", "read_manifest", "remove_stale", "sample_checksum", "sample_extent", "scan_shards",
     "verify", "write_manifest",
 ]  # fmt: skip

@@ -41,6 +41,13 @@ def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     return rows
 
 
+def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
+    """`checked_rows` and their `checksum`, (1,) uint64: all that a shard stores of a sample."""
+    rows = checked_rows(layout, sample)
+    checksum = rows_checksum(layout, rows, stored_height(rows))
+    return {**rows, "checksum": np.array([checksum], np.uint64)}
+
+
 def stored_height(rows: Mapping[str, np.ndarray]) -> int:
     """Rows of pixels that are stored; a canvas is zero from there on."""
     return int(rows["size"][0, 2])
@@ -62,8 +69,7 @@ def sample_checksum(layout: Layout, sample: Sample) -> int:
     It covers every array but `checksum`, offsets as lengths, so it says nothing about the position.
     Raises OptionError as `checked_rows` does.
     """
-    rows = checked_rows(layout, sample)
-    return rows_checksum(layout, rows, stored_height(rows))
+    return int(finished_rows(layout, sample)["checksum"][0])
 
 
 def _given(sample: Sample, name: str) -> np.ndarray:

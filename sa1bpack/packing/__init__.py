@@ -2,8 +2,8 @@
 
 The path of one sample, and the modules that it passes::
 
-    source.PairReader ─ Pair ─▶ sample.make_sample ─ rows ─▶ format.ShardRows ─▶ unit.Unit
-    (tar, spool, md5)           (JSON, RLE, JPEG)            (in place)          (order, publish)
+    source.PairReader ─ Pair ─▶ sample.make_sample ─ rows ─▶ unit.Unit ─▶ writer_thread.WriterThread
+    (tar, spool, md5)           (JSON, RLE, JPEG)            (order)      (format.ShardWriter)
 
 `run.pack` ties them together; `engines` decides which process does what.
 """

@@ -175,12 +175,12 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
             pairs += 1
             tar_bytes += _bytes_in_tar(source, pair)
             started = time.perf_counter()
-            outcome, packed = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
+            outcome = attempt(pair.file_name, pair.jpeg, pair.json, options, buffers)
             seconds += time.perf_counter() - started
             rejected += isinstance(outcome, Rejected)
-            if packed is not None:
-                packed_extent = packed_extent + packed.extent
-                hole_bytes += _hole_bytes(options.layout, packed)
+            if isinstance(outcome, Packed):
+                packed_extent = packed_extent + outcome.extent
+                hole_bytes += _hole_bytes(options.layout, outcome)
     return _Probe(
         pairs,
         rejected,

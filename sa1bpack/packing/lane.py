@@ -1,49 +1,63 @@
 """One source on its way into shards: which pairs need work, what unit is theirs, what failed."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Semaphore
 
 import xxhash
 
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sealer import Sealer
-from sa1bpack.packing.unit import Grant, Outcome, PublishedShard, Rejected, Unit
+from sa1bpack.packing.unit import Outcome, PublishedShard, Rejected, Unit
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
+
+# Shards of a run that may be in publication at once. Each holds open all of its files, and a disk
+# that is slow to flush would let them become many: work waits.
+MOST_IN_PUBLICATION = 4
 
 
 class Lane:
     """The packing of one source, driven by an engine from one thread.
 
-    An engine asks `is_published` which pairs to pass over, tells `begin`, `resolve` and `written`
-    what happened to the others in any order, and ends with `end` or `fail`. `finished` turns true
-    when every shard of the source is published and its record is in the ledger.
+    An engine asks `is_published` which pairs to pass over, tells `begin` and, in any order,
+    `resolve` what happened to the others, and ends with `end` or `fail`. `finished` turns true when
+    every shard of the source is published and its record is in the ledger.
     """
 
     def __init__(
         self,
         source: Source,
         ledger: Ledger,
-        sealer: Sealer,
+        publications: Semaphore,
         packed_by: dict,
         md5: str | None = None,
     ):
+        """A lane of a run.
+
+        publications
+            Shared by the lanes of the run: MOST_IN_PUBLICATION at its start.
+        packed_by
+            Package → version, recorded in every shard.
+        md5
+            What a list says that the source's md5 is.
+        """
         self.source = source
         self.finished = False
         self.error: SourceError | None = None
         self._ledger = ledger
         self._options: PackOptions = ledger.options
-        self._sealer = sealer
+        self._publications = publications
         self._packed_by = packed_by
         self._expected_md5 = md5
         self._published = {
             part: _PublishedPart(shard) for part, shard in ledger.parts_of(source.name).items()
         }
         self._open: dict[int, Unit] = {}
-        self._sealing: dict[Future, Unit] = {}
+        self._in_publication: dict[Future, tuple[Unit, dict]] = {}  # and its attributes
         self._last_part = -1
         self._unpublished: dict[int, Unit] = {}  # done, but no sample of theirs was accepted
         self._reader_rejects: list[Rejected] = []
@@ -81,32 +95,27 @@ class Lane:
         if part != self._last_part and self._last_part in self._open:
             unit = self._open[self._last_part]
             unit.close(index)
-            self._seal_if_complete(unit)
+            self._publish_if_complete(unit)
         self._last_part = part
 
-    def resolve(self, index: int, outcome: Outcome) -> list[Grant]:
-        """Take the outcome of a pair; return the pairs that may now be written, and where."""
-        unit = self._unit_of(index)
-        grants = unit.resolve(index, outcome)
-        self._seal_if_complete(unit)
-        return grants
+    def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
+        """Take the outcome of a pair; `release` is called when its rows are needed no more."""
+        unit = self._open[index // self._options.samples_per_shard]
+        unit.resolve(index, outcome, release)
+        self._publish_if_complete(unit)
 
-    def written(self, index: int) -> None:
-        """A granted pair is written."""
-        unit = self._unit_of(index)
-        unit.written(index)
-        if unit.flush_due():
-            self._sealer.flush(unit.draft)
-        self._seal_if_complete(unit)
-
-    def _unit_of(self, index: int) -> Unit:
-        return self._open[index // self._options.samples_per_shard]
-
-    def _seal_if_complete(self, unit: Unit) -> None:
-        if unit.complete:
-            self._sealer.wait_for_room()  # before: interrupted here, the unit is still discarded
-            del self._open[unit.part]
-            self._sealing[self._sealer.publish(unit, self._packed_by)] = unit
+    def _publish_if_complete(self, unit: Unit) -> None:
+        if not unit.complete:
+            return
+        if unit.empty:
+            self._unpublished[unit.part] = self._open.pop(unit.part)
+            return
+        self._publications.acquire()  # before: interrupted here, the unit is still discarded
+        del self._open[unit.part]
+        attributes = unit.attributes(self._packed_by)
+        future = unit.publish(attributes)
+        self._in_publication[future] = unit, attributes
+        future.add_done_callback(lambda _: self._publications.release())
 
     def end(self, reader: PairReader, pairs: int) -> list[Rejected]:
         """The source is exhausted: `pairs` pairs came out of it. Returns the reader's rejects."""
@@ -152,7 +161,7 @@ class Lane:
         for unit in list(self._open.values()):
             if not unit.closed or isinstance(error, SourceCorrupt):
                 del self._open[unit.part]
-                unit.discard()
+                unit.end()
 
     def wants(self, index: int) -> bool:
         """Whether a pair that was begun is still worth working on."""
@@ -161,23 +170,24 @@ class Lane:
     def poll(self) -> None:
         """Enter shards that have been published since; finish the source after the last one.
 
-        Raises what publishing raised.
+        Raises what writing or publishing has raised.
         """
-        for future in [future for future in self._sealing if future.done()]:
-            unit = self._sealing.pop(future)
-            if future.exception() is not None:
-                unit.discard()
-            shard = future.result()
-            if shard is not None:
-                self._ledger.add_shard(shard)
-            else:
-                self._unpublished[unit.part] = unit
-        if self._sealing or self._open or self.finished:
+        for unit in self._open.values():
+            unit.check()
+        for future in [future for future in self._in_publication if future.done()]:
+            self._take_published(future)
+        if self._in_publication or self._open or self.finished:
             return
         if self.error is not None:
             self._close_failed()
         elif self._facts is not None:
             self._close_whole()
+
+    def _take_published(self, future: Future) -> None:
+        """End a unit that is published, or is not after all, and enter its shard."""
+        unit, attributes = self._in_publication.pop(future)
+        unit.end()
+        self._ledger.add_shard(PublishedShard(future.result(), attributes))
 
     def _close_failed(self) -> None:
         if isinstance(self.error, SourceCorrupt):
@@ -200,7 +210,7 @@ class Lane:
 
     def wait(self) -> None:
         """Wait for the shards being published, and finish the source."""
-        wait(self._sealing)
+        wait(self._in_publication)
         self.poll()
 
     def open_reader(self) -> PairReader:
@@ -210,14 +220,13 @@ class Lane:
     def stop(self) -> None:
         """Leave nothing unpublished behind: wait for shards being published, discard the others."""
         for unit in self._open.values():
-            unit.discard()
+            unit.end()
         self._open.clear()
-        for future, unit in self._sealing.items():
+        for future in list(self._in_publication):
             if future.cancel() or future.exception() is not None:
-                unit.discard()
-            elif future.result() is not None:
-                self._ledger.add_shard(future.result())
-        self._sealing.clear()
+                self._in_publication.pop(future)[0].end()
+            else:
+                self._take_published(future)
 
 
 def pair_digest(pair: Pair) -> bytes:

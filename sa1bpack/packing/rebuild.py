@@ -8,6 +8,7 @@ far as it is, until its replacement is whole.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Semaphore
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import (
@@ -21,7 +22,6 @@ from sa1bpack.format.verify_shard import check_shard
 from sa1bpack.packing.damage import Damage, recorded_attributes, recorded_samples
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.unit import PublishedShard
 from sa1bpack.source.find import Source
 
@@ -68,9 +68,14 @@ class RepairLane(Lane):
     """Makes some parts of a source anew and passes over all others."""
 
     def __init__(
-        self, source: Source, workshop: Workshop, sealer: Sealer, packed_by: dict, parts: set[int]
+        self,
+        source: Source,
+        workshop: Workshop,
+        publications: Semaphore,
+        packed_by: dict,
+        parts: set[int],
     ):
-        super().__init__(source, workshop, sealer, packed_by)
+        super().__init__(source, workshop, publications, packed_by)
         self._wanted = parts
 
     def is_published(self, index: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Problem, open_shard, remove_stale
@@ -21,6 +22,7 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.damage import Damage, find_damage
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
+from sa1bpack.packing.lane import MOST_IN_PUBLICATION
 from sa1bpack.packing.ledger import Ledger, lock_folder
 from sa1bpack.packing.rebuild import (
     RepairLane,
@@ -32,7 +34,6 @@ from sa1bpack.packing.rebuild import (
 from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.run import checked_workers, pack_into, versions_in_force
 from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.unit import PublishedShard
 from sa1bpack.packing.watch import Watch, check_bar, tell
 from sa1bpack.source.find import Source, find_sources
@@ -254,22 +255,22 @@ class _Repair:
         warm_up(options)
         sources = [self._sources[name] for name in wanted]
         watch = Watch(sum(source.nbytes for source in sources), show=self._progress)
-        with Sealer() as sealer:
-            lanes = [
-                RepairLane(source, workshop, sealer, versions_in_force(), set(wanted[source.name]))
-                for source in sources
-            ]
-            try:
-                if self._workers == 1:
-                    pack_inline(lanes, options, watch)
-                else:
-                    pack_with_processes(lanes, options, self._workers, watch)
-            except BaseException:
-                for lane in lanes:
-                    lane.stop()
-                raise
-            finally:
-                watch.close()
+        room = BoundedSemaphore(MOST_IN_PUBLICATION)
+        lanes = [
+            RepairLane(source, workshop, room, versions_in_force(), set(wanted[source.name]))
+            for source in sources
+        ]
+        try:
+            if self._workers == 1:
+                pack_inline(lanes, options, watch)
+            else:
+                pack_with_processes(lanes, options, self._workers, watch)
+        except BaseException:
+            for lane in lanes:
+                lane.stop()
+            raise
+        finally:
+            watch.close()
         self.result.notes += watch.notes
         for lane in lanes:
             if reason := self._source_fault(lane, workshop):

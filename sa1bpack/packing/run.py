@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from sa1bpack import __version__
 from sa1bpack.environment import available_cpus, pil_in_force
@@ -11,12 +12,11 @@ from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
-from sa1bpack.packing.lane import Lane
+from sa1bpack.packing.lane import MOST_IN_PUBLICATION, Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.run_log import on_record
 from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.sealer import Sealer
 from sa1bpack.packing.watch import Watch
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.md5sums import read_md5sums
@@ -183,11 +183,9 @@ def pack_into(
     _note_other_decoders(ledger, packed_by, watch)
     watch.check_rejects()
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
-    with (
-        on_record(ledger.root, watch, workers),
-        Sealer() as sealer,
-    ):
-        lanes = [Lane(source, ledger, sealer, packed_by, sums.get(source.name)) for source in todo]
+    with on_record(ledger.root, watch, workers):
+        room = BoundedSemaphore(MOST_IN_PUBLICATION)
+        lanes = [Lane(source, ledger, room, packed_by, sums.get(source.name)) for source in todo]
         try:
             if workers == 1:
                 pack_inline(lanes, ledger.options, watch)

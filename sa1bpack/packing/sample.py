@@ -3,14 +3,16 @@
 import io
 import json
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from PIL import Image
 
 from sa1bpack.errors import AnnotationError, MaskError
+from sa1bpack.format.append_file import page_aligned
 from sa1bpack.format.image_place import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
-from sa1bpack.format.sample_rows import sample_extent
+from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
@@ -28,8 +30,8 @@ class Packed:
     """The rows of one sample.
 
     rows
-        Array name → rows, as format.ShardRows.write takes them. `image` and `mask_bits` are views
-        of the maker's buffers and hold until its next sample in that buffer.
+        Array name → `finished_rows`. `image` and `mask_bits` are views of the maker's buffers, and
+        hold until its next sample in those.
     extent
         What the sample adds to its shard.
     unknown_keys
@@ -42,24 +44,27 @@ class Packed:
 
 
 class Buffers:
-    """The large arrays of one sample, reused: a fresh one of 3 MB costs 768 page faults."""
+    """Memory for the large arrays of one sample, reused: 3 MB of fresh memory cost 768 page faults.
+
+    Both begin at a page, so that they can be written to disk from where they lie.
+    """
 
     def __init__(self, options: PackOptions):
         side = options.image_size
-        self._image = np.zeros(image_nbytes(options.layout, side, side), np.uint8)
-        self._bits = np.empty((0, options.mask_size, options.mask_size // 8), np.uint8)
+        self._image = page_aligned(image_nbytes(options.layout, side, side))
+        self._row_shape = (options.mask_size, options.mask_size // 8)
+        self._bits = page_aligned(0)
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, with whatever the last sample left in it."""
         return self._image[:nbytes]
 
     def bits(self, masks: int) -> np.ndarray:
-        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it."""
-        if len(self._bits) < masks:
-            self._bits = np.empty(
-                (max(masks, 2 * len(self._bits)), *self._bits.shape[1:]), np.uint8
-            )
-        return self._bits[:masks]
+        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
+        nbytes = masks * prod(self._row_shape)
+        if self._bits.size < nbytes:
+            self._bits = page_aligned(2 * nbytes)
+        return self._bits[:nbytes].reshape(masks, *self._row_shape)
 
 
 def make_sample(
@@ -132,6 +137,7 @@ def make_sample(
     if layout.runs:
         rows["run_offset"] = run_offset
         rows["run_ends"] = run_ends
+    rows = finished_rows(layout, rows)
     return Packed(rows, sample_extent(layout, rows), record.unknown_keys)
 
 

@@ -1,33 +1,21 @@
-"""One shard in the making: rows are handed out in the order of the tar, whoever finishes first."""
+"""One shard in the making: samples are appended in the order of the tar, whoever finishes first."""
 
-from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import xxhash
 
-from sa1bpack.format import Extent, ShardDraft, ShardEntry
+from sa1bpack.format import ShardEntry
 from sa1bpack.packing.options import PackOptions
-
-# Settled rows are hashed in batches: far below a page cache, far above one system call a row.
-SETTLE_BATCH = 32
-
-# Settled rows go to disk in steps of so many samples (0.8 GB), beside the decoding of the next:
-# left to publication, a shard of 20 GB would make everything wait.
-FLUSH_BATCH = 256
+from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.writer_thread import WriterThread
 
 
 def shard_name(source: str, part: int) -> str:
     """Name of the shard that a part of a source becomes."""
     return f"{source}-{part:03d}"
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A sample is decoded and waits for the place where it may be written."""
-
-    extent: Extent
-    unknown_keys: frozenset = frozenset()
 
 
 @dataclass(frozen=True)
@@ -47,16 +35,7 @@ class Rejected:
         return {"member": self.member, "reason": self.code, "detail": self.detail}
 
 
-Outcome = Accepted | Dropped | Rejected
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Leave to write the pair `index` at the position `at` of the shard in `folder`."""
-
-    index: int
-    folder: Path
-    at: Extent
+Outcome = Packed | Dropped | Rejected
 
 
 @dataclass(frozen=True)
@@ -77,9 +56,9 @@ class PublishedShard:
 class Unit:
     """Pairs [first, first + samples_per_shard) of one source.
 
-    An outcome takes effect when those of all earlier pairs have: positions depend on the tar
-    alone, not on who was faster. The draft is made with the first accepted sample, so a unit
-    without one leaves nothing.
+    An outcome takes effect when those of all earlier pairs have: the order in the shard is that of
+    the tar, whoever was faster. Writing begins with the first packed sample, so a unit without one
+    leaves nothing.
     """
 
     source: str
@@ -92,16 +71,11 @@ class Unit:
     dropped: int = 0
 
     def __post_init__(self):
-        self.cursor = Extent(0, 0, 0)
-        self.draft: ShardDraft | None = None
+        self._writer: WriterThread | None = None
         self._pairs_digest = xxhash.xxh3_64()
-        self._early: dict[int, Outcome] = {}
+        self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
         self._next = self.first
         self._end: int | None = None
-        self._unwritten: deque[tuple[int, Extent]] = deque()
-        self._written: set[int] = set()
-        self._settled = self._hashed = Extent(0, 0, 0)
-        self._flushed = 0
 
     @property
     def name(self) -> str:
@@ -112,46 +86,29 @@ class Unit:
         """The next pair of the unit, in the order of the source, has this digest."""
         self._pairs_digest.update(digest)
 
-    def resolve(self, index: int, outcome: Outcome) -> list[Grant]:
-        """Take a pair's outcome; return the grants that this makes possible, in order."""
-        self._early[index] = outcome
-        grants = []
+    def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
+        """Take a pair's outcome.
+
+        release
+            Called, in any thread, when the rows of the outcome are needed no more.
+        """
+        self._early[index] = outcome, release
         while self._next in self._early:
-            outcome = self._early.pop(self._next)
-            if isinstance(outcome, Accepted):
-                grants.append(self._grant(self._next, outcome))
-            elif isinstance(outcome, Rejected):
-                self.rejects.append(outcome)
-            else:
-                self.dropped += 1
+            self._take(*self._early.pop(self._next))
             self._next += 1
-        return grants
 
-    def _grant(self, index: int, sample: Accepted) -> Grant:
-        if self.draft is None:
-            self.draft = ShardDraft(self.shards_dir, self.name, self.options.layout)
-        grant = Grant(index, self.draft.folder, self.cursor)
-        self.cursor = self.cursor + sample.extent
-        self.unknown_keys |= sample.unknown_keys
-        self._unwritten.append((index, self.cursor))
-        return grant
-
-    def written(self, index: int) -> None:
-        """The rows of a granted pair are in their files."""
-        self._written.add(index)
-        while self._unwritten and self._unwritten[0][0] in self._written:
-            index, self._settled = self._unwritten.popleft()
-            self._written.remove(index)
-        if self._settled.samples - self._hashed.samples >= SETTLE_BATCH:
-            self.draft.settle(self._settled)
-            self._hashed = self._settled
-
-    def flush_due(self) -> bool:
-        """Whether another FLUSH_BATCH samples are settled; asking takes them as flushed."""
-        due = self._hashed.samples - self._flushed >= FLUSH_BATCH
-        if due:
-            self._flushed = self._hashed.samples
-        return due
+    def _take(self, outcome: Outcome, release: Callable[[], object]) -> None:
+        if isinstance(outcome, Packed):
+            if self._writer is None:
+                self._writer = WriterThread(self.shards_dir, self.name, self.options.layout)
+            self.unknown_keys |= outcome.unknown_keys
+            self._writer.append(outcome.rows, release)
+            return
+        release()
+        if isinstance(outcome, Rejected):
+            self.rejects.append(outcome)
+        else:
+            self.dropped += 1
 
     def close(self, end: int) -> None:
         """No pair from `end` on belongs to this unit."""
@@ -164,14 +121,22 @@ class Unit:
 
     @property
     def complete(self) -> bool:
-        """Every pair has its outcome and every accepted one is written."""
-        return self.closed and self._next == self._end and not self._unwritten
+        """Every pair has its outcome, and writing has been begun for every packed one."""
+        return self.closed and self._next == self._end
 
-    def publish(self, packed_by: dict) -> PublishedShard | None:
-        """Publish the shard; None when no sample was accepted."""
-        if self.draft is None:
-            return None
-        attributes = {
+    @property
+    def empty(self) -> bool:
+        """No sample of it is packed so far."""
+        return self._writer is None
+
+    def check(self) -> None:
+        """Raise what writing has raised so far."""
+        if self._writer is not None:
+            self._writer.check()
+
+    def attributes(self, packed_by: dict[str, str]) -> dict:
+        """What the shard records of its making; see PublishedShard."""
+        return {
             "source": self.source,
             "part": self.part,
             "first_pair": self.first,
@@ -183,9 +148,15 @@ class Unit:
             "packed_by": packed_by,
             "options": self.options.to_json(),
         }
-        return PublishedShard(self.draft.publish(self.cursor, attributes), attributes)
 
-    def discard(self) -> None:
-        """Leave nothing of the unit behind."""
-        if self.draft is not None:
-            self.draft.discard()
+    def publish(self, attributes: dict) -> Future[ShardEntry]:
+        """Have a complete unit published that is not empty, with these `attributes`."""
+        return self._writer.publish(attributes)
+
+    def end(self) -> None:
+        """Leave no thread behind, and nothing on disk but what is published."""
+        for _, release in self._early.values():
+            release()
+        self._early.clear()
+        if self._writer is not None:
+            self._writer.end()

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from sa1bpack.errors import TooManyRejects
-from sa1bpack.packing.unit import Accepted, Outcome, Rejected
+from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.unit import Outcome, Rejected
 from sa1bpack.source.find import Source
 
 # How often the bar is drawn at most.
@@ -64,7 +65,7 @@ class Watch:
     def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
         """One pair has its outcome."""
         match outcome:
-            case Accepted():
+            case Packed():
                 self.images += 1
             case Rejected():
                 self.reject(source, outcome)

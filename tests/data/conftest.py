@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sa1bpack.format import Extent, Layout, ShardDraft, ShardRows, make_manifest, publish
+from sa1bpack.format import Layout, ShardWriter, finished_rows, make_manifest, publish
 
 LAYOUT = Layout(image_size=24, mask_size=16)
 # Shard → masks of its samples. The second one is empty.
@@ -54,16 +54,12 @@ def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int
     """Publish a pack; returns its samples in order. Ids fall, so that order and ids differ."""
     samples, entries = [], []
     for name, counts in shards.items():
-        with (
-            ShardDraft(root / "shards", name, layout) as draft,
-            ShardRows(draft.folder, layout) as rows,
-        ):
-            at = Extent()
+        with ShardWriter(root / "shards", name, layout) as writer:
             for count in counts:
                 samples.append(made_sample(first_id - 3 * len(samples), count, layout))
-                at = at + rows.write(samples[-1], at)
+                writer.append(finished_rows(layout, samples[-1]))
             source, part = name.rsplit("-", 1)
-            entries.append(draft.publish(at, {"source": source, "part": int(part)}))
+            entries.append(writer.publish({"source": source, "part": int(part)}))
     publish(root, make_manifest(
         layout, entries, complete=True, options={}, sources=[], counts={}
     ))  # fmt: skip

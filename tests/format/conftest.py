@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa1bpack.format import Extent, Layout, ShardDraft, ShardRows, make_manifest, publish
+from sa1bpack.format import Layout, ShardWriter, finished_rows, make_manifest, publish
 
 LAYOUT = Layout(image_size=16, mask_size=8)
 MASKS_OF_SHARDS = {"sa_000000-000": (2, 0, 5, 1), "sa_000000-001": (), "sa_000001-000": (0, 3, 4)}
@@ -63,14 +63,12 @@ def make_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
 def write_shard(shards: Path, name: str, masks: tuple[int, ...], first_number: int,
                 layout: Layout = LAYOUT, attributes: dict | None = None):  # fmt: skip
     """Publish a shard of synthetic samples; returns its manifest entry."""
-    with ShardDraft(shards, name, layout) as draft, ShardRows(draft.folder, layout) as rows:
-        at = Extent()
+    with ShardWriter(shards, name, layout) as writer:
         for row, count in enumerate(masks):
-            at = at + rows.write(make_sample(first_number - row, count, layout), at)
-            draft.settle(at)
+            writer.append(finished_rows(layout, make_sample(first_number - row, count, layout)))
         source, part = name.rsplit("-", 1)
         given = {"source": source, "part": int(part), **(attributes or {})}
-        return draft.publish(at, given)
+        return writer.publish(given)
 
 
 def write_pack(root: Path, layout: Layout = LAYOUT):

@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import (
-    Extent,
     Layout,
-    ShardDraft,
-    ShardRows,
+    ShardWriter,
+    finished_rows,
     open_shard,
     publish,
     read_manifest,
     sample_checksum,
-    sample_extent,
     verify,
 )
 from sa1bpack.format.checksums import format_checksums
@@ -53,6 +51,14 @@ def pack(layout, pack_of, tmp_path) -> Path:
     """A pack of that layout, of the test's own."""
     pack_of(tmp_path / "pack", layout)
     return tmp_path / "pack"
+
+
+def write(shards: Path, layout: Layout, samples: list) -> None:
+    """Publish the shard "a-000" of these samples."""
+    with ShardWriter(shards, "a-000", layout) as writer:
+        for sample in samples:
+            writer.append(finished_rows(layout, sample))
+        writer.publish({"source": "a", "part": 0})
 
 
 def size_of(sample) -> tuple[int, int]:
@@ -233,12 +239,7 @@ def test_zarr_tensorstore_and_xarray_read_what_the_maps_show(pack, layout):
 def test_zarr_reads_flat_images_of_many_inner_chunks(tmp_path, sample_of):
     layout = Layout(600, 8, fit="native", pixels="yuv420", bits=False)
     samples = [sample_of(number, 1, layout) for number in range(3)]
-    with ShardDraft(tmp_path, "a-000", layout) as draft:
-        with ShardRows(draft.folder, layout) as rows:
-            at = Extent()
-            for sample in samples:
-                at += rows.write(sample, at)
-        draft.publish(at, {"source": "a", "part": 0})
+    write(tmp_path, layout, samples)
     shard = open_shard(tmp_path / "a-000")
     assert shard.extent.image_bytes == sum(sample["image"].size for sample in samples)
     array = zarr.open_group(shard.folder, mode="r")["image"]
@@ -259,35 +260,11 @@ def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout
     dirty = {**clean, "image": dirty.reshape(clean["image"].shape)}
     assert sample_checksum(layout, dirty) == sample_checksum(layout, clean)
     for name, sample in (("clean", clean), ("dirty", dirty)):
-        with ShardDraft(tmp_path / name, "a-000", layout) as draft:
-            with ShardRows(draft.folder, layout) as rows:
-                end = rows.write(sample, Extent())
-                draft.settle(end)
-            draft.publish(end, {"source": "a", "part": 0})
+        write(tmp_path / name, layout, [sample])
     images = [open_shard(tmp_path / name / "a-000") for name in ("clean", "dirty")]
     np.testing.assert_array_equal(images[0]["image"], images[1]["image"])
     listed = [(shard.folder / "checksums.xxh128").read_bytes() for shard in images]
     assert listed[0] == listed[1]
-
-
-def test_order_of_writing_and_settling_does_not_change_a_byte(
-    tmp_path, layout, sample_of, contents
-):
-    samples = [sample_of(number, masks, layout) for number, masks in enumerate((2, 0, 5, 1))]
-    at = [Extent()]
-    for sample in samples:
-        at.append(at[-1] + sample_extent(layout, sample))
-    packs = []
-    for name, order, settled in (("one", (0, 1, 2, 3), (1, 2, 3)), ("two", (3, 1, 0, 2), ())):
-        with ShardDraft(tmp_path / name, "a-000", layout) as draft:
-            with ShardRows(draft.folder, layout) as rows:
-                for row in order:
-                    assert rows.write(samples[row], at[row]) == sample_extent(layout, samples[row])
-                    if row in settled:
-                        draft.settle(at[row + 1])
-            draft.publish(at[-1], {"source": "sa_000000", "part": 0})
-        packs.append(contents(tmp_path / name / "a-000"))
-    assert packs[0] == packs[1]
 
 
 def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_room_on_disk(tmp_path, sample_of):
@@ -296,11 +273,7 @@ def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_room_on_disk(tmp_pat
     sample["size"] = np.array([150, 225, 200, 1024], np.int32)
     sample["run_ends"] = np.arange(1 << 16, dtype=np.int32)
     sample["run_offset"] = np.append(np.arange(40), 1 << 16)
-    with ShardDraft(tmp_path, "a-000", layout) as draft:
-        with ShardRows(draft.folder, layout) as rows:
-            end = rows.write(sample, Extent())
-            end += rows.write(sample_of(4, 1, layout), end)
-        draft.publish(end, {"source": "a", "part": 0})
+    write(tmp_path, layout, [sample, sample_of(4, 1, layout)])
     image, runs = (tmp_path / "a-000" / layout.array(name).chunk_path
                    for name in ("image", "run_ends"))  # fmt: skip
     if image.stat().st_blocks * 512 >= image.stat().st_size:
@@ -317,12 +290,8 @@ def test_native_pixels_that_do_not_fit_the_stored_size_are_refused(tmp_path, sam
     height, width = size_of(sample)
     sample["image"] = sample["image"][:-1]
     due = f"{sample['image'].size} bytes: {height} x {width} .* take {sample['image'].size + 1}"
-    with (
-        ShardDraft(tmp_path, "a-000", layout) as draft,
-        ShardRows(draft.folder, layout) as rows,
-        pytest.raises(OptionError, match=due),
-    ):
-        rows.write(sample, Extent())
+    with pytest.raises(OptionError, match=due):
+        finished_rows(layout, sample)
 
 
 @settings(max_examples=60, deadline=None)

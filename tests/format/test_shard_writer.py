@@ -1,7 +1,6 @@
 """Writing shards: same bytes every time, whole or absent, and every byte where it belongs."""
 
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +13,13 @@ from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format import (
     Extent,
     Layout,
-    ShardDraft,
-    ShardRows,
+    ShardWriter,
+    append_file,
+    finished_rows,
     open_shard,
     sample_checksum,
     sample_extent,
     scan_shards,
-    shard_writer,
 )
 
 MASKS = (2, 0, 5, 1)
@@ -33,6 +32,14 @@ def extents(samples, layout):
     for sample in samples:
         positions.append(positions[-1] + sample_extent(layout, sample))
     return positions
+
+
+def write(shards, layout, samples):
+    """Publish the shard "a-000" of these samples."""
+    with ShardWriter(shards, "a-000", layout) as writer:
+        for sample in samples:
+            writer.append(finished_rows(layout, sample))
+        return writer.publish(ATTRIBUTES)
 
 
 def reference_checksum(layout, sample):
@@ -53,11 +60,11 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
     layout = Layout(image_size=16, mask_size=8, runs=runs)
     samples = [sample_of(number, masks, layout) for number, masks in enumerate(MASKS)]
     positions = extents(samples, layout)
-    with ShardDraft(tmp_path / "shards", "a-000", layout) as draft:
-        with ShardRows(draft.folder, layout) as rows:
-            for sample, at in zip(samples, positions, strict=False):
-                assert at + rows.write(sample, at) == at + sample_extent(layout, sample)
-        entry = draft.publish(positions[-1], ATTRIBUTES)
+    with ShardWriter(tmp_path / "shards", "a-000", layout) as writer:
+        for row, sample in enumerate(samples):
+            assert writer.extent == positions[row]
+            writer.append(finished_rows(layout, sample))
+        entry = writer.publish(ATTRIBUTES)
     shard = open_shard(tmp_path / "shards" / "a-000", layout)
     assert (entry.samples, entry.masks, entry.runs) == (4, 8, positions[-1].runs)
     assert entry.annotations == sum(MASKS) + 4
@@ -95,10 +102,7 @@ def test_rows_below_the_stored_height_are_never_read(tmp_path, sample_of, small_
     dirty = {**sample, "image": sample["image"].copy()}
     dirty["image"][5:] = 255  # what an earlier image left in a reused buffer
     assert sample_checksum(small_layout, dirty) == reference_checksum(small_layout, clean)
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        with ShardRows(draft.folder, small_layout) as rows:
-            end = rows.write(dirty, Extent())
-        draft.publish(end, ATTRIBUTES)
+    write(tmp_path, small_layout, [dirty])
     np.testing.assert_array_equal(open_shard(tmp_path / "a-000")["image"][0], clean["image"])
 
 
@@ -106,32 +110,35 @@ def test_unused_canvas_takes_no_room_on_disk(tmp_path, sample_of):
     layout = Layout(image_size=512, mask_size=8)
     sample = sample_of(3, 1, layout)
     sample["size"] = np.array([150, 225, 100, 512], np.int32)
-    with ShardDraft(tmp_path, "a-000", layout) as draft:
-        with ShardRows(draft.folder, layout) as rows:
-            end = rows.write(sample, Extent())
-        draft.publish(end, ATTRIBUTES)
+    write(tmp_path, layout, [sample])
     state = (tmp_path / "a-000" / "image" / "c.0.0.0.0").stat()
     if state.st_blocks * 512 >= state.st_size:
         pytest.skip("this file system does not keep holes")
     assert state.st_blocks * 512 < state.st_size // 2
 
 
-def test_order_of_writing_and_settling_does_not_change_a_byte(
-    tmp_path, sample_of, small_layout, contents
-):
+def test_direct_and_cached_writes_give_the_same_bytes(tmp_path, sample_of, contents, monkeypatch):
+    layout = Layout(image_size=512, mask_size=64)
+    samples = [sample_of(number, masks, layout) for number, masks in enumerate((300, 0, 700, 1))]
+    for name, direct in (("one", True), ("two", False)):
+        if not direct:
+            monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+            monkeypatch.setattr(append_file, "CACHED_BYTES", 1 << 19)
+        write(tmp_path / name, layout, samples)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_rows_may_change_once_they_are_appended(tmp_path, sample_of, small_layout, contents):
     samples = [sample_of(number, masks) for number, masks in enumerate(MASKS)]
-    positions = extents(samples, small_layout)
-    packs = []
-    for name, order, settled in (("one", (0, 1, 2, 3), (1, 2, 3)), ("two", (3, 1, 0, 2), ())):
-        with ShardDraft(tmp_path / name, "a-000", small_layout) as draft:
-            with ShardRows(draft.folder, small_layout) as rows:
-                for row in order:
-                    rows.write(samples[row], positions[row])
-                    if row in settled:
-                        draft.settle(positions[row + 1])
-            draft.publish(positions[-1], ATTRIBUTES)
-        packs.append(contents(tmp_path / name / "a-000"))
-    assert packs[0] == packs[1]
+    write(tmp_path / "one", small_layout, samples)
+    with ShardWriter(tmp_path / "two", "a-000", small_layout) as writer:
+        for sample in samples:
+            rows = {name: np.array(v) for name, v in finished_rows(small_layout, sample).items()}
+            writer.append(rows)
+            for array in rows.values():
+                array[...] = 7
+        writer.publish(ATTRIBUTES)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 def test_digests_in_the_checksum_file_are_those_of_the_files(tmp_path, shard_of, contents):
@@ -142,18 +149,6 @@ def test_digests_in_the_checksum_file_are_those_of_the_files(tmp_path, shard_of,
     assert listed == due
 
 
-def test_rows_behind_the_published_extent_are_cut_off(tmp_path, sample_of, small_layout, contents):
-    samples = [sample_of(number, masks) for number, masks in enumerate(MASKS)]
-    positions = extents(samples, small_layout)
-    for name, written in (("one", 4), ("two", 2)):
-        with ShardDraft(tmp_path / name, "a-000", small_layout) as draft:
-            with ShardRows(draft.folder, small_layout) as rows:
-                for sample, at in list(zip(samples, positions, strict=False))[:written]:
-                    rows.write(sample, at)
-            draft.publish(positions[2], ATTRIBUTES)
-    assert contents(tmp_path / "one" / "a-000") == contents(tmp_path / "two" / "a-000")
-
-
 def test_short_writes_are_continued(tmp_path, shard_of, monkeypatch, contents):
     shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
     whole = os.pwrite
@@ -162,25 +157,39 @@ def test_short_writes_are_continued(tmp_path, shard_of, monkeypatch, contents):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_short_reads_are_continued(tmp_path, shard_of, monkeypatch, contents):
-    shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
-    whole = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: whole(fd, [parts[0][:5]], at))
-    shard_of(tmp_path / "two", "sa_000000-000", MASKS, 99)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_full_disk_names_the_file(tmp_path, sample_of, small_layout, monkeypatch):
+def test_full_disk_names_the_file_and_nothing_is_left(
+    tmp_path, sample_of, small_layout, monkeypatch
+):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with (
-        ShardDraft(tmp_path, "a-000", small_layout) as draft,
-        ShardRows(draft.folder, small_layout) as rows,
-    ):
+    monkeypatch.setattr(append_file, "STAGE_BYTES", append_file.BLOCK)
+    sample = finished_rows(small_layout, sample_of(1, 999))
+    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
         monkeypatch.setattr(os, "pwrite", full)
-        with pytest.raises(OSError, match=r"No space left.*image/c\.0"):
-            rows.write(sample_of(1, 1), Extent())
+        with pytest.raises(OSError, match=r"No space left.*a-000.*c\.0"):
+            writer.append(sample)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_was_written_in_part_cannot_be_published(
+    tmp_path, sample_of, small_layout, monkeypatch
+):
+    append = append_file.AppendFile.append
+
+    def fail(file, data):
+        if file.path.parent.name == "bbox":
+            raise OSError(5, "Input/output error")
+        append(file, data)
+
+    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
+        writer.append(finished_rows(small_layout, sample_of(1, 2)))
+        monkeypatch.setattr(append_file.AppendFile, "append", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            writer.append(finished_rows(small_layout, sample_of(2, 2)))
+        monkeypatch.setattr(append_file.AppendFile, "append", append)
+        with pytest.raises(FormatError, match=r"image/c\..*1536 bytes were appended, and 1 rows"):
+            writer.publish(ATTRIBUTES)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -240,43 +249,14 @@ def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of,
 def test_process_killed_for_good_leaves_only_a_working_name(tmp_path):
     code = (
         "import os, sys\n"
-        "from sa1bpack.format import Extent, Layout, ShardDraft\n"
-        "ShardDraft(sys.argv[1], 'a-000', Layout(16, 8)).settle(Extent())\n"
+        "from sa1bpack.format import Layout, ShardWriter\n"
+        "writer = ShardWriter(sys.argv[1], 'a-000', Layout(16, 8))\n"
         "os._exit(9)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "shards")], check=False)
     assert done.returncode == 9
     (left,) = (tmp_path / "shards").iterdir()
     assert left.name.startswith(".tmp-a-000-") and scan_shards(tmp_path) == []
-
-
-WRITER_PROCESS = """
-import pickle, sys
-from pathlib import Path
-from sa1bpack.format import ShardRows
-folder, layout, jobs = pickle.loads(Path(sys.argv[1]).read_bytes())
-with ShardRows(folder, layout) as rows:
-    for sample, at in jobs:
-        rows.write(sample, at)
-"""
-
-
-def test_shard_is_written_by_several_processes(
-    tmp_path, sample_of, small_layout, shard_of, contents
-):
-    shard_of(tmp_path / "one", "sa_000000-000", MASKS, 99)
-    samples = [sample_of(99 - row, masks) for row, masks in enumerate(MASKS)]
-    positions = extents(samples, small_layout)
-    with ShardDraft(tmp_path / "two", "sa_000000-000", small_layout) as draft:
-        children = []
-        for rows in ((1, 3), (0, 2)):
-            jobs = tmp_path / f"jobs-{rows[0]}"
-            work = [(samples[row], positions[row]) for row in rows]
-            jobs.write_bytes(pickle.dumps((draft.folder, small_layout, work)))
-            children.append(subprocess.Popen([sys.executable, "-c", WRITER_PROCESS, str(jobs)]))
-        assert [child.wait(60) for child in children] == [0, 0]
-        draft.publish(positions[-1], {"source": "sa_000000", "part": 0})
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
 @pytest.mark.parametrize("change, message", [
@@ -290,54 +270,12 @@ def test_shard_is_written_by_several_processes(
     ({"size": np.array([9, 9, 17, 9], np.int32)}, "17 x 9"),
     ({"size": np.array([9, 9, 0, 9], np.int32)}, "0 x 9"),
 ])  # fmt: skip
-def test_sample_that_does_not_fit_is_refused_before_a_byte_is_written(
-    tmp_path, sample_of, small_layout, contents, change, message
-):
+def test_sample_that_does_not_fit_is_refused(sample_of, small_layout, change, message):
     sample = {**sample_of(1, 3), "run_ends": np.array([1, 2, 3], np.int32),
               "run_offset": np.arange(4)}  # fmt: skip
     sample = {name: value for name, value in {**sample, **change}.items() if value is not None}
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        before = contents(draft.folder)
-        rows = ShardRows(draft.folder, small_layout)
-        with rows, pytest.raises(OptionError, match=message):
-            rows.write(sample, Extent())
-        assert contents(draft.folder) == before
-
-
-def test_settling_rows_that_nobody_wrote_is_an_error(tmp_path, small_layout):
-    draft = ShardDraft(tmp_path, "a-000", small_layout)
-    with draft, pytest.raises(FormatError, match="were said to be written"):
-        draft.settle(Extent(1, 0, 0))
-
-
-def test_an_early_flush_takes_the_settled_large_files_and_survives_a_discard(
-    tmp_path, sample_of, small_layout, monkeypatch
-):
-    flushed = []
-
-    def note(descriptor: int) -> None:
-        flushed.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
-
-    monkeypatch.setattr(os, "fdatasync", note)
-    monkeypatch.setattr(shard_writer, "FLUSH_BYTES", 16 * 16 * 3)
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        draft.flush()
-        assert flushed == []
-        with ShardRows(draft.folder, small_layout) as rows:
-            draft.settle(rows.write(sample_of(1, 1), Extent()))
-        draft.flush()
-        assert flushed == [str(draft.folder / "image" / "c.0.0.0.0")]
-        draft.discard()
-        draft.flush()
-        assert len(flushed) == 1
-
-
-def test_settling_backwards_is_an_error(tmp_path, sample_of, small_layout):
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        with ShardRows(draft.folder, small_layout) as rows:
-            draft.settle(rows.write(sample_of(1, 1), Extent()))
-        with pytest.raises(OptionError, match="not back"):
-            draft.settle(Extent())
+    with pytest.raises(OptionError, match=message):
+        finished_rows(small_layout, sample)
 
 
 @pytest.mark.parametrize("attributes", [
@@ -345,33 +283,39 @@ def test_settling_backwards_is_an_error(tmp_path, sample_of, small_layout):
     {"source": "a", "part": 0, "masks": 3},
 ])  # fmt: skip
 def test_attributes_that_would_not_read_back_are_refused(tmp_path, small_layout, attributes):
-    draft = ShardDraft(tmp_path, "a-000", small_layout)
-    with draft, pytest.raises(OptionError, match="attributes"):
-        draft.publish(Extent(), attributes)
+    writer = ShardWriter(tmp_path, "a-000", small_layout)
+    with writer, pytest.raises(OptionError, match="attributes"):
+        writer.publish(attributes)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_published_shard_is_not_overwritten(tmp_path, shard_of, small_layout):
     shard_of(tmp_path, "sa_000000-000", (1,), 9)
     with pytest.raises(PackError, match="there is a shard already"):
-        ShardDraft(tmp_path, "sa_000000-000", small_layout)
+        ShardWriter(tmp_path, "sa_000000-000", small_layout)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\nb", "__a", "a\\b",
                                   "a" * 201])  # fmt: skip
 def test_names_that_leave_the_folder_or_look_unfinished_are_refused(tmp_path, small_layout, name):
     with pytest.raises(FormatError, match="cannot be a shard's name"):
-        ShardDraft(tmp_path, name, small_layout)
+        ShardWriter(tmp_path, name, small_layout)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_closed_when_one_is_missing(tmp_path, small_layout):
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        (draft.folder / "run_ends" / "c.0").unlink()
-        before = open_files()
-        with pytest.raises(FileNotFoundError, match="run_ends"):
-            ShardRows(draft.folder, small_layout)
-        assert open_files() == before
+def test_files_are_closed_when_one_cannot_be_made(tmp_path, small_layout, monkeypatch):
+    make = append_file.AppendFile.__init__
+
+    def fail(file, path):
+        if path.parent.name == "run_ends":
+            raise OSError(28, "No space left on device", str(path))
+        make(file, path)
+
+    monkeypatch.setattr(append_file.AppendFile, "__init__", fail)
+    before = open_files()
+    with pytest.raises(OSError, match="run_ends"):
+        ShardWriter(tmp_path, "a-000", small_layout)
+    assert open_files() == before and list(tmp_path.iterdir()) == []
 
 
 def open_files():

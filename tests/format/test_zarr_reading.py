@@ -9,7 +9,7 @@ import tensorstore
 import xarray
 import zarr
 
-from sa1bpack.format import Extent, ShardDraft, ShardRows, open_index, open_shard, read_manifest
+from sa1bpack.format import ShardWriter, finished_rows, open_index, open_shard, read_manifest
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 SHARD = "sa_000000-000"
@@ -59,12 +59,11 @@ def test_xarray_reads_what_the_maps_show(shard, options):
 
 
 def test_zarr_reads_arrays_of_many_inner_chunks(tmp_path, sample_of, small_layout):
-    with ShardDraft(tmp_path, "a-000", small_layout) as draft:
-        with ShardRows(draft.folder, small_layout) as rows:
-            at, masks = Extent(), 40_000
-            at += rows.write(sample_of(1, masks), at)
-            at += rows.write(sample_of(2, 1), at)
-        draft.publish(at, {"source": "a", "part": 0})
+    masks = 40_000
+    with ShardWriter(tmp_path, "a-000", small_layout) as writer:
+        for number, count in ((1, masks), (2, 1)):
+            writer.append(finished_rows(small_layout, sample_of(number, count)))
+        writer.publish({"source": "a", "part": 0})
     shard = open_shard(tmp_path / "a-000")
     group = zarr.open_group(shard.folder, mode="r")
     assert group["bbox"].chunks[0] == 8192 and group["bbox"].shards[0] == 40_960

@@ -6,21 +6,15 @@ from which of them on. The calls themselves are real; what a plan lets through r
 
 import errno
 import itertools
-import json
 import os
 import random
 import signal
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-
-_SITE = Path(__file__).parent / "fault_site"
-_VARIABLE = "SA1BPACK_TEST_FAULTS"
-_WORKER = "sa1bpack.packing.engines.worker"
 
 # Calls that a full disk can refuse; a broken one refuses any.
 SPACE = ("create", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename")
-CALLS = (*SPACE, "open", "preadv", "unlink", "rmdir")
+CALLS = (*SPACE, "open", "unlink", "rmdir")
 
 
 @dataclass(frozen=True)
@@ -30,12 +24,10 @@ class Plan:
     root
         The folder.
     action
-        "error": calls fail with `code`. "short": writes end short and reads give little. "kill":
-        the process kills itself in place of the call. "count": nothing, they are counted.
+        "error": calls fail with `code`. "short": writes end short. "kill": the process kills
+        itself in place of the call. "count": nothing, they are counted.
     at, count
         The first call that this happens to, of those that are `calls`, and how many it does.
-    worker
-        Whether it happens in the workers, and not in the packer.
     report
         File that gets a line for every call that it happened to (with "count", every call), before
         it does.
@@ -47,29 +39,14 @@ class Plan:
     count: int = 1 << 60
     calls: tuple[str, ...] = CALLS
     code: int = errno.ENOSPC
-    worker: bool = False
     report: str | None = None
 
     def apply(self) -> None:
-        """Put the layer into this process for good, or into the workers that it will start."""
-        if self.worker:
-            os.environ[_VARIABLE] = json.dumps(asdict(self))
-            sys.path.insert(0, str(_SITE))
-        else:
-            _install(self)
-
-
-def install_from_environment() -> None:
-    """Install the layer that the environment asks for, in a worker."""
-    if _VARIABLE in os.environ and _WORKER in sys.orig_argv:
-        _install(Plan(**json.loads(os.environ[_VARIABLE])))
-
-
-def _install(plan: Plan) -> None:
-    layer = _Layer(plan)
-    for name in ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename", "preadv",
-                 "unlink", "rmdir"):  # fmt: skip
-        setattr(os, name, layer.around(name, getattr(os, name)))
+        """Put the layer into this process for good."""
+        layer = _Layer(self)
+        for name in ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename",
+                     "unlink", "rmdir"):  # fmt: skip
+            setattr(os, name, layer.around(name, getattr(os, name)))
 
 
 class _Layer:
@@ -97,7 +74,7 @@ class _Layer:
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "short":
-                    arguments = self._shortened(kind, *arguments)
+                    arguments = self._shortened(*arguments)
             return call(target, *arguments, **named)
 
         return layered
@@ -110,12 +87,9 @@ class _Layer:
             return False
         return plan.at <= next(self._number) < plan.at + plan.count
 
-    def _shortened(self, kind: str, data, *rest):
-        if kind == "pwrite":
-            view = memoryview(data).cast("B")
-            return view[: self._random.randint(1, max(1, view.nbytes))], *rest
-        (view,) = data
-        return [view[: self._random.randint(1, max(1, len(view)))]], *rest
+    def _shortened(self, data, offset: int):
+        view = memoryview(data).cast("B")
+        return view[: self._random.randint(1, max(1, view.nbytes))], offset
 
 
 def path_of(target, folder: int | None = None) -> str:

@@ -12,6 +12,7 @@ from forked import Forked
 from small_tars import contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.format import append_file
 
 OPTIONS = {"image_size": 64, "mask_size": 16, "samples_per_shard": 2}
 FLAGS = tuple(
@@ -60,11 +61,16 @@ class Case:
         return self.start(prepare, workers).wait()
 
     def start(self, prepare: Callable[[], None] = lambda: None, workers: int = 1) -> Forked:
-        """Start the scenario's command."""
+        """Start the scenario's command, which writes as often as a long one with large images."""
         wrong = ("--md5sums", self.stage.wrong_sums) if self.scenario == "withdrawn" else ()
         tars = self.stage.tars[1:] if wrong else self.stage.tars
         command = ("pack", *tars, "--out", self.root, "--workers", workers, *FLAGS, *wrong)
-        return Forked(*command, log=self.folder.with_name("log"), prepare=prepare)
+
+        def write_often_and_prepare() -> None:
+            append_file.STAGE_BYTES = append_file.HOLE_BYTES = append_file.BLOCK
+            prepare()
+
+        return Forked(*command, log=self.folder.with_name("log"), prepare=write_often_and_prepare)
 
     @property
     def code(self) -> int:

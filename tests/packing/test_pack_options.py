@@ -1,6 +1,5 @@
 """Every option reaches the bytes, and no mask is ever invented."""
 
-import os
 import re
 
 import numpy as np
@@ -13,7 +12,6 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format import open_shard
 from sa1bpack.masks import unpack_bits
 from sa1bpack.packing import watch
-from sa1bpack.packing.engines.arena import Arena
 
 
 @pytest.fixture(scope="module")
@@ -230,16 +228,3 @@ def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monk
     assert re.fullmatch(
         r"sa1bpack: 100.0%, 3 images, \d+ images/s, \d+ MB/s, 0 min left, 0 rejected", lines[-1]
     )
-
-
-def test_the_arena_gives_memory_of_large_pairs_back():
-    arena = Arena(2)
-    try:
-        arena.put(1, bytes(20 << 20), b"{}")
-        assert os.fstat(arena.descriptor).st_blocks * 512 >= 20 << 20
-        arena.free(1)
-        assert os.fstat(arena.descriptor).st_blocks * 512 <= (8 << 20) + 4096
-        arena.put(1, b"jpeg", b"json")
-        assert [bytes(part) for part in arena.get(1, 4, 4)] == [b"jpeg", b"json"]
-    finally:
-        arena.close()

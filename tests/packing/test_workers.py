@@ -1,6 +1,8 @@
 """Workers that die, cannot start or cannot write; and nothing that a run leaves behind."""
 
 import errno
+import gc
+import os
 import resource
 import signal
 import threading
@@ -14,8 +16,9 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
-from sa1bpack.packing import unit
+from sa1bpack.packing import writer_thread
 from sa1bpack.packing.engines import crew, processes
+from sa1bpack.packing.watch import Watch
 
 # Put on the path of every process, where Python imports it at its start. It changes what a worker
 # does with one picture.
@@ -60,23 +63,9 @@ DEADLY_ONCE = """
             return make_sample(file_name, *arguments)
         module.make_sample = deadly
 """
-FULL_DISK = """
-        import errno
-        count = iter(range(10**6))
-        pwrite = os.pwrite
-        def full(descriptor, data, offset):
-            if next(count) > 60:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return pwrite(descriptor, data, offset)
-        os.pwrite = full
-"""
 NEVER_STARTS = """
         print("no such library", file=sys.stderr)
         sys.exit(7)
-"""
-SMALL_FILES = """
-        import resource
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # less than two images
 """
 OUT_OF_MEMORY = """
         make_sample = module.make_sample
@@ -122,6 +111,7 @@ def leaves_nothing():
 
 
 def _held() -> dict[str, object]:
+    gc.collect()  # an error that was caught, and the rows that its traceback holds
     me = psutil.Process()
     return {
         "descriptors": me.num_fds(),
@@ -214,30 +204,61 @@ def test_an_interpreter_that_is_not_there_ends_the_run(tar, tmp_path, monkeypatc
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(
-    tar, expected, tmp_path, workers_that, leaves_nothing
+    tar, expected, tmp_path, monkeypatch, leaves_nothing, workers
 ):
-    workers_that(FULL_DISK)
+    room = iter(range(70))
+    pwrite = os.pwrite
+
+    def full(descriptor, data, offset):
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
     root = tmp_path / "pack"
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        sa1bpack.pack(tar, root, workers=2, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            sa1bpack.pack(tar, root, workers=workers, **SMALL)
     assert caught.value.errno == errno.ENOSPC and str(root) in caught.value.filename
     assert temporaries(root) == []
     assert sa1bpack.verify(root).ok
-    workers_that("        pass")
     assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
     assert contents(root) == expected
 
 
-def test_a_file_that_may_not_grow_is_a_disk_error_of_the_command(tar, tmp_path, workers_that):
-    workers_that(SMALL_FILES)
+def test_a_file_that_may_not_grow_is_a_disk_error_of_the_command(tar, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # less than two images
+
     root = tmp_path / "pack"
-    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
-    code, _, error = run(*command, path=tmp_path / "site")
+    command = ("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    code, error = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 4, error
     assert "File too large" in error and "image/c.0.0.0.0" in error
     assert error.endswith("repeat the same command to go on from here\n")
     assert published(root) == 0 and temporaries(root) == []
+
+
+def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
+    tmp_path, monkeypatch, leaves_nothing
+):
+    def fail(self, rows):
+        raise OSError(errno.EIO, "the disk is gone", str(self.folder))
+
+    decoded = []
+    done = Watch.done
+    monkeypatch.setattr(Watch, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
+    monkeypatch.setattr(writer_thread.ShardWriter, "append", fail)
+    tar = write_tar(tmp_path / "a.tar", members(range(60)))
+    for workers in (1, 2):
+        decoded.clear()
+        with pytest.raises(OSError, match="the disk is gone"):
+            options = {**SMALL, "samples_per_shard": 60}
+            sa1bpack.pack(tar, tmp_path / f"pack{workers}", workers=workers, **options)
+        assert len(decoded) < 60
+        assert temporaries(tmp_path / f"pack{workers}") == []
 
 
 def test_want_of_memory_in_a_worker_is_not_the_samples_fault(
@@ -268,10 +289,10 @@ def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, t
 
 
 def test_publishing_that_fails_leaves_no_draft(tar, tmp_path, monkeypatch):
-    def fail(self, extent, attributes):
+    def fail(self, attributes):
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
-    monkeypatch.setattr(unit.ShardDraft, "publish", fail)
+    monkeypatch.setattr(writer_thread.ShardWriter, "publish", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert temporaries(tmp_path / "pack") == []

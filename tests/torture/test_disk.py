@@ -64,13 +64,12 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
     torture.record(f"{name}: error at a call", found.total(), "all said so and were resumed")
 
 
-def test_an_error_at_a_call_of_a_worker_does_the_same(case_of, torture):
-    rounds = torture.rounds(1, 20)
+def test_an_error_at_a_call_of_a_run_with_workers_does_the_same(case_of, torture):
+    rounds = torture.rounds(2, 40)
     found = 0
     for _ in range(rounds):
         case = case_of("fresh")
-        at = torture.rng.randrange(80)  # a worker makes about 90
-        plan = case.plan("error", at=at, calls=faults.SPACE, worker=True)
+        plan = case.plan("error", at=torture.rng.randrange(150), calls=faults.SPACE)
         ended, said = case.run(plan.apply, workers=2)
         if not case.hits():
             assert ended == 0, said
@@ -80,23 +79,21 @@ def test_an_error_at_a_call_of_a_worker_does_the_same(case_of, torture):
         check_message(said, errno.ENOSPC, case.root)
         case.check_whole()
         case.check_completed_by_the_next_run()
-    torture.record(
-        "a full disk: error at a call of a worker", found, "all said so and were resumed"
-    )
+    assert found > 0
+    torture.record("a full disk, with workers: error at a call", found, "all said so, resumed")
 
 
-@pytest.mark.parametrize("worker", [False, True], ids=["one process", "workers"])
-def test_short_writes_and_reads_are_completed(case_of, stage, torture, worker):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_short_writes_are_completed(case_of, stage, torture, workers):
     rounds = torture.rounds(1, 10)
     for _ in range(rounds):
         case = case_of("fresh")
-        plan = case.plan("short", calls=("pwrite", "preadv"), worker=worker)
-        ended, said = case.run(plan.apply, workers=2 if worker else 1)
+        plan = case.plan("short", calls=("pwrite",))
+        ended, said = case.run(plan.apply, workers=workers)
         assert ended == 0, said
         assert len(case.hits()) > 50
         assert contents(case.root) == stage.expected
-    name = "in workers" if worker else "in one process"
-    torture.record(f"every write and read ends short, {name}", rounds, "packs as undisturbed")
+    torture.record(f"every write ends short, --workers {workers}", rounds, "packs as undisturbed")
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Who does the work: this process alone (`inline`), or worker processes (`processes`).
+"""Who decodes: this process (`inline`), or worker processes (`processes`).
 
-Both drive the same Lanes with the same `make_sample` and `ShardRows`, and lead to the same bytes.
+Both drive the same Lanes with the same `make_sample`, and lead to the same bytes. What is made is
+written by the process that keeps the order, in a thread for each shard.
 """

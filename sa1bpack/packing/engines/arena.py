@@ -1,61 +1,160 @@
-"""Shared memory that carries tar members from the process that reads to those that decode."""
+"""Shared memory between the process that reads and writes, and those that decode."""
 
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 
+import numpy as np
+
+from sa1bpack.format import Extent
+from sa1bpack.format.append_file import BLOCK
 from sa1bpack.format.files import naming
+from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.layout import Layout
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import Packed
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES
 
-# Room for the largest pair that a source lets through. Memory is taken a page at a time, when it is
-# first written, and given back beyond what any pair of SA-1B needs.
-SLOT_BYTES = MAX_JPEG_BYTES + MAX_JSON_BYTES
+# Memory is taken a page at a time, when it is first written, and given back beyond what any pair of
+# SA-1B needs.
 KEPT_BYTES = 8 << 20
+# Room for the largest pair that a source lets through.
+PAIR_BYTES = MAX_JPEG_BYTES + MAX_JSON_BYTES
+# An annotation with all of its keys is longer, so JSON of n bytes has fewer than n / 100 masks; and
+# every run of a mask takes at least one character.
+LEAST_ANNOTATION_BYTES = 100
 
 
 class Arena:
-    """Slots of shared memory, each holding one pair: the JPEG, and the JSON right behind it.
+    """Slots of shared memory: a pair lies at the begin of each, and the rows made of it behind.
 
     It lies in an unnamed file that the kernel frees with the last process, however that ends.
     """
 
-    def __init__(self, slots: int, descriptor: int | None = None):
+    def __init__(self, slots: int, options: PackOptions, descriptor: int | None = None):
         """Make an arena, or map the one that another process made (`descriptor`)."""
         self.slots = slots
+        self._layout = options.layout
+        self._max_masks = options.max_masks
+        self._slot_bytes = PAIR_BYTES + self._most_row_bytes(MAX_JSON_BYTES)
         with naming(f"address space for {slots} pairs in work"):
             if descriptor is None:
                 descriptor = _unnamed_file()
-                os.ftruncate(descriptor, slots * SLOT_BYTES)
-            self._map = mmap.mmap(descriptor, slots * SLOT_BYTES)
+                os.ftruncate(descriptor, slots * self._slot_bytes)
+            self._map = mmap.mmap(descriptor, slots * self._slot_bytes)
         self.descriptor = descriptor
-        self._view = memoryview(self._map)
-        self._longest = [0] * slots
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._lengths = [(0, 0)] * slots
 
     def put(self, slot: int, jpeg, json) -> None:
         """Copy a pair into a slot."""
-        start = slot * SLOT_BYTES
-        middle = start + len(jpeg)
-        self._longest[slot] = len(jpeg) + len(json)
-        self._view[start:middle] = jpeg
-        self._view[middle : middle + len(json)] = json
+        self._lengths[slot] = len(jpeg), len(json)
+        for place, half in zip(self.pair(slot, len(jpeg), len(json)), (jpeg, json), strict=True):
+            place[:] = half
+
+    def pair(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
+        """The JPEG and the JSON in a slot, without a copy."""
+        start = slot * self._slot_bytes
+        both = memoryview(self._bytes[start : start + jpeg_bytes + json_bytes])
+        return both[:jpeg_bytes], both[jpeg_bytes:]
+
+    def buffers(self, slot: int) -> "SlotBuffers":
+        """Memory for the large rows that are made of the pair in a slot."""
+        return SlotBuffers(self._row_area(slot), self._layout)
+
+    def lay(self, slot: int, packed: Packed) -> None:
+        """Copy into a slot what does not lie there yet of the rows that were made of its pair."""
+        for name, place in self.rows(slot, packed.extent).items():
+            if place.ctypes.data != packed.rows[name].ctypes.data:
+                place[...] = packed.rows[name]
+
+    def rows(self, slot: int, extent: Extent) -> dict[str, np.ndarray]:
+        """The rows in a slot, of a sample of that extent, without a copy."""
+        return _rows(self._row_area(slot), self._layout, extent)
+
+    def _row_area(self, slot: int) -> np.ndarray:
+        start = slot * self._slot_bytes + PAIR_BYTES
+        return self._bytes[start : (slot + 1) * self._slot_bytes]
+
+    def _most_row_bytes(self, json_bytes: int) -> int:
+        """Room that the rows of a record of so many bytes can take."""
+        masks = json_bytes // LEAST_ANNOTATION_BYTES
+        if self._max_masks is not None:
+            masks = min(masks, self._max_masks)
+        side = self._layout.image_size
+        extent = Extent(1, masks, json_bytes, image_nbytes(self._layout, side, side))
+        return _places(self._layout, extent)[1]
 
     def free(self, slot: int) -> None:
-        """The pair is not needed any more; memory that only large ones need goes back."""
-        if self._longest[slot] > KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
-            start = slot * SLOT_BYTES + KEPT_BYTES
-            self._map.madvise(mmap.MADV_REMOVE, start, self._longest[slot] - KEPT_BYTES)
-            self._longest[slot] = 0
+        """Pair and rows are not needed any more; memory that only large ones need goes back."""
+        jpeg_bytes, json_bytes = self._lengths[slot]
+        start = slot * self._slot_bytes
+        self._give_back(start, jpeg_bytes + json_bytes)
+        self._give_back(start + PAIR_BYTES, self._most_row_bytes(json_bytes))
 
-    def get(self, slot: int, jpeg_bytes: int, json_bytes: int) -> tuple[memoryview, memoryview]:
-        """The JPEG and the JSON in a slot, without a copy."""
-        start = slot * SLOT_BYTES
-        middle = start + jpeg_bytes
-        return self._view[start:middle], self._view[middle : middle + json_bytes]
+    def _give_back(self, start: int, used: int) -> None:
+        if used > KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _blocks(used - KEPT_BYTES))
 
     def close(self) -> None:
-        self._view.release()
-        self._map.close()
+        """Unmap the memory and close the file."""
+        del self._bytes
+        with suppress(BufferError):  # the traceback of an error holds rows: they go with it
+            self._map.close()
         os.close(self.descriptor)
+
+
+class SlotBuffers:
+    """As `packing.sample.Buffers`, but in the row area of a slot, where `_places` has them."""
+
+    def __init__(self, area: np.ndarray, layout: Layout):
+        self._area = area
+        self._row_shape = (layout.mask_size, layout.mask_size // 8)
+        self._used = 0
+
+    def image(self, nbytes: int) -> np.ndarray:
+        """(nbytes,) uint8, with whatever the last sample left in it."""
+        self._used = _blocks(nbytes)
+        return self._area[:nbytes]
+
+    def bits(self, masks: int) -> np.ndarray:
+        """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
+        stop = self._used + masks * self._row_shape[0] * self._row_shape[1]
+        return self._area[self._used : stop].reshape(masks, *self._row_shape)
+
+
+def _places(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
+    """Where each array's rows begin in a row area, and where the last ones end, in whole blocks.
+
+    The image comes first and the bits next, each from the begin of a block, so that they can be
+    written from there; then the others, on multiples of 64 bytes.
+    """
+    large = [spec for name in ("image", "mask_bits") for spec in layout.arrays if spec.name == name]
+    places, end = {}, 0
+    for spec in large:
+        places[spec.name] = end
+        end += _blocks(extent.along(spec.axis) * spec.row_bytes)
+    for spec in layout.arrays:
+        if spec.name not in places:
+            places[spec.name] = end
+            end += -(-extent.along(spec.axis) * spec.row_bytes // 64) * 64
+    return places, _blocks(end)
+
+
+def _rows(area: np.ndarray, layout: Layout, extent: Extent) -> dict[str, np.ndarray]:
+    places, _ = _places(layout, extent)
+    return {
+        spec.name: np.ndarray(
+            (extent.along(spec.axis), *spec.row_shape), spec.dtype, area, places[spec.name]
+        )
+        for spec in layout.arrays
+    }
+
+
+def _blocks(nbytes: int) -> int:
+    """`nbytes`, rounded up to whole blocks."""
+    return -(-nbytes // BLOCK) * BLOCK
 
 
 def _unnamed_file() -> int:

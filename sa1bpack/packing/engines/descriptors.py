@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sa1bpack.errors import PackError
-from sa1bpack.packing.engines.work import OPEN_SHARDS
+from sa1bpack.packing.lane import MOST_IN_PUBLICATION
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sealer import MOST_WAITING
 
 # The interpreter, its streams and libraries, the lock, sockets, files that are open for a moment.
 _BASE = 48
@@ -40,12 +39,12 @@ def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
 
 def needed_inline(options: PackOptions) -> int:
     """Descriptors of a process that does all the work."""
-    # The shard being filled has its draft's files and its writer's.
-    return _BASE + _SOURCE + (2 + MOST_WAITING + 1) * len(options.layout.arrays)
+    # The shard being filled, and the next one beside those in publication.
+    return _BASE + _SOURCE + _of_shards(options, 2)
 
 
 def needed_with_processes(options: PackOptions, workers: int, feeders: int, slots: int) -> int:
-    """Descriptors of the parent or of a worker, whichever has more.
+    """Descriptors of the parent; a worker has far fewer.
 
     feeders, slots
         Sources that are read at once, and pairs between their source and their shard.
@@ -53,6 +52,9 @@ def needed_with_processes(options: PackOptions, workers: int, feeders: int, slot
     # Of each source: the shard being filled, and the one whose last samples are in work. There are
     # more only where shards are smaller than what is in work together.
     filling = 2 * feeders + slots // options.samples_per_shard
-    arrays = len(options.layout.arrays)
-    parent = _BASE + 2 * workers + feeders * _SOURCE + (filling + MOST_WAITING + 1) * arrays
-    return max(parent, _BASE + OPEN_SHARDS * arrays)
+    return _BASE + 2 * workers + feeders * _SOURCE + _of_shards(options, filling)
+
+
+def _of_shards(options: PackOptions, filling: int) -> int:
+    """Of unpublished shards: every file of them, and one that is open for a moment in each."""
+    return (filling + MOST_IN_PUBLICATION) * (len(options.layout.arrays) + 1)

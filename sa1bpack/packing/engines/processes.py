@@ -1,15 +1,15 @@
-"""Threads read, worker processes decode and write, this thread keeps the order.
+"""Threads read and write, worker processes decode, this thread keeps the order.
 
-A pair's outcome takes effect in the order of its tar (Lane.resolve), so a worker holds a decoded
-sample until its turn comes and it is told where to write it. No sample waits for another that has
-not been sent to a worker yet, and a worker is never sent more than it has buffers for, so the
-oldest pair of every source can always move: there is no deadlock.
+A pair keeps its slot of the arena until the rows made of it are written. Slots are given to the
+pairs of a source in their order, and so are workers: the oldest pair of every source can always
+move, whatever waits behind it, and there is no deadlock.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import wait
 
 from sa1bpack.errors import PackError, SourceError
@@ -27,11 +27,17 @@ from sa1bpack.packing.engines.feeder import (
 from sa1bpack.packing.engines.worker import JOBS_IN_HAND
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.unit import Accepted, Grant, Outcome, Rejected
+from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.unit import Outcome, Rejected
 from sa1bpack.packing.watch import Watch
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
 WORKERS_PER_FEEDER = 6
+
+# Slots beyond those of the jobs in hand, for each worker and each thread that reads: rows that wait
+# for an earlier pair or for the disk, and pairs that are read ahead.
+SLOTS_AHEAD = 1
+READ_AHEAD = 2
 
 # A sample that was in work while so many workers crashed is rejected.
 MAX_DEATHS = 3
@@ -44,22 +50,12 @@ POLL_SECONDS = 0.05
 class Job:
     """One pair on its way through a worker.
 
-    held
-        Its worker has decoded it and keeps the rows.
-    resolved
-        Its outcome is known.
-    grant
-        Where it goes, once that is known. A job that lost its worker afterwards is done again, and
-        then written there.
     deaths
         Workers that ended while they had this job in work.
     """
 
     pair: PairRead
     worker: WorkerHandle | None = None
-    held: bool = False
-    resolved: bool = False
-    grant: Grant | None = None
     deaths: int = 0
 
     @property
@@ -73,9 +69,9 @@ def pack_with_processes(
 ) -> None:
     """Pack every lane with `workers` processes. Errors of a source stay in its lane."""
     feeders = min(len(lanes), -(-workers // WORKERS_PER_FEEDER))
-    slots = workers * JOBS_IN_HAND + 2 * feeders
+    slots = workers * (JOBS_IN_HAND + SLOTS_AHEAD) + feeders * READ_AHEAD
     with enough_descriptors(needed_with_processes(options, workers, feeders, slots), workers):
-        arena = Arena(slots)
+        arena = Arena(slots, options)
         try:
             feeder = Feeder(list(lanes), feeders, arena)
             try:
@@ -96,7 +92,6 @@ class _Dispatcher:
         self._feeder: Feeder = feeder
         self._arena: Arena = arena
         self._jobs: dict[int, Job] = {}
-        self._number_of: dict[tuple[Lane, int], int] = {}
         self._waiting: deque[int] = deque()
         self._count = 0
         self._crew: list[WorkerHandle] = []
@@ -135,14 +130,11 @@ class _Dispatcher:
             job.worker = worker
             worker.jobs.append(number)
             pair = job.pair
-            self._tell(
-                worker, ("job", number, pair.slot, pair.jpeg_bytes, pair.json_bytes, pair.file_name)
-            )
-
-    def _tell(self, worker: WorkerHandle, message: tuple) -> None:
-        # When it has ended, reading from it tells, and `_bury` takes its jobs back.
-        with suppress(OSError):
-            worker.connection.send(message)
+            # When the worker has ended, reading from it tells, and `_bury` takes its jobs back.
+            with suppress(OSError):
+                worker.connection.send(
+                    (number, pair.slot, pair.jpeg_bytes, pair.json_bytes, pair.file_name)
+                )
 
     def _receive(self) -> None:
         """Wait for news and deal with all of it."""
@@ -178,7 +170,6 @@ class _Dispatcher:
                     return
                 lane.begin(index, digest)
                 self._jobs[self._count] = Job(event)
-                self._number_of[lane, index] = self._count
                 self._waiting.append(self._count)
                 self._count += 1
             case SourceRead(lane, reader, pairs):
@@ -202,83 +193,37 @@ class _Dispatcher:
             self._watch.source_done(lane.source)
 
     def _drop_unwanted(self, lane: Lane) -> None:
-        """Throw away the jobs that a source has left when it was given up.
+        """Throw away the waiting jobs of a source that was given up.
 
-        Those that a worker decodes or writes just now are closed when it says so.
+        Those that a worker has are closed when it says that they are done.
         """
-        for number in [n for n, job in self._jobs.items() if job.pair.lane is lane]:
-            job = self._jobs[number]
-            if job.wanted:
-                continue
-            if job.worker is None:
+        for number in [n for n in self._waiting if self._jobs[n].pair.lane is lane]:
+            if not self._jobs[number].wanted:
                 self._waiting.remove(number)
-                self._close(number)
-            elif job.held and job.grant is None:
-                self._drop(number)
+                self._feeder.free(self._jobs.pop(number).pair.slot)
 
     # What the workers say
 
     def _take_message(self, worker: WorkerHandle, kind: str, *message) -> None:
-        match kind:
-            case "ready":
-                worker.ready = True
-            case "resolved":
-                self._take_outcome(*message)
-            case "written":
-                job = self._jobs[message[0]]
-                if job.wanted:
-                    job.pair.lane.written(job.pair.index)
-                self._close(message[0])
-            case "failed":
-                number, error = message
-                if self._jobs[number].wanted:
-                    raise error
-                self._close(number)
-
-    def _take_outcome(self, number: int, outcome: Outcome) -> None:
-        job = self._jobs[number]
-        if not job.wanted:
-            if isinstance(outcome, Accepted):
-                self._drop(number)
-            else:
-                self._close(number)
+        if kind == "ready":
+            worker.ready = True
             return
-        job.held = isinstance(outcome, Accepted)
-        if not job.resolved:
-            self._settle(number, outcome)
-        elif not job.held:  # done again, after its first worker died
-            name = job.pair.file_name
-            raise PackError(f"{name} was decoded once, and could not be again: {outcome}")
-        elif job.grant is not None:
-            self._tell(job.worker, ("write", number, job.grant.folder, job.grant.at))
-
-    def _settle(self, number: int, outcome: Outcome) -> None:
-        """Make an outcome known to the lane, and pass on the grants that follow from it."""
-        job = self._jobs[number]
-        lane = job.pair.lane
-        job.resolved = True
-        if not isinstance(outcome, Accepted):
-            self._close(number)
-        for grant in lane.resolve(job.pair.index, outcome):
-            granted = self._number_of[lane, grant.index]
-            self._jobs[granted].grant = grant
-            # Its worker may have died since; then the next one is told when it has decoded it.
-            if self._jobs[granted].held:
-                self._tell(self._jobs[granted].worker, ("write", granted, grant.folder, grant.at))
-        self._watch.done(lane.source, outcome, job.pair.bytes_read)
-
-    def _drop(self, number: int) -> None:
-        """A decoded sample will not be written; its buffers are free."""
-        self._tell(self._jobs[number].worker, ("drop", number))
-        self._close(number)
-
-    def _close(self, number: int) -> None:
-        """Nothing more happens to a job."""
+        number, result = message
+        worker.jobs.remove(number)
         job = self._jobs.pop(number)
-        del self._number_of[job.pair.lane, job.pair.index]
-        if job.worker is not None:
-            job.worker.jobs.remove(number)
-        self._feeder.free(job.pair.slot)
+        if not job.wanted:
+            self._feeder.free(job.pair.slot)
+        elif kind == "failed":
+            raise result
+        else:
+            self._take_outcome(job, result)
+
+    def _take_outcome(self, job: Job, outcome: Outcome) -> None:
+        pair = job.pair
+        if isinstance(outcome, Packed):
+            outcome = replace(outcome, rows=self._arena.rows(pair.slot, outcome.extent))
+        pair.lane.resolve(pair.index, outcome, partial(self._feeder.free, pair.slot))
+        self._watch.done(pair.lane.source, outcome, pair.bytes_read)
 
     # When a worker dies
 
@@ -294,15 +239,13 @@ class _Dispatcher:
             error = MemoryError if worker.killed else PackError
             raise error(f"a worker process {how} before it took work; see its message above")
         self._crew[self._crew.index(worker)] = start_worker(self._options, self._arena)
-        unfinished = (n for n in worker.jobs if not self._jobs[n].held)
-        suspect = next(unfinished, next(iter(worker.jobs), None))
+        suspect = next(iter(worker.jobs), None)
         for number in reversed(worker.jobs):
-            job = self._jobs[number]
-            job.worker, job.held = None, False
-            if job.wanted:
+            if self._jobs[number].wanted:
+                self._jobs[number].worker = None
                 self._waiting.appendleft(number)
             else:
-                self._close(number)
+                self._feeder.free(self._jobs.pop(number).pair.slot)
         if suspect in self._jobs:
             self._strike(suspect, how, worker.killed)
 
@@ -316,7 +259,5 @@ class _Dispatcher:
         detail = f"{job.deaths} workers ended while they decoded it; the last one {how}"
         if killed:  # from outside: the sample is not at fault, and may not be missing for it
             raise MemoryError(f"{job.pair.lane.source.path}: {name}: {detail}")
-        if job.resolved:
-            raise PackError(f"{name}: {detail}")
         self._waiting.remove(number)
-        self._settle(number, Rejected(name, "worker-died", detail))
+        self._take_outcome(self._jobs.pop(number), Rejected(name, "worker-died", detail))

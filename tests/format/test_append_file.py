@@ -1,0 +1,168 @@
+"""A file that is appended to: every byte where it belongs, past the page cache or through it."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.format import append_file
+from sa1bpack.format.append_file import BLOCK, HOLE_BYTES, STAGE_BYTES, AppendFile, page_aligned
+
+EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
+lengths = st.builds(
+    lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
+)
+steps = st.lists(st.tuples(st.sampled_from(["aligned", "anywhere", "zeros"]), lengths), max_size=7)
+
+
+def noise(nbytes: int, aligned: bool = True) -> np.ndarray:
+    """Random bytes, none of them zero."""
+    data = page_aligned(nbytes) if aligned else page_aligned(nbytes + 1)[1:]
+    data[:] = np.random.default_rng(nbytes).integers(1, 256, nbytes, dtype=np.uint8)
+    return data
+
+
+@pytest.fixture(params=["as the file system does it", "through the page cache"])
+def path(request, tmp_path, monkeypatch) -> Path:
+    if request.param == "through the page cache":
+        monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+        monkeypatch.setattr(append_file, "CACHED_BYTES", STAGE_BYTES)
+    return tmp_path / "file"
+
+
+@given(steps=steps)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_file_holds_what_was_appended_and_its_digest_is_that(path, steps):
+    path.unlink(missing_ok=True)
+    due = b""
+    file = AppendFile(path)
+    for kind, nbytes in steps:
+        if kind == "zeros":
+            file.skip(nbytes)
+            due += bytes(nbytes)
+        else:
+            data = noise(nbytes, kind == "aligned")
+            due += data.tobytes()
+            file.append(data)
+            data[:] = 0  # it may change now
+        assert file.nbytes == len(due)
+    digest = file.finish()
+    file.close()
+    assert path.read_bytes() == due
+    assert digest == xxhash.xxh3_128_hexdigest(due)
+
+
+def test_long_aligned_appends_are_written_from_where_they_lie(path, monkeypatch):
+    written = []
+    pwrite = os.pwrite
+
+    def note(fd, data, offset):
+        written.append((np.asarray(data).ctypes.data, len(data), offset))
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", note)
+    data = noise(STAGE_BYTES + BLOCK + 5)
+    file = AppendFile(path)
+    file.append(data)
+    assert written == [(data.ctypes.data, STAGE_BYTES + BLOCK, 0)]
+    file.finish()
+    file.close()
+    assert written[1:] == [(written[1][0], 5, STAGE_BYTES + BLOCK)]
+
+
+def test_long_zeros_are_a_hole_and_short_ones_are_not(tmp_path):
+    blocks = []
+    for nbytes in (HOLE_BYTES - 1, 64 * HOLE_BYTES):
+        path = tmp_path / str(nbytes)
+        file = AppendFile(path)
+        file.skip(nbytes)
+        file.append(noise(1))
+        file.finish()
+        file.close()
+        blocks.append(path.stat().st_blocks * 512)
+    if blocks[1] >= 64 * HOLE_BYTES:
+        pytest.skip("this file system does not keep holes")
+    assert blocks[0] >= HOLE_BYTES and blocks[1] < HOLE_BYTES
+
+
+def test_a_write_that_ends_within_a_block_is_completed(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda fd, data, at: pwrite(fd, data[: len(data) // 3 + 1], at)
+    )
+    data = noise(3 * STAGE_BYTES)
+    file = AppendFile(tmp_path / "file")
+    file.append(data)
+    file.append(data)
+    file.finish()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == 2 * data.tobytes()
+
+
+def test_a_disk_of_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
+    refused = []
+    set_direct, pwrite = append_file._set_direct, os.pwrite
+    direct = {}
+
+    def setting(fd, on):
+        set_direct(fd, False)
+        direct[fd] = on
+        return on
+
+    def picky(fd, data, offset):
+        if direct[fd]:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(append_file, "_set_direct", setting)
+    monkeypatch.setattr(os, "pwrite", picky)
+    data = noise(2 * STAGE_BYTES)
+    file = AppendFile(tmp_path / "file")
+    file.append(data)
+    file.append(data)
+    assert refused == [0]
+    file.finish()
+    file.close()
+    assert (tmp_path / "file").read_bytes() == 2 * data.tobytes()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "fsync"])
+def test_an_error_of_the_disk_names_the_file(path, monkeypatch, call):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    file = AppendFile(path)
+    file.append(noise(5))
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
+        file.finish()
+    file.close()
+
+
+def test_pages_leave_the_cache_as_they_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+    monkeypatch.setattr(append_file, "CACHED_BYTES", 2 * STAGE_BYTES)
+    flushed, let_go = [], []
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *call: let_go.append(call), raising=False)
+    file = AppendFile(tmp_path / "file")
+    for _ in range(5):
+        file.append(noise(STAGE_BYTES))
+    assert [call[1:3] for call in let_go] == [(0, 2 * STAGE_BYTES), (0, 4 * STAGE_BYTES)]
+    assert len(flushed) == 2
+    file.close()
+
+
+def test_a_file_that_is_there_is_not_touched(tmp_path):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(FileExistsError):
+        AppendFile(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"mine"
