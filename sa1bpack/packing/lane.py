@@ -1,7 +1,8 @@
 """One source on its way into shards: which pairs need work, what unit is theirs, what failed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Semaphore
 
@@ -227,6 +228,17 @@ class Lane:
                 self._in_publication.pop(future)[0].end()
             else:
                 self._take_published(future)
+
+
+@contextmanager
+def stopped_on_error(lanes: Sequence[Lane]) -> Iterator[None]:
+    """Stop all lanes when something is raised within: no thread of theirs writes after that."""
+    try:
+        yield
+    except BaseException:
+        for lane in lanes:
+            lane.stop()
+        raise
 
 
 def pair_digest(pair: Pair) -> bytes:

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from sa1bpack.errors import SourceError
 from sa1bpack.packing.engines.descriptors import enough_descriptors, needed_inline
 from sa1bpack.packing.engines.work import attempt
-from sa1bpack.packing.lane import Lane, pair_digest
+from sa1bpack.packing.lane import Lane, pair_digest, stopped_on_error
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers
 from sa1bpack.packing.watch import Watch
@@ -24,7 +24,7 @@ def pack_inline(lanes: Sequence[Lane], options: PackOptions, watch: Watch) -> No
     free: SimpleQueue[Buffers] = SimpleQueue()
     for _ in range(SAMPLES_IN_HAND):
         free.put(Buffers(options))
-    with enough_descriptors(needed_inline(options), workers=1):
+    with enough_descriptors(needed_inline(options), workers=1), stopped_on_error(lanes):
         for number, lane in enumerate(lanes):
             _pack_lane(lane, options, free, watch)
             for earlier in lanes[: number + 1]:

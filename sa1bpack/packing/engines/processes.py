@@ -5,12 +5,12 @@ pairs of a source in their order, and so are workers: the oldest pair of every s
 move, whatever waits behind it, and there is no deadlock.
 """
 
+import selectors
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import wait
 
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.engines.arena import Arena
@@ -25,7 +25,7 @@ from sa1bpack.packing.engines.feeder import (
     SourceRead,
 )  # fmt: skip
 from sa1bpack.packing.engines.worker import JOBS_IN_HAND
-from sa1bpack.packing.lane import Lane
+from sa1bpack.packing.lane import Lane, stopped_on_error
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.unit import Outcome, Rejected
@@ -55,7 +55,6 @@ class Job:
     """
 
     pair: PairRead
-    worker: WorkerHandle | None = None
     deaths: int = 0
 
     @property
@@ -76,7 +75,8 @@ def pack_with_processes(
             feeder = Feeder(list(lanes), feeders, arena)
             try:
                 dispatcher = _Dispatcher(lanes, options, workers, watch, feeder, arena)
-                dispatcher.run()
+                with stopped_on_error(lanes):
+                    dispatcher.run()
             finally:
                 feeder.stop()
         finally:
@@ -96,12 +96,14 @@ class _Dispatcher:
         self._count = 0
         self._crew: list[WorkerHandle] = []
         self._size = workers
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(feeder.wakeup, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Drive every lane to its end; whatever happens, no worker is left."""
         try:
             for _ in range(self._size):
-                self._crew.append(start_worker(self._options, self._arena))
+                self._hire()
             while self._unfinished:
                 self._send_jobs()
                 self._receive()
@@ -110,8 +112,15 @@ class _Dispatcher:
             for worker in self._crew:
                 worker.end(kill=True)
             raise
+        finally:
+            self._selector.close()
         for worker in self._crew:
             worker.end()
+
+    def _hire(self) -> None:
+        worker = start_worker(self._options, self._arena)
+        self._crew.append(worker)
+        self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def _poll_lanes(self) -> None:
         for lane in list(self._begun):
@@ -126,10 +135,8 @@ class _Dispatcher:
             if worker.room == 0:
                 return
             number = self._waiting.popleft()
-            job = self._jobs[number]
-            job.worker = worker
             worker.jobs.append(number)
-            pair = job.pair
+            pair = self._jobs[number].pair
             # When the worker has ended, reading from it tells, and `_bury` takes its jobs back.
             with suppress(OSError):
                 worker.connection.send(
@@ -137,20 +144,19 @@ class _Dispatcher:
                 )
 
     def _receive(self) -> None:
-        """Wait for news and deal with all of it."""
-        sources = {worker.connection: worker for worker in self._crew}
-        for source in wait([*sources, self._feeder.wakeup], timeout=POLL_SECONDS):
-            if source is self._feeder.wakeup:
+        """Wait for news; take one message of each worker that has any, and all of the feeder."""
+        for key, _ in self._selector.select(POLL_SECONDS):
+            worker = key.data
+            if worker is None:
                 for event in self._feeder.drain():
                     self._take_event(event)
                 continue
-            while source.poll():
-                try:
-                    message = source.recv()
-                except (EOFError, OSError):  # ended; perhaps in the middle of a message
-                    self._bury(sources[source])
-                    break
-                self._take_message(sources[source], *message)
+            try:
+                message = worker.connection.recv()
+            except (EOFError, OSError):  # ended; perhaps in the middle of a message
+                self._bury(worker)
+            else:
+                self._take_message(worker, *message)
 
     # What the feeder says
 
@@ -234,15 +240,16 @@ class _Dispatcher:
         MAX_DEATHS times is rejected. Not if the last worker was killed by SIGKILL, which is how the
         kernel ends processes when memory runs out: then the run ends with MemoryError.
         """
+        self._selector.unregister(worker.connection)
+        self._crew.remove(worker)
         how = worker.exit_text()
         if not worker.ready:
             error = MemoryError if worker.killed else PackError
             raise error(f"a worker process {how} before it took work; see its message above")
-        self._crew[self._crew.index(worker)] = start_worker(self._options, self._arena)
+        self._hire()
         suspect = next(iter(worker.jobs), None)
         for number in reversed(worker.jobs):
             if self._jobs[number].wanted:
-                self._jobs[number].worker = None
                 self._waiting.appendleft(number)
             else:
                 self._feeder.free(self._jobs.pop(number).pair.slot)
