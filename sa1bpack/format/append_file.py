@@ -49,7 +49,7 @@ class AppendFile:
         self._digest = xxhash.xxh3_128()
         self._stage = page_aligned(STAGE_BYTES)
         self._staged = 0  # bytes of it in use
-        self._written = 0  # where it belongs in the file: always the begin of a block
+        self._written = 0  # where it belongs in the file: the begin of a block, until the end
         self._cached = 0
 
     @property
@@ -122,9 +122,8 @@ class AppendFile:
         if self._staged:
             if self._direct:  # the end of a file need not be the end of a block
                 self._direct = _set_direct(self._fd, False)
-            end = self.nbytes
             self._write(self._stage[: self._staged])
-            self._staged, self._written = 0, end
+            self._staged = 0
         with naming(self.path):
             os.ftruncate(self._fd, self._written)  # it may end in a hole
         flush_file(self._fd, self.path)
