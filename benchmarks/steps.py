@@ -76,8 +76,10 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
     ends = runs.run_ends.numel() * 4
 
     def pipeline(batch: dict, *chosen, dtype=torch.float32) -> Callable[[], object]:
-        options = SimpleNamespace(coordinates="source", mask_sampling="area")
-        ds = SimpleNamespace(layout=LAYOUT, mask_size=LAYOUT.mask_size, options=options)
+        ds = SimpleNamespace(
+            layout=LAYOUT, mask_size=LAYOUT.mask_size, mask_sampling="area",
+            options=SimpleNamespace(coordinates="source"),
+        )  # fmt: skip
         made = transforms.Pipeline(ds, chosen, dtype=dtype)
         return lambda: made(batch, 0)
 

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sa1bpack
+from sa1bpack.errors import Sa1bpackError
 
 LEARNING_RATE = 1e-2
 SAVE_EVERY, PRINT_EVERY = 100, 10  # steps
@@ -153,6 +155,11 @@ class Trainer:
         own_seed = np.random.SeedSequence((self.args.seed, self.step, self.rank))
         torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0]))
         batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        if not len(batch["masks"]):
+            # Every rank has to take part in DDP's sums: with an empty mask, which has no weight.
+            batch["masks"] = batch["masks"].new_zeros((1, *batch["masks"].shape[1:]))
+            batch["bboxes"] = batch["bboxes"].new_zeros((1, 4))
+            batch["mask_counts"] = (torch.arange(len(batch["images"])) == 0).long().to(self.device)
         masks, counts = batch["masks"], batch["mask_counts"]
         images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
         images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
@@ -234,7 +241,11 @@ def main(argv: list[str] | None = None) -> int:
     torch.use_deterministic_algorithms(device.type == "cpu")
     if "WORLD_SIZE" in os.environ:  # set by torchrun
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    trainer = Trainer(args, device)
+    try:
+        trainer = Trainer(args, device)
+    except Sa1bpackError as error:  # a path or an option that cannot be used
+        print(f"train_example.py: {error}", file=sys.stderr)
+        return 2
     if args.resume and args.checkpoint.exists():
         trainer.load()
     if trainer.rank == 0:

@@ -143,6 +143,35 @@ def test_one_process_goes_on_as_two(pack, undisturbed, tmp_path):
 
 
 @pytest.fixture(scope="module")
+def sparse(tmp_path_factory) -> Path:
+    """A pack of four images, of which two have masks."""
+    folder = tmp_path_factory.mktemp("sparse")
+    found = members(range(100, 104), masks=lambda number: 3 * (number % 2))
+    tar = write_tar(folder / "sa_000000.tar", found)
+    sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16)
+    return folder / "pack"
+
+
+def test_a_batch_without_masks_is_a_step_without_a_loss(script, deterministic, sparse, tmp_path):
+    options = ["--history", str(tmp_path), "--epochs", "1", "--batch-size", "1"]
+    assert script.main([str(sparse), *options]) == 0
+    losses = {line["images"][0]: line["loss"] for line in lines(tmp_path)}
+    assert losses[100] == losses[102] == 0 < losses[101] * losses[103] < 10
+
+
+def test_a_rank_without_masks_takes_part(script, deterministic, sparse, tmp_path):
+    options = ["--epochs", "2", "--batch-size", "2", "--history"]
+    code, out = finish(start(sparse, *options, tmp_path / "two", launcher=TORCHRUN))
+    assert code == 0, out
+    assert script.main([str(sparse), *options, str(tmp_path / "one")]) == 0
+    ranks = [lines(tmp_path / "two", rank) for rank in (0, 1)]
+    parts = [tuple(line["images"][0] % 2 for line in both) for both in zip(*ranks, strict=True)]
+    assert (0, 1) in parts or (1, 0) in parts
+    for expected, first, second in zip(lines(tmp_path / "one"), *ranks, strict=True):
+        assert first["loss"] == second["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
 def script():
     """The script as a module."""
     spec = importlib.util.spec_from_file_location("train_example", SCRIPT)
@@ -209,3 +238,12 @@ def test_a_checkpoint_is_never_overwritten_by_a_new_run(script, pack, tmp_path, 
     with pytest.raises(SystemExit):
         script.main([str(pack), "--resume"])
     assert "--resume needs --checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("none",), ("{pack}", "--batch-size", "0")], ids=str)
+def test_a_pack_or_an_option_that_cannot_be_used_is_one_line_and_exit_code_2(
+    script, deterministic, pack, capsys, arguments
+):
+    assert script.main([argument.format(pack=pack) for argument in arguments]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith("train_example.py: ") and error.count("\n") == 1

@@ -21,8 +21,9 @@ One sample goes: shards (a memory map) -> sample (views of it) -> collate (one c
     crew        the threads that fill the ring
     device      copies to an accelerator
     loader      `sa1bpack.Loader`, which ties these together
+    loader_plan the memory that it takes, in numbers
     dataloader  a well-configured torch DataLoader
-    launch      checks and defaults of ranks and threads, shared by loader and dataloader
+    launch      ranks, threads and checks, shared by loader and dataloader
 
 Reading samples alone imports neither torch nor numba; collate and all from crew on import torch.
 """

@@ -54,6 +54,7 @@ MASK_FIELDS = (
     Field("predicted_ious", "predicted_ious", np.dtype(np.float32)),
     Field("stability_scores", "stability_scores", np.dtype(np.float32)),
     Field("point_coords", "point_coords", np.dtype(np.float32)),  # (..., 2): x, y
+    Field("annotation_ids", "annotation_ids", np.dtype(np.int64)),  # (...)
 )
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -70,6 +71,7 @@ class BatchPlan:
     room     masks that a sample has room for in the padded forms
     like     with no samples: one that says which arrays there are; None: only the counts
     canvas   side of the canvas that images without one are put on; None: they are all of one shape
+    as_bool  masks are known to be bool, so that uint8 ones are no bits
     """
 
     samples: Sequence[Sample]
@@ -80,6 +82,7 @@ class BatchPlan:
     room: int
     like: Sample | None = None
     canvas: int | None = None
+    as_bool: bool = False
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -105,8 +108,8 @@ class BatchPlan:
                 shape = _canvas_shape(value, self.canvas)
             shapes[field.key] = ((len(self), *shape), field.dtype or value.dtype)
         for field in present(MASK_FIELDS, first):
-            row, dtype = mask_row(field, np.asarray(first[field.source]), self.form)
-            shapes[field.key] = ((*masks, *row), dtype)
+            row, dtype = _mask_row(field, np.asarray(first[field.source]), self)
+            shapes[field.key] = ((*masks, *row), field.dtype or dtype)
         return shapes
 
     def fill_counts(self, buffers: Mapping[str, np.ndarray]) -> None:
@@ -121,7 +124,7 @@ class BatchPlan:
         buffers  arrays of exactly the shapes and dtypes of `shapes()`
 
         The large copies let other threads run. Raises OptionError if the sample's arrays have
-        other shapes than those of the first sample.
+        other shapes or types than those of the first sample.
         """
         sample, rows = self.samples[k], self.chosen[k]
         for field in present(SAMPLE_FIELDS, sample):
@@ -130,8 +133,7 @@ class BatchPlan:
             if field.key == "images" and self.canvas is not None:
                 _put_on_canvas(sample, value, target[k])
                 continue
-            if value.shape != target.shape[1:]:
-                raise _other_shape(sample, field, value.shape, target.shape[1:])
+            _check_fits(sample, field, value.shape, value.dtype, target)
             target[k] = value
         start, count = int(self.offsets[k]), int(self.counts[k])
         for field in present(MASK_FIELDS, sample):
@@ -142,9 +144,7 @@ class BatchPlan:
                 row[count:] = 0
             else:
                 target = buffers[field.key][start : start + count]
-            due = mask_row(field, value, self.form)[0]
-            if due != target.shape[1:]:
-                raise _other_shape(sample, field, due, target.shape[1:])
+            _check_fits(sample, field, *_mask_row(field, value, self), target)
             _copy_masks(field, value, rows, target)
 
 
@@ -171,9 +171,13 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:
-    """Copy the chosen rows of a per-mask array, unpacking bits if the target is bool."""
-    if field.key == "masks" and target.dtype == np.bool_ and value.dtype == np.uint8:
-        unpack_into(value, target, rows)
+    """Copy the chosen rows of a per-mask array; masks become bits or bool, as the target is."""
+    if field.key == "masks" and target.dtype != value.dtype:
+        if target.dtype == np.bool_:
+            unpack_into(value, target, rows)
+        else:
+            kept = value if rows is None else value[rows]
+            target[...] = np.packbits(kept, axis=-1, bitorder="little")
     elif rows is None:
         target[...] = value
     elif value.dtype == target.dtype:
@@ -182,24 +186,31 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target
         target[...] = value[rows]
 
 
-def mask_row(field: Field, value: np.ndarray, form: str) -> tuple[tuple[int, ...], np.dtype]:
+def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
 
     Raises OptionError for masks that the form cannot be made of.
     """
-    row = value.shape[1:]
+    row, bits = value.shape[1:], plan.form.endswith("bits")
     if field.key != "masks":
-        return row, field.dtype or value.dtype
-    bits = form.endswith("bits")
-    if value.dtype == np.uint8 and len(row) == 2:
-        return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
+        return row, value.dtype
     if value.dtype == np.bool_ and not bits:
         return row, value.dtype
+    if value.dtype == np.bool_ and len(row) == 2 and row[1] % 8 == 0:
+        return (row[0], row[1] // 8), np.dtype(np.uint8)
+    if value.dtype == np.uint8 and len(row) == 2:
+        # A grid of bits has eight times as many rows as bytes a row.
+        if plan.as_bool or row[0] == row[1]:
+            raise OptionError(
+                f"the masks of a sample are uint8 {value.shape}, which would be taken for packed "
+                "bits: a hook must give unpacked masks as bool, `masks.astype(bool)`"
+            )
+        return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
-        f"the masks of a sample are {value.dtype} {value.shape}: masks={form!r} needs "
-        + ("bits, uint8 (m, Sm, Sm / 8): open the pack with masks='bits'" if bits else
-           "bits, uint8 (m, Sm, Sm / 8), or bool (m, height, width)")
-    )  # fmt: skip
+        f"the masks of a sample are {value.dtype} {value.shape}: masks={plan.form!r} needs bits, "
+        "uint8 (m, Sm, Sm / 8), or bool (m, height, width)"
+        + (" with a width that is a multiple of 8" if bits else "")
+    )
 
 
 def present(fields: Sequence[Field], sample: Sample) -> list[Field]:
@@ -215,6 +226,7 @@ def plan_batch(
     room: int | None = None,
     like: Sample | None = None,
     canvas: int | None = None,
+    as_bool: bool = False,
 ) -> BatchPlan:
     """Plan a batch of samples as a dataset gives them.
 
@@ -223,7 +235,7 @@ def plan_batch(
     epoch   of a random choice
     room    masks that a sample has room for in the padded forms; None: as many as the fullest has
     like    a sample such as `blank_sample` makes, for a plan of no samples
-    canvas  see BatchPlan
+    canvas, as_bool  see BatchPlan
 
     Raises OptionError for samples that do not go together: other keys than the first one's, or
     per-mask arrays of different lengths; and for samples that are no dicts.
@@ -238,7 +250,7 @@ def plan_batch(
     counts = np.array(counts, np.int64)
     if room is None:
         room = int(counts.max(initial=0))
-    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like, canvas)
+    return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like, canvas, as_bool)
 
 
 def blank_sample(form: SampleForm) -> Sample:
@@ -257,9 +269,12 @@ def blank_sample(form: SampleForm) -> Sample:
         "predicted_ious": _blank((0,), np.float64),
         "stability_scores": _blank((0,), np.float64),
         "point_coords": _blank((0, 2), np.float64),
+        "annotation_ids": _blank((0,), np.int64),
     }
     if form.masks.source == "runs":
         return sample | {"run_ends": _blank((0,), np.int32), "run_offset": np.zeros(1, np.int64)}
+    if form.masks.as_bool:
+        return sample | {"masks": _blank((0, grid, grid), np.bool_)}
     return sample | {"masks": _blank((0, grid, grid // 8), np.uint8)}
 
 
@@ -291,6 +306,8 @@ def _mask_count(sample: Sample, first: Sample) -> int:
             f"{sorted(first)}: transform must give all samples the same"
         )
     lengths = {field.source: len(sample[field.source]) for field in present(MASK_FIELDS, sample)}
+    if "run_offset" in sample:
+        lengths["run_offset without its end"] = len(sample["run_offset"]) - 1
     if len(set(lengths.values())) > 1:
         raise OptionError(
             f"{_name(sample)} has per-mask arrays of different lengths: {lengths}; a transform "
@@ -299,14 +316,26 @@ def _mask_count(sample: Sample, first: Sample) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _other_shape(sample: Sample, field: Field, found: tuple, due: tuple) -> OptionError:
-    remedy = "transform must give all samples the same"
-    if field.key == "images":
-        remedy += "; for images without a canvas (fit native) say Collate(sample_form=ds.form)"
-    return OptionError(
-        f"{_name(sample)}: {field.source} has the shape {found}, but the first sample of the batch "
-        f"{due}: {remedy}"
-    )
+def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, target) -> None:
+    """Raise OptionError unless a row of this shape and dtype can become one of `target`."""
+    due, remedy = target.shape[1:], "transform must give all samples the same"
+    if shape != due:
+        if field.key == "images":
+            remedy += "; for images without a canvas (fit native) say Collate(sample_form=ds.form)"
+        raise OptionError(
+            f"{_name(sample)}: {field.source} has the shape {shape}, but the first sample of the "
+            f"batch {due}: {remedy}"
+        )
+    if field.dtype is None and dtype != target.dtype:
+        raise OptionError(
+            f"{_name(sample)}: {field.source} is {dtype}, but that of the first sample of the "
+            f"batch {target.dtype}: {remedy}"
+        )
+    if not np.can_cast(dtype, target.dtype, "same_kind"):
+        raise OptionError(
+            f"{_name(sample)}: {field.source} is {dtype}, but {field.key} of a batch are "
+            f"{target.dtype}: transform must give what that can hold"
+        )
 
 
 def _name(sample: Sample) -> str:

@@ -14,6 +14,9 @@ from sa1bpack.format import Layout
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64
 
+# Of the arrays of a batch; in a buffer the others lie between them.
+_LARGE = ("images", "masks", "run_ends")
+
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
 
@@ -38,6 +41,7 @@ NUMBERS = (
     Numbers("predicted_ious", "predicted_iou", 1, _FLOAT32, False),
     Numbers("stability_scores", "stability_score", 1, _FLOAT32, False),
     Numbers("point_coords", "point_coords", 2, _FLOAT32, True),
+    Numbers("annotation_ids", "annotation_id", 1, _INT64, False),
 )
 # For fill_samples; where each region begins is put into column 0.
 JOBS = np.array(
@@ -170,6 +174,21 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
         regions[key] = Region(start, shape, dtype, nbytes)
         start += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return regions, start
+
+
+def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
+    """The large regions, the small ones, and the bytes of the buffer where those lie.
+
+    The small ones are all that is not images, masks or ends of runs; their starts are counted from
+    the beginning of the slice.
+    """
+    large = {key: region for key, region in regions.items() if key in _LARGE}
+    small = {key: region for key, region in regions.items() if key not in _LARGE}
+    low = min(region.start for region in small.values())
+    end = max(region.start + region.nbytes for region in small.values())
+    high = -(-end // ALIGNMENT) * ALIGNMENT  # a whole number of elements of every dtype
+    moved = {key: region._replace(start=region.start - low) for key, region in small.items()}
+    return large, moved, slice(low, high)
 
 
 def expected_runs(ds: Dataset, masks: int) -> int:

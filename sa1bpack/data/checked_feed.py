@@ -12,7 +12,7 @@ from sa1bpack.data.columns import offsets_of
 from sa1bpack.data.feed import Feed
 from sa1bpack.data.fill import IN_MEMORY
 from sa1bpack.data.forms import AS_STORED
-from sa1bpack.data.work import Lookup, Work
+from sa1bpack.data.work import Lookup, Work, without_frames
 from sa1bpack.errors import FormatError, MaskError
 from sa1bpack.format import Shard
 from sa1bpack.masks.rle import take_masks
@@ -28,7 +28,7 @@ class CheckedFeed(Feed):
             try:
                 found[number] = self.ds.shards[number]
             except (FormatError, OSError) as error:
-                failed[number] = error
+                failed[number] = without_frames(error)
         return found, failed
 
     def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> Lookup:
@@ -69,7 +69,7 @@ class CheckedWork(Work):
             try:
                 self._fill_sample(k, buffer)
             except (FormatError, MaskError, OSError) as error:
-                self._failed[k] = error
+                self._failed[k] = without_frames(error)
 
     def _fill_sample(self, k: int, buffer: np.ndarray) -> None:
         feed, row = self._feed, int(self._lookup.rows[self._low + k])

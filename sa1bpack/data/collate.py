@@ -21,6 +21,7 @@ from sa1bpack.data.choose import MaskChoice
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.sample import Sample, SampleForm, check_choice
 from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.runs import RunBatch
 
@@ -29,7 +30,7 @@ Batch = dict[str, Any]
 
 _log = logging.getLogger("sa1bpack")
 _OWN_KEYS = {field.source for field in SAMPLE_FIELDS + MASK_FIELDS} | {
-    "crop_boxes", "annotation_ids", "file_name", "run_ends", "run_offset"
+    "crop_boxes", "file_name", "run_ends", "run_offset"
 }  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class Collate:
     areas             int64     (...) source pixels
     predicted_ious    float32   (...)
     stability_scores  float32   (...)
+    annotation_ids    int64     (...)
     image_ids         int64     (B,)
     sizes             int32     (B, 4) source height, width, stored height, width
     indices           int64     (B,) rows in the pack
@@ -62,7 +64,8 @@ class Collate:
     ================  ========  ================================================================
 
     Padding is zero. What a transform took out of the samples is not in the batch; what it added is
-    a list with one entry a sample; images and bool masks may have any shape, the same for all.
+    a list with one entry a sample; images and bool masks may have any shape, the same for all, as
+    images may have any type. Masks that are uint8 are bits.
 
     The same object works in worker processes; `set_epoch` reaches those that run already.
     """
@@ -97,7 +100,7 @@ class Collate:
                 that this process has collated; if there was none, it has the counts alone.
 
         Raises:
-            OptionError: a value that is none of the choices.
+            OptionError: a value that cannot be used.
         """
         check_choice("masks", masks, FORMS)
         check_choice("on_error", on_error, ON_ERROR)
@@ -108,9 +111,14 @@ class Collate:
             raise OptionError("pad_to_max needs max_masks and a padded form of masks")
         self.room = self.choice.max_masks if pad_to_max else None
         self.dropped: list[ReadError] = []  # those of this process
+        if sample_form is not None and not isinstance(sample_form, SampleForm):
+            raise OptionError(f"sample_form is {sample_form!r}: give the `form` of a dataset")
         if canvas is None and sample_form is not None and sample_form.image.flat:
             canvas = sample_form.image.side
-        self._canvas = None if canvas is None else whole_number("canvas", canvas, 1, 2**14)
+        if canvas is not None:
+            canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE + 1)
+        self._canvas = canvas
+        self._as_bool = sample_form is not None and gives_bool(sample_form)
         self._form = sample_form
         self._like: Sample | None = None  # without a form: the first sample, without its arrays
         # In shared memory, because workers that persist hold a copy of this object.
@@ -129,7 +137,9 @@ class Collate:
         """The plan of a batch of these samples, which may hold no ReadError."""
         like = None if samples else self._blank()
         canvas = self._canvas if samples else None  # a blank has its canvas already
-        return plan_batch(samples, self.form, self.choice, self.epoch, self.room, like, canvas)
+        return plan_batch(
+            samples, self.form, self.choice, self.epoch, self.room, like, canvas, self._as_bool
+        )
 
     def _blank(self) -> Sample | None:
         return self._like if self._form is None else blank_sample(self._form)
@@ -150,6 +160,11 @@ class Collate:
             ReadError: a sample could not be read and on_error is "raise".
             OptionError: samples that do not go together, or `out` does not fit.
         """
+        if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
+            raise OptionError(
+                f"Collate makes a batch of a list of samples, this is {type(samples).__name__}; "
+                "for a batch of one give [sample]"
+            )
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if errors:
             samples = self._without(errors, samples)
@@ -178,6 +193,11 @@ class Collate:
             _log.warning("left out: %s", error)
         self.dropped += errors
         return [sample for sample in samples if not isinstance(sample, ReadError)]
+
+
+def gives_bool(form: SampleForm) -> bool:
+    """Whether samples of this form have unpacked masks."""
+    return form.masks.as_bool and form.masks.source != "runs"
 
 
 def _joined_runs(plan: BatchPlan) -> RunBatch:

@@ -101,7 +101,9 @@ class Crew:
             work, errors = self._planned(ticket.number)  # first: they come in the order of tickets
             self._device.wait(ticket.slot, self._timeout)
             if errors and self._on_error == "raise":
-                raise errors[0]
+                # Not raised: a traceback would keep these frames, and they the ring.
+                self._ring.abort(ticket, errors[0], state)
+                return
             if work.nbytes > len(ticket.slot.bytes):
                 self._device.grow(ticket.slot, work.nbytes)
             work.fill_heads(ticket.slot.bytes)
@@ -125,30 +127,34 @@ class Crew:
 
     def _finish(self, job: _Job) -> None:
         """All parts are done: send the batch on, or the error in its place."""
+        failed, job.error = job.error, None  # its traceback leads to the job
+        if failed is None and self._ring.closed:
+            failed = LoaderError("the iteration was ended before this batch was whole")
         try:
-            if job.error is not None:
-                raise job.error
-            if self._ring.closed:
-                raise LoaderError("the iteration was ended before this batch was whole")
-            self._settle(job)
-            staged = self._device.stage(job.ticket.slot, job.work)
+            failed = failed or self._settle(job)
+            if failed is None:
+                staged = self._device.stage(job.ticket.slot, job.work)
         except BaseException as error:
             self._ring.abort(job.ticket, error, job.state)
+            return
+        if failed is not None:
+            self._ring.abort(job.ticket, failed, job.state)
         else:
             batch = (staged, job.dropped)
             self._ring.commit(job.ticket, batch, job.state, free=self._device.frees)
 
-    def _settle(self, job: _Job) -> None:
-        """Raise the error of a sample that could not be copied, or make the batch without it."""
+    def _settle(self, job: _Job) -> ReadError | None:
+        """The error of a sample that could not be copied, or make the batch without it."""
         while errors := job.work.errors():
             if self._on_error == "raise":
-                raise errors[0][1]
+                return errors[0][1]
             job.dropped += [error for _, error in errors]
             rest = np.delete(job.work.indices, [k for k, _ in errors])
             [(job.work, more)] = self._feed.plan([rest], self._batches.epoch)
             job.dropped += more
             job.work.fill_heads(job.ticket.slot.bytes)
             job.work.fill(0, len(job.work), job.ticket.slot.bytes)
+        return None
 
     # ------------------------------------------------------------------------------ in the consumer
 
@@ -169,4 +175,5 @@ class Crew:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, limit - time.monotonic()))
+        self._ring.clear()
         return not any(thread.is_alive() for thread in self._threads)

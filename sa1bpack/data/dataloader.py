@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from sa1bpack.data.batch_form import BatchForm, expected_runs
-from sa1bpack.data.collate import Batch, Collate
+from sa1bpack.data.collate import Batch, Collate, gives_bool
 from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.launch import check_reads, cores, make_batches, timeout_seconds
+from sa1bpack.data.launch import (
+    check_reads,
+    cores,
+    ended_by,
+    make_batches,
+    order_seed,
+    timeout_seconds,
+)
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
 from sa1bpack.data.sample import Sample, check_choice
@@ -85,7 +93,16 @@ class _BatchAndErrors(dict):
 
 
 class _SendingCollate(Collate):
-    """Sends the errors of samples that it leaves out along: a worker's `dropped` stays there."""
+    """Collate for what a dataset gives, hooks and all.
+
+    Sends the errors of samples that it leaves out along: a worker's `dropped` stays there.
+    """
+
+    def __init__(self, ds: Dataset, masks: str, **options: Any):
+        has_hook = ds.options.transform is not None or ds.options.mask_transform is not None
+        canvas = ds.form.image.side if ds.form.image.flat else None
+        super().__init__(masks, canvas=canvas, sample_form=None if has_hook else ds.form, **options)
+        self._as_bool = gives_bool(ds.form)
 
     def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> Batch:
         batch = super().__call__(samples, out)
@@ -99,8 +116,9 @@ class PackDataLoader(DataLoader):
     """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
 
     Every iteration is an epoch, which begins when its first batch is asked for. One iteration at a
-    time: a new one, and `load_state_dict`, end the one before, which then raises LoaderError.
-    `state_dict` counts the batches that came out, not those that workers have fetched ahead.
+    time: a new one, `set_epoch` and `load_state_dict` end the one before, which then raises
+    LoaderError, as it does after any error. `state_dict` counts the batches that came out, not
+    those that workers have fetched ahead.
 
     Attributes:
         dropped: with on_error="drop", why samples were left out of the batches that came out, also
@@ -117,24 +135,24 @@ class PackDataLoader(DataLoader):
         self.dropped: list[ReadError] = []
 
     def __iter__(self) -> Iterator[Batch]:
+        return _Iteration(self)
+
+    def _begin(self) -> tuple[int, Iterator[Batch]]:
+        """The number of a new iteration, which ends the one before, and its batches."""
         if self._iterator is None:
             self._pid = os.getpid()
             _loaders.add(self)
         self._generation += 1
-        generation, done = self._generation, 0
-        batches = super().__iter__()
-        while (batch := next(batches, None)) is not None:
-            done += 1
-            self._position = (self.batch_sampler.latest, done)
-            if isinstance(batch, _BatchAndErrors):
-                self.dropped += batch.errors
-                batch = dict(batch)
-            yield batch
-            if generation != self._generation:
-                raise LoaderError(
-                    "this iteration was ended by a new one of the same loader or by "
-                    "load_state_dict(); make a second loader for two at once"
-                )
+        return self._generation, super().__iter__()
+
+    def _came_out(self, batch: Batch, done: int) -> Batch:
+        """Note that a batch has come out, the number `done` of its iteration."""
+        self._position = (self.batch_sampler.latest, done)
+        self.batches.mark_used()
+        if isinstance(batch, _BatchAndErrors):
+            self.dropped += batch.errors
+            batch = dict(batch)
+        return batch
 
     def _end_workers(self) -> None:
         if self._iterator is not None and self._pid == os.getpid():
@@ -146,8 +164,12 @@ class PackDataLoader(DataLoader):
         return self.batch_sampler.batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch; if it is the next one anyway, nothing changes."""
+        """Make the next iteration this epoch; ends one that runs.
+
+        If it is the next one anyway, the place in it stays what `load_state_dict` said.
+        """
         self.batches.set_epoch(epoch)
+        self._generation += 1
         self._position = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,7 +180,7 @@ class PackDataLoader(DataLoader):
         return epoch.state_after(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin behind the batch of the state.
+        """Make the next iteration begin behind the batch of the state; ends one that runs.
 
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
@@ -169,6 +191,49 @@ class PackDataLoader(DataLoader):
     def plan(self) -> DataLoaderPlan:
         """The memory of its batches; see `describe_dataloader`."""
         return describe_dataloader(self)
+
+
+class _Iteration:
+    """One epoch of a PackDataLoader, from the first `next` on. Threads may share it."""
+
+    def __init__(self, loader: PackDataLoader):
+        self._loader = loader
+        self._turn = threading.Lock()  # one thread at a time begins, takes, or ends
+        self._batches: Iterator[Batch] | None = None
+        self._generation, self._done = 0, 0
+        self._over: str | None = None  # why any further `next` is an error; "": the epoch is done
+
+    def __iter__(self) -> "_Iteration":
+        return self
+
+    def __next__(self) -> Batch:
+        with self._turn:
+            if self._over is None:
+                try:
+                    return self._next()
+                except StopIteration:
+                    self._over = ""
+                except BaseException as error:
+                    self._over = self._over or ended_by(error)
+                    raise
+            if self._over:
+                raise LoaderError(self._over)
+            raise StopIteration
+
+    def _next(self) -> Batch:
+        if self._batches is None:
+            self._generation, self._batches = self._loader._begin()
+        if self._generation != self._loader._generation:
+            if self._done == len(self._loader.batch_sampler.latest):
+                raise StopIteration
+            self._over = (
+                "this iteration was ended by a new one of the same loader, by set_epoch() or by "
+                "load_state_dict(); make a second loader for two at once"
+            )
+            raise LoaderError(self._over)
+        batch = next(self._batches)
+        self._done += 1
+        return self._loader._came_out(batch, self._done)
 
 
 _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
@@ -194,7 +259,7 @@ def make_dataloader(
     max_masks: int | None = None,
     choose: str = "largest",
     pad_to_max: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
     drop_last: bool = False,
     pad_last: bool = False,
     rank: int | None = None,
@@ -214,7 +279,7 @@ def make_dataloader(
     Args:
         ds, order, masks, max_masks, choose, pad_to_max, seed, drop_last, pad_last, on_error: as in
             `Loader`; `batch_size` too counts the samples of all ranks together.
-        rank, world_size: None: those of torch.distributed if it is initialized, else 0 of 1.
+        rank, world_size: as in `Loader`.
         workers: processes. None: as many as there are cores for this process, 8 at most, if the
             dataset has a transform; else none, because sending a batch from a worker takes longer
             than making it.
@@ -239,12 +304,13 @@ def make_dataloader(
     if multiprocessing_context is not None:
         methods = tuple(torch.multiprocessing.get_all_start_methods())
         check_choice("multiprocessing_context", multiprocessing_context, methods)
-    collate = _SendingCollate(
-        masks, max_masks=max_masks, choose=choose, seed=seed, pad_to_max=pad_to_max,
-        on_error=on_error, canvas=ds.form.image.side if ds.form.image.flat else None,
-        sample_form=None if has_hook else ds.form,
-    )  # fmt: skip
     batches = make_batches(ds, batch_size, order, seed, drop_last, pad_last, rank, world_size)
+    collate = _SendingCollate(
+        ds, masks, max_masks=max_masks, choose=choose, seed=order_seed(batches.order, seed),
+        pad_to_max=pad_to_max, on_error=on_error,
+    )  # fmt: skip
+    if not has_hook:
+        BatchForm.of(ds, masks, travels=False)  # raises where the form cannot be made
     if on_error == "drop":
         ds = ds.with_options(on_error="return")
     if pin_memory is None:
@@ -276,7 +342,7 @@ def _begin_worker(number: int) -> None:
 def describe_dataloader(loader: PackDataLoader) -> DataLoaderPlan:
     """The memory that the batches of a loader of `make_dataloader` take, transforms aside."""
     ds, collate, batches = loader.dataset, loader.collate_fn, loader.batches
-    samples = -(-batches.batch_size // batches.world_size)
+    samples = batches.most_samples
     most = int(ds.column("mask_count").max(initial=0))
     if collate.choice.max_masks is not None:
         most = min(most, collate.choice.max_masks)

@@ -30,7 +30,7 @@ def open(
     *,
     masks: str = "bits",
     mask_size: int | None = None,
-    mask_sampling: str = "area",
+    mask_sampling: str | None = None,
     pixels: str = "rgb",
     coordinates: str = "source",
     transform: Callable[[Sample], Any] | None = None,
@@ -43,17 +43,19 @@ def open(
     Args:
         path: folder of the pack.
         masks: "bits" gives packed bits, "bool" unpacks them. They are the stored ones, bits without
-            a copy, or drawn from the exact runs if `mask_size` is another than the pack's, or if it
-            has no bits. "runs" with a `mask_size` is "bool" drawn from the runs; without one,
-            `run_ends` and `run_offset` are given in place of masks.
+            a copy, or drawn from the exact runs if `mask_size` or `mask_sampling` is another than
+            the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
+            runs; without one, `run_ends` and `run_offset` are given in place of masks.
         mask_size: cells a side of the grid, a multiple of 8 up to 4096; None: the pack's.
-        mask_sampling: of masks that are drawn: "area" or "center", see docs/masks.md.
+        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
         pixels: of a pack of yuv420 pixels. "rgb" converts them; "stored" gives the planes as they
             are stored, see docs/format.md, for the device to convert. RGB is RGB in either case.
         coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
             "stored": pixels of the stored image: x is multiplied by stored width / source width,
             y by stored height / source height. Widths and heights alike; areas never.
-        transform: called with the sample dict; what it returns is the sample.
+        transform: called with the sample dict; what it returns is the sample. Its arrays are
+            read-only: `.copy()` one before `torch.from_numpy`, which does not know that, so that
+            writing to the tensor ends the process (SIGSEGV).
         mask_transform: called with a sample's masks; what it returns is put in their place.
         on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
             sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
@@ -130,7 +132,7 @@ class Dataset:
         self._pack = pack
         self._rows = rows
         self._options = options
-        self._form = SampleForm.of(pack.layout, options)
+        self._form = SampleForm.of(pack.manifest, options)
         self._fingerprint: str | None = None
         self._lookup: Lookup | None = None
         if options.check == "read":
@@ -176,14 +178,19 @@ class Dataset:
             ) from None
 
     def by_id(self, image_id: int) -> Any:
-        """The sample with that image id. Raises KeyError if the dataset has none."""
+        """The sample with that image id. Raises as `index_of` does."""
         return self[self.index_of(image_id)]
 
     def index_of(self, image_id: int) -> int:
         """The index in this dataset of the (first) sample with that image id.
 
-        Raises KeyError if the dataset has none. The first call on an irregular subset sorts it.
+        Raises KeyError if the dataset has none, OptionError for what is no whole number. The first
+        call on an irregular subset sorts it.
         """
+        try:
+            image_id = operator.index(image_id)
+        except TypeError:
+            raise OptionError(f"image_id is {image_id!r}: give a whole number") from None
         row = self._pack.row_of(image_id)
         index = None if row is None else self._index_of_row(row)
         if index is None:
@@ -373,6 +380,11 @@ class Dataset:
     def mask_size(self) -> int:
         """Cells a side of the masks' grid."""
         return self._form.masks.size
+
+    @property
+    def mask_sampling(self) -> str:
+        """By which sampling masks are drawn, or were when the pack was made."""
+        return self._form.masks.sampling
 
     @property
     def options(self) -> SampleOptions:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sa1bpack.data.batch_form import ALIGNMENT, BatchForm, Regions
+from sa1bpack.data.batch_form import ALIGNMENT, BatchForm, Regions, split_regions
 from sa1bpack.data.work import Work
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.masks import unpack_bits
@@ -59,7 +59,7 @@ class Lease:
 
 
 class Host:
-    """Batches stay in the slot that they were copied to: the tensors share its memory."""
+    """Images, masks and runs stay in the slot that they were copied to, and share its memory."""
 
     pinned = False
     frees = False
@@ -87,10 +87,16 @@ class Host:
     def deliver(
         self, staged: tuple[Slot, Work], form: BatchForm, release: Callable[[Slot], None]
     ) -> Batch:
-        """Tensors in the slot's memory. When the last of them is gone, the slot is released."""
+        """Tensors in the slot's memory. When the last of them is gone, the slot is released.
+
+        The small ones are copies: whoever keeps the ids of a batch need not hold its pixels.
+        """
         slot, work = staged
         data = torch.from_numpy(np.asarray(Lease(slot, work.nbytes, release)))
-        return finish(batch_views(data, work.regions), form, work)
+        large, small, span = split_regions(work.regions)
+        copied = torch.empty(span.stop - span.start, dtype=torch.uint8)
+        copied.numpy()[...] = slot.bytes[span]  # torch would wake threads of its own for 32 kB
+        return finish(batch_views(data, large) | batch_views(copied, small), form, work)
 
 
 class Cuda:
@@ -113,6 +119,9 @@ class Cuda:
         self.device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self.device)
         self._turn = threading.Lock()
+
+    def __reduce__(self):
+        return Cuda, (self.device,)
 
     def allocate(self, nbytes: int) -> Slot:
         """A slot of pinned memory."""
@@ -169,8 +178,9 @@ def open_device(name: str | torch.device) -> Host | Cuda:
     """The device of that name. Raises OptionError if it cannot be used."""
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"device is {name!r}: {error}") from None
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionError(f"device is {name!r}: choose 'cpu' or 'cuda' ({reason})") from None
     if device.type == "cpu":
         return Host()
     if device.type == "cuda":

@@ -22,7 +22,7 @@ from sa1bpack.data.columns import offsets_of
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.fill import NO_FILE
 from sa1bpack.data.sample import read_error
-from sa1bpack.data.work import Lookup, Work
+from sa1bpack.data.work import Lookup, Work, without_frames
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Shard
 
@@ -167,7 +167,7 @@ class Feed:
             try:
                 found[number] = source or Source(self.ds.shards[number], self.form.arrays)
             except (FormatError, OSError) as error:
-                failed[number] = error
+                failed[number] = without_frames(error)
         self._sources.update(found)  # behind the others: they were used last
         while len(self._sources) > self._most:
             del self._sources[next(iter(self._sources))]

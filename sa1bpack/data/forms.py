@@ -1,12 +1,14 @@
 """In which form samples give pixels and masks: what was asked for, and what the pack has."""
 
 from dataclasses import dataclass
+from operator import index
+from typing import Any
 
 import numpy as np
 
 from sa1bpack import masks
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Layout
+from sa1bpack.format import Layout, Manifest
 
 # How an image goes into a batch.
 AS_STORED = 0  # a canvas as it is
@@ -26,7 +28,7 @@ class MaskForm:
               "runs": they are the runs
     size      cells a side
     as_bool   unpacked; else bits. "runs" are neither
-    sampling  of what is drawn
+    sampling  by which they are drawn, or were when the pack was made
     fit       of the grid
     """
 
@@ -53,41 +55,57 @@ class MaskForm:
         )
 
 
-def mask_form(layout: Layout, kind: str, size: int | None, sampling: str) -> MaskForm:
-    """The form of masks that options ask for, of a pack with this layout.
+def mask_form(manifest: Manifest, kind: str, size: Any, sampling: str | None) -> MaskForm:
+    """The form of masks that options ask for, of the pack with this manifest.
+
+    Without a size or a sampling they are the pack's own. What is asked for and not stored is drawn.
 
     Raises OptionError for a size that cannot be drawn, or where the pack has no runs to draw from.
     """
-    if size is not None or sampling != "area":
-        _check_grid(size, sampling)
-    given = size is not None
-    size = layout.mask_size if size is None else size
-    if kind == "runs" and not given:
+    layout, own = manifest.layout, pack_sampling(manifest)
+    cells = layout.mask_size if size is None else _checked_size(size)
+    used = own if sampling is None else sampling
+    if kind == "runs" and size is None:
         source = "runs"
-    elif kind == "runs" or not layout.bits or size != layout.mask_size:
+    elif kind == "runs" or not layout.bits or (cells, used) != (layout.mask_size, own):
         source = "drawn"
     else:
         source = "bits"
+    # What a later release has sampled in its own way can be read all the same.
+    if (source != "bits" or sampling is not None) and used not in masks.SAMPLINGS:
+        raise OptionError(f"mask_sampling is {used!r}: choose one of {', '.join(masks.SAMPLINGS)}")
     if source != "bits" and not layout.runs:
         raise OptionError(
-            f"masks={kind!r} with mask_size={size} needs the exact runs, but this pack was made "
-            f"without them; take masks='bits' or 'bool' with its own mask_size, "
-            f"{layout.mask_size}, or pack again with --masks bits+runs"
+            f"{_asked(kind, size, sampling)} needs the exact runs, but this pack was made without "
+            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; take "
+            "masks='bits' or 'bool' as they are, or pack again with --masks bits+runs"
         )
-    return MaskForm(source, size, kind != "bits", sampling, layout.fit)
+    return MaskForm(source, cells, kind != "bits", used, layout.fit)
 
 
-def _check_grid(size: int | None, sampling: str) -> None:
-    if sampling not in masks.SAMPLINGS:
-        raise OptionError(
-            f"mask_sampling is {sampling!r}: choose one of {', '.join(masks.SAMPLINGS)}"
-        )
-    whole = size is None or (isinstance(size, int) and not isinstance(size, bool))
-    if not whole or (size is not None and (not 8 <= size <= masks.MAX_MASK_SIZE or size % 8)):
+def pack_sampling(manifest: Manifest) -> str:
+    """The sampling of a pack's own masks, see docs/format.md: the only record that is read here."""
+    return manifest.options.get("mask_sampling", "area")
+
+
+def _asked(kind: str, size: Any, sampling: str | None) -> str:
+    """What was asked for of masks, in words."""
+    options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
+    return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
+
+
+def _checked_size(size: Any) -> int:
+    """A grid's cells a side, of an int or what can stand for one."""
+    try:
+        cells = 0 if isinstance(size, bool) else index(size)
+    except TypeError:
+        cells = 0
+    if not 8 <= cells <= masks.MAX_MASK_SIZE or cells % 8:
         raise OptionError(
             f"mask_size is {size!r}: choose a multiple of 8 from 8 to {masks.MAX_MASK_SIZE}, or "
             "None"
         )
+    return cells
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""What Loader and make_dataloader share: checks, and defaults of where a program runs."""
+"""What Loader and make_dataloader share: checks, and where and among how many a program runs."""
 
 import os
 import threading
+from dataclasses import replace
 from math import isfinite
 from numbers import Real
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import torch.distributed
 
 from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.ordered_batches import OrderedBatches
+from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
 from sa1bpack.data.samplers import LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
 from sa1bpack.environment import available_cpus
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
 
 # More threads than this do not copy faster than a few memory channels allow.
 MOST_THREADS = 12
@@ -59,29 +60,53 @@ def timeout_seconds(value: Any) -> float:
     return float(value)
 
 
-def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """The two as given, or those of torch.distributed if it is initialized, else 0 of 1.
+class RankBatches(OrderedBatches):
+    """OrderedBatches for the rank that this process has when an iteration begins.
 
-    Raises OptionError if only one is given.
+    So a loader may be made before the process group is. Rank and world size are those of
+    torch.distributed, or 0 of 1 as long as it is not initialized.
     """
-    if (rank is None) != (world_size is None):
-        raise OptionError(f"rank is {rank} and world_size is {world_size}: give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
+
+    def __init__(self, order: Order, batch_size: int, *, drop_last: bool, pad_last: bool):
+        super().__init__(order, batch_size, drop_last=drop_last, pad_last=pad_last)
+        self._join_ranks()
+
+    def begin(self) -> EpochBatches:
+        """As of OrderedBatches.
+
+        Raises LoaderError where the environment announces ranks, but they have no process group:
+        each would be given all samples. OptionError if batches cannot be cut for so many ranks.
+        """
+        super().begin()
+        announced = os.environ.get("WORLD_SIZE", "1")
+        if announced not in ("", "1") and not _is_distributed():
+            raise LoaderError(
+                f"WORLD_SIZE is {announced}, but torch.distributed is not initialized: every rank "
+                "would be given all samples. Call init_process_group before the first batch, or "
+                "give rank and world_size: 0 and 1 if each process is to have all"
+            )
+        self._join_ranks()
+        return self.current
+
+    def _join_ranks(self) -> None:
+        if _is_distributed():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            if (rank, world_size) != (self.rank, self.world_size):
+                self._current = replace(self._current, rank=rank, world_size=world_size)
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def make_batches(
-    ds: Dataset, batch_size: int | None, order: str | Order | OrderedBatches, seed: int,
+    ds: Dataset, batch_size: int | None, order: str | Order | OrderedBatches, seed: int | None,
     drop_last: bool, pad_last: bool, rank: int | None, world_size: int | None,
 ) -> OrderedBatches:  # fmt: skip
     """The batches of a dataset.
 
-    Raises OptionError for an order that is none of the choices or of another dataset, or options
-    that OrderedBatches were given already.
+    Raises OptionError for an order that is none of the choices or of another dataset, and for
+    options that the order or OrderedBatches were given already.
     """
     if isinstance(order, OrderedBatches):
         given = {"batch_size": batch_size, "rank": rank, "world_size": world_size,
@@ -90,21 +115,23 @@ def make_batches(
         if both:
             raise OptionError(f"order is OrderedBatches, which have {', '.join(both)} already; "
                               "give these only once")  # fmt: skip
-        _check_dataset(order.order, ds)
+        _check_order(order.order, ds, seed)
         return order
     if batch_size is None:
         raise OptionError("batch_size is missing: samples of a batch over all ranks together")
     if isinstance(order, str):
-        order = _named(order, ds, seed)
+        order = _named(order, ds, 0 if seed is None else seed)
     if not isinstance(order, Order):
         raise OptionError(
             f"order is {order!r}: choose one of {', '.join(_ORDERS)}, an Order, or OrderedBatches"
         )
-    _check_dataset(order, ds)
-    rank, world_size = rank_and_world(rank, world_size)
-    return OrderedBatches(
-        order, batch_size, rank=rank, world_size=world_size, drop_last=drop_last, pad_last=pad_last
-    )
+    _check_order(order, ds, seed)
+    last = {"drop_last": drop_last, "pad_last": pad_last}
+    if (rank is None) != (world_size is None):
+        raise OptionError(f"rank is {rank} and world_size is {world_size}: give both or neither")
+    if rank is None or world_size is None:
+        return RankBatches(order, batch_size, **last)
+    return OrderedBatches(order, batch_size, rank=rank, world_size=world_size, **last)
 
 
 def _named(name: str, ds, seed: int) -> Order:
@@ -117,9 +144,28 @@ def _named(name: str, ds, seed: int) -> Order:
     raise OptionError(f"order is {name!r}: choose one of {', '.join(_ORDERS)}")
 
 
-def _check_dataset(order: Order, ds) -> None:
+def _check_order(order: Order, ds, seed: int | None) -> None:
     if order.size != len(ds) or order.fingerprint != ds.fingerprint:
         raise OptionError(
             f"the order is of {order.size} samples with fingerprint {order.fingerprint}, but the "
             f"dataset has {len(ds)} with {ds.fingerprint}; make the order of this dataset"
         )
+    own = order_seed(order, seed)
+    if seed is not None and seed != own:
+        raise OptionError(
+            f"seed is {seed}, but the order has the seed {own}: make the order with this seed, or "
+            "leave seed out here"
+        )
+
+
+def order_seed(order: Order, seed: int | None) -> int:
+    """The seed of an order, for all else that is random; of an order without one, `seed` or 0."""
+    return getattr(order, "seed", 0 if seed is None else seed)
+
+
+def ended_by(error: BaseException) -> str:
+    """What an iteration says when it is asked to go on after an error."""
+    text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
+    if isinstance(error, ReadError):
+        text += "; with on_error='drop' samples that cannot be read end none"
+    return text

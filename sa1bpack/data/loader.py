@@ -7,9 +7,10 @@ it in its turn (`ring`), with the state after it.
 
 import logging
 import os
+import threading
+import traceback
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from sa1bpack.data.batch import FORMS
@@ -20,7 +21,15 @@ from sa1bpack.data.crew import Crew
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.device import Batch, Cuda, Host, Slot, open_device
 from sa1bpack.data.feed import Feed
-from sa1bpack.data.launch import check_reads, default_threads, make_batches, timeout_seconds
+from sa1bpack.data.launch import (
+    check_reads,
+    default_threads,
+    ended_by,
+    make_batches,
+    order_seed,
+    timeout_seconds,
+)
+from sa1bpack.data.loader_plan import LoaderPlan
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.ordered_batches import EpochBatches, OrderedBatches
 from sa1bpack.data.ring import Ring
@@ -35,45 +44,6 @@ ON_ERROR = ("raise", "drop")
 _STOP_SECONDS = 5.0
 
 _log = logging.getLogger("sa1bpack")
-
-
-@dataclass(frozen=True)
-class LoaderPlan:
-    """What a Loader will hold, known before anything is allocated.
-
-    samples       samples of a batch of this rank
-    most_masks    masks of a sample that there is room for
-    slots         buffers: `ahead` + 2
-    slot_bytes    bytes of one, enough for any batch; with masks="runs" for a usual one, and a slot
-                  grows where that is not enough
-    pinned        whether they are pinned; then they are rounded up to a power of two, as torch does
-    host_bytes    all buffers together. What is not pinned takes up memory only as it is used
-    device_bytes  at most so much on the device: `ahead` + 2 batches as they travel, and what is
-                  made there of two (unpacked masks, RGB of planes), while the consumer keeps no
-                  more than one batch; 0 on a CPU
-    threads       that fill them
-    files         files held open at most
-    """
-
-    samples: int
-    most_masks: int
-    slots: int
-    slot_bytes: int
-    pinned: bool
-    host_bytes: int
-    device_bytes: int
-    threads: int
-    files: int
-
-    def __str__(self) -> str:
-        kind = "pinned host memory" if self.pinned else "host memory"
-        text = (
-            f"{self.slots} buffers of {self.slot_bytes / 1e6:.1f} MB for batches of {self.samples} "
-            f"samples with up to {self.most_masks} masks: {self.host_bytes / 1e6:.1f} MB of {kind}"
-        )
-        if self.device_bytes:
-            text += f", up to {self.device_bytes / 1e6:.1f} MB on the device"
-        return f"{text}; {self.threads} threads, up to {self.files} open files"
 
 
 def _stop(crew: Crew, pid: int) -> None:
@@ -94,15 +64,19 @@ class Loader:
                     ...
                     save(loader.state_dict())    # goes on behind this batch
 
-    On a CPU a batch is lent, not copied: its tensors share the memory of a slot, and the slot is
-    filled again when the last of them is gone. So a tensor that is kept stays what it is, and
-    keeps its slot: there are `ahead` + 2, of which the loop itself uses one; `clone()` what is to
-    stay longer. A consumer that holds all slots gets a LoaderError that says so. On CUDA a batch is
-    one allocation on the device (masks another) that belongs to the consumer.
+    On a CPU the large part of a batch is lent, not copied: images, masks and runs share the memory
+    of a slot, and the slot is filled again when the last of them is gone. So a tensor that is kept
+    stays what it is, and keeps its slot: there are `ahead` + 2, of which the loop itself uses one;
+    `clone()` what is to stay longer. A consumer that holds all slots gets a LoaderError that says
+    so. On CUDA a batch is one allocation on the device (masks another) that belongs to the
+    consumer.
 
-    One iteration at a time: a new one ends the one before. Leaving a loop early, exceptions, the
-    end of the interpreter and garbage collection end the threads. A forked child makes its own
-    threads and buffers when it iterates; an iterator that came from the parent raises LoaderError.
+    One iteration at a time: a new one, `set_epoch`, `load_state_dict` and `close` end the one
+    before. Threads may share an iteration; each batch goes to one of them, and each of them holds a
+    slot. Leaving a loop early, exceptions, the end of the interpreter and garbage collection end
+    the threads. A forked child makes its own threads and buffers when it iterates; an iterator that
+    came from the parent raises LoaderError. A copy or pickle of a Loader has its place in the
+    order, and no iteration.
     """
 
     def __init__(
@@ -116,7 +90,7 @@ class Loader:
         max_masks: int | None = None,
         choose: str = "largest",
         pad_to_max: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         drop_last: bool = False,
         pad_last: bool = False,
         rank: int | None = None,
@@ -138,10 +112,11 @@ class Loader:
             max_masks: keep at most so many masks of a sample; None keeps all.
             choose: which: "largest", "iou" or "random", as in `Collate`.
             pad_to_max: padded arrays always have room for `max_masks`.
-            seed: of the order and of the random choice.
+            seed: of a named order and of the random choice. None: that of the order, or 0.
             drop_last, pad_last: what becomes of the samples that do not fill a batch, as in
                 `OrderedBatches`.
-            rank, world_size: None: those of torch.distributed if it is initialized, else 0 of 1.
+            rank, world_size: None: those of torch.distributed when an iteration begins, or 0 of 1
+                if it is not initialized; that is refused where WORLD_SIZE announces more.
             on_error: of samples that cannot be read. "raise": raise ReadError. "drop": leave them
                 out, log a warning with the name, and count them in `dropped` and in the batch.
             threads: None: as many as there are cores for this process, 12 at most.
@@ -172,7 +147,7 @@ class Loader:
             ds, batch_size, order, seed, drop_last, pad_last, rank, world_size
         )
         self.dropped: list[ReadError] = []
-        self._choice = MaskChoice(max_masks, choose, seed)
+        self._choice = MaskChoice(max_masks, choose, order_seed(self.batches.order, seed))
         self._device: Host | Cuda = open_device(device)
         self._form = BatchForm.of(ds, masks, travels=self._device.pinned)
         self._room = self._choice.max_masks if pad_to_max else None
@@ -188,7 +163,7 @@ class Loader:
 
     def plan(self) -> LoaderPlan:
         """The memory that iterating takes. Allocates nothing."""
-        samples = -(-self.batches.batch_size // self.batches.world_size)
+        samples = self.batches.most_samples
         most = int(self.dataset.column("mask_count").max(initial=0))
         if self._choice.max_masks is not None:
             most = min(most, self._choice.max_masks)
@@ -227,8 +202,9 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """An epoch: the next one, or what `set_epoch` or `load_state_dict` said.
 
-        It begins, and ends the iteration before, when its first batch is asked for. Raises
-        LoaderError if the loader is closed.
+        It begins, and ends the iteration before, when its first batch is asked for. After an error,
+        `next` raises LoaderError again and again; an epoch of which no batch came out is begun anew
+        by the next iteration. Raises LoaderError if the loader is closed.
         """
         self._check_open()
         return _Iteration(self)
@@ -241,13 +217,11 @@ class Loader:
         """Start the threads of an iteration."""
         self._check_open()
         self._end_crew()
+        batches = self.batches.begin()
         if self._ring is None:
-            plan = self.plan()
-            slots = [self._device.allocate(plan.slot_bytes) for _ in range(plan.slots)]
-            self._ring = Ring(slots, self._ahead)
+            self._ring = self._new_ring()
             kind = CheckedFeed if self._is_checked else Feed
             self._feed = kind(self.dataset, self._form, self._choice, self._room)
-        batches = self.batches.begin()
         self._position = (batches, 0)
         crew = Crew(
             self._ring, self._device, self._feed, batches,
@@ -256,6 +230,20 @@ class Loader:
         # The iteration, not the loader: a loop that is left early ends its threads at once.
         self._crew = weakref.finalize(iteration, _stop, crew, os.getpid())
         return self._ring, crew
+
+    def _new_ring(self) -> Ring[Slot]:
+        """The buffers. Raises LoaderError if there is no memory for them."""
+        plan = self.plan()
+        try:
+            slots = [self._device.allocate(plan.slot_bytes) for _ in range(plan.slots)]
+        except (MemoryError, RuntimeError) as error:  # torch has no class of its own for pinned
+            reason = str(error)
+        else:
+            return Ring(slots, self._ahead)
+        raise LoaderError(
+            f"no memory for {plan}; lower batch_size, max_masks or ahead, or take packed masks "
+            f"(masks='flat_bits'): {reason}"
+        )
 
     def _end_crew(self) -> None:
         """End the threads of the iteration before; in a forked child, forget them."""
@@ -275,8 +263,12 @@ class Loader:
     # ------------------------------------------------------------------------------------- state
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch; if it is the next one anyway, nothing changes."""
+        """Make the next iteration this epoch; ends one that runs.
+
+        If it is the next one anyway, the place in it stays what `load_state_dict` said.
+        """
         self.batches.set_epoch(epoch)
+        self._end_crew()
         self._position = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,7 +298,12 @@ class Loader:
         self._end_crew()
         if self._feed is not None:
             self._feed.close()
+        if self._ring is not None:
+            self._ring.dispose()
         self._ring = self._feed = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ring": None, "_feed": None, "_crew": None}
 
     def __enter__(self) -> "Loader":
         return self
@@ -316,49 +313,61 @@ class Loader:
 
 
 class _Iteration:
-    """One epoch of a Loader, from the first `next` on."""
+    """One epoch of a Loader, from the first `next` on. Threads may share it."""
 
     def __init__(self, loader: Loader):
         self._loader = loader
+        self._turn = threading.Lock()  # one thread at a time begins, takes, or ends
         self._ring: Ring[Slot] | None = None
-        self._over = False
-
-    def _begin(self) -> Ring[Slot]:
-        self._ring, self._crew = self._loader._begin(self)
-        self._run, self._pid = self._ring.run, os.getpid()
-        return self._ring
+        self._crew: Crew | None = None
+        self._pid: int | None = None  # of the process in which it began
+        self._left = 0  # batches
+        self._over: str | None = None  # why any further `next` is an error; "": the epoch is done
 
     def __iter__(self) -> "_Iteration":
         return self
 
     def __next__(self) -> Batch:
-        if self._over:
-            raise StopIteration
-        ring = self._ring or self._begin()
-        if self._pid != os.getpid():
+        if self._pid not in (None, os.getpid()):
             raise LoaderError(
                 "this iteration belongs to the process that forked this one; begin a new one here"
             )
-        if self._run != ring.run or ring.closed:
-            self._over = True
-            raise LoaderError(
-                "this iteration was ended by a new one of the same loader, by close() or by "
-                "load_state_dict(); make a second Loader for two at once"
-            )
-        loader = self._loader
-        try:
-            entry = ring.take(loader._timeout, self._crew.doing)
-        except BaseException:
-            self._end()
-            raise
-        if entry is None:
-            closed = ring.closed
-            self._end()
-            if closed:
-                raise LoaderError("the loader was closed while a batch was waited for")
+        with self._turn:
+            if self._over is None:
+                try:
+                    batch = self._next()
+                except BaseException as error:
+                    self._end(ended_by(error))
+                    traceback.clear_frames(error.__traceback__)  # they hold buffers
+                    raise
+                if batch is not None:
+                    return batch
+                self._end("")
+            if self._over:
+                raise LoaderError(self._over)
             raise StopIteration
+
+    def _begin(self) -> Ring[Slot]:
+        self._ring, self._crew = self._loader._begin(self)
+        self._run, self._pid = self._ring.run, os.getpid()
+        self._left = self._ring.total
+        return self._ring
+
+    def _next(self) -> Batch | None:
+        """The next batch; None if all have been given."""
+        loader, ring = self._loader, self._ring or self._begin()
+        if not self._left:
+            return None
+        if self._run != ring.run or ring.closed:
+            self._over = (
+                "this iteration was ended by a new one of the same loader, by set_epoch(), "
+                "load_state_dict() or close(); make a second Loader for two at once"
+            )
+            raise LoaderError(self._over)
+        entry = ring.take(loader._timeout, self._crew.doing)
+        if entry is None:
+            raise LoaderError("the loader was closed while a batch was waited for")
         if entry.error is not None:
-            self._end()
             raise entry.error
         staged, dropped = entry.batch
         batch = loader._device.deliver(staged, loader._form, ring.release)
@@ -369,8 +378,14 @@ class _Iteration:
             rows = [error.row for error in dropped]
             batch["dropped"] = batch["indices"].new_tensor(rows)
         loader._position = entry.state
+        loader.batches.mark_used()
+        self._left -= 1
         return batch
 
-    def _end(self) -> None:
-        self._over = True
-        self._loader._end_crew()
+    def _end(self, why: str) -> None:
+        """Say no more than why it ended. Ends its threads, unless they are of a later iteration."""
+        loader, ring = self._loader, self._ring
+        if ring is not None and ring is loader._ring and ring.run == self._run:
+            loader._end_crew()
+        self._over = self._over or why
+        self._ring = self._crew = None

@@ -20,7 +20,7 @@ import numpy as np
 
 from sa1bpack.data.order import whole_number
 from sa1bpack.data.samplers import Order
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, OptionError
 
 STATE_VERSION = 1
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
@@ -68,6 +68,8 @@ class EpochBatches:
     start: int = 0
 
     def __post_init__(self):
+        if not isinstance(self.order, Order):
+            raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
         self._set_whole("world_size", 1, 2**32)
         self._set_whole("rank", 0, self.world_size)
         self._set_whole("batch_size", 1, 2**32)
@@ -186,6 +188,9 @@ class OrderedBatches:
     with any treatment of the last batch. What decides the order (kind, seed, dataset, ...) must be
     the same.
 
+    One iteration at a time: a new one, `set_epoch` to another epoch and `load_state_dict` end the
+    one before, which then raises LoaderError.
+
     Args:
         order: which samples come when.
         batch_size: samples of a batch over all ranks together, a multiple of world_size.
@@ -221,6 +226,12 @@ class OrderedBatches:
     pad_last = property(lambda self: self._current.pad_last)
 
     @property
+    def most_samples(self) -> int:
+        """Samples of the largest batch of a rank."""
+        whole = self.batch_size if self.pad_last else min(self.batch_size, len(self.order))
+        return -(-whole // self.world_size)
+
+    @property
     def current(self) -> EpochBatches:
         """The batches of the latest iteration; before the first `next`, of the one to come."""
         return self._current
@@ -242,6 +253,10 @@ class OrderedBatches:
 
     def _yield(self, batches: EpochBatches) -> Iterator[list[int]]:
         for k in range(len(batches)):
+            if batches is not self._current:
+                raise LoaderError(
+                    "this iteration was ended by a new one, by set_epoch() or by load_state_dict()"
+                )
             indices = batches[k].tolist()
             self._used, self._yielded = True, k + 1
             yield indices
@@ -249,11 +264,15 @@ class OrderedBatches:
     def begin(self) -> EpochBatches:
         """Begin an iteration and return its batches, for a loader that takes them by number.
 
-        `state_dict` cannot see which of them are used; they have `state_after`.
+        `state_dict` cannot see which of them are used; they have `state_after`. Until
+        `mark_used` says that one was, the next iteration is this one again.
         """
         self._turn()
-        self._used = True
         return self._current
+
+    def mark_used(self) -> None:
+        """A batch of the iteration that `begin` began has come out."""
+        self._used = True
 
     def _turn(self) -> None:
         if self._used:

@@ -61,8 +61,7 @@ class Ring(Generic[Slot]):
     def start(self, total: int) -> int:
         """Begin a run of `total` batches; its number. What an earlier run left is thrown away."""
         with self._wake:
-            self._free.extend(slot for _, slot in self._ready.values() if slot is not None)
-            self._ready.clear()
+            self.clear()
             self._begun = self._taken = self._filling = 0
             self._total, self._closed = total, False
             self._run += 1
@@ -80,9 +79,27 @@ class Ring(Generic[Slot]):
             self._wake.notify_all()
 
     @property
+    def total(self) -> int:
+        """Batches of the latest run."""
+        return self._total
+
+    @property
     def closed(self) -> bool:
         """Whether the run has ended, or none has begun."""
         return self._closed
+
+    def clear(self) -> None:
+        """Throw away what nobody will take, with the errors, whose tracebacks may lead here."""
+        with self._wake:
+            while self._ready:
+                _, (_, slot) = self._ready.popitem()
+                if slot is not None:
+                    self._free.append(slot)
+
+    def dispose(self) -> None:
+        """Let go of the slots, whoever keeps the closed ring. Batches that are out keep theirs."""
+        self.clear()
+        self._free.clear()
 
     # ----------------------------------------------------------------------- threads that fill
 
@@ -119,11 +136,13 @@ class Ring(Generic[Slot]):
     def _finish(self, ticket: Ticket[Slot], entry: Entry, free: bool) -> None:
         with self._wake:
             late = ticket.run != self._run
-            free = free or late
+            unwanted = late or self._closed
+            free = free or unwanted
             if free:
                 self._free.append(ticket.slot)
             if not late:
                 self._filling -= 1
+            if not unwanted:
                 self._ready[ticket.number] = (entry, None if free else ticket.slot)
             self._wake.notify_all()
 
@@ -144,9 +163,9 @@ class Ring(Generic[Slot]):
                 gc.collect()  # a batch in a reference cycle is held by nobody
                 if not self._wake.wait_for(self._can_go_on, min(timeout, HELD_SECONDS)):
                     raise LoaderError(
-                        f"all {self._slots} buffers are held by batches that are still in use; "
-                        "clone the tensors that you keep, or raise `ahead` by as many batches as "
-                        "you keep"
+                        f"all {self._slots} buffers are held by images, masks or runs of batches "
+                        "that are still in use; clone those that you keep, or raise `ahead` by as "
+                        "many batches as you keep"
                     )
             while not self._wake.wait_for(self._is_next, max(0.0, limit - time.monotonic())):
                 if time.monotonic() >= limit:

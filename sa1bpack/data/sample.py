@@ -20,7 +20,7 @@ from sa1bpack.data.forms import (
 )
 from sa1bpack.data.shards import MASK_ARRAYS, Pack
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError
-from sa1bpack.format import Layout, Shard
+from sa1bpack.format import Layout, Manifest, Shard
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_place import image_planes
@@ -53,7 +53,7 @@ class SampleOptions:
     on_error: str = "raise"
     check: str = "open"
     mask_size: int | None = None
-    mask_sampling: str = "area"
+    mask_sampling: str | None = None
     pixels: str = "rgb"
 
     def __post_init__(self):
@@ -82,15 +82,15 @@ class SampleForm:
     masks: MaskForm
 
     @classmethod
-    def of(cls, layout: Layout, options: SampleOptions) -> "SampleForm":
+    def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleForm":
         """The form that the options ask for. Raises OptionError if the pack does not have it."""
-        masks = mask_form(layout, options.masks, options.mask_size, options.mask_sampling)
+        masks = mask_form(manifest, options.masks, options.mask_size, options.mask_sampling)
         if masks.source == "runs" and options.mask_transform is not None:
             raise OptionError(
                 "mask_transform is for masks, but masks='runs' without a mask_size gives runs; use "
                 "transform for those"
             )
-        return cls(image_form(layout, options.pixels), masks)
+        return cls(image_form(manifest.layout, options.pixels), masks)
 
 
 def read_sample(pack: Pack, row: int, options: SampleOptions, form: SampleForm) -> Any:

@@ -187,8 +187,8 @@ class Pack:
     """
 
     def __init__(self, root: Path):
+        self.manifest, index = open_manifest_and_index(Path(root))
         self.root = Path(root).absolute()  # shards are opened later, from whatever folder
-        self.manifest, index = open_manifest_and_index(self.root)
         if index is None:
             raise FormatError(f"{self.root}: a pack without shards; pack some sources into it")
         self.index = index

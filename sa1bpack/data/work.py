@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 OPEN_SAMPLES = 8
 
 
+def without_frames(error: Exception) -> Exception:
+    """The error, without the tracebacks of it and its causes: their frames would keep buffers."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error
+
+
 class Lookup(NamedTuple):
     """Where the samples of one or more batches are; n samples, T masks that are kept."""
 
@@ -124,7 +133,7 @@ class Work:
                 held.append(self._feed.files(int(found.numbers[at]), found.sources[at]))
                 found.files[at] = held[-1].numbers
             except OSError as error:
-                self._failed[k] = error
+                self._failed[k] = without_frames(error)
         return held
 
     def _copy(
@@ -159,7 +168,7 @@ class Work:
             else:
                 self._draw(k, size, buffer)
         except (FormatError, MaskError, OSError) as error:
-            self._failed[k] = error
+            self._failed[k] = without_frames(error)
 
     def _mask_range(self, k: int) -> tuple[int, int]:
         """The masks of sample k of the batch, among all of the batch."""

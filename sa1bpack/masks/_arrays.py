@@ -1,5 +1,7 @@
 """Checks on the arrays handed to the kernels, so that no kernel reads or writes outside them."""
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -24,6 +26,41 @@ def read_only(name: str, array: np.ndarray, dtype: type) -> np.ndarray:
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
+
+
+def check_array(
+    name: str,
+    array: Any,
+    dtype: str,
+    shape: tuple[int | str, ...],
+    what: str = "",
+    kind: type = np.ndarray,
+) -> None:
+    """Check that an argument is an array of a dtype and a shape.
+
+    Args:
+        dtype: its name, which is the same for numpy and for torch.
+        shape: a letter stands for any length.
+        what: after dtype and shape in the message.
+        kind: np.ndarray, or torch.Tensor.
+
+    Raises:
+        OptionError: it is not; the message says what it is.
+    """
+    if isinstance(array, kind):
+        found_dtype, found_shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
+        fits = len(found_shape) == len(shape) and all(
+            isinstance(due, str) or length == due
+            for length, due in zip(found_shape, shape, strict=True)
+        )
+        if found_dtype == dtype and fits:
+            return
+        found = f"{found_dtype} {found_shape}"
+    else:
+        found = f"a {type(array).__module__}.{type(array).__qualname__}".replace("builtins.", "")
+    due = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    array_kind = "" if isinstance(array, kind) else f"a {kind.__module__}.{kind.__qualname__} of "
+    raise OptionError(f"{name} must be {array_kind}{dtype} {due}{what}, got {found}")
 
 
 def check_offsets(name: str, offset: np.ndarray, length: int) -> None:

@@ -13,10 +13,13 @@ What is random depends on (seed, epoch, id, draw) alone; `sa1bpack.transforms.pr
 same prompts on a device.
 """
 
+from typing import Any
+
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
+from sa1bpack.masks._arrays import check_array
+from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles, words
 from sa1bpack.masks.regions import REGIONS, check_region, find_pixels
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -63,7 +66,8 @@ def draw_points(
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
-    check_ids(ids.dtype == np.int64, ids.shape, masks)
+    check_ids(ids, masks)
+    points = check_word("points", points, 31)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
     count, numbers = np.empty(masks, np.int64), np.empty((masks, points), np.int64)
     pixels = np.empty((masks, points, 2), np.int64)
@@ -72,14 +76,13 @@ def draw_points(
     return np.where(valid[:, None, None], pixels + 0.5, 0).astype(np.float32), valid
 
 
-def check_ids(is_int64: bool, shape: tuple[int, ...], masks: int) -> None:
-    """Check that there is an id for each mask.
+def check_ids(ids: Any, masks: int, kind: type = np.ndarray) -> None:
+    """Check that there is an id for each mask, in an array of a kind, see `check_array`.
 
     Raises:
         OptionError: there is not.
     """
-    if not is_int64 or tuple(shape) != (masks,):
-        raise OptionError(f"ids must be int64 ({masks},), one for each mask, got {tuple(shape)}")
+    check_array("ids", ids, "int64", (masks,), ", one for each mask", kind)
 
 
 def prompt_draw(kind: str, draw: int) -> int:
@@ -88,9 +91,7 @@ def prompt_draw(kind: str, draw: int) -> int:
     Raises:
         OptionError: `draw` is not 0 to 2**32 - 1.
     """
-    if not isinstance(draw, int) or not 0 <= draw < 2**32:
-        raise OptionError(f"draw must be a whole number from 0 to 2**32 - 1, got {draw!r}")
-    return DRAWS[kind] + draw
+    return DRAWS[kind] + check_word("draw", draw, 32)
 
 
 def jitter_boxes(
@@ -120,10 +121,12 @@ def jitter_boxes(
         float32 (n, 4).
 
     Raises:
-        OptionError: an option, a dtype or a shape is wrong.
+        OptionError: an option, a dtype or a shape is wrong, or a side of a box or of the image is
+            below 0: SA-1B's own boxes are x, y, w, h.
     """
-    check_boxes(boxes.dtype == np.float64, boxes.shape)
-    check_ids(ids.dtype == np.int64, ids.shape, len(boxes))
+    check_boxes(boxes, extent)
+    check_box_sides(boxes, extent)
+    check_ids(ids, len(boxes))
     drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> np.uint64(64 - NORMAL_BITS)
     noise = normal_quantiles()[drawn.astype(np.int64)] * BOX_NOISE
     sides = np.tile(boxes[:, 2:] - boxes[:, :2], 2)
@@ -131,11 +134,30 @@ def jitter_boxes(
     return np.clip(moved, 0, np.tile(extent, 2)).astype(np.float32)
 
 
-def check_boxes(is_float64: bool, shape: tuple[int, ...]) -> None:
-    """Check an array of boxes in continuous coordinates.
+def check_boxes(boxes: Any, extent: Any, kind: type = np.ndarray) -> None:
+    """Check dtypes and shapes of boxes and of their images' extent, see `jitter_boxes`.
 
     Raises:
-        OptionError: it is none.
+        OptionError: one is wrong, or they are no arrays of this kind, see `check_array`.
     """
-    if not is_float64 or len(shape) != 2 or shape[1] != 4:
-        raise OptionError(f"boxes must be float64 (n, 4), got {tuple(shape)}")
+    check_array("boxes", boxes, "float64", ("n", 4), kind=kind)
+    of_each = getattr(extent, "ndim", 1) == 2
+    shape = (len(boxes), 2) if of_each else (2,)
+    what = "" if of_each else f" or ({len(boxes)}, 2)"
+    check_array("extent", extent, "float64", shape, what, kind)
+
+
+def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:
+    """Check that edges of boxes are in order, and that no image has a side below 0.
+
+    Raises:
+        OptionError: they are not, with the first of them.
+    """
+    turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # with a NaN as well
+    if len(turned):
+        raise OptionError(
+            f"box {turned[0]} of {len(boxes)} is {boxes[turned[0]].tolist()}: boxes are edges, x0, "
+            "y0, x1, y1, with x0 <= x1 and y0 <= y1; SA-1B's own are x, y, w, h"
+        )
+    if not (extent >= 0).all():
+        raise OptionError(f"extent must be widths and heights of 0 or more, got {extent.min()}")

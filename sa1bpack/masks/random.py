@@ -6,6 +6,7 @@ Generators", 2014) over a chain: each part of the key is added, times an odd con
 """
 
 from functools import lru_cache
+from operator import index
 from statistics import NormalDist
 
 import numpy as np
@@ -31,14 +32,26 @@ def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarr
     Raises:
         OptionError: a number is out of range.
     """
-    for name, number in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
-            raise OptionError(f"{name} must be a whole number from 0 to 2**64 - 1, got {number!r}")
     key = np.zeros(1, np.uint64)  # an array, because numpy lets only arrays wrap in silence
-    for part in (seed, epoch, draw):
-        key = _mix(key + np.uint64((part + 1) * GAMMA % 2**64))
+    for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
+        key = _mix(key + np.uint64((check_word(name, part) + 1) * GAMMA % 2**64))
     streams = _mix(ids.astype(np.uint64) * np.uint64(GAMMA) + key)
     return _mix(streams[:, None] + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GAMMA))
+
+
+def check_word(name: str, value: object, bits: int = 64) -> int:
+    """Return `value`, an int or what can stand for one.
+
+    Raises:
+        OptionError: it is not a whole number from 0 to 2**bits - 1.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or not 0 <= number < 1 << bits:
+        raise OptionError(f"{name} must be a whole number from 0 to 2**{bits} - 1, got {value!r}")
+    return number
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from sa1bpack.errors import OptionError
-from sa1bpack.masks._arrays import check_image_runs
+from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
 
 REGIONS = ("inside", "boundary", "outside")
@@ -153,15 +153,23 @@ def check_region(run_ends, run_offset, height, width, region, boxes):
     height, width = index(height), index(width)
     check_image(height, width)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    if region not in REGIONS:
-        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
-    masks = len(run_offset) - 1
+    check_region_name(region)
     if boxes is None:
         boxes = np.empty((0, 4), np.int64)
-    elif boxes.dtype != np.int64 or boxes.shape != (masks, 4):
-        raise OptionError(f"boxes must be int64 {(masks, 4)}, got {boxes.dtype} {boxes.shape}")
+    else:
+        check_array("boxes", boxes, "int64", (len(run_offset) - 1, 4))
     boxes = np.ascontiguousarray(boxes)
     return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
+
+
+def check_region_name(region: str) -> None:
+    """Check the name of a region.
+
+    Raises:
+        OptionError: it is unknown.
+    """
+    if region not in REGIONS:
+        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
 
 
 _NO_WORDS = np.empty((0, 0), np.uint64)
@@ -223,10 +231,7 @@ def nth_pixels(
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
-    if numbers.dtype != np.int64 or numbers.ndim != 2 or len(numbers) != masks:
-        raise OptionError(
-            f"numbers must be int64 ({masks}, k), got {numbers.dtype} {numbers.shape}"
-        )
+    check_array("numbers", numbers, "int64", (masks, "k"))
     numbers = np.ascontiguousarray(numbers)
     pixels = np.empty((*numbers.shape, 2), np.int64)
     find_pixels(*arguments, _NO_WORDS, np.empty(masks, np.int64), numbers.copy(), pixels)

@@ -8,6 +8,8 @@ import numpy as np
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
+# What is higher was meant as a percentage: a predicted IoU may exceed 1, but a little only.
+_HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
 
 
 def _check_int(name: str, value: object, low: int, high: int) -> None:
@@ -15,9 +17,13 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
 
 
-def _check_number(name: str, value: object) -> None:
+def _check_bound(name: str, value: object) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
-        raise OptionError(f"{name} must be a finite number or None, got {value!r}")
+        raise OptionError(f"{name} must be a finite number, got {value!r}")
+    if value > _HIGHEST[name]:
+        raise OptionError(
+            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is no percentage"
+        )
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,9 @@ class MaskRule:
         seed: of "random"; 0 to 2**32 - 1.
         min_area: keep masks of at least this many source pixels.
         max_area_frac: keep masks that cover at most this part of the image; None for no limit.
-        min_iou: keep masks with at least this predicted IoU, which may exceed 1; None for no limit.
-        min_stability: keep masks with at least this stability score; None for no limit.
+        min_iou: keep masks with at least this predicted IoU, which may exceed 1; at most 2; None
+            for no limit.
+        min_stability: keep masks with at least this stability score; at most 1; None for no limit.
 
     Raises:
         OptionError: a value is outside its range.
@@ -57,11 +64,11 @@ class MaskRule:
             raise OptionError(f"select must be one of {', '.join(ORDERS)}, got {self.select!r}")
         _check_int("seed", self.seed, 0, 2**32)
         _check_int("min_area", self.min_area, 0, 2**31)
-        for name in ("max_area_frac", "min_iou", "min_stability"):
+        for name in _HIGHEST:
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name))
-        if self.max_area_frac is not None and not 0 <= self.max_area_frac <= 1:
-            raise OptionError(f"max_area_frac must be from 0 to 1, got {self.max_area_frac!r}")
+                _check_bound(name, getattr(self, name))
+        if self.max_area_frac is not None and self.max_area_frac < 0:
+            raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
 
 
 def _passing(

@@ -1,7 +1,8 @@
 """Batches on their device: a batch of the loader becomes training input there.
 
 All is torch operations over whole batches, the same on a CPU and on CUDA, without a loop over
-samples and without waiting for the device.
+samples and without waiting for the device. One thing differs: on a CPU the kernels of
+`sa1bpack.masks` draw masks and prompts from runs, to the same bits.
 
     random      random numbers as a function of (seed, epoch, id)
     affine      axis-aligned maps from output to source coordinates
@@ -9,12 +10,13 @@ samples and without waiting for the device.
     resample    images through these maps
     masks       bits to bool, and grids of masks through these maps
     runs        masks drawn from their exact runs through these maps
+    regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
     boxes       boxes and points through these maps
     pixels      planes to RGB, bytes to normalised numbers
     color       colour jitter
     mix         mixup
-    pipeline    all of it in the right order; checks are what it asks of options and batches
+    pipeline    all of it in the right order; options and checks are what it asks of its arguments
 """
 
 from sa1bpack.transforms.affine import AxisMaps

@@ -1,10 +1,9 @@
-"""What a pipeline is given: options and batches that cannot be used are named before work begins.
+"""What a pipeline is given: a dataset or batches that cannot be used are named before work begins.
 
 What tensors hold is looked at on a CPU alone, through numpy: on a device that would wait for it.
 """
 
 from collections.abc import Collection, Mapping
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,16 @@ import torch
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.runs import RunBatch
 
-MAX_CANVAS = 16384  # pixels along one side, as of the images of a pack
+BOX_REACH = 1.1  # how far boxes may reach, in parts of their image
 
 _REMEDY = "give a batch as Loader, DataLoader and Collate make it"
 
 
-def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
-    """(height, width) of an option that is a side or both, of ints or what can stand for them.
-
-    Raises OptionError, with the option's name, if a side is no whole number from 1 to `most`.
-    """
-    try:
-        sides = _whole_numbers(size)
-    except TypeError:
-        sides = ()
-    if len(sides) != 2 or not all(1 <= side <= most for side in sides):
-        raise OptionError(
-            f"{name} is {size!r}: give a side, or (height, width), of whole numbers from 1 to "
-            f"{most}"
-        )
-    return sides
-
-
-def _whole_numbers(size: Any) -> tuple[int, ...]:
-    """Raises TypeError for what is neither a whole number nor a sequence of them; a bool is not."""
-    if isinstance(size, bool):
-        raise TypeError
-    try:
-        return (index(size),) * 2
-    except TypeError:
-        pass
-    given = tuple(size)
-    if any(isinstance(side, bool) for side in given):
-        raise TypeError
-    return tuple(map(index, given))
+def check_dataset(ds: Any) -> None:
+    """Raise OptionError if this says nothing of what the numbers of a batch mean."""
+    told = ("layout", "options", "mask_size", "mask_sampling")
+    if not all(hasattr(ds, name) for name in told):
+        raise OptionError(f"ds is a {_kind(ds)}: give the dataset that the batches come from")
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
@@ -117,6 +92,32 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
             f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
             f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
             f"images with {due}; give it batches of that dataset"
+        )
+
+
+def check_boxes(
+    bboxes: torch.Tensor, owner: torch.Tensor, sizes: torch.Tensor, coordinates: str
+) -> None:
+    """Raise OptionError on a CPU if boxes reach far beyond their images: they are in other
+    coordinates. (Records of derived collections may reach over the edge by a few pixels.)
+
+    bboxes       (..., 4), T in all: x, y, w, h; 0 for padding
+    owner        int64 (T,), the sample of each
+    sizes        (B, 4), pixels: source height and width, stored height and width
+    coordinates  "source" or "stored", the dataset's
+    """
+    if bboxes.device.type != "cpu":
+        return
+    extent = sizes[:, 2:] if coordinates == "stored" else sizes[:, :2]
+    boxes = bboxes.reshape(-1, 4).double().numpy()
+    limits = extent.flip(1).numpy()[owner.numpy()]
+    beyond = np.flatnonzero((boxes[:, :2] + boxes[:, 2:] > BOX_REACH * limits).any(1))
+    if beyond.size:
+        box, (width, height) = boxes[beyond[0]].tolist(), limits[beyond[0]].tolist()
+        raise OptionError(
+            f"a box of sample {int(owner[beyond[0]])} of the batch is {box} (x, y, w, h), but its "
+            f"image has {width:g} x {height:g} pixels in this pipeline's coordinates, "
+            f"{coordinates!r}: give the pipeline the dataset that the batch comes from"
         )
 
 

@@ -6,13 +6,20 @@ other in the order of the arguments. In a batch every image would otherwise have
 one of them four times.
 """
 
+from typing import Any
+
 import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometric import Uniform
+from sa1bpack.transforms.options import as_numbers, is_number
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
 LUMA = (0.2989, 0.587, 0.114)
+
+MAX_FACTOR = 256.0  # makes white of the darkest grey; far below what overflows float32
+
+Range = tuple[float, float]
 
 
 class ColorJitter:
@@ -20,30 +27,27 @@ class ColorJitter:
 
     def __init__(
         self,
-        brightness: float = 0.0,
-        contrast: float = 0.0,
-        saturation: float = 0.0,
-        hue: float = 0.0,
+        brightness: float | Range = 0.0,
+        contrast: float | Range = 0.0,
+        saturation: float | Range = 0.0,
+        hue: float | Range = 0.0,
     ):
         """
         Args:
             brightness, contrast, saturation: the factor is uniform from max(0, 1 - value) to
-                1 + value. 0 leaves the step out.
-            hue: the hue is turned by a part of a full turn, uniform from -hue to hue; 0 to 0.5.
+                1 + value, value 0 to 255; or in a range (low, high) of 0 to 256.
+            hue: the hue is turned by a part of a full turn, uniform from -hue to hue, hue 0 to 0.5;
+                or in a range (low, high) of -0.5 to 0.5.
+
+        0, or a range that holds nothing else than what changes nothing, leaves the step out.
 
         Raises:
             OptionError: a value that is out of range.
         """
-        for name, value, most in (
-            ("brightness", brightness, float("inf")),
-            ("contrast", contrast, float("inf")),
-            ("saturation", saturation, float("inf")),
-            ("hue", hue, 0.5),
-        ):
-            if not 0 <= value <= most:
-                raise OptionError(f"{name} is {value!r}: give a number from 0 to {most:g}")
-        self.brightness, self.contrast = brightness, contrast
-        self.saturation, self.hue = saturation, hue
+        self.brightness = _factors("brightness", brightness)
+        self.contrast = _factors("contrast", contrast)
+        self.saturation = _factors("saturation", saturation)
+        self.hue = _turns(hue)
 
     def __call__(
         self, images: torch.Tensor, inside: torch.Tensor, uniform: Uniform
@@ -53,22 +57,47 @@ class ColorJitter:
         inside   bool (B, 1, H, W), true where there is an image and no padding
         uniform  as of a geometric step
         """
-        drawn = (2 * uniform(4) - 1).float()[:, :, None, None, None]  # (B, 4, 1, 1, 1)
-        if self.brightness:
-            images = adjust_brightness(images, _factor(self.brightness, drawn[:, 0]))
-        if self.contrast:
-            images = adjust_contrast(images, _factor(self.contrast, drawn[:, 1]), inside)
-        if self.saturation:
-            images = adjust_saturation(images, _factor(self.saturation, drawn[:, 2]))
-        if self.hue:
-            images = adjust_hue(images, self.hue * drawn[:, 3])
+        drawn = uniform(4)[:, :, None, None, None]  # (B, 4, 1, 1, 1)
+        if self.brightness != (1, 1):
+            images = adjust_brightness(images, _within(self.brightness, drawn[:, 0]))
+        if self.contrast != (1, 1):
+            images = adjust_contrast(images, _within(self.contrast, drawn[:, 1]), inside)
+        if self.saturation != (1, 1):
+            images = adjust_saturation(images, _within(self.saturation, drawn[:, 2]))
+        if self.hue != (0, 0):
+            images = adjust_hue(images, _within(self.hue, drawn[:, 3]))
         return images
 
 
-def _factor(spread: float, drawn: torch.Tensor) -> torch.Tensor:
-    """Uniform from max(0, 1 - spread) to 1 + spread, from numbers of -1 to 1."""
-    low, high = max(0.0, 1 - spread), 1 + spread
-    return low + (high - low) * (drawn + 1) / 2
+def _factors(name: str, value: Any) -> Range:
+    """The range of a factor, by a spread around 1 or as it is. Raises OptionError."""
+    if is_number(value) and 0 <= value <= MAX_FACTOR - 1:
+        return max(0.0, 1 - value), 1 + value
+    given = as_numbers(value)
+    if len(given) != 2 or not 0 <= given[0] <= given[1] <= MAX_FACTOR:
+        raise OptionError(
+            f"{name} is {value!r}: give a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
+            f"high) of 0 to {MAX_FACTOR:g}"
+        )
+    return given
+
+
+def _turns(value: Any) -> Range:
+    """The range of the hue's turn, by a spread around 0 or as it is. Raises OptionError."""
+    if is_number(value) and 0 <= value <= 0.5:
+        return -value, value
+    given = as_numbers(value)
+    if len(given) != 2 or not -0.5 <= given[0] <= given[1] <= 0.5:
+        raise OptionError(
+            f"hue is {value!r}: give a number from 0 to 0.5, or a range (low, high) of -0.5 to 0.5"
+        )
+    return given
+
+
+def _within(limits: Range, drawn: torch.Tensor) -> torch.Tensor:
+    """float32, uniform in a range, from float64 numbers of 0 to 1."""
+    low, high = limits
+    return (low + (high - low) * drawn).float()
 
 
 # ------------------------------------------------------------------------- one image, one factor

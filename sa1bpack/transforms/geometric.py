@@ -11,6 +11,7 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.affine import AxisMaps, pair, scaling
+from sa1bpack.transforms.options import as_numbers, is_number
 
 Uniform = Callable[[int], torch.Tensor]
 
@@ -73,7 +74,7 @@ class RandomFlip(GeometricStep):
 
     def __init__(self, p: float = 0.5):
         """p: how probable it is for an image. Raises OptionError if it is not 0 to 1."""
-        if not 0 <= p <= 1:
+        if not is_number(p) or not 0 <= p <= 1:
             raise OptionError(f"p is {p!r}: give a probability, 0 to 1")
         self.p = p
 
@@ -96,9 +97,11 @@ class ScaleJitter(GeometricStep):
     """
 
     def __init__(self, low: float = 0.1, high: float = 2.0):
-        """low, high: the range of the scale. Raises OptionError unless 0 < low <= high."""
-        if not 0 < low <= high:
-            raise OptionError(f"the scale is from {low!r} to {high!r}: give 0 < low <= high")
+        """low, high: the range of the scale, finite. Raises OptionError unless 0 < low <= high."""
+        if not (is_number(low) and is_number(high) and 0 < low <= high):
+            raise OptionError(
+                f"the scale is from {low!r} to {high!r}: give 0 < low <= high, both finite"
+            )
         self.low, self.high = low, high
         self.shrinks = max(1.0, 1 / low)
 
@@ -130,16 +133,17 @@ class RandomResizedCrop(GeometricStep):
         """
         Args:
             area: range of the rectangle's part of the image, 0 < low <= high <= 1.
-            ratio: range of its width by its height, 0 < low <= high.
+            ratio: range of its width by its height, 0 < low <= high, both finite.
 
         Raises:
             OptionError: a range that is none of these.
         """
-        if not 0 < area[0] <= area[1] <= 1:
+        areas, ratios = as_numbers(area), as_numbers(ratio)
+        if len(areas) != 2 or not 0 < areas[0] <= areas[1] <= 1:
             raise OptionError(f"area is {area!r}: give a range with 0 < low <= high <= 1")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise OptionError(f"ratio is {ratio!r}: give a range with 0 < low <= high")
-        self.area, self.ratio = area, ratio
+        if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
+            raise OptionError(f"ratio is {ratio!r}: give a range with 0 < low <= high, both finite")
+        self.area, self.ratio = areas, ratios
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """The frame of the rectangles."""

@@ -5,6 +5,7 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometric import Uniform
+from sa1bpack.transforms.options import is_number
 
 _KNOTS = 4097  # of the table of quantiles
 
@@ -26,7 +27,7 @@ class Mixup:
 
     def __init__(self, alpha: float = 0.2):
         """alpha: of the distribution; small ones mix little. Raises OptionError unless > 0."""
-        if not 0 < alpha < float("inf"):
+        if not is_number(alpha) or alpha <= 0:
             raise OptionError(f"alpha is {alpha!r}: give a number above 0")
         self.alpha = alpha
         self._table = torch.from_numpy(beta_quantiles(alpha))

@@ -7,14 +7,15 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
+from sa1bpack.masks.random import check_word
 from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
-    MAX_CANVAS,
+    check_boxes,
+    check_dataset,
     check_grids,
     check_images,
     check_runs,
-    check_sides,
     check_sizes,
     check_tensors,
 )
@@ -22,8 +23,9 @@ from sa1bpack.transforms.color import ColorJitter
 from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
 from sa1bpack.transforms.masks import grid_index, take_cells, unpack_bits
 from sa1bpack.transforms.mix import Mixup
+from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
-from sa1bpack.transforms.random import check_word, uniform
+from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
 from sa1bpack.transforms.runs import RunBatch, draw_runs
 
@@ -31,7 +33,10 @@ Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
 
 # Of a batch, what has a row a mask; a dataset's transform may have taken some out.
-MASK_KEYS = ("masks", "bboxes", "point_coords", "areas", "predicted_ious", "stability_scores")
+MASK_KEYS = (
+    "masks", "bboxes", "point_coords", "areas", "predicted_ious", "stability_scores",
+    "annotation_ids",
+)  # fmt: skip
 
 
 class Pipeline:
@@ -106,34 +111,28 @@ class Pipeline:
         Raises:
             OptionError: a value that cannot be used.
         """
+        check_dataset(ds)
         self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
-        self.coordinates, self.mask_sampling = ds.options.coordinates, ds.options.mask_sampling
+        self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
         self.cells = ds.mask_size  # a side of the grid in the batch
         side = self.image_size
         self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
         if mask_size is None:
             mask_size = tuple(max(1, length * self.cells // side) for length in self.canvas)
         self.grid = check_sides("mask_size", mask_size, MAX_MASK_SIZE)
-        if not dtype.is_floating_point:
-            raise OptionError(f"dtype is {dtype}: choose a floating one, as torch.bfloat16")
-        if mask_dtype != torch.bool and not mask_dtype.is_floating_point:
-            raise OptionError(f"mask_dtype is {mask_dtype}: choose torch.bool or a floating one")
-        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        if not _is_floating(dtype):
+            raise OptionError(f"dtype is {dtype!r}: choose a floating one, as torch.bfloat16")
+        if mask_dtype != torch.bool and not _is_floating(mask_dtype):
+            raise OptionError(f"mask_dtype is {mask_dtype!r}: choose torch.bool or a floating one")
+        means, stds = as_numbers(mean), as_numbers(std)
+        if len(means) != 3 or len(stds) != 3 or min(stds) <= 0:
             raise OptionError(
                 f"mean is {mean!r} and std {std!r}: give three numbers each, those of std above 0"
             )
-        if min_area < 0:
-            raise OptionError(f"min_area is {min_area!r}: give a number of cells, 0 or more")
-        self.dtype, self.mask_dtype, self.min_area = dtype, mask_dtype, min_area
-        self.seed = check_word("seed", seed)
-        self._mean, self._std = torch.tensor(mean), torch.tensor(std)
-        self.steps = tuple(steps)
-        kinds = [_kind(step) for step in self.steps]
-        if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
-            raise OptionError(
-                f"steps are {[type(step).__name__ for step in steps]}: give the geometric ones "
-                "first, then at most one ColorJitter, then at most one Mixup"
-            )
+        self.dtype, self.mask_dtype = dtype, mask_dtype
+        self.min_area, self.seed = check_word("min_area", min_area, 31), check_word("seed", seed)
+        self._mean, self._std = torch.tensor(means).float(), torch.tensor(stds).float()
+        self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
         # Whether masks on the grid of the batch are what it holds.
         self._untouched = not self._geometric and self.canvas[0] == self.canvas[1]
@@ -151,8 +150,9 @@ class Pipeline:
 
         Raises:
             OptionError: what is given is no batch of tensors, the batch does not fit the dataset,
-                its runs do not fit its masks, or the epoch is missing. On a device what sizes and
-                counts hold is not checked: that would wait for it.
+                its runs do not fit its masks, or the epoch is missing. On a device what sizes,
+                counts and boxes hold is not checked: that would wait for it.
+            MaskError: runs on the CPU are damaged.
         """
         if self.steps and epoch is None:
             raise OptionError("the pipeline has random steps: call it as pipeline(batch, epoch)")
@@ -225,6 +225,7 @@ class Pipeline:
         to_canvas = frame.maps.inverse().of(owner)
         unit, to_stored = self._units(batch)
         if "bboxes" in batch:
+            check_boxes(batch["bboxes"], owner, batch["sizes"], self.coordinates)
             edges = box_edges(done.pop("bboxes").reshape(-1, 4), unit[owner])
             boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
@@ -324,9 +325,31 @@ def _owners(
     return samples.repeat_interleave(shape[1]), shape, (room < counts[:, None]).flatten()
 
 
+def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:
+    """The steps, and the kind of each: 0 for geometric steps, 1 for colours, 2 for mixup.
+
+    Raises OptionError for what are no steps, or not in this order.
+    """
+    try:
+        given = tuple(steps)
+    except TypeError:
+        raise OptionError(f"steps is {steps!r}: give a list of steps") from None
+    kinds = [_kind(step) for step in given]
+    if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
+        raise OptionError(
+            f"steps are {[type(step).__name__ for step in given]}: give the geometric ones "
+            "first, then at most one ColorJitter, then at most one Mixup"
+        )
+    return given, kinds
+
+
 def _kind(step: Step) -> int:
     """0 for geometric steps, 1 for colours, 2 for mixup. Raises OptionError for what is none."""
     for kind, known in enumerate((GeometricStep, ColorJitter, Mixup)):
         if isinstance(step, known):
             return kind
     raise OptionError(f"{step!r} is no step: give GeometricStep, ColorJitter or Mixup objects")
+
+
+def _is_floating(dtype: torch.dtype) -> bool:
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point

@@ -1,169 +1,32 @@
 """Prompts of a whole batch from its exact runs on the device: those of `sa1bpack.masks.prompts`.
 
-The regions, coordinates and random numbers are the same, bit for bit. There is no loop over samples
-or masks: the stretches of all masks stand one after the other, and one search finds all points.
+The regions, coordinates and random numbers are the same, bit for bit. On a device all is torch
+operations, see `regions`. On a CPU it is the compiled kernels, sample after sample, which are
+several times faster there.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from sa1bpack.errors import OptionError
-from sa1bpack.masks.prompts import BOX_NOISE, BOX_SHIFT, check_boxes, check_ids, prompt_draw
-from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
-from sa1bpack.masks.regions import REGIONS
+from sa1bpack.masks import boxes as box_kernels
+from sa1bpack.masks import prompts as kernels
+from sa1bpack.masks import regions as region_kernels
+from sa1bpack.masks._arrays import check_array
+from sa1bpack.masks.prompts import (
+    BOX_NOISE,
+    BOX_SHIFT,
+    check_box_sides,
+    check_boxes,
+    check_ids,
+    prompt_draw,
+)
+from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles
+from sa1bpack.masks.regions import check_region_name
 from sa1bpack.transforms.random import words
-from sa1bpack.transforms.runs import RunBatch
-
-
-class _Stretches(NamedTuple):
-    """Stretches of column-major positions of all masks, one after the other; all (s,).
-
-    begin, end  int64, positions
-    mask        int64, rising
-    counted     int64, how many of a pixel count: 1 or 0
-    rim         bool, True if only pixels at the image's top and bottom count
-    offset      int64 (T + 1,), mask t has the stretches offset[t] to offset[t + 1]
-    """
-
-    begin: torch.Tensor
-    end: torch.Tensor
-    mask: torch.Tensor
-    counted: torch.Tensor
-    rim: torch.Tensor
-    offset: torch.Tensor
-
-
-def _runs_of(runs: RunBatch, foreground: int) -> _Stretches:
-    """The runs of foreground (1) or of background (0)."""
-    end, mask, number = runs.ends_of(0, runs.masks)
-    begin = torch.where(number > 0, end.roll(1), 0)
-    counted = (number & 1) ^ (1 - foreground)
-    return _Stretches(begin, end, mask, counted, counted < 0, runs.run_offset)
-
-
-def _boundary_of(runs: RunBatch) -> _Stretches:
-    """The foreground, with what is not at the boundary cut down to the image's top and bottom.
-
-    A pixel is not of the boundary if it and its four neighbours are foreground: if the runs and
-    the same runs moved by a pixel and by a column, up and down, all have its position, and it is
-    not at the top or bottom, where the next position is in another column. (At the left and right
-    there is no such position.)
-    """
-    ends, mask, number = runs.ends_of(0, runs.masks)
-    height = runs.sizes[runs.owner[mask], 0]
-    paired = (number | 1) < runs.run_offset.diff()[mask]
-    step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
-    one = torch.ones_like(height)
-    shifts = torch.stack([0 * one, one, -one, height, -height])
-    # Moved by a column more, so that no position is negative; below 2**32 all the same.
-    keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
-    mask, height, step = mask.repeat(5)[order], height.repeat(5)[order], step.repeat(5)[order]
-    place = keys - mask * 2**32 - height
-    foreground = (step * (order < len(ends))).cumsum(0)
-    return _Stretches(
-        place, place.roll(-1), mask, foreground, step.cumsum(0) == 5, 5 * runs.run_offset
-    )
-
-
-def _stretches_of(runs: RunBatch, region: str) -> _Stretches:
-    if region not in REGIONS:
-        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
-    return _boundary_of(runs) if region == "boundary" else _runs_of(runs, int(region == "inside"))
-
-
-class _Boxes(NamedTuple):
-    """The part of a box that lies in the image, of each mask or stretch; all int64 (n,).
-
-    `top` and `bottom` are 1 if its first and its last row are those of the image; an image of one
-    row has a top only.
-    """
-
-    height: torch.Tensor
-    x0: torch.Tensor
-    y0: torch.Tensor
-    columns: torch.Tensor
-    rows: torch.Tensor
-    top: torch.Tensor
-    bottom: torch.Tensor
-
-    def of(self, mask: torch.Tensor) -> "_Boxes":
-        return _Boxes(*(numbers[mask] for numbers in self))
-
-    def before(self, position: torch.Tensor) -> torch.Tensor:
-        """How many pixels of the box lie before a position, column after column."""
-        x = position.div(self.height, rounding_mode="floor")
-        within = _limit(position - x * self.height - self.y0, self.rows)
-        whole = _limit(x - self.x0, self.columns) * self.rows
-        return whole + torch.where((x >= self.x0) & (x < self.x0 + self.columns), within, 0)
-
-    def on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """How many of the first `number` pixels of the box are at the image's top or bottom."""
-        rows = self.rows.clamp(min=1)
-        column = number.div(rows, rounding_mode="floor")
-        return column * (self.top + self.bottom) + self.top * (number > column * rows)
-
-    def nth_on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """The pixel of the box that is the n-th of those at the image's top or bottom."""
-        a_column = (self.top + self.bottom).clamp(min=1)
-        column = number.div(a_column, rounding_mode="floor")
-        last = self.bottom * (number - column * a_column == self.top)
-        return column * self.rows + last * (self.rows - 1)
-
-
-def _limit(numbers: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(numbers.clamp(min=0), most)
-
-
-def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
-    """Of each mask, int64 (T, 4) or None for the whole image."""
-    height, width = runs.sizes[runs.owner].unbind(1)
-    if boxes is None:
-        zeros = torch.zeros_like(height)
-        boxes = torch.stack([zeros, zeros, width, height], 1)
-    elif boxes.dtype != torch.int64 or boxes.shape != (runs.masks, 4):
-        raise OptionError(
-            f"boxes must be int64 {(runs.masks, 4)}, got {boxes.dtype} {tuple(boxes.shape)}"
-        )
-    x0, y0, x1, y1 = boxes.unbind(1)
-    x0, x1, y0, y1 = _limit(x0, width), _limit(x1, width), _limit(y0, height), _limit(y1, height)
-    rows, columns = (y1 - y0).clamp(min=0), (x1 - x0).clamp(min=0)
-    bottom = (y1 == height) & (height > 1)
-    return _Boxes(height, x0, y0, columns, rows, (y0 == 0).long(), bottom.long())
-
-
-class _Region:
-    """One region of all masks: how many pixels, and which is the n-th."""
-
-    def __init__(self, runs: RunBatch, region: str, boxes: torch.Tensor | None):
-        self.boxes = _clip_boxes(runs, boxes)
-        found = _stretches_of(runs, region)
-        box = self.boxes.of(found.mask)
-        begin, end = box.before(found.begin), box.before(found.end)
-        self.rim = found.rim
-        self.begin = torch.where(found.rim, box.on_rim(begin), begin)
-        end = torch.where(found.rim, box.on_rim(end), end)
-        sums = ((end - self.begin) * (found.counted > 0)).cumsum(0)
-        self.total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
-        self.first = self.total[found.offset[:-1]]  # before each mask
-        self.count = self.total[found.offset[1:]] - self.first
-
-    def nth(self, numbers: torch.Tensor) -> torch.Tensor:
-        """int64 (T, k, 2), x and y of pixels numbers (T, k); -1 where there is no such pixel."""
-        exists = (numbers >= 0) & (numbers < self.count[:, None])
-        if not len(self.rim):
-            return torch.full((*numbers.shape, 2), -1, device=numbers.device)
-        number = torch.where(exists, numbers + self.first[:, None], 0)
-        at = torch.searchsorted(self.total, number, right=True) - 1
-        at = at.clamp(max=len(self.rim) - 1)
-        place = self.begin[at] + number - self.total[at]
-        box = _Boxes(*(side[:, None] for side in self.boxes))
-        place = torch.where(self.rim[at], box.nth_on_rim(place), place)
-        rows = box.rows.clamp(min=1)
-        column = place.div(rows, rounding_mode="floor")
-        pixels = torch.stack([box.x0 + column, box.y0 + place - column * rows], 2)
-        return torch.where(exists[..., None], pixels, -1)
+from sa1bpack.transforms.regions import Region, bounds
+from sa1bpack.transforms.runs import RunBatch, compiled_samples
 
 
 def count_pixels(
@@ -175,9 +38,18 @@ def count_pixels(
     boxes   int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: only what lies in its box
             counts; None for the whole image
 
-    Raises OptionError for another region or another array of boxes.
+    Raises:
+        OptionError: another region or another array of boxes.
+        MaskError: runs on the CPU fall or do not end with their image's pixels. On a device they
+            are not checked.
     """
-    return _Region(runs, region, boxes).count
+    _check_region(runs, region, boxes)
+    if not _on_cpu(runs):
+        return Region(runs, region, boxes).count
+    count = np.zeros(runs.masks, np.int64)
+    for _, rows, image in compiled_samples(runs):
+        count[rows] = region_kernels.count_pixels(*image, region, _rows_of(boxes, rows))
+    return torch.from_numpy(count)
 
 
 def nth_pixels(
@@ -192,8 +64,17 @@ def nth_pixels(
     others   as of `count_pixels`
 
     Returns int64 (T, k, 2), x and y in source pixels; -1 and -1 where there is no such pixel.
+    Raises as `count_pixels` does.
     """
-    return _Region(runs, region, boxes).nth(numbers)
+    _check_region(runs, region, boxes)
+    check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
+    if not _on_cpu(runs):
+        return Region(runs, region, boxes).nth(numbers)
+    pixels = np.full((*numbers.shape, 2), -1)
+    for _, rows, image in compiled_samples(runs):
+        some = _rows_of(boxes, rows)
+        pixels[rows] = region_kernels.nth_pixels(*image, _rows_of(numbers, rows), region, some)
+    return torch.from_numpy(pixels)
 
 
 def draw_points(
@@ -224,36 +105,59 @@ def draw_points(
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong.
+        MaskError: as `count_pixels`.
     """
-    check_ids(ids.dtype == torch.int64, ids.shape, runs.masks)
-    found = _Region(runs, region, boxes)
+    _check_region(runs, region, boxes)
+    check_ids(ids, runs.masks, torch.Tensor)
+    points = check_word("points", points, 31)
+    if _on_cpu(runs):
+        return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
+    found = Region(runs, region, boxes)
     valid = found.count > 0
     drawn = (words(seed, epoch, ids, prompt_draw(region, draw), points) >> 1) & (2**63 - 1)
     pixels = found.nth(drawn % found.count.clamp(min=1)[:, None])
     return torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
 
 
+def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tensor, torch.Tensor]:
+    """`draw_points` by the kernels of `sa1bpack.masks`."""
+    drawn = np.zeros((runs.masks, points, 2), np.float32)
+    valid = np.zeros(runs.masks, np.bool_)
+    for _, rows, image in compiled_samples(runs):
+        some = _rows_of(boxes, rows)
+        drawn[rows], valid[rows] = kernels.draw_points(
+            *image, _rows_of(ids, rows), points, region, boxes=some, **key
+        )
+    return torch.from_numpy(drawn), torch.from_numpy(valid)
+
+
+def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> None:
+    check_region_name(region)
+    if boxes is not None:
+        check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
+
+
+def _on_cpu(runs: RunBatch) -> bool:
+    return runs.run_ends.device.type == "cpu"
+
+
+def _rows_of(tensor: torch.Tensor | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if tensor is None else tensor.numpy()[rows]
+
+
 def mask_boxes(runs: RunBatch) -> torch.Tensor:
     """The boxes around the masks, from their runs.
 
     Returns int64 (T, 4), x0, y0, x1, y1, edges in source pixels; 0, 0, 0, 0 for an empty mask.
+    Raises MaskError as `count_pixels` does.
     """
-    found = _runs_of(runs, foreground=1)
-    height = runs.sizes[runs.owner[found.mask], 0]
-    last = found.end - 1
-    left, right = (at.div(height, rounding_mode="floor") for at in (found.begin, last))
-    one_column = left == right
-    y0 = torch.where(one_column, found.begin - left * height, 0)
-    y1 = torch.where(one_column, last - right * height + 1, height)
-    some = (found.counted > 0) & (found.end > found.begin)
-    far = 2**31
-    low, high = (height.new_full((runs.masks, 2), number) for number in (far, 0))
-    lows = torch.where(some[:, None], torch.stack([left, y0], 1), far)
-    highs = torch.where(some[:, None], torch.stack([right + 1, y1], 1), 0)
-    index = found.mask[:, None].expand(-1, 2)
-    low.scatter_reduce_(0, index, lows, "amin")
-    high.scatter_reduce_(0, index, highs, "amax")
-    return torch.cat([torch.where(high > 0, low, 0), high], 1)
+    if not _on_cpu(runs):
+        return bounds(runs)
+    edges = np.zeros((runs.masks, 4), np.int64)
+    for _, rows, image in compiled_samples(runs):
+        edges[rows] = box_kernels.mask_bbox(*image)
+    edges[:, 2:] += edges[:, :2]
+    return torch.from_numpy(edges)
 
 
 def jitter_boxes(
@@ -278,10 +182,13 @@ def jitter_boxes(
         float32 (T, 4).
 
     Raises:
-        OptionError: an option, a dtype or a shape is wrong.
+        OptionError: an option, a dtype or a shape is wrong; on a CPU, if a side of a box or of an
+            image is below 0: SA-1B's own boxes are x, y, w, h.
     """
-    check_boxes(boxes.dtype == torch.float64, boxes.shape)
-    check_ids(ids.dtype == torch.int64, ids.shape, len(boxes))
+    check_boxes(boxes, extent, torch.Tensor)
+    if boxes.device.type == extent.device.type == "cpu":
+        check_box_sides(boxes.numpy(), extent.numpy())
+    check_ids(ids, len(boxes), torch.Tensor)
     drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> (64 - NORMAL_BITS)
     noise = _quantiles(boxes.device)[drawn & ((1 << NORMAL_BITS) - 1)] * BOX_NOISE
     sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)

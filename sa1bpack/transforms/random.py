@@ -8,11 +8,9 @@ A word is the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseu
 Generators", 2014) over a chain: each part of the key is added, times an odd constant, and mixed.
 """
 
-from operator import index
-
 import torch
 
-from sa1bpack.errors import OptionError
+from sa1bpack.masks.random import check_word
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
@@ -39,17 +37,6 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
 def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
     """Uniform numbers: float64 (k, n), multiples of 2**-53 in [0, 1). Arguments as of `words`."""
     return _shifted(words(seed, epoch, ids, draw, n), 11).double() * 2.0**-53
-
-
-def check_word(name: str, value: object) -> int:
-    """Return `value`, an int or what can stand for one. Raises OptionError if it is no word."""
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or not 0 <= number <= _MASK:
-        raise OptionError(f"{name} must be a whole number from 0 to 2**64 - 1, got {value!r}")
-    return number
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:

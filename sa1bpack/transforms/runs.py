@@ -19,7 +19,7 @@ side: the same with the opposite sign.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -168,15 +168,27 @@ def _draw_compiled(
 ) -> torch.Tensor:
     """`draw_runs` by the kernels of `sa1bpack.masks`."""
     out = np.zeros((runs.masks, *size), np.bool_)
+    for sample, rows, image in compiled_samples(runs):
+        bits = draw_window(*image, maps[sample], size, sampling)
+        out[rows] = unpack_bits(bits, size[1])
+    return torch.from_numpy(out)
+
+
+def compiled_samples(
+    runs: RunBatch,
+) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
+    """The samples of a batch on the CPU one by one, as the kernels of `sa1bpack.masks` take them.
+
+    Yields the number of the sample, int64 (m,) the rows of its masks that are no padding, and the
+    runs of those: run_ends, run_offset, height and width.
+    """
     run_ends, run_offset = runs.run_ends.numpy(), runs.run_offset.numpy()
     present = np.diff(run_offset) > 0  # the others are padding
     for sample, (first, last) in enumerate(itertools.pairwise(runs.mask_offset.tolist())):
         rows = first + np.flatnonzero(present[first:last])
         offset = np.append(run_offset[rows], run_offset[last])
         height, width = runs.sizes[sample].tolist()
-        bits = draw_window(run_ends, offset, height, width, maps[sample], size, sampling)
-        out[rows] = unpack_bits(bits, size[1])
-    return torch.from_numpy(out)
+        yield sample, rows, (run_ends, offset, height, width)
 
 
 def draw_with_torch(

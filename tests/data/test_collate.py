@@ -19,7 +19,10 @@ from sa1bpack.data.dataset import open as open_pack
 from sa1bpack.data.unpack import unpack_into
 from sa1bpack.errors import OptionError, ReadError
 
-PER_MASK = ("masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords")
+PER_MASK = (
+    "masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords",
+    "annotation_ids",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def reference(packed, rows, form, keep):
         ("bboxes", "bbox", "f4"), ("areas", "area", "i8"),
         ("predicted_ious", "predicted_iou", "f4"),
         ("stability_scores", "stability_score", "f4"), ("point_coords", "point_coords", "f4"),
-        ("masks", "mask_bits", "u1"),
+        ("annotation_ids", "annotation_id", "i8"), ("masks", "mask_bits", "u1"),
     ):  # fmt: skip
         parts = [s[name][rows].astype(kind) for s, rows in zip(samples, kept, strict=True)]
         if key == "masks" and not form.endswith("bits"):
@@ -148,15 +151,13 @@ def test_padding_to_the_cap_gives_all_batches_one_shape(ds):
 
 
 def test_masks_unpacked_by_the_dataset_give_the_same_batch(packed, ds):
-    """The bits forms need bits."""
+    """In the bits forms they are packed again."""
     unpacked = open_pack(packed.root, masks="bool")
-    for form in ("padded", "flat"):
-        collate = Collate(form, max_masks=4)
+    for form, cap in itertools.product(FORMS, (None, 4)):
+        collate = Collate(form, max_masks=cap)
         one, other = (collate(each.__getitems__([4, 2, 10])) for each in (ds, unpacked))
         assert all(torch.equal(one[key], other[key]) for key in one)
         assert one["masks"].any()
-    with pytest.raises(OptionError, match="open the pack with masks='bits'"):
-        Collate("padded_bits")(unpacked.__getitems__([4, 2]))
 
 
 # --------------------------------------------------------------------------------- choice of masks

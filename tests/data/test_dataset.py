@@ -202,6 +202,9 @@ def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
     for number in (0, -5, numbers[0] + 1, 2**62):
         with pytest.raises(KeyError):
             ds.by_id(number)
+    for wrong in (None, "100", 100.0):
+        with pytest.raises(OptionError, match=f"image_id is {wrong!r}: give a whole number"):
+            ds.index_of(wrong)
 
 
 def test_sources_and_shards_can_be_picked(ds):

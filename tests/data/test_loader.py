@@ -172,7 +172,7 @@ def test_the_plan_states_the_memory_before_any_is_taken(ds, monkeypatch):
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
     assert (plan.samples, plan.most_masks, plan.slots, plan.threads) == (4, 12, 5, 2)
     assert plan.host_bytes == 5 * plan.slot_bytes and not plan.pinned and plan.device_bytes == 0
-    numbers = 12 * (4 * 4 + 8 + 4 + 4 + 2 * 4)
+    numbers = 12 * (4 * 4 + 8 + 4 + 4 + 2 * 4 + 8)
     assert 4 * (pixels + masks + numbers) < plan.slot_bytes < 4 * (pixels + masks + numbers) + 1100
     assert "5 buffers" in str(plan)
 

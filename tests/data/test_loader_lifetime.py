@@ -1,10 +1,12 @@
 """Nothing hangs and nothing leaks: leaving early, ending, forking, collecting, many epochs."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from sa1bpack.data.dataset import open as open_pack
 from sa1bpack.data.loader import Loader
-from sa1bpack.errors import LoaderError
+from sa1bpack.errors import LoaderError, ReadError
 
 
 @pytest.fixture
@@ -164,6 +166,72 @@ def test_batches_lie_in_the_slots_and_nowhere_else(ds):
     with Loader(ds, 1, ahead=1, masks="padded_bits") as loader:
         places = {batch["images"].data_ptr() for _ in range(4) for batch in loader}
     assert len(places) <= 3
+
+
+@pytest.fixture
+def no_collection():
+    """Nothing in a reference cycle goes away."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_leaving_early_lets_buffers_and_files_go_without_a_garbage_collection(
+    ds, no_collection, closed
+):
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        loader = Loader(ds, 1, threads=3)
+        for batch in loader:  # noqa: B007
+            break
+        ring = weakref.ref(loader._ring)
+        if closed:
+            loader.close()
+        del loader, batch
+        assert ring() is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_an_iterator_that_is_kept_keeps_no_buffers_of_a_closed_loader(ds, no_collection):
+    loader = Loader(ds, 1)
+    iterator = iter(loader)
+    next(iterator)
+    slots = [weakref.ref(slot) for slot in loader._ring._free]
+    loader.close()
+    assert not any(slot() for slot in slots)
+    with pytest.raises(LoaderError, match="ended by"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("kind", ["cut", "unopened"])
+def test_a_read_error_that_is_kept_keeps_no_buffers(pack_writer, tmp_path, no_collection, kind):
+    pack_writer(tmp_path / "pack")
+    loader = Loader(open_pack(tmp_path / "pack"), 1, order="sequential")
+    if kind == "unopened":
+        os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
+    iterator = iter(loader)
+    next(iterator)
+    if kind == "cut":
+        for image in (tmp_path / "pack").rglob("image/c.*"):
+            os.truncate(image, 0)
+    ring = weakref.ref(loader._ring)
+    with pytest.raises(ReadError) as found:
+        list(iterator)
+    loader.close()
+    assert found.value.row >= 1 and ring() is None
+
+
+def test_what_is_kept_of_a_batch_but_images_and_masks_holds_no_buffer(ds):
+    with Loader(ds, 1, ahead=1, order="sequential") as loader:
+        kept = [
+            {key: value for key, value in batch.items() if key not in ("images", "masks")}
+            for batch in loader
+        ]
+    assert [batch["indices"].item() for batch in kept] == list(range(len(ds)))
+    ids = [ds[row]["annotation_ids"].tolist() for row in range(len(ds))]
+    assert [batch["annotation_ids"][0].tolist() for batch in kept] == ids
 
 
 def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds):

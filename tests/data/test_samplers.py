@@ -14,7 +14,7 @@ from sa1bpack.data.samplers import (
     ShuffleOrder,
     WeightedOrder,
 )
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, OptionError
 
 EXTENT = Extent(20, "0123456789abcdef")
 
@@ -165,8 +165,30 @@ def test_every_iteration_is_the_next_epoch_even_after_a_break():
     assert batches.epoch == 3
     assert flat(islice(batches, 3)) == order.take(4, 0, 20).tolist()
     assert batches.epoch == 4
-    assert batches.begin()[0].tolist() == order.take(5, 0, 8).tolist()
+    for _ in range(2):  # nothing of it was used
+        assert batches.begin()[0].tolist() == order.take(5, 0, 8).tolist()
+    batches.mark_used()
     assert batches.begin()[0].tolist() == order.take(6, 0, 8).tolist()
+
+
+@pytest.mark.parametrize("end", [
+    lambda batches: next(iter(batches)), lambda batches: batches.set_epoch(4),
+    lambda batches: batches.load_state_dict(batches.state_after(0)),
+])  # fmt: skip
+def test_an_iteration_that_was_ended_raises_and_leaves_the_state_alone(end):
+    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
+    old = iter(batches)
+    next(old)
+    end(batches)
+    state = batches.state_dict()
+    with pytest.raises(LoaderError, match="ended by a new one"):
+        next(old)
+    assert batches.state_dict() == state
+
+
+def test_something_that_is_no_order_is_refused():
+    with pytest.raises(OptionError, match="order is 3: give an Order, such as ShuffleOrder"):
+        OrderedBatches(3, 8)
 
 
 def test_an_iterator_that_gave_nothing_uses_up_no_epoch():

@@ -11,8 +11,10 @@ from sa1bpack.transforms.runs import RunBatch
 
 def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:
     """What a pipeline wants to know of a dataset."""
-    options = SimpleNamespace(coordinates=coordinates, mask_sampling="area")
-    return SimpleNamespace(layout=layout, mask_size=layout.mask_size, options=options)
+    options = SimpleNamespace(coordinates=coordinates)
+    return SimpleNamespace(
+        layout=layout, mask_size=layout.mask_size, mask_sampling="area", options=options
+    )
 
 
 def stored_size(height: int, width: int, layout: Layout) -> tuple[int, int]:

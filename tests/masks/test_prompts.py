@@ -234,10 +234,14 @@ def test_edges_of_boxes_are_those_that_the_module_says(reference, sample_tar):
     ("option", "message"),
     [
         ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
-        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one for each mask, got \(2,\)"),
-        ({"ids": np.array([1.0])}, "ids must be int64"),
+        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one for each.* got int64 \(2,\)"),
+        ({"ids": np.array([1], np.int32)}, r"ids must be int64 .* got int32 \(1,\)"),
+        ({"ids": [1]}, r"ids must be a numpy.ndarray of int64 \(1,\).* got a list"),
         ({"boxes": np.array([[0, 0, 1, 1.0]])}, r"boxes must be int64 \(1, 4\), got float64"),
         ({"boxes": np.array([[0, 0, 1]])}, "boxes must be int64"),
+        ({"boxes": [[0, 0, 1, 1]]}, "boxes must be a numpy.ndarray of int64 .*got a list"),
+        ({"points": -1}, "points must be a whole number from 0"),
+        ({"points": 1.5}, "points must be a whole number"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"epoch": 1.5}, "epoch must be a whole number"),
         ({"draw": 2**32}, r"draw must be a whole number from 0 to 2\*\*32 - 1"),
@@ -263,10 +267,36 @@ def test_wrong_numbers_and_boxes_are_refused(reference):
     runs = reference.flat([[480]])
     with pytest.raises(OptionError, match=r"numbers must be int64 \(1, k\), got int64 \(2, 3\)"):
         nth_pixels(*runs, 20, 24, np.zeros((2, 3), np.int64))
-    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got \(1, 3\)"):
+    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got float64 \(1, 3\)"):
         jitter_boxes(np.zeros((1, 3)), np.ones(2), np.array([1]), seed=0, epoch=0)
+    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got float32 \(1, 4\)"):
+        jitter_boxes(np.zeros((1, 4), np.float32), np.ones(2), np.array([1]), seed=0, epoch=0)
     with pytest.raises(OptionError, match="ids must be int64"):
         jitter_boxes(np.zeros((1, 4)), np.ones(2), np.array([1, 2]), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("box", [[5, 1, 4, 9], [1, 5, 9, 4], [0, 0, float("nan"), 1]])
+def test_boxes_whose_edges_are_not_in_order_are_refused(box):
+    """As those of SA-1B are not, which are x, y, w, h."""
+    boxes = np.array([[0, 0, 0, 0], box], np.float64)
+    with pytest.raises(OptionError, match=r"^box 1 of 2 .*are edges.*SA-1B's own are x, y, w, h"):
+        jitter_boxes(boxes, np.full(2, 10.0), np.arange(2), seed=0, epoch=0)
+
+
+@pytest.mark.parametrize(
+    "extent", [(10.0, 10.0), np.full(3, 10.0), np.full((1, 2), 10.0), np.full(2, 10), -np.ones(2)]
+)
+def test_an_extent_that_no_image_has_is_refused(extent):
+    with pytest.raises(OptionError, match=r"^extent must be"):
+        jitter_boxes(np.zeros((2, 4)), extent, np.arange(2), seed=0, epoch=0)
+
+
+def test_whole_numbers_of_any_kind_are_keys(reference):
+    runs = reference.flat([[100, 200, 480]])
+    plain = draw_points(*runs, 20, 24, np.array([1]), 2, seed=7, epoch=3, draw=1)
+    key = {"seed": np.int64(7), "epoch": np.uint8(3), "draw": np.int32(1)}
+    found = draw_points(*runs, 20, 24, np.array([1]), np.int64(2), **key)
+    np.testing.assert_array_equal(found[0], plain[0])
 
 
 @pytest.mark.parametrize("region", REGIONS)

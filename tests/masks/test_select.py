@@ -27,7 +27,8 @@ def select(rule, area, iou=None, stability=None, image_id=7):
 
 # Few different values, so that ties are common.
 score = st.sampled_from([0.5, 0.88, 0.9, 1.0, 1.0201592445373535])
-mask = st.tuples(st.sampled_from([0, 1, 100, 500, 1000]), score, score)
+stability = score.filter(lambda value: value <= 1)
+mask = st.tuples(st.sampled_from([0, 1, 100, 500, 1000]), score, stability)
 rules = st.builds(
     MaskRule,
     max_masks=st.none() | st.integers(0, 8),
@@ -35,7 +36,7 @@ rules = st.builds(
     min_area=st.sampled_from([0, 1, 101]),
     max_area_frac=st.sampled_from([None, 0, 0.5, 1]),
     min_iou=st.none() | score,
-    min_stability=st.none() | score,
+    min_stability=st.none() | stability,
 )
 
 
@@ -126,11 +127,13 @@ def test_random_draws_every_mask_about_equally_often():
         ({"seed": 2**32}, "seed .* got 4294967296"),
         ({"min_area": -1}, "min_area .* got -1"),
         ({"min_area": None}, "min_area .* got None"),
-        ({"max_area_frac": 1.1}, "max_area_frac must be from 0 to 1, got 1.1"),
-        ({"max_area_frac": -0.1}, "max_area_frac must be from 0 to 1, got -0.1"),
-        ({"max_area_frac": float("nan")}, "max_area_frac must be a finite number or None, got nan"),
-        ({"min_iou": float("inf")}, "min_iou must be a finite number or None, got inf"),
-        ({"min_stability": "0.9"}, "min_stability must be a finite number or None, got '0.9'"),
+        ({"max_area_frac": 1.1}, "max_area_frac must be at most 1, got 1.1"),
+        ({"max_area_frac": -0.1}, "max_area_frac must be at least 0, got -0.1"),
+        ({"max_area_frac": float("nan")}, "max_area_frac must be a finite number, got nan"),
+        ({"min_iou": float("inf")}, "min_iou must be a finite number, got inf"),
+        ({"min_iou": 88}, "min_iou must be at most 2, got 88; it is no percentage"),
+        ({"min_stability": 1.001}, "min_stability must be at most 1, got 1.001"),
+        ({"min_stability": "0.9"}, "min_stability must be a finite number, got '0.9'"),
     ],
 )
 def test_a_wrong_rule_is_refused_by_name(option, message):

@@ -1,6 +1,7 @@
 """Colour jitter, against colorsys and PIL's own enhancers."""
 
 import colorsys
+import functools
 
 import numpy as np
 import pytest
@@ -98,9 +99,41 @@ def test_nothing_said_changes_nothing():
     assert torch.equal(found, batch)
 
 
+def test_a_pair_is_the_range_of_its_factor(device):
+    """As in torchvision; what a number says, a pair can say as well."""
+    batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
+    inside = ALL.to(device).expand(4, -1, -1, -1)
+
+    def jittered(*ranges) -> torch.Tensor:
+        draw = functools.partial(uniform, 0, 0, torch.arange(4, device=device), 0)
+        return ColorJitter(*ranges)(batch.clone(), inside, draw)
+
+    spread = jittered(0.4, 1.5, 0.25, 0.1)
+    assert torch.equal(jittered((0.6, 1.4), (0, 2.5), (0.75, 1.25), (-0.1, 0.1)), spread)
+    drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)[:, 0, None, None, None].float()
+    due = (batch * (0.5 + 0.25 * drawn)).clamp(0, 255)
+    torch.testing.assert_close(jittered((0.5, 0.75)), due)
+    turned = adjust_hue(batch.clone(), torch.full((4, 1, 1, 1), 0.25, device=device))
+    torch.testing.assert_close(jittered(0, 0, 0, (0.25, 0.25)), turned)
+    assert torch.equal(jittered((1, 1), (1, 1), (1, 1), (0, 0)), batch)
+
+
+@pytest.mark.parametrize("spread", [255, (256, 256)])
+def test_the_largest_factors_leave_numbers(spread):
+    batch = planes(image())
+    drawn = ColorJitter(*[spread] * 3)(batch, ALL, lambda n: torch.ones((1, n)).double())
+    assert torch.isfinite(drawn).all()
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"brightness": -0.1}, {"hue": 0.6}, {"contrast": float("nan")}, {"saturation": -1}]
-)
+    "wrong",
+    [
+        {"brightness": -0.1}, {"hue": 0.6}, {"contrast": float("nan")}, {"saturation": -1},
+        {"contrast": float("inf")}, {"brightness": 1e39}, {"saturation": "a"}, {"hue": None},
+        {"brightness": (0.5,)}, {"contrast": (1.5, 0.5)}, {"saturation": (-0.1, 1)},
+        {"hue": (-0.6, 0)}, {"hue": (0.2, 0.1)}, {"brightness": (0.5, float("inf"))},
+    ],
+)  # fmt: skip
 def test_a_spread_that_cannot_be_is_refused(wrong):
     with pytest.raises(OptionError, match=f"{next(iter(wrong))} is"):
         ColorJitter(**wrong)

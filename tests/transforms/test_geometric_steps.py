@@ -123,6 +123,14 @@ def test_a_crop_of_everything_is_the_whole_image():
         (lambda: RandomResizedCrop((0.0, 1.0)), "area is"),
         (lambda: RandomResizedCrop((0.5, 1.1)), "area is"),
         (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio is"),
+        (lambda: RandomFlip("a"), "p is 'a'"),
+        (lambda: RandomFlip(True), "p is True"),
+        (lambda: ScaleJitter(1.0, float("inf")), "both finite"),
+        (lambda: ScaleJitter(None), "the scale is from None"),
+        (lambda: RandomResizedCrop(0.5), "area is 0.5"),
+        (lambda: RandomResizedCrop((0.5,)), "area is"),
+        (lambda: RandomResizedCrop(("a", "b")), "area is"),
+        (lambda: RandomResizedCrop(ratio=(1.0, float("inf"))), "ratio is .*both finite"),
     ],
 )
 def test_a_range_that_cannot_be_is_refused(make, match):

@@ -53,7 +53,7 @@ def test_the_only_image_of_a_batch_stays_what_it_is():
     assert partner.tolist() == [0]
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), None, "a"])
 def test_an_alpha_that_cannot_be_is_refused(alpha):
     with pytest.raises(OptionError, match="alpha is"):
         Mixup(alpha)

@@ -414,13 +414,38 @@ def test_the_batch_is_not_changed():
         ([], {"mask_size": (4, 4, 4)}, "^mask_size is"),
         ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
         ([], {"size": 8192}, "^mask_size is .8192, 8192.*from 1 to 4096"),
-        ([], {"min_area": -1}, "min_area is -1"),
+        ([], {"min_area": -1}, "min_area must be a whole number from 0"),
+        ([], {"min_area": "1"}, "min_area must be a whole number"),
+        ([], {"dtype": "float32"}, "dtype is 'float32': choose a floating one"),
+        ([], {"mask_dtype": "bool"}, "mask_dtype is 'bool': choose torch.bool or"),
+        ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
+        ([], {"mean": "abc"}, "mean is 'abc'"),
+        ([], {"std": (1, 2, float("nan"))}, "three numbers each"),
+        (RandomFlip(), {}, "^steps is <.*RandomFlip.*give a list of steps"),
         ([], {"seed": -1}, "seed must be a whole number"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(steps, options, match):
     with pytest.raises(OptionError, match=match):
         Pipeline(dataset(LAYOUT), steps, **options)
+
+
+def test_what_is_no_dataset_is_named():
+    for wrong, name in ((None, "NoneType"), ({"images": None}, "dict")):
+        with pytest.raises(OptionError, match=f"^ds is a {name}: give the dataset"):
+            Pipeline(wrong)
+
+
+@pytest.mark.parametrize("form", ["padded", "flat"])
+def test_boxes_in_other_coordinates_than_those_of_the_dataset_are_named(form):
+    """Source pixels where stored ones are due, of images that were stored smaller."""
+    batch = ragged(form)
+    pipeline = Pipeline(dataset(LAYOUT, coordinates="stored"))
+    with pytest.raises(OptionError, match=r"sample 0 .*x, y, w, h.*96 x 64 pixels.*'stored'"):
+        pipeline(batch)
+    reaching = (*batch["bboxes"].shape[:-1], 4)
+    batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as sloppy records do
+    assert pipeline(batch)["valid"].any()
 
 
 @pytest.mark.parametrize(

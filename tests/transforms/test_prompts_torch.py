@@ -8,8 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack import masks
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.transforms import RunBatch, prompts
+
+
+@pytest.fixture(params=["its own kernels", "torch"])
+def way(request, monkeypatch) -> None:
+    """How a device does it, and for a CPU also how others do."""
+    if request.param == "torch":
+        monkeypatch.setattr(prompts, "_on_cpu", lambda runs: False)
+
+
+either_way = pytest.mark.usefixtures("way")
 
 
 def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
@@ -32,6 +42,7 @@ def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
     return samples, RunBatch.collate(samples)
 
 
+@either_way
 @pytest.mark.parametrize("region", masks.REGIONS)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -74,6 +85,7 @@ def test_regions_and_points_are_those_of_the_cpu(device, region, seed, count, in
     same(found[1], valid)
 
 
+@either_way
 def test_boxes_are_those_around_the_masks(device):
     samples, runs = batch_of(np.random.default_rng(1), 20)
     found = prompts.mask_boxes(runs.to(device)).cpu().numpy()
@@ -94,6 +106,7 @@ def test_boxes_move_as_on_the_cpu(device):
         np.testing.assert_array_equal(found.cpu().numpy(), expected)
 
 
+@either_way
 def test_the_largest_images_do_not_overflow(device):
     """As many masks as the keys of one sort can be tried with, of nearly 2**31 pixels."""
     height, width = 65_535, 32_767
@@ -109,6 +122,7 @@ def test_the_largest_images_do_not_overflow(device):
         assert (found.cpu().numpy() == pixels).all()
 
 
+@either_way
 def test_padding_and_batches_without_masks_have_no_points(device):
     offset = torch.tensor([0, 0, 2, 2])
     runs = RunBatch(
@@ -138,8 +152,11 @@ def test_padding_and_batches_without_masks_have_no_points(device):
     [
         ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
         ({"ids": torch.zeros(5, dtype=torch.int64)}, r"ids must be int64 \(6,\)"),
-        ({"ids": torch.zeros(6)}, "ids must be int64"),
-        ({"boxes": torch.zeros((6, 4))}, r"boxes must be int64 \(6, 4\), got torch.float32"),
+        ({"ids": torch.zeros(6)}, r"ids must be int64 .*got float32 \(6,\)"),
+        ({"ids": [1] * 6}, r"ids must be a torch.Tensor of int64 \(6,\).*got a list"),
+        ({"boxes": torch.zeros((6, 4))}, r"boxes must be int64 \(6, 4\), got float32"),
+        ({"boxes": np.zeros((6, 4), int)}, "boxes must be a torch.Tensor.* got a numpy.ndarray"),
+        ({"points": -1}, "points must be a whole number"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"draw": 2**32}, "draw must be a whole number"),
     ],
@@ -149,3 +166,40 @@ def test_a_wrong_argument_is_refused_by_name(option, message):
     arguments = {"ids": torch.arange(6), "points": 2, "seed": 0, "epoch": 0, **option}
     with pytest.raises(OptionError, match=message):
         prompts.draw_points(runs, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"boxes": torch.zeros((2, 4))}, r"boxes must be float64 \(n, 4\), got float32 \(2, 4\)"),
+        ({"extent": (5, 5)}, r"extent must be a torch.Tensor of float64 \(2,\) or .* tuple"),
+        ({"extent": torch.tensor([9.0, -1]).double()}, "extent must be widths and heights of 0 or"),
+        ({"boxes": torch.tensor([[0, 0, 1, 1], [5, 0, 4, 9]]).double()}, "box 1 of 2 .*x, y, w, h"),
+    ],
+)
+def test_boxes_that_are_no_edges_are_refused(wrong, message):
+    boxes = torch.tensor([[0, 0, 1, 1], [5, 0, 9, 9]], dtype=torch.float64)
+    extent = torch.tensor([9, 9], dtype=torch.float64)
+    arguments = {"boxes": boxes, "extent": extent, "ids": torch.arange(2), **wrong}
+    with pytest.raises(OptionError, match=message):
+        prompts.jitter_boxes(**arguments, seed=0, epoch=0)
+
+
+def test_numbers_of_pixels_are_checked_by_name():
+    _, runs = batch_of(np.random.default_rng(0), 1)
+    with pytest.raises(OptionError, match=r"numbers must be int64 \(6, k\), got int64 \(5, 1\)"):
+        prompts.nth_pixels(runs, torch.zeros((5, 1), dtype=torch.int64))
+
+
+def test_damaged_runs_have_no_prompts_on_the_cpu():
+    _, runs = batch_of(np.random.default_rng(0), 2)
+    runs.run_ends[-1] += 1
+    ids = torch.arange(runs.masks)
+    for call in (
+        lambda: prompts.count_pixels(runs, "outside"),
+        lambda: prompts.nth_pixels(runs, ids[:, None], "boundary"),
+        lambda: prompts.draw_points(runs, ids, 1, seed=0, epoch=0),
+        lambda: prompts.mask_boxes(runs),
+    ):
+        with pytest.raises(MaskError, match=r"^mask 5 of 6: run ends must rise"):
+            call()

@@ -1,0 +1,178 @@
+"""Regions of all masks of a batch by torch operations: those of `sa1bpack.masks.regions`.
+
+There is no loop over samples or masks: the stretches of all masks stand one after the other, and
+one search finds all pixels.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from sa1bpack.transforms.runs import RunBatch
+
+
+class _Stretches(NamedTuple):
+    """Stretches of column-major positions of all masks, one after the other; all (s,).
+
+    begin, end  int64, positions
+    mask        int64, rising
+    counted     int64, how many of a pixel count: 1 or 0
+    rim         bool, True if only pixels at the image's top and bottom count
+    offset      int64 (T + 1,), mask t has the stretches offset[t] to offset[t + 1]
+    """
+
+    begin: torch.Tensor
+    end: torch.Tensor
+    mask: torch.Tensor
+    counted: torch.Tensor
+    rim: torch.Tensor
+    offset: torch.Tensor
+
+
+def _runs_of(runs: RunBatch, foreground: int) -> _Stretches:
+    """The runs of foreground (1) or of background (0)."""
+    end, mask, number = runs.ends_of(0, runs.masks)
+    begin = torch.where(number > 0, end.roll(1), 0)
+    counted = (number & 1) ^ (1 - foreground)
+    return _Stretches(begin, end, mask, counted, counted < 0, runs.run_offset)
+
+
+def _boundary_of(runs: RunBatch) -> _Stretches:
+    """The foreground, with what is not at the boundary cut down to the image's top and bottom.
+
+    A pixel is not of the boundary if it and its four neighbours are foreground: if the runs and
+    the same runs moved by a pixel and by a column, up and down, all have its position, and it is
+    not at the top or bottom, where the next position is in another column. (At the left and right
+    there is no such position.)
+    """
+    ends, mask, number = runs.ends_of(0, runs.masks)
+    height = runs.sizes[runs.owner[mask], 0]
+    paired = (number | 1) < runs.run_offset.diff()[mask]
+    step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
+    one = torch.ones_like(height)
+    shifts = torch.stack([0 * one, one, -one, height, -height])
+    # Moved by a column more, so that no position is negative; below 2**32 all the same.
+    keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
+    mask, height, step = mask.repeat(5)[order], height.repeat(5)[order], step.repeat(5)[order]
+    place = keys - mask * 2**32 - height
+    foreground = (step * (order < len(ends))).cumsum(0)
+    return _Stretches(
+        place, place.roll(-1), mask, foreground, step.cumsum(0) == 5, 5 * runs.run_offset
+    )
+
+
+def _stretches_of(runs: RunBatch, region: str) -> _Stretches:
+    return _boundary_of(runs) if region == "boundary" else _runs_of(runs, int(region == "inside"))
+
+
+class _Boxes(NamedTuple):
+    """The part of a box that lies in the image, of each mask or stretch; all int64 (n,).
+
+    `top` and `bottom` are 1 if its first and its last row are those of the image; an image of one
+    row has a top only.
+    """
+
+    height: torch.Tensor
+    x0: torch.Tensor
+    y0: torch.Tensor
+    columns: torch.Tensor
+    rows: torch.Tensor
+    top: torch.Tensor
+    bottom: torch.Tensor
+
+    def of(self, mask: torch.Tensor) -> "_Boxes":
+        return _Boxes(*(numbers[mask] for numbers in self))
+
+    def before(self, position: torch.Tensor) -> torch.Tensor:
+        """How many pixels of the box lie before a position, column after column."""
+        x = position.div(self.height, rounding_mode="floor")
+        within = _limit(position - x * self.height - self.y0, self.rows)
+        whole = _limit(x - self.x0, self.columns) * self.rows
+        return whole + torch.where((x >= self.x0) & (x < self.x0 + self.columns), within, 0)
+
+    def on_rim(self, number: torch.Tensor) -> torch.Tensor:
+        """How many of the first `number` pixels of the box are at the image's top or bottom."""
+        rows = self.rows.clamp(min=1)
+        column = number.div(rows, rounding_mode="floor")
+        return column * (self.top + self.bottom) + self.top * (number > column * rows)
+
+    def nth_on_rim(self, number: torch.Tensor) -> torch.Tensor:
+        """The pixel of the box that is the n-th of those at the image's top or bottom."""
+        a_column = (self.top + self.bottom).clamp(min=1)
+        column = number.div(a_column, rounding_mode="floor")
+        last = self.bottom * (number - column * a_column == self.top)
+        return column * self.rows + last * (self.rows - 1)
+
+
+def _limit(numbers: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(numbers.clamp(min=0), most)
+
+
+def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
+    """Of each mask, int64 (T, 4) or None for the whole image."""
+    height, width = runs.sizes[runs.owner].unbind(1)
+    if boxes is None:
+        zeros = torch.zeros_like(height)
+        boxes = torch.stack([zeros, zeros, width, height], 1)
+    x0, y0, x1, y1 = boxes.unbind(1)
+    x0, x1, y0, y1 = _limit(x0, width), _limit(x1, width), _limit(y0, height), _limit(y1, height)
+    rows, columns = (y1 - y0).clamp(min=0), (x1 - x0).clamp(min=0)
+    bottom = (y1 == height) & (height > 1)
+    return _Boxes(height, x0, y0, columns, rows, (y0 == 0).long(), bottom.long())
+
+
+class Region:
+    """One region of all masks: how many pixels, and which is the n-th.
+
+    count  int64 (T,), pixels of each mask's region
+    """
+
+    def __init__(self, runs: RunBatch, region: str, boxes: torch.Tensor | None):
+        """region is one of `masks.regions.REGIONS`; boxes int64 (T, 4), or None."""
+        self.boxes = _clip_boxes(runs, boxes)
+        found = _stretches_of(runs, region)
+        box = self.boxes.of(found.mask)
+        begin, end = box.before(found.begin), box.before(found.end)
+        self.rim = found.rim
+        self.begin = torch.where(found.rim, box.on_rim(begin), begin)
+        end = torch.where(found.rim, box.on_rim(end), end)
+        sums = ((end - self.begin) * (found.counted > 0)).cumsum(0)
+        self.total = torch.cat([sums.new_zeros(1), sums])  # before each stretch
+        self.first = self.total[found.offset[:-1]]  # before each mask
+        self.count = self.total[found.offset[1:]] - self.first
+
+    def nth(self, numbers: torch.Tensor) -> torch.Tensor:
+        """int64 (T, k, 2), x and y of pixels numbers (T, k); -1 where there is no such pixel."""
+        exists = (numbers >= 0) & (numbers < self.count[:, None])
+        if not len(self.rim):
+            return torch.full((*numbers.shape, 2), -1, device=numbers.device)
+        number = torch.where(exists, numbers + self.first[:, None], 0)
+        at = torch.searchsorted(self.total, number, right=True) - 1
+        at = at.clamp(max=len(self.rim) - 1)
+        place = self.begin[at] + number - self.total[at]
+        box = _Boxes(*(side[:, None] for side in self.boxes))
+        place = torch.where(self.rim[at], box.nth_on_rim(place), place)
+        rows = box.rows.clamp(min=1)
+        column = place.div(rows, rounding_mode="floor")
+        pixels = torch.stack([box.x0 + column, box.y0 + place - column * rows], 2)
+        return torch.where(exists[..., None], pixels, -1)
+
+
+def bounds(runs: RunBatch) -> torch.Tensor:
+    """Edges around the foreground of every mask, see `prompts.mask_boxes`: int64 (T, 4)."""
+    found = _runs_of(runs, foreground=1)
+    height = runs.sizes[runs.owner[found.mask], 0]
+    last = found.end - 1
+    left, right = (at.div(height, rounding_mode="floor") for at in (found.begin, last))
+    one_column = left == right
+    y0 = torch.where(one_column, found.begin - left * height, 0)
+    y1 = torch.where(one_column, last - right * height + 1, height)
+    some = (found.counted > 0) & (found.end > found.begin)
+    far = 2**31
+    low, high = (height.new_full((runs.masks, 2), number) for number in (far, 0))
+    lows = torch.where(some[:, None], torch.stack([left, y0], 1), far)
+    highs = torch.where(some[:, None], torch.stack([right + 1, y1], 1), 0)
+    index = found.mask[:, None].expand(-1, 2)
+    low.scatter_reduce_(0, index, lows, "amin")
+    high.scatter_reduce_(0, index, highs, "amax")
+    return torch.cat([torch.where(high > 0, low, 0), high], 1)

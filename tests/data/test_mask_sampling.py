@@ -1,0 +1,115 @@
+"""By which sampling masks are drawn: that of the pack, unless another one is asked for."""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_tars import members, write_tar
+
+import sa1bpack
+from sa1bpack import transforms
+from sa1bpack.errors import OptionError
+
+GRID = 16
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """pack(sampling, masks, fit) → folder, made once."""
+    root = tmp_path_factory.mktemp("samplings")
+    tar = write_tar(root / "sa_000000.tar", members(range(1, 4), masks=4))
+
+    @functools.cache
+    def pack(sampling: str, masks: str = "bits+runs", fit: str = "pad") -> Path:
+        out = root / f"{sampling}-{masks}-{fit}"
+        sa1bpack.pack(
+            tar, out, workers=1, image_size=32, mask_size=GRID, mask_sampling=sampling, masks=masks,
+            fit=fit,
+        )  # fmt: skip
+        return out
+
+    return pack
+
+
+def recorded(source: Path, out: Path, **options) -> Path:
+    """A copy of a pack whose manifest records these options only."""
+    shutil.copytree(source, out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["options"] = options
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return out
+
+
+def masks_of(path: Path, **options) -> np.ndarray:
+    return np.concatenate([sample["masks"] for sample in sa1bpack.open(path, **options)])
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+@pytest.mark.parametrize("sampling", ["area", "center"])
+def test_masks_are_drawn_by_the_sampling_of_the_pack(packs, sampling, fit):
+    path = packs(sampling, fit=fit)
+    stored = masks_of(path, masks="bool")
+    assert np.array_equal(masks_of(path, masks="runs", mask_size=GRID), stored)
+    assert np.array_equal(masks_of(packs(sampling, "runs", fit), masks="bool"), stored)
+    other = packs({"area": "center", "center": "area"}[sampling], fit=fit)
+    assert not np.array_equal(masks_of(other, masks="bool"), stored)
+    assert sa1bpack.open(path).mask_sampling == sampling
+
+
+def test_another_sampling_is_drawn_from_the_runs_although_there_are_bits(packs):
+    due = masks_of(packs("center"))
+    assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), due)
+    ds = sa1bpack.open(packs("area"), masks="bool", mask_sampling="center")
+    with sa1bpack.Loader(ds, 3, order="sequential", masks="flat_bits", device="cpu") as loader:
+        assert np.array_equal(next(iter(loader))["masks"].numpy(), due)
+
+
+def test_another_sampling_of_bits_alone_is_refused(packs):
+    path = packs("area", "bits")
+    assert np.array_equal(masks_of(path, mask_sampling="area"), masks_of(path))
+    with pytest.raises(OptionError, match=r"mask_sampling='center' needs the exact runs.*'area'"):
+        sa1bpack.open(path, mask_sampling="center")
+    with pytest.raises(OptionError, match=r"^masks='runs' needs the exact runs"):
+        sa1bpack.open(path, masks="runs")
+    with pytest.raises(OptionError, match="mask_sampling is 'any': choose one of area, center"):
+        sa1bpack.open(path, mask_sampling="any")
+
+
+def test_a_pack_that_does_not_say_how_it_was_sampled_is_sampled_by_area(packs, tmp_path):
+    path = recorded(packs("area"), tmp_path / "pack")
+    drawn = masks_of(path, masks="runs", mask_size=GRID)
+    assert np.array_equal(drawn, masks_of(packs("area"), masks="bool"))
+
+
+def test_bits_of_a_sampling_that_is_not_known_are_read_but_not_drawn(packs, tmp_path):
+    path = recorded(packs("area"), tmp_path / "pack", mask_sampling="corner")
+    assert np.array_equal(masks_of(path), masks_of(packs("area")))
+    with pytest.raises(OptionError, match="mask_sampling is 'corner': choose one of area, center"):
+        sa1bpack.open(path, mask_size=24)
+    due = masks_of(packs("center"))
+    assert np.array_equal(masks_of(path, mask_sampling="center"), due)
+
+
+@pytest.mark.parametrize("sampling", ["area", "center"])
+def test_a_pipeline_without_steps_gives_what_the_pack_holds_from_bits_and_from_runs(
+    packs, sampling
+):
+    found = []
+    for kind in ("bits", "runs"):
+        ds = sa1bpack.open(packs(sampling), masks=kind)
+        with sa1bpack.Loader(ds, 3, order="sequential", device="cpu") as loader:
+            found.append(transforms.Pipeline(ds)(next(iter(loader)))["masks"])
+    assert torch.equal(*found)
+    due = masks_of(packs(sampling), masks="bool")
+    assert np.array_equal(found[0].flatten(0, 1).numpy(), due)
+
+
+@pytest.mark.parametrize("size", [np.int64(24), np.uint16(24), torch.tensor(24)], ids=repr)
+def test_whole_numbers_of_any_kind_are_mask_sizes(packs, size):
+    ds = sa1bpack.open(packs("area"), mask_size=size)
+    assert ds.mask_size == 24 and type(ds.mask_size) is int
+    assert np.array_equal(ds[0]["masks"], sa1bpack.open(packs("area"), mask_size=24)[0]["masks"])
