@@ -12,6 +12,7 @@
     │   ├── MaskError          one run-length mask
     │   └── ImageError         the JPEG
     ├── FormatError        something under a pack is not what docs/format.md demands
+    │   ├── NotAPack           what is named is no pack at all: most often a mistyped path
     │   ├── VersionError       it is of a format version that this release does not read
     │   └── ReadError          one sample of a pack cannot be read
     ├── PackError          a pack run cannot start or cannot go on
@@ -23,7 +24,8 @@
         └── LoaderTimeout      the batch did not come in time (also TimeoutError)
 
 A message names what was looked at (file, member, annotation), the value found, the limit, and what
-to do about it.
+to do about it. Of an option that cannot be used it begins with the option's name, as Python has it;
+the command line puts the flag in its place.
 """
 
 
@@ -84,6 +86,10 @@ class ImageError(SampleError):
 
 class FormatError(Sa1bpackError):
     """Something under a pack is not what docs/format.md demands."""
+
+
+class NotAPack(FormatError):
+    """What is named as a pack is none: it is not there, or is something else."""
 
 
 class VersionError(FormatError):

@@ -17,6 +17,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def size_text(nbytes: float) -> str:
+    """Bytes in the largest unit that leaves 1 or more: `3.67 GB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if nbytes < 999.5 or unit == "PB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.3g} {unit}"
+
+
 def printable(text: object) -> str:
     """A text fit for a terminal: what moves its cursor, or has no UTF-8, is escaped.
 

@@ -13,6 +13,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -56,17 +58,41 @@ class Damage(Exception):
     """Something that keeps a file or shard from being looked at further."""
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError of a file or folder into Damage that names it, or else `path`."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Damage(f"{error.filename or path}: missing") from None
+    except OSError as error:
+        raise Damage(f"{error.filename or path}: cannot be read: {error.strerror}") from None
+
+
 class Output:
     """Counts problems, prints them and notes; draws a progress line only on a terminal."""
 
     def __init__(self):
         self.problems = self.files = self.samples = 0
+        self._said: set[str] = set()
         self._draws = sys.stderr.isatty()
         self._drawn = 0.0
 
     def problem(self, text: str) -> None:
-        self.problems += 1
-        self._print(text)
+        """Print a problem, once: several checks may come upon the same file."""
+        if text not in self._said:
+            self._said.add(text)
+            self.problems += 1
+            self._print(text)
+
+    @contextmanager
+    def going_on(self, path: Path) -> Iterator[None]:
+        """Make a problem of Damage and of an OSError; the rest of the block is left out."""
+        try:
+            with reading(path):
+                yield
+        except Damage as error:
+            self.problem(str(error))
 
     def note(self, text: str) -> None:
         """What a run in progress or a killed one leaves: no damage."""
@@ -107,13 +133,21 @@ def main() -> int:
         shards += unlisted_shards(arguments.pack, shards, output)
     for number, name in enumerate(shards, 1):
         output.progress(f"shard {number} of {len(shards)}: {name}")
-        check_shard(arguments.pack / "shards" / name, arguments.quick, output)
+        folder = arguments.pack / "shards" / name
+        with output.going_on(folder):
+            check_shard(folder, arguments.quick, output)
     output.clear()
-    looked_at = f"{len(shards)} shards, {output.files} files, {output.samples} samples checked"
-    print(f"{looked_at}: {output.problems} problems" if output.problems else f"{looked_at}: ok")
+    numbers = {"shard": len(shards), "file": output.files, "sample": output.samples}
+    looked_at = ", ".join(counted(number, noun) for noun, number in numbers.items())
+    verdict = counted(output.problems, "problem") if output.problems else "ok"
+    print(f"{looked_at} checked: {verdict}")
     if not complete:
         print("NOT COMPLETE: the packer has not come to its end; let it, or run it again")
     return 1 if output.problems else 0
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def read_manifest(pack: Path) -> tuple[list[str], bool]:
@@ -122,10 +156,12 @@ def read_manifest(pack: Path) -> tuple[list[str], bool]:
     ValueError: not a pack that this script knows.
     """
     path = pack / "manifest.json"
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: {pack} is not a pack")
+    with reading(path):
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: {pack} is not a pack")
+        data = path.read_bytes()
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(data)
         major = manifest["version"][0]
         names = [shard["name"] for shard in manifest["shards"]]
         complete = manifest["complete"]
@@ -162,8 +198,10 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
     for path, digest in listed.items():
         if complete or path not in CHANGING:
             compare(pack / path, digest, output)
-        elif not (pack / path).exists() or file_digest(pack / path) != digest:
-            output.note(f"{pack / CHECKSUMS}: not up to date for {path}")
+            continue
+        with output.going_on(pack / path):
+            if not (pack / path).exists() or file_digest(pack / path) != digest:
+                output.note(f"{pack / CHECKSUMS}: not up to date for {path}")
     due = [f"shards/{name}/{CHECKSUMS}" for name in shards]
     for path in (*due, "manifest.json", "zarr.json", "shards/zarr.json"):
         if listed and path not in listed:
@@ -179,43 +217,48 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
                 output.note(f"{path}: an index that the manifest or its checksums do not name")
                 top.add(path.name)
         report_names(pack, top | (set() if complete else {*CHANGING}), output)
-    folders = set() if complete else {path.name for path in shard_folders(pack)}
+    folders = set() if complete else {path.name for path in shard_folders(pack, output)}
     report_names(pack / "shards", {*shards, *folders, "zarr.json"}, output)
 
 
-def shard_folders(pack: Path) -> list[Path]:
+def shard_folders(pack: Path, output: Output) -> list[Path]:
     """Folders under shards/ that are no working files, listed or not."""
     shards = pack / "shards"
-    folders = sorted(shards.iterdir()) if shards.is_dir() else []
-    return [path for path in folders if path.is_dir() and path.name[0] != "."]
+    with output.going_on(shards):
+        folders = sorted(shards.iterdir()) if shards.is_dir() else []
+        return [path for path in folders if path.is_dir() and path.name[0] != "."]
+    return []
 
 
 def unlisted_shards(pack: Path, listed: list[str], output: Output) -> list[str]:
     """Names of the shards that an unfinished pack has, but does not list yet."""
-    names = [path.name for path in shard_folders(pack) if path.name not in listed]
+    names = [path.name for path in shard_folders(pack, output) if path.name not in listed]
     for name in names:
         output.note(f"{pack / 'shards' / name}: a shard that is not in the manifest yet")
     return names
 
 
 def checked_list(path: Path, output: Output) -> dict[str, str]:
-    """A checksum file as {path: digest}; empty, with a problem printed, if it is damaged."""
-    try:
-        text = path.read_bytes().decode()
-        listed = {line[34:]: line[:32] for line in text.splitlines()}
-    except (OSError, ValueError) as error:
-        output.problem(f"{path}: cannot be read: {error}")
-        return {}
-    whole = "".join(f"{listed[name]}  {name}\n" for name in sorted(listed))
-    if not listed or whole != text or not all(inside(name) for name in listed):
-        output.problem(f"{path}: not lines of '<32 hex digits>  <path>', sorted by path")
-        return {}
-    return listed
+    """A checksum file as {path: digest}; empty, with a problem printed, if it is no such."""
+    with output.going_on(path):
+        data = path.read_bytes()
+        lines = data.decode(errors="replace").splitlines()
+        listed = {line[34:]: line[:32] for line in lines}
+        whole = "".join(f"{listed[name]}  {name}\n" for name in sorted(listed))
+        if listed and whole.encode() == data and all(inside(name) for name in listed):
+            return listed
+        raise Damage(f"{path}: not lines of '<32 hex digits>  <path>', sorted by path")
+    return {}
 
 
 def report_unknown(folder: Path, known: set[str], output: Output) -> None:
     """Files below a folder that its checksum file does not list."""
-    for parent, _, names in os.walk(folder):
+
+    def report(error: OSError) -> None:
+        with output.going_on(folder):
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=report):
         for name in names:
             path = Path(parent, name)
             if str(path.relative_to(folder)) not in known:
@@ -224,29 +267,23 @@ def report_unknown(folder: Path, known: set[str], output: Output) -> None:
 
 def report_names(folder: Path, known: set[str], output: Output) -> None:
     """Entries of a folder that do not belong there; names with a dot in front are left alone."""
-    if not folder.is_dir():
-        output.problem(f"{folder}: missing")
-        return
-    for path in sorted(folder.iterdir()):
-        if path.name not in known and not path.name.startswith("."):
-            output.problem(f"{path}: not in the manifest of the pack")
+    with output.going_on(folder):
+        for path in sorted(folder.iterdir()):
+            if path.name not in known and not path.name.startswith("."):
+                output.problem(f"{path}: not in the manifest of the pack")
 
 
 def compare(path: Path, due: str, output: Output) -> None:
     """Compare a file's XXH3-128 with the one listed."""
-    try:
+    with output.going_on(path):
         found = file_digest(path)
-    except FileNotFoundError:
-        output.problem(f"{path}: missing, but in {CHECKSUMS}")
-        return
-    except OSError as error:
-        output.problem(f"{path}: cannot be read: {error}")
-        return
-    output.files += 1
-    report_digest(path, found, due, output)
+        output.files += 1
+        report_digest(path, found, due, output)
 
 
 def file_digest(path: Path) -> str:
+    if path.exists() and not path.is_file():
+        raise Damage(f"{path}: a folder, a pipe or a device, where a file must be")
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(1 << 20):
@@ -274,30 +311,21 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
                 if path == "zarr.json" or path.endswith("/zarr.json")
                 or path.split("/")[0] not in HEAVY}  # fmt: skip
         for path in sorted(set(listed) - set(left)):
-            if not (folder / path).is_file():
-                output.problem(f"{folder / path}: missing, but in {CHECKSUMS}")
-            else:
-                check_size(folder / path, output)
+            check_size(folder / path, output)
     else:
-        try:
+        with output.going_on(folder):  # where it ends, files are compared one by one below
             for path in check_samples(folder, listed, output):
                 del left[path]
-        except Damage as error:
-            output.problem(str(error))  # its files are compared one by one below
     for path, due in left.items():
         compare(folder / path, due, output)
 
 
 def check_size(path: Path, output: Output) -> None:
     """Compare the size of a chunk file with what the array's metadata ask for."""
-    try:
-        due = Array(path.parent).file_bytes
-    except Damage as error:
-        output.problem(str(error))
-        return
-    found = path.stat().st_size
-    if found != due:
-        output.problem(f"{path}: {found} bytes, but must have {due}")
+    with output.going_on(path):
+        found, due = path.stat().st_size, Array(path.parent).file_bytes
+        if found != due:
+            output.problem(f"{path}: {found} bytes, but must have {due}")
 
 
 class Array:
@@ -305,8 +333,10 @@ class Array:
 
     def __init__(self, folder: Path):
         path = folder / "zarr.json"
+        with reading(path):
+            data = path.read_bytes()
         try:
-            metadata = json.loads(path.read_bytes())
+            metadata = json.loads(data)
             self.shape = tuple(metadata["shape"])
             if not all(isinstance(length, int) and length >= 0 for length in self.shape):
                 raise ValueError(f"shape {self.shape}")
@@ -316,7 +346,7 @@ class Array:
             self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
             index_bytes = 16 * -(-outer[0] // inner[0]) + 4
             self.file_bytes = outer[0] * self.row_bytes + index_bytes if self.shape[0] else 0
-        except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
         self.path = folder / ("c" + ".0" * len(self.shape))
         self._digest = xxhash.xxh3_128()
@@ -325,7 +355,7 @@ class Array:
 
     def open(self) -> None:
         """Open the file. Raises Damage if it has not the length that its metadata ask for."""
-        size = self.path.stat().st_size if self.path.is_file() else 0
+        size = self.path.stat().st_size if self.file_bytes or self.path.exists() else 0
         if size != self.file_bytes:
             raise Damage(f"{self.path}: {size} bytes, but must have {self.file_bytes}")
         if size:
@@ -346,10 +376,8 @@ class Array:
 
     def _read(self, nbytes: int) -> np.ndarray:
         data = np.empty(nbytes, np.uint8)
-        try:
+        with reading(self.path):
             found = self._file.readinto(data) if nbytes else 0
-        except OSError as error:
-            raise Damage(f"{self.path}: cannot be read: {error}") from None
         if found != nbytes:
             raise Damage(f"{self.path}: cut short while it was read")
         self._left -= nbytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sa1bpack
-from sa1bpack.cli.main import make_parser
+from sa1bpack.cli.arguments import parse
 
 REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -89,7 +89,7 @@ def test_every_sa1bpack_command_of_the_documents_parses():
     for line in lines:
         arguments = shlex.split(line, comments=True)[1:]
         try:
-            assert make_parser(arguments).parse_args(arguments).run
+            assert parse(arguments).run
         except SystemExit as ended:
             raise AssertionError(f"{line!r} is wrong usage") from ended
 

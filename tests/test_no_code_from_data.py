@@ -22,13 +22,13 @@ ALLOWED = {
         (f"sa1bpack/{package}__init__.py", "import_module"): "names from a table of its own"
         for package in ("", "masks/", "pixels/")
     },
-    ("sa1bpack/cli/main.py", "import_module"): "the commands of its own table",
+    ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
     **{
         (
             f"sa1bpack/packing/engines/{module}.py",
             "multiprocessing",
         ): "its own processes' socket pair"
-        for module in ("crew", "processes", "worker")
+        for module in ("crew", "worker")
     },
 }
 # numpy's and torch's loaders of files unpickle if they are let.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sa1bpack.wording import brief, counted, printable
+from sa1bpack.wording import brief, counted, printable, size_text
 
 
 @pytest.mark.parametrize(
@@ -10,6 +10,17 @@ from sa1bpack.wording import brief, counted, printable
 )
 def test_a_noun_is_singular_for_one_alone(number, text):
     assert counted(number, "shard") == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (43_912_345, "43.9 MB"), (999_600, "1 MB"),
+        (3.67e12, "3.67 TB"), (5e15, "5 PB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_in_the_largest_unit_that_leaves_one_or_more(nbytes, text):
+    assert size_text(nbytes) == text
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,25 @@
 import argparse
 
 from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Write the annotations of a pack out again. As SA-1B's own JSON they go to OUT/<source>/sa_<id>.json,
-byte for byte what the tars have, as far as the pack has it: what filters and the cap left out is
-counted. As COCO they go to one instances file OUT, which pycocotools loads.
+Write the annotations of a pack out again. As SA-1B's own JSON they go to
+OUT/<source>/sa_<id>.json, byte for byte what the tars have, as far as the pack
+has it: what filters and the cap left out is counted. As COCO they go to one
+instances file OUT, which pycocotools loads.
 
-The pack must have the exact masks (it has, unless it was packed without runs). Files that are there
-already are left alone if they have the same bytes, and never overwritten. Interrupted? Repeat the
-command: SA-1B files that are written are not written again."""
+The pack must have the exact masks (it has, unless it was packed without runs).
+Files that are there already are left alone if they have the same bytes, and
+never overwritten. Interrupted? Repeat the command: SA-1B files that are
+written are not written again."""
 
 _EPILOG = (
     """examples:
   sa1bpack export /data/packed /data/json
-  sa1bpack export /data/packed /data/json --source sa_000012 --image-id 11223 --image-id 11224
-  sa1bpack export /data/packed sa_000012.json --format coco --source sa_000012
+  sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
+  sa1bpack export /data/packed 12.json --format coco --source sa_000012
 
 """
     + exits.EPILOG
@@ -28,8 +31,10 @@ _EPILOG = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the subcommand's parser its description and its arguments."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", metavar="PACK", help="folder of the pack")
-    parser.add_argument("out", metavar="OUT", help="folder (sa1b) or file (coco) to write")
+    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
+    parser.add_argument(
+        "out", type=user_path, metavar="OUT", help="folder (sa1b) or file (coco) to write"
+    )
     parser.add_argument(
         "--format", choices=("sa1b", "coco"), default="sa1b", help="(default: %(default)s)"
     )

@@ -4,88 +4,32 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import TextIO
 
 from sa1bpack.cli import exits
-from sa1bpack.errors import (
-    OptionError,
-    OutputRefused,
-    Sa1bpackError,
-    SourceCorrupt,
-    SourceError,
-    SourceTruncated,
-)
+from sa1bpack.cli.arguments import in_flags, parse
+from sa1bpack.errors import OptionError, PackError
 from sa1bpack.wording import printable
-
-# Command, which is also the name of its module → its line in the help.
-_COMMANDS = {
-    "pack": "decode tars into shards",
-    "verify": "check a pack against its checksums",
-    "repair": "make anew what is damaged in a pack, from its tars",
-    "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
-    "info": "show what is in a pack, or what runs here",
-    "show": "draw samples of a pack with their masks, as a PNG",
-    "report": "write a page about a pack, as HTML",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    options = argparse.Namespace()
     try:
         _open_closed_streams()
         signal.signal(signal.SIGTERM, _on_sigterm)
-        arguments = sys.argv[1:] if arguments is None else arguments
-        options = make_parser(arguments).parse_args(arguments)
-        code = options.run(options)
-        sys.stdout.flush()
+        with redirect_stdout(_Output(sys.stdout)):
+            options = parse(list(sys.argv[1:] if arguments is None else arguments))
+            code = options.run(options)
+            sys.stdout.flush()
         return code
-    except OptionError as error:
-        return _complain(error, error, exits.USAGE)
-    except (SourceTruncated, SourceCorrupt) as error:
-        return _complain(error, error, exits.FAILED)
-    except SourceError as error:  # before any work; what fails later is in the result
-        return _complain(error, error, exits.USAGE)
-    except OutputRefused as error:
-        return _complain(error, error, exits.REFUSED)
-    except Sa1bpackError as error:
-        return _complain(error, error, exits.FAILED)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
-        _drop_output()
         return exits.FAILED
-    except (OSError, MemoryError) as error:
-        return _complain(error, error, exits.IO_ERROR)
-    except KeyboardInterrupt as error:
-        return _complain("interrupted", error, exits.INTERRUPTED)
-    except exits.Terminated as error:
-        return _complain("terminated", error, exits.TERMINATED)
-
-
-def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Make the parser. Only commands that `arguments` name get their options.
-
-    Their defaults come from modules that take a while to load; `sa1bpack --help` needs none.
-    """
-    from sa1bpack import __version__
-
-    parser = argparse.ArgumentParser(
-        prog="sa1bpack",
-        description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
-        epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, summary in _COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=summary,
-            epilog=exits.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if name in arguments:
-            import_module(f"sa1bpack.cli.{name}").add_options(command)
-    return parser
+    except exits.ERRORS as error:
+        _complain(error, options)
+        return exits.code_of(error)
 
 
 def _open_closed_streams() -> None:
@@ -102,18 +46,48 @@ def _open_closed_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-def _drop_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not fail on it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Output:
+    """Standard output whose errors say what it is: those of a stream name no file.
+
+    After one, what is still buffered goes nowhere, so that the interpreter does not fail on it too.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._named(self._stream.write, text)
+
+    def flush(self) -> None:
+        self._named(self._stream.flush)
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+    def _named(self, call: Callable, *arguments):
+        try:
+            return call(*arguments)
+        except OSError as error:
+            error.filename = "standard output"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            raise
 
 
 def _on_sigterm(signum, frame):
     raise exits.Terminated
 
 
-def _complain(what: object, error: BaseException, code: int) -> int:
-    """Say what happened on stderr, with the notes that the error collected on its way."""
-    print(f"sa1bpack: {printable(what)}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
-        print(f"sa1bpack: {printable(note)}", file=sys.stderr)
-    return code
+def _complain(error: BaseException, options: argparse.Namespace) -> None:
+    """Say on stderr what happened, what to do about it, and what the error collected on its way."""
+    match error:
+        case KeyboardInterrupt():
+            what = "interrupted"
+        case exits.Terminated():
+            what = "terminated"
+        case OptionError() | PackError():
+            what = in_flags(str(error), vars(options))
+        case _:
+            what = error
+    for line in (what, exits.remedy(error), *getattr(error, "__notes__", ())):
+        if line is not None:
+            print(f"sa1bpack: {printable(line)}", file=sys.stderr)

@@ -3,14 +3,16 @@
 import argparse
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 from sa1bpack.cli import exits
-from sa1bpack.errors import OptionError
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.errors import FormatError, OutputRefused
 from sa1bpack.packing.options import (
     EMPTY,
     FITS,
+    IMAGE_SIZES,
     MASK_SAMPLINGS,
+    MASK_SIZES,
     MASKS,
     NATIVE_SAMPLES_PER_SHARD,
     PIXELS,
@@ -21,20 +23,26 @@ from sa1bpack.packing.options import (
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Decode SA-1B tars (or extracted folders) once, into shards under OUT that are numpy memory maps and
-Zarr v3 at the same time. Interrupted? Repeat the same command: it goes on from the last whole
-shard. Called with more tars later, it adds them."""
+Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
+numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
+command: it goes on from the last whole shard. Called with more tars later, it
+adds them."""
 
 _EPILOG = (
     """examples:
   sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
   sa1bpack pack sa_000000.tar --out packed --dry-run
-  sa1bpack pack '/data/sa_*.tar' --out packed --md5sums md5sums.txt --max-rejects 100
+  sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
 
-Members that cannot be used are listed in OUT/rejects.jsonl; the others are packed.
+Members that cannot be used are listed in OUT/rejects.jsonl; the others are
+packed.
 
 """
     + exits.EPILOG
+    + """
+
+1 means that a source was given up, that no image was packed, that there are
+too many rejects or, with --dry-run, that the pack does not fit on the disk."""
 )
 
 
@@ -45,15 +53,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources", nargs="+", metavar="TAR", help="tars, extracted folders, or quoted globs"
     )
-    parser.add_argument("--out", required=True, metavar="OUT", help="folder of the pack")
+    parser.add_argument(
+        "-o", "--out", required=True, type=user_path, metavar="OUT", help="folder of the pack"
+    )
 
     run = parser.add_argument_group("the run")
     run.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
     )
     run.add_argument(
-        "--md5sums", metavar="FILE", help="check each tar against this list (md5sum's format)"
-    )
+        "--md5sums", type=user_path, metavar="FILE",
+        help="check each tar against this list (md5sum's format)",
+    )  # fmt: skip
     run.add_argument(
         "--max-rejects",
         type=int,
@@ -61,13 +72,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fail when more than N members are rejected (default: no limit)",
     )
     run.add_argument(
-        "--dry-run", action="store_true", help="estimate images, disk and time; write nothing"
-    )
+        "--dry-run", action="store_true",
+        help="estimate images, disk and time, and refuse what the run would refuse; write nothing",
+    )  # fmt: skip
 
     images = parser.add_argument_group("images (part of the pack's identity)")
     images.add_argument(
         "--image-size", type=int, default=default.image_size, metavar="S",
-        help="side of the stored square in pixels (default: %(default)s)",
+        help="side of the stored square in pixels, {} to {} (default: %(default)s)".format(
+            *IMAGE_SIZES
+        ),
     )  # fmt: skip
     images.add_argument(
         "--fit", choices=FITS, default=default.fit,
@@ -93,7 +107,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--mask-size", type=int, default=default.mask_size, metavar="SM",
-        help="side of the mask grid in cells, a multiple of 8 (default: %(default)s)",
+        help="side of the mask grid in cells, a multiple of 8 up to "
+        f"{MASK_SIZES[1]} (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
         "--mask-sampling", choices=MASK_SAMPLINGS, default=default.mask_sampling,
@@ -117,15 +132,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--max-area-frac", type=float, default=default.max_area_frac, metavar="F",
-        help="drop masks larger than this fraction of the image (default: keep)",
+        help="drop masks larger than this fraction of the image, 0 to 1 (default: keep)",
     )  # fmt: skip
     masks.add_argument(
         "--min-iou", type=float, default=default.min_iou, metavar="X",
-        help="drop masks of lower predicted IoU (default: keep)",
+        help="drop masks of lower predicted IoU; SA-1B's go a little past 1 (default: keep)",
     )  # fmt: skip
     masks.add_argument(
         "--min-stability", type=float, default=default.min_stability, metavar="X",
-        help="drop masks of lower stability score (default: keep)",
+        help="drop masks of lower stability score, up to 1 (default: keep)",
     )  # fmt: skip
     masks.add_argument(
         "--empty", choices=EMPTY, default=default.empty,
@@ -152,23 +167,21 @@ def _count_or_all(text: str) -> int | None:
 
 def run_pack(arguments: argparse.Namespace) -> int:
     """Pack, or estimate what packing would take."""
-    _check_out(arguments.out)
-    options = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
-    if arguments.dry_run:
-        return _dry_run(arguments, options)
+    wanted = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
+    for name in ("sources", "out", "workers", "md5sums", "max_rejects"):
+        wanted[name] = getattr(arguments, name)
+    try:
+        return _dry_run(wanted) if arguments.dry_run else _pack(wanted)
+    except FormatError as error:  # in OUT as it was found: what a run writes itself is sound
+        raise OutputRefused(str(error)) from error
+
+
+def _pack(wanted: dict) -> int:
     from sa1bpack.packing.run import pack
 
     try:
-        result = pack(
-            arguments.sources,
-            arguments.out,
-            workers=arguments.workers,
-            md5sums=arguments.md5sums,
-            max_rejects=arguments.max_rejects,
-            **options,
-        )
+        result = pack(**wanted)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        exits.add_remedy(error)
         error.add_note("repeat the same command to go on from here")
         raise
     print(_summary(result))
@@ -181,28 +194,39 @@ def run_pack(arguments: argparse.Namespace) -> int:
     return exits.OK if result.complete and result.images else exits.FAILED
 
 
-def _check_out(out: str) -> None:
-    """Raise OptionError when a file is in the place of the folder, or of one above it."""
-    path = Path(out).absolute()
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not existing.is_dir():
-        raise OptionError(f"--out {out}: {existing} is a file; name a folder, new or of a pack")
+def _dry_run(wanted: dict) -> int:
+    from sa1bpack.packing.estimate import estimate
+
+    forecast = estimate(**wanted)
+    print(forecast.as_text())
+    return exits.OK if forecast.fits else exits.FAILED
 
 
 def _summary(result) -> str:
-    pace = result.new_images / result.seconds if result.seconds else 0.0
     lines = [
         f"{result.root}: {counted(result.images, 'image')}, "
         f"{result.masks:,} of {counted(result.annotations, 'mask')}",
-        f"this run: {counted(result.new_images, 'image')} in {result.seconds:.1f} s "
-        f"({pace:.1f} images/s)",
+        _this_run(result),
     ]
+    if result.annotations and not result.masks:
+        lines.append("no mask was kept: the filters and --max-masks leave none")
     if result.dropped:
-        lines.append(f"left out for want of masks: {counted(result.dropped, 'image')}")
+        dropped = counted(result.dropped, "image")
+        lines.append(f"left out for want of masks, and not counted above: {dropped}")
     if result.rejects:
         members = counted(result.rejects, "member")
         lines.append(f"rejected: {members}, see {result.root / 'rejects.jsonl'}")
     return "\n".join(lines)
+
+
+def _this_run(result) -> str:
+    from sa1bpack.packing.watch import nothing_to_do
+
+    if result.packed_before == result.sources:
+        return f"this run: {nothing_to_do(result.sources)}"
+    pace = result.new_images / result.seconds if result.seconds else 0.0
+    images = counted(result.new_images, "image")
+    return f"this run: {images} in {result.seconds:.1f} s ({pace:.1f} images/s)"
 
 
 def _why_nothing(result) -> str:
@@ -214,11 +238,3 @@ def _why_nothing(result) -> str:
     if result.failed:
         return ""  # each source was named with its error
     return ": the sources hold no pair of a .jpg and a .json file of the same name"
-
-
-def _dry_run(arguments: argparse.Namespace, options: dict) -> int:
-    from sa1bpack.packing.estimate import estimate
-
-    forecast = estimate(arguments.sources, arguments.out, workers=arguments.workers, **options)
-    print(forecast.as_text())
-    return exits.OK if forecast.fits else exits.FAILED

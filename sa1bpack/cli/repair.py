@@ -4,39 +4,47 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Check a pack as `verify` does, and make anew what is damaged or missing: shards from the tars that
-they were packed from, and the pack's own files (manifest, index, checksums, ...) from the shards.
-It ends with the bytes that an undamaged pack has. Sound shards are neither decoded nor touched.
+Check a pack as `verify` does, and make anew what is damaged or missing: shards
+from the tars that they were packed from, and the pack's own files (manifest,
+index, checksums, ...) from the shards. It ends with the bytes that an
+undamaged pack has. Sound shards are neither decoded nor touched.
 
-Give all tars of the pack: those without damage are not read. A tar must be the very file that was
-packed; its size, its md5 and its images are compared. A damaged shard stays where it is until its
-replacement is whole. Interrupted? Repeat the command."""
+Give all tars of the pack: those without damage are not read. A tar must be the
+very file that was packed; its size, its md5 and its images are compared. A
+damaged shard stays where it is until its replacement is whole. Interrupted?
+Repeat the command."""
 
 _EPILOG = (
     """examples:
   sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
-  sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run     which tars are needed?
-  sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001    verify has named it
-  sa1bpack repair /data/packed                                manifest, index, checksums only
+which tars are needed:
+  sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run
+one shard, which verify has named:
+  sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001
+manifest, index and checksums only:
+  sa1bpack repair /data/packed
 
-Files that are no part of the pack are listed and never touched: move or remove them yourself.
+Files that are no part of the pack are listed and never touched: move or remove
+them yourself.
 
 """
     + exits.EPILOG
     + """
 
-0 means that the pack is sound now (with --dry-run: that all could be mended), 1 that something is
-still damaged, or is no part of the pack; each is named, with what to do."""
+0 means that the pack is sound now (with --dry-run: that all could be mended),
+1 that something is still damaged, or is no part of the pack; each is named,
+with what to do."""
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the subcommand's parser its description and its arguments."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", metavar="PACK", help="folder of the pack")
+    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "sources", nargs="*", metavar="TAR",
         help="tars and folders that it was packed from, or quoted globs",
@@ -68,7 +76,6 @@ def run_repair(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        exits.add_remedy(error)
         error.add_note("nothing sound was touched; repeat the same command to go on from here")
         raise
     for problem in result.problems:
@@ -96,6 +103,7 @@ def _verdict(result) -> str:
             outcome = "nothing was written" if result.dry_run else "mended"
         verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
     if result.extra:
-        strange = f"{len(result.extra):,} found that is no part of the pack"
-        verdicts.append(f"{strange}: move or remove it, see above")
+        one = len(result.extra) == 1
+        strange = f"{len(result.extra):,} found that {'is' if one else 'are'} no part of the pack"
+        verdicts.append(f"{strange}: move or remove {'it' if one else 'them'}, see above")
     return "; ".join(verdicts) or "sound, nothing to repair"

@@ -4,31 +4,37 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.byte_bar import byte_bar
-from sa1bpack.wording import counted
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.verify import advice
+from sa1bpack.progress import byte_bar
+from sa1bpack.wording import counted, printable
 
 _NAMED = 10  # problems named on stderr; the page has more
 
 _DESCRIPTION = """\
-Write one HTML page about a pack: its state, counts, distributions of masks and images, samples with
-their masks, options, versions, packing runs and rejects. The page is one file, needs no network and
-runs no script; send it, print it, keep it beside an experiment."""
+Write one HTML page about a pack: its state, counts, distributions of masks and
+images, samples with their masks, options, versions, packing runs and rejects.
+The page is one file, needs no network and runs no script; send it, print it,
+keep it beside an experiment."""
 
 _EPILOG = (
     """examples:
   sa1bpack report /data/packed -o report.html
   sa1bpack report /data/packed -o report.html --verify full --samples 24
 
-It takes seconds whatever the pack holds: distributions of masks are those of up to 20,000 images in
-64 shards, and the page says of how many. Checking is what may take long:
-  --verify sample   structure, sizes, and the checksums of all but pixels, bits and runs, of up to
-                    8 shards at random; of the whole of SA-1B that reads 0.5 GB
-  --verify quick    the same of all shards, as `sa1bpack verify --quick`; of the whole of SA-1B
-                    that reads 140 GB
+It takes seconds whatever the pack holds: distributions of masks are those of
+up to 20,000 images in 64 shards, and the page says of how many. Checking is
+what may take long:
+  --verify sample   structure, sizes, and the checksums of all but pixels, bits
+                    and runs, of up to 8 shards at random; of the whole of
+                    SA-1B that reads 0.5 GB
+  --verify quick    the same of all shards, as `sa1bpack verify --quick`; of
+                    the whole of SA-1B that reads 140 GB
   --verify full     every byte, as `sa1bpack verify`
   --verify none     nothing, and the page says so
 
-Exit code 1 says that damage was found; the page is written all the same, and names it.
+Exit code 1 says that damage was found; the page is written all the same, and
+names it.
 
 """
     + exits.EPILOG
@@ -40,9 +46,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     from sa1bpack.report.verification import VERIFY
 
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", metavar="PACK", help="folder of a pack, complete or not")
     parser.add_argument(
-        "-o", "--out", required=True, metavar="FILE.html",
+        "pack", type=user_path, metavar="PACK", help="folder of a pack, complete or not"
+    )
+    parser.add_argument(
+        "-o", "--out", required=True, type=user_path, metavar="FILE.html",
         help="the page; one that is there is replaced",
     )  # fmt: skip
     parser.add_argument(
@@ -74,18 +82,21 @@ def run_report(arguments: argparse.Namespace) -> int:
             progress=advance,
         )
     problems = (*result.verification.problems, *result.unreadable)
-    for line in problems[:_NAMED]:
-        print(f"sa1bpack: {line}", file=sys.stderr)
+    lines = [*problems[:_NAMED]]
     if len(problems) > _NAMED:
         more = counted(len(problems) - _NAMED, "more problem")
-        print(f"sa1bpack: and {more}; `sa1bpack verify` names all", file=sys.stderr)
+        lines.append(f"and {more}; `sa1bpack verify` names all")
+    for line in (*lines, *advice(arguments.pack, result.verification.problems)):
+        print(f"sa1bpack: {printable(line)}", file=sys.stderr)
     print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}")
     return exits.OK if result.ok else exits.FAILED
 
 
 def _verdict(result) -> str:
-    if not result.ok:
+    if any(not problem.denied for problem in result.verification.problems):
         return "DAMAGED"
+    if not result.ok:
+        return "NOT ALL OF IT COULD BE READ"
     how = result.verification.how
     return {
         "none": "not verified",

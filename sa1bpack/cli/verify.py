@@ -1,24 +1,27 @@
 """`sa1bpack verify`: is a pack what was written?"""
 
 import argparse
+from shlex import quote
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.byte_bar import byte_bar
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Check a pack: that every file is there and none is strange, that structure and offsets hold, that
-the bytes are those that were written. A damaged sample is named by shard, row and image."""
+Check a pack: that every file is there and none is strange, that structure and
+offsets hold, that the bytes are those that were written. A damaged sample is
+named by shard, row and image."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Give the subcommand's parser its description and its arguments."""
     parser.description = _DESCRIPTION
-    parser.add_argument("pack", metavar="PACK", help="folder of the pack")
+    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="structure, sizes and small files only; seconds instead of a full read",
+        help="structure, sizes and small files only: seconds a tar, not a full read",
     )
     parser.set_defaults(run=run_verify)
 
@@ -31,19 +34,43 @@ def run_verify(arguments: argparse.Namespace) -> int:
         report = verify(arguments.pack, quick=arguments.quick, progress=advance)
     for line in (*report.problems, *report.notes):
         print(printable(line))
-    if not report.complete:
+    if report.complete is False:
         print("NOT COMPLETE: repeat the pack command")
-    if any(not problem.extra for problem in report.problems):
-        print(f"to mend it, keeping what is sound: sa1bpack repair {arguments.pack} TARS")
-    counts = report.counts
-    print(
-        f"{arguments.pack}: {_verdict(report)}; {counted(counts.get('samples', 0), 'image')} in "
-        f"{counted(counts.get('shards', 0), 'shard')}, "
-        f"{'quick check' if arguments.quick else 'every byte read'}"
-    )
+    for line in advice(arguments.pack, report.problems):
+        print(line)
+    print(f"{arguments.pack}: {_verdict(report, arguments.quick)}")
     return exits.OK if report.ok else exits.FAILED
 
 
-def _verdict(report) -> str:
-    verdict = "sound" if report.ok else f"DAMAGED: {counted(len(report.problems), 'problem')}"
-    return verdict if report.complete else f"{verdict}, NOT COMPLETE"
+def advice(pack: str, problems) -> list[str]:
+    """What to do about these problems of a pack; a file in excess says it itself."""
+    lines = []
+    if any(problem.denied for problem in problems):
+        lines.append(
+            "what may not be read need not be damaged: look at owner and mode (ls -ld), or check "
+            "as another user"
+        )
+    if any(not (problem.extra or problem.denied) for problem in problems):
+        lines.append(f"to mend it, keeping what is sound: sa1bpack repair {quote(pack)} TARS")
+    return lines
+
+
+def _verdict(report, quick: bool) -> str:
+    problems = counted(len(report.problems), "problem")
+    if report.complete is None:
+        return f"DAMAGED: {problems}; without its manifest nothing else can be checked"
+    if report.ok:
+        verdict = "sound"
+    elif all(problem.denied for problem in report.problems):
+        verdict = f"NOT ALL CHECKED: {problems}"
+    else:
+        verdict = f"DAMAGED: {problems}"
+    if not report.complete:
+        verdict += ", NOT COMPLETE"
+    depth = "quick check" if quick else "every byte read"
+    if any(problem.denied for problem in report.problems):
+        depth += ", but for what may not be read"
+    return (
+        f"{verdict}; {counted(report.counts['samples'], 'image')} in "
+        f"{counted(report.counts['shards'], 'shard')}, {depth}"
+    )

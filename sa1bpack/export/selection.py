@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -183,5 +184,5 @@ def _check_files(shard: Shard, root: Path) -> None:
         if (found := file_digest(file)) != listed.get(spec.chunk_path):
             raise FormatError(
                 f"{file}: XXH3-128 is {found}, but {listed.get(spec.chunk_path)} was written; mend "
-                f"it with: sa1bpack repair {root} TARS"
+                f"it with: sa1bpack repair {quote(str(root))} TARS"
             )

@@ -12,7 +12,7 @@ from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, chunk_file
 from sa1bpack.wording import brief
 
-REMEDY = "restore the file from a copy, or make it anew with `sa1bpack repair`"
+REMEDY = "restore the file from a copy, or make it anew with `sa1bpack repair PACK TARS`"
 
 
 def read_metadata(path: Path) -> Any:
@@ -70,7 +70,7 @@ def check_length(path: Path, due: int) -> None:
     except (FileNotFoundError, NotADirectoryError):
         if due == 0:
             return
-        raise FormatError(f"{path}: missing, but must have {due} bytes; {REMEDY}") from None
+        raise FormatError(f"{path}: missing; {REMEDY}") from None
     if due == 0:
         raise FormatError(f"{path}: {found} bytes, but an array without rows has no chunk file")
     if found != due:

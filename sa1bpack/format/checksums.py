@@ -9,7 +9,8 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.files import byte_view, open_file, read_metadata_file
+from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.files import byte_view, naming, open_file, read_metadata_file
 from sa1bpack.format.image_place import canvas_spans
 from sa1bpack.format.layout import Layout
 from sa1bpack.wording import brief
@@ -28,7 +29,7 @@ def file_digest(path: Path) -> str:
     digest = xxhash.xxh3_128()
     buffer = bytearray(READ_BYTES)
     view = memoryview(buffer)
-    with os.fdopen(open_file(path), "rb", buffering=0) as file:
+    with naming(path), os.fdopen(open_file(path), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
     return digest.hexdigest()
@@ -48,18 +49,20 @@ def read_checksums(path: Path) -> dict[str, str]:
     try:
         text = read_metadata_file(path)
     except FileNotFoundError:
-        raise FormatError(f"{path}: missing; restore it, or run `sa1bpack repair`") from None
+        raise FormatError(f"{path}: missing; {REMEDY}") from None
     digests: dict[str, str] = {}
     for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
         match = _LINE.fullmatch(line)
         if match is None or not is_inside(match[2]):
             raise FormatError(
                 f"{path}, line {number}: {brief(line)} is not '<32 hex digits>  <path below this "
-                "folder>'; restore the file"
+                f"folder>'; {REMEDY}"
             )
         digests[match[2]] = match[1]
     if format_checksums(digests) != text:
-        raise FormatError(f"{path}: lines are doubled, out of order or not cut by newlines")
+        raise FormatError(
+            f"{path}: lines are doubled, out of order or not cut by newlines; {REMEDY}"
+        )
     return digests
 
 

@@ -87,7 +87,7 @@ def read_metadata_file(path: Path) -> bytes:
     Raises FormatError if it is no regular file or larger than MAX_METADATA_BYTES (a hole of any
     size costs nothing on disk, but all of the memory), OSError if it cannot be read.
     """
-    with os.fdopen(open_file(path), "rb") as file:
+    with naming(path), os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_METADATA_BYTES:
             raise FormatError(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import check_offsets_rise
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.checked_rows import check_rows_digest
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.index import INDEX_ARRAYS, Index, index_name
@@ -57,8 +57,7 @@ def check_against_shards(
         same = np.array_equal(index.image_id[first:stop], shard["image_id"])
         if not (same and np.array_equal(masks, shard["mask_offset"])):
             raise FormatError(
-                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; "
-                "make the index anew with `sa1bpack repair`"
+                f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; {REMEDY}"
             )
     _check_order(folder, index)
 
@@ -74,6 +73,5 @@ def _check_order(folder: Path, index: Index) -> None:
         # Strictly rising (id, row) pairs: no row comes twice, so all rows are there.
         if not (inside and rising.all()):
             raise FormatError(
-                f"{folder / 'id_order'}: not the stable argsort of image_id; make the index anew "
-                "with `sa1bpack repair`"
+                f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}"
             )

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.errors import FormatError, NotAPack, VersionError
+from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.zarr_metadata import canonical_json
@@ -100,24 +101,41 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 def read_manifest(root: Path) -> Manifest:
     """Read and check the whole manifest of a pack.
 
-    Raises FormatError if it is missing or not what docs/format.md demands, VersionError if a newer
-    major version wrote it. Keys that a newer minor version added are ignored.
+    Raises NotAPack if there is none, FormatError if it is lost or not what docs/format.md demands,
+    VersionError if a newer major version wrote it, OSError if it cannot be read. Keys that a newer
+    minor version added are ignored.
     """
     path = Path(root) / MANIFEST_NAME
     try:
         data = msgspec.json.decode(read_metadata_file(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(f"{path}: missing, so {root} is no pack; run the packer first") from None
+        raise without_manifest(Path(root)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON ({error}); restore it or pack again") from None
+        raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
     check_version(data, path)
     Layout.from_json(data.get("layout"), f"{path}: layout")
     try:
         manifest = msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:
-        raise FormatError(f"{path}: {error}; restore it or pack again") from None
+        raise FormatError(f"{path}: {error}; {REMEDY}") from None
     _check_manifest(manifest, path)
     return manifest
+
+
+def without_manifest(root: Path) -> FormatError:
+    """The error of a folder without a manifest: NotAPack, unless it is a pack that has lost it."""
+    if not root.exists():
+        return NotAPack(f"{root}: no pack, there is no such folder; check the path")
+    if (root / SHARDS_NAME).is_dir():
+        return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
+    for folder in root.absolute().parents:
+        if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
+            return NotAPack(f"{root}: no pack, but a part of the pack {folder}; name that")
+    if not root.is_dir():
+        return NotAPack(f"{root}: no pack, but a file; name the folder of a pack")
+    return NotAPack(
+        f"{root}: no pack, it holds no {MANIFEST_NAME}; name the folder that a pack was written to"
+    )
 
 
 def is_index_name(name: str) -> bool:
@@ -133,7 +151,7 @@ def check_version(data: Any, path: Path) -> None:
     if not (
         isinstance(version, list) and len(version) == 2 and all(type(n) is int for n in version)
     ):
-        raise FormatError(f"{path}: version is {brief(version)}, not [major, minor]")
+        raise FormatError(f"{path}: version is {brief(version)}, not [major, minor]; {REMEDY}")
     if version[0] != FORMAT_VERSION[0]:
         raise VersionError(
             f"{path}: format version {brief(version[0])}.{brief(version[1])}, but this release "
@@ -167,13 +185,14 @@ def _check_manifest(manifest: Manifest, path: Path) -> None:
         check_shard_name(name, str(path))
     doubled = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubled:
-        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}")
+        raise FormatError(f"{path}: shards listed twice: {', '.join(doubled[:9])}; {REMEDY}")
     for key in ("samples", "masks"):
         total = sum(getattr(shard, key) for shard in manifest.shards)
         if getattr(manifest, key) != total:
             raise FormatError(
-                f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}"
+                f"{path}: {key} is {getattr(manifest, key)}, but its shards add up to {total}; "
+                f"{REMEDY}"
             )
     if manifest.index is not None and not is_index_name(manifest.index):
         found = brief(manifest.index)
-        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits")
+        raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits; {REMEDY}")

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import REMEDY
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong. What mends damage is the same for all: `sa1bpack repair`.
 
     what       what was found and what is due
     shard      name of the shard; None for the pack's own files
@@ -18,6 +19,7 @@ class Problem:
     image_id   its id, as far as it can be read
     file_name  its file name, as far as it can be read
     extra      something is there that is no part of the pack; nothing of the pack is damaged by it
+    denied     this user may not read a file or folder; whether it is damaged is not known
     """
 
     what: str
@@ -27,6 +29,7 @@ class Problem:
     image_id: int | None = None
     file_name: str | None = None
     extra: bool = False
+    denied: bool = False
 
     def __str__(self) -> str:
         place = [f"shard {self.shard}"] if self.shard is not None else []
@@ -45,19 +48,26 @@ class Report:
               chunk files); whole shards that the manifest does not list yet are counted too
     notes     what a run in progress or a killed one leaves, which is no damage; the next run of the
               packer settles it
-    complete  the manifest's word: every source was packed to its end. False also when the manifest
-              cannot be read
+    complete  the manifest's word: every source was packed to its end; None if the manifest is
+              damaged, which leaves nothing to check by
     """
 
     problems: tuple[Problem, ...]
     counts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    complete: bool = False
+    complete: bool | None = None
 
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
         return not self.problems
+
+
+def reason_of(error: FormatError | OSError) -> str:
+    """Why something of a pack cannot be read, in words."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: cannot be read: {error.strerror}"
+    return str(error)
 
 
 class Findings:
@@ -67,10 +77,18 @@ class Findings:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.files = 0
+        self._said: set[tuple[str, str | None, int | None]] = set()
 
     def add(self, what: str, **place) -> None:
-        """Add a problem; `place` holds the other fields of Problem."""
-        self.problems.append(Problem(what, **place))
+        """Add a problem, once; `place` holds the other fields of Problem.
+
+        Several parts of a check come upon the same file, and say the same of it.
+        """
+        problem = Problem(what.removesuffix(f"; {REMEDY}"), **place)
+        said = (problem.what, problem.shard, problem.sample)
+        if said not in self._said:
+            self._said.add(said)
+            self.problems.append(problem)
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:
@@ -78,4 +96,4 @@ class Findings:
         try:
             yield
         except (FormatError, OSError) as error:
-            self.add(str(error), **place)
+            self.add(reason_of(error), **place, denied=isinstance(error, PermissionError))

@@ -11,8 +11,8 @@ quick   structure, exact sizes, shard indexes, and the digests of all files but 
 from collections.abc import Callable, Set
 from pathlib import Path
 
-from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY, check_metadata
+from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
@@ -44,17 +44,21 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
 
     A pack may be checked while a packer works on it. Names that begin with "." at the top and under
     shards/ are a packer's working files and are not looked at. Raises FormatError only if there is
-    no manifest to begin with.
+    no manifest to begin with (NotAPack if nothing else of a pack is there either), VersionError for
+    a pack of another major version, and OSError if the manifest cannot be read.
     """
     root = Path(root)
     while True:
         findings = Findings()
         try:
             manifest = read_manifest(root)
+        except VersionError:
+            raise
         except FormatError as error:
             if not (root / MANIFEST_NAME).exists():
                 raise
-            return Report((Problem(str(error)),))
+            findings.add(str(error))
+            return Report(tuple(findings.problems))
         index = _check_top(root, manifest, findings)
         if not findings.problems or not _is_published_anew(root, manifest):
             break
@@ -95,13 +99,14 @@ def _check_shards(
     advance = _Advance(sum(shard.bytes for shard in shards), progress)
     for entry in shards:
         folder = root / SHARDS_NAME / entry.name
-        if folder.is_dir():
-            check_shard(
-                folder, entry, manifest.layout, findings,
-                quick=quick and entry.name not in full, advance=advance,
-            )  # fmt: skip
-        else:
-            findings.add(f"{folder}: missing; {REMEDY}", shard=entry.name)
+        with findings.collecting(shard=entry.name):
+            if folder.is_dir():
+                check_shard(
+                    folder, entry, manifest.layout, findings,
+                    quick=quick and entry.name not in full, advance=advance,
+                )  # fmt: skip
+            else:
+                findings.add(f"{folder}: missing", shard=entry.name)
     if index is not None:
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
@@ -134,7 +139,10 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
     Returns the index, mapped before anything else: a packer may replace it during a long check.
     """
     index = None
-    if manifest.shards or manifest.index is not None:
+    index_is_lost = manifest.index is not None and not (root / manifest.index).is_dir()
+    if index_is_lost:
+        findings.add(f"{root / manifest.index}: missing")
+    elif manifest.shards or manifest.index is not None:
         with findings.collecting():
             index = open_index(root, manifest)
     if _is_newer(manifest):
@@ -143,22 +151,27 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
             f"{_dotted(FORMAT_VERSION)}: what was added since was not checked"
         )
     due = top_files(root, manifest)
-    _check_names(root, manifest, due, findings)
+    with findings.collecting():
+        _check_names(root, manifest, due, findings)
     if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         findings.notes.append(f"{root}: nothing is published yet")
         return index
     with findings.collecting():
         _check_checksums(root, manifest, due, findings)
-    for path in sorted(due):
-        if not path.startswith(f"{SHARDS_NAME}/") and not (root / path).is_file():
-            findings.add(f"{root / path}: missing; {REMEDY}")
+    # What is missing of shards is said with them, and of a lost index no more than that.
+    elsewhere = (f"{SHARDS_NAME}/", *([f"{manifest.index}/"] if index_is_lost else []))
+    for path in sorted(path for path in due if not path.startswith(elsewhere)):
+        with findings.collecting():
+            if not (root / path).is_file():
+                findings.add(f"{root / path}: missing")
     with findings.collecting():
         if not _is_newer(manifest):
             check_metadata(root / METADATA_NAME, root_metadata())
         check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
-    if manifest.index is not None and (root / manifest.index).is_dir():
+    if manifest.index is not None and not index_is_lost:
         inside = {path.split("/", 1)[1] for path in due if path.startswith(manifest.index + "/")}
-        compare_files(root / manifest.index, inside, findings)
+        with findings.collecting():
+            compare_files(root / manifest.index, inside, findings)
     return index
 
 
@@ -184,13 +197,15 @@ def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Fi
     if different and manifest.complete:
         findings.add(
             f"{path}: must list the pack's own files and no other; different are "
-            f"{sorted(different)}; make it anew with `sa1bpack repair`"
+            f"{sorted(different)}"
         )
     for name, digest in listed.items():
         if name not in changing:
             check_digest(root, name, digest, findings, shard=_shard_of(name))
-        elif name in due and file_digest(root / name) != digest:
-            stale.add(name)
+            continue
+        with findings.collecting():
+            if name in due and file_digest(root / name) != digest:
+                stale.add(name)
     if stale:
         findings.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
 
@@ -237,11 +252,12 @@ def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list
     if manifest.complete:
         return entries
     listed = {shard.name for shard in manifest.shards}
-    for folder in shard_folders(root):
-        if folder.name not in listed:
-            with findings.collecting(shard=folder.name):
-                entries.append(open_shard(folder, manifest.layout).entry)
-                findings.notes.append(f"{folder}: a whole shard that is not in the manifest yet")
+    with findings.collecting():
+        for folder in shard_folders(root):
+            if folder.name not in listed:
+                with findings.collecting(shard=folder.name):
+                    entries.append(open_shard(folder, manifest.layout).entry)
+                    findings.notes.append(f"{folder}: a whole shard not in the manifest yet")
     return entries
 
 

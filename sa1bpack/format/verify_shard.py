@@ -13,9 +13,9 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY, describe_fall, first_fall
+from sa1bpack.format.array_reader import describe_fall, first_fall
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
-from sa1bpack.format.files import byte_view
+from sa1bpack.format.files import byte_view, naming
 from sa1bpack.format.image_place import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
@@ -97,7 +97,7 @@ def compare_files(
             f"{followed[0]} to {(folder / followed[0]).readlink()}; what they lead to was checked"
         )
     for path in sorted(due - found.keys()):
-        findings.add(f"{folder / path}: missing; {REMEDY}", array=_array_of(path), **place)
+        findings.add(f"{folder / path}: missing", array=_array_of(path), **place)
     for path in sorted(found.keys() - due - known - (links & inner)):
         findings.add(
             f"{folder / path}: not a file of the pack; remove it",
@@ -143,9 +143,7 @@ def check_digest(folder: Path, path: str, due: str, findings: Findings, **place)
 
 def _compare_digests(path: Path, found: str, due: str, findings: Findings, **place) -> None:
     if found != due:
-        findings.add(
-            f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {due}; {REMEDY}", **place
-        )
+        findings.add(f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {due}", **place)
 
 
 def _check_digests(
@@ -174,7 +172,7 @@ def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
     if due != set(listed):
         raise FormatError(
             f"{shard.folder / CHECKSUMS_NAME}: must list every file of the shard and no other; "
-            f"different are {sorted(due ^ set(listed))}; {REMEDY}"
+            f"different are {sorted(due ^ set(listed))}"
         )
 
 
@@ -187,7 +185,7 @@ def _check_offsets(shard: Shard, findings: Findings) -> bool:
         if spec.axis == "mask":  # mask_offset comes before, and rises
             sample = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
         findings.add(
-            f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}; {REMEDY}",
+            f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}",
             array=spec.name,
             **_place(shard, sample, shard["image_id"][sample], shard["file_name"][sample]),
         )
@@ -218,7 +216,7 @@ def _compare_tail(path: Path, found: bytes, due: bytes) -> None:
     if found != due:
         raise FormatError(
             f"{path}: the padding or the shard index behind the data is wrong, so Zarr cannot read "
-            f"the array; {REMEDY}"
+            "the array"
         )
 
 
@@ -251,9 +249,10 @@ class _ArrayStream:
         data = self._buffer[:nbytes]
         done = 0
         while done < nbytes:
-            count = os.preadv(self._fd, [data[done:]], self._position)
+            with naming(self.path):
+                count = os.preadv(self._fd, [data[done:]], self._position)
             if count == 0:
-                raise FormatError(f"{self.path}: cut short while it was read; {REMEDY}")
+                raise FormatError(f"{self.path}: cut short while it was read")
             done += count
             self._position += count
         self._digest.update(data)
@@ -308,7 +307,7 @@ def _check_sample(
     found = rows_checksum(shard.layout, rows, side)
     height, width = (int(length) for length in rows["size"][0, 2:])
     if found != stored:
-        what = f"checksum of the sample is {found:016x}, but {stored:016x} is stored; {REMEDY}"
+        what = f"checksum of the sample is {found:016x}, but {stored:016x} is stored"
     elif not (1 <= height <= side and 1 <= width <= side):
         what = f"stored size {height} x {width} is not within 1 and the layout's {side}"
     elif shard.layout.flat and rows["image"].size != image_nbytes(shard.layout, height, width):

@@ -35,9 +35,8 @@ from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.ledger import check_can_write
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackOptions, checked_options
 from sa1bpack.packing.records import check_shard_record, check_source_record
-from sa1bpack.packing.run import checked_options
 
 _SLIPS = 2  # digits in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
@@ -78,6 +77,10 @@ class Damage:
     def foreign_files(self, shard: str) -> list[str]:
         """What was found of files in a shard's folder that are not the pack's."""
         return [problem.what for problem in self.extra if problem.shard == shard]
+
+    def denied_files(self, shard: str) -> list[str]:
+        """What was found of files of a shard that this user may not read."""
+        return [p.what for p in self.problems if p.denied and p.shard == shard]
 
 
 def find_damage(
@@ -138,6 +141,8 @@ def _listed(root: Path) -> dict[str, str]:
     """The pack's own checksum file; empty when it is missing or damaged."""
     try:
         return read_checksums(root / CHECKSUMS_NAME)
+    except PermissionError:
+        raise
     except (FormatError, OSError):
         return {}
 
@@ -161,14 +166,20 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
     found, due = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
     if found == due or (due is not None and _is_slip(found, due)):
         return manifest
-    # Of an unfinished pack the checksums may be older; of another there must be none to compare.
     canonical = data == manifest_bytes(manifest)
+    if manifest.version > FORMAT_VERSION:
+        # It may have what is not known here: its word counts, unless that alone is damaged.
+        ours = msgspec.structs.replace(manifest, version=FORMAT_VERSION)
+        as_written = xxhash.xxh3_128_hexdigest(manifest_bytes(ours)) == due
+        if not manifest.complete:  # the checksums may be older, and are not compared with it
+            as_written |= _written_version(root) == FORMAT_VERSION
+        if not (canonical and as_written):
+            return manifest
+        if not manifest.complete:
+            findings.add(f"{path}: its version is not the one that was written")
+        return ours
+    # Of an unfinished pack the checksums may be older; of another there must be none to compare.
     if canonical and (due is None or not manifest.complete):
-        return manifest
-    # A newer one may have what is not known here: its word counts, unless that alone is damaged.
-    ours = manifest_bytes(msgspec.structs.replace(manifest, version=FORMAT_VERSION))
-    version_is_damaged = canonical and xxhash.xxh3_128_hexdigest(ours) == due
-    if manifest.version > FORMAT_VERSION and not version_is_damaged:
         return manifest
     findings.add(f"{path}: XXH3-128 is {found}, but {due} was written")
     return None
@@ -182,9 +193,7 @@ def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
     if manifest is not None:
         check_can_write(manifest.version, root / MANIFEST_NAME)
     for folder in (root, *shard_folders(root)):
-        with suppress(KeyError, TypeError, msgspec.ValidationError):  # not a packer's
-            attributes = _written_attributes(folder)
-            version = msgspec.convert(attributes["format"], tuple[int, int])
+        if version := _written_version(folder):
             check_can_write(version, folder / METADATA_NAME)
 
 
@@ -258,6 +267,14 @@ def recorded_attributes(folder: Path) -> dict[str, Any] | None:
     if attributes is not None:
         check_shard_record(attributes, folder)
     return attributes
+
+
+def _written_version(folder: Path) -> tuple[int, int] | None:
+    """The format version in the attributes of a group, or None if they may be damaged."""
+    try:
+        return msgspec.convert(_written_attributes(folder)["format"], tuple[int, int])
+    except (KeyError, TypeError, msgspec.ValidationError):  # not a packer's
+        return None
 
 
 def _written_attributes(folder: Path) -> dict[str, Any] | None:

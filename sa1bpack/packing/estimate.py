@@ -9,23 +9,20 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from sa1bpack.format import Extent, Layout, read_manifest
+from sa1bpack.format import Extent, Layout
 from sa1bpack.format.image_place import canvas_spans
-from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.engines.work import attempt
+from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.run import (
-    check_outside,
-    checked_options,
-    checked_workers,
-    sources_to_pack,
-)  # fmt: skip
+from sa1bpack.packing.request import checked_request, existing_parent
+from sa1bpack.packing.run import rejects_so_far, sources_left
 from sa1bpack.packing.sample import Buffers, Packed, warm_up
 from sa1bpack.packing.unit import Rejected
+from sa1bpack.packing.watch import nothing_to_do
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import PairReader
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, size_text
 
 # Enough for a mean; reading up to them costs a second or so of a tar in random order.
 PROBE_PAIRS = 24
@@ -39,7 +36,11 @@ class Forecast:
     """What packing would take, extrapolated from `probed` samples.
 
     sources, source_bytes
-        Number and size of the tars and folders.
+        Number and size of the tars and folders that are to be packed.
+    packed
+        Sources that are left out, because the pack has them whole.
+    begun
+        Names of those among `sources` that the pack has in part. They are counted as a whole.
     images, masks
         Expected samples and stored masks.
     disk_bytes
@@ -57,6 +58,8 @@ class Forecast:
 
     sources: int
     source_bytes: int
+    packed: int
+    begun: list[str]
     images: int
     masks: int
     disk_bytes: int
@@ -75,20 +78,26 @@ class Forecast:
 
     def as_text(self) -> str:
         """The forecast in a few lines."""
+        if self.sources == 0:
+            return nothing_to_do(self.packed)
         needed = self.disk_bytes - self.hole_bytes
         verdict = "fits" if self.fits else "DOES NOT FIT"
         lines = [
-            f"sources   {self.sources:,} with {_size(self.source_bytes)}",
+            f"sources   {self.sources:,} with {size_text(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
-            f"disk      {_size(needed)} ({_size(self.disk_bytes)} with holes counted), "
+            f"disk      {size_text(needed)} ({size_text(self.disk_bytes)} with holes counted), "
             f"{counted(self.shards, 'shard')}",
-            f"free      {_size(self.free_bytes)}: it {verdict}",
+            f"free      {size_text(self.free_bytes)}: it {verdict}",
             f"time      about {_duration(self.seconds)} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
         if self.rejected:
             lines.append(f"{self.rejected:,} of these would be rejected")
+        if self.packed:
+            lines.append(f"left out: {counted(self.packed, 'source')} that the pack has already")
+        if self.begun:
+            lines.append(f"packed in part, and counted here as a whole: {_some(self.begun)}")
         return "\n".join(lines)
 
 
@@ -97,20 +106,23 @@ def estimate(
     out: str | Path,
     *,
     workers: int | None = None,
+    md5sums: str | Path | None = None,
+    max_rejects: int | None = None,
     **options,
 ) -> Forecast:
     """Say what `pack` with the same arguments would take; writes nothing.
 
-    Sources that the pack in `out` has already are left out. Decodes the first pairs of the first of
-    the others and extrapolates by bytes. Raises OptionError, SourceError and OptionsDiffer as
-    `pack` does.
+    Sources that the pack in `out` has already are left out; one that it has in part counts as a
+    whole. Decodes the first pairs of the first of these and extrapolates by bytes.
+
+    Refuses what `pack` would refuse before it begins to read, with the same errors: options and
+    sources that cannot be used, a folder that is in use, cannot be written, or holds something
+    else, a damaged pack or one with other options. Sums are not compared.
     """
-    choice = checked_options(options)
-    workers = checked_workers(workers)
-    found = sources_to_pack(sources)
-    check_outside(Path(out), found)
-    packed = _packed_already(Path(out), choice)
-    todo = [source for source in found if source.name not in packed]
+    request = checked_request(sources, out, options, workers, md5sums, max_rejects)
+    choice, ledger = request.options, Ledger.look(request.out, request.options)
+    todo = sources_left(ledger, request.sources, request.sums)
+    rejects_so_far(ledger, max_rejects)
     probe = _probe(todo[0], choice) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
     total = sum(source.nbytes for source in todo)
     images_of = [probe.images_in(source.nbytes) for source in todo]
@@ -119,26 +131,19 @@ def estimate(
     return Forecast(
         sources=len(todo),
         source_bytes=total,
+        packed=len(request.sources) - len(todo),
+        begun=[source.name for source in todo if ledger.parts_of(source.name)],
         images=images,
         masks=extent.masks,
         disk_bytes=shard_bytes(choice.layout, extent),
         hole_bytes=int(images * probe.hole_bytes),
-        free_bytes=shutil.disk_usage(_existing(Path(out))).free,
+        free_bytes=shutil.disk_usage(existing_parent(request.out)).free,
         shards=sum(-(-count // choice.samples_per_shard) for count in images_of),
-        workers=workers,
-        seconds=images * probe.seconds * _OVERHEAD / workers,
+        workers=request.workers,
+        seconds=images * probe.seconds * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
     )
-
-
-def _packed_already(out: Path, options: PackOptions) -> set[str]:
-    """Names of the sources that a pack in `out` holds whole."""
-    if not (out / MANIFEST_NAME).exists():
-        return set()
-    manifest = read_manifest(out)
-    options.check_same(manifest.options, str(out))
-    return {record["name"] for record in manifest.sources}
 
 
 @dataclass(frozen=True)
@@ -208,20 +213,9 @@ def _bytes_in_tar(source: Source, pair) -> int:
     return len(pair.jpeg) + len(zlib.compress(pair.json, 1))
 
 
-def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    raise AssertionError
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _duration(seconds: float) -> str:

@@ -6,12 +6,14 @@ this module writes follows from the shards and the sources alone: the same input
 bytes, however often the run was interrupted.
 """
 
+import errno
 import fcntl
 import json
 import os
 import time
 from collections import Counter
 from pathlib import Path
+from shlex import quote
 
 from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, VersionError
 from sa1bpack.format import (
@@ -33,9 +35,11 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.request import existing_parent
 from sa1bpack.packing.unit import PublishedShard, shard_name
 
 LOCK_NAME = ".lock"
+_UNHELD = -1  # in place of the lock of a folder that is only looked at
 
 
 class Ledger:
@@ -67,13 +71,34 @@ class Ledger:
             self._lock = lock
             return
         make_folder(root)
-        self._check_ours()
+        _check_ours(root)
         self._lock = lock_folder(root)
         try:
             self._load()
+            if not (root / MANIFEST_NAME).exists():
+                # It comes first of all files: a run killed at any moment leaves a pack, or nothing
+                # but working files.
+                write_manifest(root, self._manifest(complete=False))
+            remove_stale(root)
         except BaseException:
             self.release()
             raise
+
+    @classmethod
+    def look(cls, root: Path, options: PackOptions) -> "Ledger":
+        """What a run into `root` would find. Writes nothing and holds nothing.
+
+        Raises what the run would raise: the same errors as the constructor, and PermissionError or
+        OSError for a folder that cannot be written.
+        """
+        ledger = cls(root, options, lock=_UNHELD)
+        if root.exists():
+            _check_ours(root)
+        _check_writable(root)
+        if (root / LOCK_NAME).exists():
+            os.close(lock_folder(root))
+        ledger._load()
+        return ledger
 
     @property
     def shards_dir(self) -> Path:
@@ -84,6 +109,8 @@ class Ledger:
         os.close(self._lock)
 
     def _load(self) -> None:
+        """Enter what is published, or raise. Nothing is written."""
+        listed = ()
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_manifest(self.root)
             check_can_write(manifest.version, self.root / MANIFEST_NAME)
@@ -92,12 +119,6 @@ class Ledger:
                 check_source_record(record, self.root / MANIFEST_NAME)
             self.sources = {record["name"]: record for record in manifest.sources}
             listed = manifest.shards
-        else:
-            # The manifest comes first of all files: a run killed at any moment leaves a pack, or
-            # nothing but working files.
-            write_manifest(self.root, self._manifest(complete=False))
-            listed = ()
-        remove_stale(self.root)
         for folder in shard_folders(self.root):
             try:
                 shard = open_shard(folder)
@@ -106,23 +127,13 @@ class Ledger:
             except FormatError as error:
                 raise FormatError(
                     f"{error}\nRemove the folder {folder} and repeat the command: that part is "
-                    f"packed again. Or mend all that is damaged: sa1bpack repair {self.root} TARS"
+                    "packed again. Or mend all that is damaged: sa1bpack repair "
+                    f"{quote(str(self.root))} TARS"
                 ) from error
             self.add_shard(PublishedShard(shard.entry, shard.attributes))
         for entry in listed:  # of a shard that someone removed, the source is not done any more
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
-
-    def _check_ours(self) -> None:
-        """Refuse a folder of something else before anything in it is touched."""
-        if (self.root / MANIFEST_NAME).exists():
-            return
-        working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
-        if any(not path.name.startswith(working) for path in self.root.iterdir()):
-            raise OutputRefused(
-                f"{self.root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
-                f"folder. If it is a pack that has lost it: sa1bpack repair {self.root} TARS"
-            )
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
@@ -211,6 +222,28 @@ class Ledger:
     def _in_order(self) -> list[tuple[tuple[str, int], PublishedShard]]:
         """Shards by the name of their source and by part: the order of the pack's samples."""
         return sorted(self.shards.items(), key=lambda item: item[0])
+
+
+def _check_ours(root: Path) -> None:
+    """Refuse a folder of something else before anything in it is touched."""
+    if (root / MANIFEST_NAME).exists():
+        return
+    working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
+    if any(not path.name.startswith(working) for path in root.iterdir()):
+        raise OutputRefused(
+            f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
+            "folder. If it is a pack that has lost it: sa1bpack repair "
+            f"{quote(str(root))} TARS"
+        )
+
+
+def _check_writable(root: Path) -> None:
+    """Raise OSError, as writing would, if nothing can be made in a folder, or where it would be."""
+    for folder in map(existing_parent, (root, root / SHARDS_NAME)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), str(folder))
 
 
 def lock_folder(root: Path) -> int:

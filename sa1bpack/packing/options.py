@@ -1,6 +1,6 @@
 """What decides a pack's bytes. Two runs into one folder must agree on all of it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from sa1bpack.errors import OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
@@ -13,6 +13,8 @@ MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
 MASK_SAMPLINGS = ("area", "center")
 EMPTY = ("keep", "drop")
+IMAGE_SIZES = (16, 8192)
+MASK_SIZES = (8, 4096)
 
 # A tar of 11,186 images makes two shards, or one where images are native: those are smaller, and
 # have one array more. docs/format.md counts the files.
@@ -86,11 +88,11 @@ class PackOptions:
             value = getattr(self, name)
             if value not in choices:
                 raise OptionError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-        _check_integer("image_size", self.image_size, 16, 8192)
-        _check_integer("mask_size", self.mask_size, 8, 4096)
+        _check_integer("image_size", self.image_size, *IMAGE_SIZES)
+        _check_integer("mask_size", self.mask_size, *MASK_SIZES)
         if self.mask_size % 8:
             raise OptionError(
-                f"mask_size is {self.mask_size}; it must be a multiple of 8, because eight cells "
+                f"mask_size is {self.mask_size}; a multiple of 8 is needed, because eight cells "
                 "share a byte"
             )
         if self.samples_per_shard is None:
@@ -138,8 +140,8 @@ class PackOptions:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
         mine = self.to_json()
         differing = [
-            f"  {key if key in mine else brief(key)}: the pack has {brief(recorded.get(key))}, "
-            f"this run asks for {mine.get(key)!r}"
+            f"  {key if key in mine else brief(key)}: the pack has {_worded(key, recorded)}, "
+            f"this run asks for {_worded(key, mine)}"
             for key in sorted(mine.keys() | recorded.keys())
             if mine.get(key) != recorded.get(key)
         ]
@@ -151,6 +153,23 @@ class PackOptions:
             )
 
 
+def checked_options(options: dict) -> PackOptions:
+    """PackOptions of these fields; raises OptionError also for a field that there is not."""
+    known = {field.name for field in fields(PackOptions)}
+    if unknown := sorted(options.keys() - known):
+        raise OptionError(
+            f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
+    return PackOptions(**options)
+
+
+def _worded(name: str, options: dict) -> str:
+    """The value of an option, as one says it."""
+    if options.get(name) is None:
+        return "all" if name == "max_masks" else "none"
+    return brief(options[name])
+
+
 def _check_integer(name: str, value, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+        raise OptionError(f"{name} is {value!r}; a whole number from {low} to {high} is needed")

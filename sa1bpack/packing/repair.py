@@ -16,7 +16,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format import Problem, open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import remove_entry, temporary_beside
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, index_folders, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.damage import Damage, find_damage
@@ -32,10 +32,12 @@ from sa1bpack.packing.rebuild import (
     replacement,
 )
 from sa1bpack.packing.records import check_shard_record
-from sa1bpack.packing.run import checked_workers, pack_into, versions_in_force
+from sa1bpack.packing.request import checked_workers
+from sa1bpack.packing.run import pack_into, versions_in_force
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.unit import PublishedShard
-from sa1bpack.packing.watch import Watch, check_bar, tell
+from sa1bpack.packing.watch import Watch, tell
+from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
 
 # What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
@@ -120,21 +122,22 @@ def repair(
     be read from them again, and sources that are given and not in the pack are added.
 
     Raises OptionError, SourceError (nothing found under a name), OutputLocked while another process
-    packs into the folder, FormatError when it is no pack, or its manifest is lost and no shard
-    tells the options, or a folder is in the place of one of its own files, VersionError for a pack
-    of another version (a newer minor one, too: what is new in it would be lost), PackError (a
-    worker that can't start), and OSError when the disk fails.
+    packs into the folder, NotAPack when it is none, FormatError when its manifest is lost and no
+    shard tells the options, or a folder is in the place of one of its own files, VersionError for a
+    pack of another version (a newer minor one, too: what is new in it would be lost), PackError (a
+    worker that can't start), and OSError when the disk fails, or one of the pack's own files may
+    not be read.
     """
     started = time.perf_counter()
     root = Path(pack)
     workers = checked_workers(workers)
     found = find_sources([sources] if isinstance(sources, str | Path) else sources)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
-        raise FormatError(f"{root}: neither {MANIFEST_NAME} nor {SHARDS_NAME} is there: no pack")
-    _refuse_folders(root)
+        raise without_manifest(root)
+    _refuse_exchanged(root)
     lock = None if dry_run else lock_folder(root)
     try:
-        with check_bar(progress) as advance:
+        with byte_bar(progress) as advance:
             damage = find_damage(root, frozenset(shards), advance)
         if lock is not None:
             remove_stale(root)
@@ -151,9 +154,17 @@ def repair(
     return run.result
 
 
-def _refuse_folders(root: Path) -> None:
-    """Raise FormatError for a folder in the place of a file: no rename puts a file over it."""
+def _refuse_exchanged(root: Path) -> None:
+    """Raise FormatError for a folder in the place of a file, or the other way round.
+
+    No rename puts the one over the other, and what is strange is the user's to remove.
+    """
     shards = root / SHARDS_NAME
+    if shards.exists() and not shards.is_dir():
+        raise FormatError(
+            f"{shards}: a file, where the folder of the shards must be; move it out of the pack "
+            "and repeat the command"
+        )
     own = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
     for path in (*(root / name for name in own), shards / METADATA_NAME):
         if path.is_dir() and not path.is_symlink():
@@ -224,6 +235,8 @@ class _Repair:
 
     def _obstacle(self, name: str, source: str) -> str | None:
         """Why a damaged shard cannot be made anew."""
+        if denied := self._damage.denied_files(name):
+            return f"{denied[0]}; look at its owner and mode (ls -ld): it need not be damaged"
         if foreign := self._damage.foreign_files(name):
             return f"its folder holds what is not the pack's, move it away first: {foreign[0]}"
         if source not in self._sources:
@@ -265,10 +278,6 @@ class _Repair:
                 pack_inline(lanes, options, watch)
             else:
                 pack_with_processes(lanes, options, self._workers, watch)
-        except BaseException:
-            for lane in lanes:
-                lane.stop()
-            raise
         finally:
             watch.close()
         self.result.notes += watch.notes

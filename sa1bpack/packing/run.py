@@ -1,25 +1,23 @@
 """`pack`: the whole run, from the arguments to the published pack."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from threading import BoundedSemaphore
 
 from sa1bpack import __version__
-from sa1bpack.environment import available_cpus, pil_in_force
-from sa1bpack.errors import FormatError, OptionError, OutputRefused, SourceError
-from sa1bpack.format.manifest import check_shard_name
+from sa1bpack.environment import pil_in_force
+from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
 from sa1bpack.packing.lane import MOST_IN_PUBLICATION, Lane
 from sa1bpack.packing.ledger import Ledger
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.request import checked_request
 from sa1bpack.packing.run_log import on_record
 from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.watch import Watch
-from sa1bpack.source.find import Source, find_sources
-from sa1bpack.source.md5sums import read_md5sums
+from sa1bpack.packing.watch import Rejects, Watch
+from sa1bpack.source.find import Source
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class PackResult:
     images, masks, annotations, dropped, rejects
         Totals of the pack: samples; masks stored; masks that their records had; images left out
         because no mask of theirs was left; members in rejects.jsonl.
+    sources, packed_before
+        Sources given, and those of them that the pack had whole before the run.
     new_images
         Samples that this run decoded.
     failed
@@ -47,6 +47,8 @@ class PackResult:
     annotations: int
     dropped: int
     rejects: int
+    sources: int
+    packed_before: int
     new_images: int
     failed: dict[str, SourceError]
     notes: list[str] = field(repr=False)
@@ -56,48 +58,6 @@ class PackResult:
     def complete(self) -> bool:
         """Whether every source given is packed."""
         return not self.failed
-
-
-def checked_workers(workers: int | None) -> int:
-    """The number of workers asked for. Raises OptionError for fewer than one."""
-    if workers is None:
-        return available_cpus()
-    if not isinstance(workers, int) or workers < 1:
-        raise OptionError(f"workers is {workers!r}; a whole number of at least 1 is needed")
-    return workers
-
-
-def checked_options(options: dict) -> PackOptions:
-    """PackOptions of these fields; raises OptionError also for a field that there is not."""
-    known = {field.name for field in fields(PackOptions)}
-    if unknown := sorted(options.keys() - known):
-        raise OptionError(
-            f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-        )
-    return PackOptions(**options)
-
-
-def check_outside(out: Path, sources: list[Source]) -> None:
-    """Raise OptionError when the pack would lie within a folder that it is made from."""
-    for source in sources:
-        if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
-            raise OptionError(
-                f"{out} lies within the source {source.path}, and would be read as part of it; "
-                "choose a folder outside"
-            )
-
-
-def sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]:
-    """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
-    found = find_sources([sources] if isinstance(sources, str | Path) else sources)
-    if not found:
-        raise OptionError("no source is given; name at least one tar or folder")
-    for source in found:
-        try:
-            check_shard_name(f"{source.name}-000", str(source.path))
-        except FormatError as error:
-            raise SourceError(f"{error}; shards are named after their source: rename it") from None
-    return found
 
 
 def pack(
@@ -136,34 +96,15 @@ def pack(
     damaged pack in `out`, and OSError when the disk fails. After any of them, what was published
     stays, and nothing unfinished has a final name.
     """
-    choice = checked_options(options)
-    workers = checked_workers(workers)
-    if max_rejects is not None and (not isinstance(max_rejects, int) or max_rejects < 0):
-        raise OptionError(f"max_rejects is {max_rejects!r}; it must be 0 or more, or None")
-    found = sources_to_pack(sources)
-    check_outside(Path(out), found)
-    sums = _expected_sums(found, md5sums)
-    warm_up(choice)
-    ledger = Ledger(Path(out), choice)
+    request = checked_request(sources, out, options, workers, md5sums, max_rejects)
+    warm_up(request.options)
+    ledger = Ledger(request.out, request.options)
     try:
-        return pack_into(ledger, found, workers, sums, max_rejects, progress)
+        return pack_into(
+            ledger, request.sources, request.workers, request.sums, max_rejects, progress
+        )
     finally:
         ledger.release()
-
-
-def _expected_sums(sources: list[Source], md5sums) -> dict[str, str]:
-    """Name of a source → its md5 in the list."""
-    if md5sums is None:
-        return {}
-    sums = read_md5sums(Path(md5sums))
-    tars = [source for source in sources if source.kind != "folder"]
-    missing = [source.path.name for source in tars if source.path.name not in sums]
-    if missing:
-        raise SourceError(
-            f"{md5sums} has no sum for {', '.join(missing[:5])}"
-            f"{' and others' if len(missing) > 5 else ''}; complete the list, or pack without it"
-        )
-    return {source.name: sums[source.path.name] for source in tars}
 
 
 def pack_into(
@@ -175,13 +116,11 @@ def pack_into(
     progress: bool | None,
 ) -> PackResult:
     """Pack what of these sources a ledger does not have; `sums` is source name → md5 due."""
-    todo = [source for source in sources if not _is_packed(source, ledger, sums)]
-    watch = Watch(
-        sum(source.nbytes for source in todo), len(ledger.rejects()), max_rejects, progress
-    )
+    todo = sources_left(ledger, sources, sums)
+    rejects = rejects_so_far(ledger, max_rejects)
+    watch = Watch(sum(source.nbytes for source in todo), rejects, progress)
     packed_by = versions_in_force()
     _note_other_decoders(ledger, packed_by, watch)
-    watch.check_rejects()
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
     with on_record(ledger.root, watch, workers):
         room = BoundedSemaphore(MOST_IN_PUBLICATION)
@@ -192,8 +131,6 @@ def pack_into(
             elif lanes:
                 pack_with_processes(lanes, ledger.options, workers, watch)
         except BaseException as error:
-            for lane in lanes:
-                lane.stop()
             try:
                 ledger.publish(complete=False)
             except OSError as second:  # on a disk that fails; the next run brings it up to date
@@ -211,6 +148,8 @@ def pack_into(
         annotations=counts["annotations"],
         dropped=counts["dropped_images"],
         rejects=counts["rejects"],
+        sources=len(sources),
+        packed_before=len(sources) - len(todo),
         new_images=watch.images,
         failed=failed,
         notes=watch.notes,
@@ -218,8 +157,12 @@ def pack_into(
     )
 
 
+def sources_left(ledger: Ledger, sources: list[Source], sums: dict[str, str]) -> list[Source]:
+    """Those that the pack does not have whole; raises OutputRefused for another of a name."""
+    return [source for source in sources if not _is_packed(source, ledger, sums)]
+
+
 def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
-    """Whether the pack has all of a source; raises OutputRefused for another of that name."""
     record = ledger.sources.get(source.name)
     if record is None:
         return False
@@ -233,6 +176,15 @@ def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
         )
     record["md5_checked"] |= source.name in sums
     return True
+
+
+def rejects_so_far(ledger: Ledger, max_rejects: int | None) -> Rejects:
+    """The rejects of earlier runs; raises TooManyRejects when there are too many already."""
+    rejects = Rejects(max_rejects)
+    for line in ledger.rejects():
+        rejects.add(line["source"], line["member"], line["detail"])
+    rejects.check()
+    return rejects
 
 
 def versions_in_force() -> dict[str, str]:

@@ -16,6 +16,7 @@ from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.decode import decode_into, decode_yuv420_into
 from sa1bpack.pixels.geometry import stored_size
@@ -156,6 +157,7 @@ def _decode(
         decode_yuv420_into(*source, planes, **how)
 
 
+@interrupts_held()
 def warm_up(options: PackOptions) -> None:
     """Make a tiny sample, so that every kernel is compiled, or loaded from numba's cache.
 

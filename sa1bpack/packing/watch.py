@@ -2,16 +2,17 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tqdm import tqdm
 
 from sa1bpack.errors import TooManyRejects
+from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.unit import Outcome, Rejected
 from sa1bpack.source.find import Source
+from sa1bpack.wording import counted
 
 # How often the bar is drawn at most.
 _REFRESH_SECONDS = 0.5
@@ -23,6 +24,39 @@ _LINE_SECONDS = 60
 _REJECTS_NAMED = 10
 
 
+class Rejects:
+    """Counts rejected members; one more than `most` raises TooManyRejects (None: no limit)."""
+
+    def __init__(self, most: int | None = None):
+        self.count = 0
+        self._most = most
+        self._first: list[str] = []
+
+    def add(self, where: Path | str, member: str, detail: str) -> None:
+        """Count a member of `where`, a tar or the name of one."""
+        self.count += 1
+        if len(self._first) < _REJECTS_NAMED:
+            self._first.append(f"  {where}: {member}: {detail}")
+
+    def check(self) -> None:
+        """Raise TooManyRejects, which names the first of them, when there are more than allowed."""
+        if self._most is None or self.count <= self._most:
+            return
+        lines = [
+            f"max_rejects is {self._most}, and {counted(self.count, 'member')} "
+            f"{'is' if self.count == 1 else 'are'} rejected; the run ends, and what is published "
+            "stays:",
+            *self._first,
+        ]
+        if more := self.count - len(self._first):
+            lines.append(f"  and {more:,} more")
+        lines.append(
+            f"Look into these ({REJECTS_NAME} has those of published shards); to pack the others, "
+            "repeat with a higher number"
+        )
+        raise TooManyRejects("\n".join(lines))
+
+
 @dataclass
 class Watch:
     """Counts what happens in a run and draws its progress bar on a terminal.
@@ -31,14 +65,13 @@ class Watch:
         Size of all sources; the bar runs over it, because the number of images is known only at
         the end of a tar.
     rejects
-        Rejects so far, those of earlier runs included.
-    max_rejects
-        One more than this many raises TooManyRejects (None: no limit).
+        Rejects so far, those of earlier runs included, and the limit on them.
+    show
+        Whether there is a bar; None for where stderr is a terminal.
     """
 
     total_bytes: int
-    rejects: int = 0
-    max_rejects: int | None = None
+    rejects: Rejects = field(default_factory=Rejects)
     show: bool | None = None
     images: int = 0
     notes: list[str] = field(default_factory=list)
@@ -47,7 +80,6 @@ class Watch:
         self.started = time.perf_counter()
         self._read: dict[str, int] = {}
         self._drawn = 0.0
-        self._first_rejects: list[str] = []
         terminal = sys.stderr.isatty()
         self._lines = self.show is None and not terminal
         self._lined = self.started
@@ -72,19 +104,9 @@ class Watch:
         self._advance(source, bytes_read)
 
     def reject(self, source: Source, reject: Rejected) -> None:
-        """Count a reject. Raises TooManyRejects, which names the first of this run."""
-        self.rejects += 1
-        if len(self._first_rejects) < _REJECTS_NAMED:
-            self._first_rejects.append(f"{source.path}: {reject.member}: {reject.detail}")
-        self.check_rejects()
-
-    def check_rejects(self) -> None:
-        """Raise TooManyRejects when there are more than allowed."""
-        if self.max_rejects is not None and self.rejects > self.max_rejects:
-            raise TooManyRejects(
-                f"{self.rejects} members are rejected and --max-rejects is {self.max_rejects}"
-                + "".join(f"\n  {line}" for line in self._first_rejects)
-            )
+        """Count a reject. Raises TooManyRejects when there are more than allowed."""
+        self.rejects.add(source.path, reject.member, reject.detail)
+        self.rejects.check()
 
     def passed_over(self, source: Source, bytes_read: int) -> None:
         """A pair lies in a shard that is published already."""
@@ -120,7 +142,7 @@ class Watch:
         print(
             f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
             f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
-            f"{left / 60:.0f} min left, {self.rejects} rejected",
+            f"{left / 60:.0f} min left, {self.rejects.count} rejected",
             file=sys.stderr,
             flush=True,
         )
@@ -137,23 +159,14 @@ class Watch:
         if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):
             return
         self._drawn = now
-        rejected = f", {self.rejects} rejected" if self.rejects else ""
+        rejected = f", {self.rejects.count} rejected" if self.rejects.count else ""
         self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
 
 
-@contextmanager
-def check_bar(show: bool | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar for `sa1bpack.verify`: gives what it takes as `progress`. `show` is that of Watch."""
-    hidden = not (sys.stderr.isatty() if show is None else show)
-    with tqdm(
-        unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True, leave=False, desc="check"
-    ) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield advance
+def nothing_to_do(sources: int) -> str:
+    """What is said where the pack has all of so many sources already."""
+    which = "the source is" if sources == 1 else f"all {sources:,} sources are"
+    return f"{which} in the pack already; nothing to do"
 
 
 def tell(text: str) -> None:

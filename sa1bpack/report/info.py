@@ -9,8 +9,14 @@ import numpy as np
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Layout, Manifest, Shard, open_index, open_shard, read_manifest
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
-from sa1bpack.report.records import REJECTS_PREFIX, check_attributes, check_records, text_of
-from sa1bpack.wording import counted
+from sa1bpack.report.records import (
+    REJECTS_PREFIX,
+    check_attributes,
+    check_records,
+    of_which_images,
+    text_of,
+)
+from sa1bpack.wording import counted, size_text
 
 # Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
 _BINS = 10
@@ -28,6 +34,8 @@ class PackInfo:
         The manifest as it is.
     bytes
         Size of its chunk files, holes included; `disk_bytes` is what the filesystem stores of them.
+    files, folders
+        How many there are, without a packer's working files: what a limit on inodes counts.
     mask_counts
         (N,) int64, masks of each sample.
     packed_by
@@ -40,6 +48,8 @@ class PackInfo:
     manifest: Manifest
     bytes: int
     disk_bytes: int
+    files: int
+    folders: int
     mask_counts: np.ndarray
     packed_by: list[dict]
     unknown_keys: list[str]
@@ -62,11 +72,12 @@ class PackInfo:
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
             f"from {counted(len(manifest.sources), 'source')}",
             f"  pixels     {_pixel_form(manifest.layout)}",
-            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,} left "
-            "out by filters and the cap",
+            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,}"
+            f"{of_which_images(counts)} left out by filters and the cap",
             f"  mask form  {_mask_form(manifest.layout)}",
-            f"  size       {self.bytes / 1e9:,.2f} GB, {self.disk_bytes / 1e9:,.2f} GB on disk"
+            f"  size       {size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk"
             + ("" if manifest.layout.flat else " (padding is stored as holes)"),
+            f"  files      {self.files:,} in {counted(self.folders, 'folder')}",
             f"  left out   {counted(counts['dropped_images'], 'image')} without masks, "
             f"{counted(counts['rejects'], 'rejected member')}",
         ]
@@ -135,20 +146,28 @@ def info(root: str | Path) -> PackInfo:
         mask_counts = np.diff(open_index(root, manifest).mask_offset)
     shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
     made, unknown = _records(shards)
+    inside = [path for shard in shards for path in shard.folder.rglob("*")]
+    outside = _paths_outside(root, manifest)
+    stored = [path.stat().st_blocks * 512 for path in inside if path.is_file()]
+    files = len(stored) + sum(path.is_file() for path in outside)
     return PackInfo(
         root=root,
         manifest=manifest,
         bytes=sum(entry.bytes for entry in manifest.shards),
-        disk_bytes=sum(
-            path.stat().st_blocks * 512
-            for shard in shards
-            for path in shard.folder.rglob("*")
-            if path.is_file()
-        ),
+        disk_bytes=sum(stored),
+        files=files,
+        folders=1 + len(inside) + len(outside) - files,
         mask_counts=mask_counts,
         packed_by=made,
         unknown_keys=unknown,
     )
+
+
+def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
+    """What there is of a pack but within its shards, without a packer's working files."""
+    shown = [path for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
+             if not path.name.startswith(".")]  # fmt: skip
+    return shown + ([] if manifest.index is None else [*(root / manifest.index).rglob("*")])
 
 
 def _require_counts(manifest: Manifest, path: Path) -> None:

@@ -7,6 +7,7 @@ from PIL import Image
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.files import replace_file
+from sa1bpack.format.manifest import MANIFEST_NAME
 
 
 def check_output(out: str | Path, suffix: str, pack: str | Path) -> Path:
@@ -22,7 +23,8 @@ def check_output(out: str | Path, suffix: str, pack: str | Path) -> Path:
         raise OptionError(f"{out} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise OptionError(f"{out}: the folder {path.parent} is not there; make it first")
-    if path.resolve().is_relative_to(Path(pack).resolve()):
+    is_pack = (Path(pack) / MANIFEST_NAME).exists()  # if not, that is what is to be said
+    if is_pack and path.resolve().is_relative_to(Path(pack).resolve()):
         raise OptionError(f"{out} lies inside the pack, which holds its own files alone")
     return path
 

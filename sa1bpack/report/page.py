@@ -1,5 +1,6 @@
 """A report as one HTML page that needs nothing else: no script, no file, no network."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,11 @@ from sa1bpack.format import Manifest
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
-from sa1bpack.report.records import REJECTS_PREFIX, text_of
+from sa1bpack.report.records import REJECTS_PREFIX, of_which_images, text_of
 from sa1bpack.report.style import STYLE
 from sa1bpack.report.survey import Survey
 from sa1bpack.report.verification import Verification
-from sa1bpack.wording import counted
+from sa1bpack.wording import counted, size_text
 
 SHOWN_PROBLEMS = 50
 SHOWN_REJECTS = 20
@@ -118,7 +119,7 @@ def _totals(contents: Contents) -> Markup:
         _total(
             "Masks left out",
             f"{annotations - manifest.masks:,}",
-            f"of {annotations:,}, by filters and the cap",
+            f"of {annotations:,}{of_which_images(manifest.counts)}, by filters and the cap",
         ),
         _total("Size", size_text(nbytes), _disk_text(contents.survey, nbytes)),
         _total("Shards", f"{len(manifest.shards):,}", _shard_text(manifest)),
@@ -163,12 +164,18 @@ def _state(contents: Contents) -> list[Markup]:
         cards.append(_card("good", verdict, checked.covered, f"Checked on {when}"))
     else:
         shown = _shortened_list(checked.problems, "problem")
-        verdict = f"Damaged: {counted(len(checked.problems), 'problem')}."
-        cards.append(_card("bad", verdict, checked.covered, f"Checked on {when}", shown))
+        size = counted(len(checked.problems), "problem")
+        denied = all(problem.denied for problem in checked.problems)
+        kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
+        text = (f"{verdict}: {size}.", checked.covered, f"Checked on {when}")
+        damaged = any(not (problem.extra or problem.denied) for problem in checked.problems)
+        remedy = "sa1bpack repair makes anew what is damaged, from the tars."
+        cards.append(_card(kind, *text, shown, *([remedy] if damaged else [])))
     if contents.survey.unreadable:
-        shown = _shortened_list(contents.survey.unreadable, "shard")
-        size = counted(len(contents.survey.unreadable), "shard")
-        cards.append(_card("bad", f"{size} could not be read for this report.", "", shown))
+        shown = _shortened_list(contents.survey.unreadable, "part")
+        size = counted(len(contents.survey.unreadable), "part")
+        verdict = f"{size} of the pack could not be read for this report."
+        cards.append(_card("bad", verdict, "", shown))
     if checked.notes:
         cards.append(_card("warn", "Notes.", "", _shortened_list(checked.notes, "note")))
     return cards
@@ -182,8 +189,8 @@ def _card(kind: str, verdict: str, text: str, *more: str | Markup) -> Markup:
     return element("div", line, *below, class_=f"card state {kind}")
 
 
-def _shortened_list(lines: tuple[str, ...] | list[str], noun: str) -> Markup:
-    items = [element("li", line) for line in lines[:SHOWN_PROBLEMS]]
+def _shortened_list(lines: Sequence[object], noun: str) -> Markup:
+    items = [element("li", str(line)) for line in lines[:SHOWN_PROBLEMS]]
     if len(lines) > SHOWN_PROBLEMS:
         more = counted(len(lines) - SHOWN_PROBLEMS, f"more {noun}")
         items.append(element("li", f"and {more}; sa1bpack verify names all"))
@@ -342,15 +349,6 @@ def _md5_text(source: dict[str, Any]) -> str:
     if not source.get("md5"):
         return "none: a folder"
     return f"{source['md5']}{' (as in the list)' if source.get('md5_checked') else ''}"
-
-
-def size_text(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves 1 or more: `3.67 GB`."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if nbytes < 999.5 or unit == "TB":
-            break
-        nbytes /= 1000
-    return f"{nbytes:,.0f} {unit}" if unit == "B" else f"{nbytes:,.3g} {unit}"
 
 
 def _when(moment: datetime) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Manifest, Shard
+from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.wording import brief, printable
 
@@ -58,6 +59,11 @@ def check_attributes(shard: Shard) -> None:
     _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
+def of_which_images(counts: dict[str, Any]) -> str:
+    """What to add to numbers of masks: those of images that were left out whole are in none."""
+    return " of the images that were kept" if counts.get("dropped_images") else ""
+
+
 def text_of(value: Any) -> str:
     """A recorded value in few characters: a text or a number as it is, lists and objects short."""
     return brief(value) if isinstance(value, (list, dict)) else str(value)
@@ -67,6 +73,4 @@ def _check(found: dict[str, Any], schema: Any, where: str) -> None:
     try:
         msgspec.convert(found, schema)
     except msgspec.ValidationError as error:
-        raise FormatError(
-            f"{where}: {printable(str(error)[:200])}; restore it or pack again"
-        ) from None
+        raise FormatError(f"{where}: {printable(str(error)[:200])}; {REMEDY}") from None

@@ -52,8 +52,9 @@ def show(
 
     What is drawn is what training reads: the stored pixels without their padding, the stored mask
     bits (of a pack without bits the exact runs), larger masks below smaller ones. Boxes and points
-    are the annotation's, scaled as the image is. Only the samples that are shown are read. In the
-    place of one that cannot be read stands a tile that says why, and a warning is logged.
+    are the annotation's, scaled as the image is. Only the samples that are shown are read, and
+    compared with their checksums. In the place of one that is damaged or cannot be read stands a
+    tile that says why, and a warning is logged.
 
     Args:
         pack: folder of a pack, or a dataset, which may be a part of one; its hooks are not called.

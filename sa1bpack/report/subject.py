@@ -62,15 +62,17 @@ class Subject:
 def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     """Read a sample of a dataset to draw it `side` pixels wide or high at most.
 
-    Raises IndexError as the dataset does, FormatError if its shard is damaged, OSError if a file
-    cannot be opened.
+    Raises IndexError as the dataset does, FormatError if its shard is damaged or its bytes are not
+    those that were written, OSError if a file cannot be read.
     """
     number, row, _, _ = dataset.locate(index)
+    pack_row = int(dataset.rows_at(np.array([index]))[0])
+    dataset.pack.read_rows(pack_row)  # which compares them with the sample's checksum
     shard = dataset.shards[number]
     sample = shard.sample(row)
     height, width = sample["size"][:2].tolist()
     return Subject(
-        index=int(dataset.rows_at(np.array([index]))[0]),
+        index=pack_row,
         shard=shard.entry.name,
         image_id=int(sample["image_id"]),
         file_name=file_name_of(sample),

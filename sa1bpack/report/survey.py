@@ -12,6 +12,7 @@ import numpy as np
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Shard
+from sa1bpack.format.problems import reason_of
 from sa1bpack.report.records import check_attributes
 
 MAX_IMAGES = 20_000
@@ -74,7 +75,7 @@ def survey(dataset: Dataset, seed: int) -> Survey:
         try:
             _look_at(dataset.shards[number], first, block, found, columns)
         except (FormatError, OSError) as error:
-            found.unreadable.append(str(error))
+            found.unreadable.append(reason_of(error))
     for name, parts in columns.items():
         if parts:
             setattr(found, name, np.concatenate(parts))

@@ -6,6 +6,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from sa1bpack.data.dataset import Dataset
+from sa1bpack.errors import FormatError
+from sa1bpack.format.problems import reason_of
 from sa1bpack.report.lettering import font, plain_text, wrapped
 
 _PAPER, _RIM, _INK = (246, 238, 236), (176, 64, 52), (110, 40, 32)
@@ -19,7 +21,7 @@ class Unreadable:
     index, image_id
         Row in the pack and id, from the index of the pack.
     reason
-        The error's message, without the folder of the pack.
+        What the error says.
     """
 
     index: int
@@ -27,11 +29,11 @@ class Unreadable:
     reason: str
 
     @classmethod
-    def of(cls, dataset: Dataset, index: int, error: Exception) -> "Unreadable":
+    def of(cls, dataset: Dataset, index: int, error: FormatError | OSError) -> "Unreadable":
         """Of the dataset's sample at an index, and what happened when it was read."""
         row = int(dataset.rows_at(np.array([index]))[0])
         image_id = int(dataset.pack.index.image_id[row])
-        return cls(row, image_id, str(error).replace(f"{dataset.root}/", ""))
+        return cls(row, image_id, reason_of(error))
 
     def __str__(self) -> str:
         return f"row {self.index:,}, id {self.image_id}: {self.reason}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.format import Manifest, verify
+from sa1bpack.format import Manifest, Problem, verify
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.verify_shard import check_shard
@@ -39,7 +39,7 @@ class Verification:
 
     how: str
     covered: str
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     finished: datetime
     seconds: float
@@ -83,9 +83,7 @@ def verification(
             else f"Every byte of {size} against the checksums of files and samples."
         )
     seconds = time.monotonic() - started
-    return Verification(
-        how, covered, tuple(map(str, problems)), tuple(notes), datetime.now(UTC), seconds
-    )
+    return Verification(how, covered, tuple(problems), tuple(notes), datetime.now(UTC), seconds)
 
 
 def _sample(

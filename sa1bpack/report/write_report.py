@@ -16,6 +16,7 @@ from sa1bpack.data.dataset import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.format import read_manifest
 from sa1bpack.format.files import replace_file
+from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.run_log import read_runs
 from sa1bpack.report.choose import checked_count, random_indices
@@ -142,9 +143,10 @@ def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) ->
         try:
             figures.append(_picture(dataset, index))
         except (FormatError, OSError) as error:
-            if str(error) not in unreadable:
-                unreadable.append(str(error))
-            figures.append(element("figure", element("figcaption", f"Row {index:,}: {error}")))
+            reason = reason_of(error)
+            if reason not in unreadable:
+                unreadable.append(reason)
+            figures.append(element("figure", element("figcaption", f"Row {index:,}: {reason}")))
     return figures
 
 

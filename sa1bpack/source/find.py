@@ -74,12 +74,26 @@ def open_source(path: str | Path) -> Source:
 
 def _expand(pattern: str | Path) -> list[Path]:
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
-    if os.path.lexists(text):  # a literal path first: it may hold * or [
+    if not text:
+        raise SourceError("a source is an empty path; name a tar, a folder or a pattern of them")
+    if _is_there(text):  # a literal path first: it may hold * or [
         return [Path(text)]
     matches = sorted(glob.glob(text, recursive=True))
     if not matches:
-        raise SourceError(f"{pattern}: no such file or folder; check the path, and quote globs")
+        what = "nothing matches this pattern" if glob.has_magic(text) else "no such file or folder"
+        raise SourceError(f"{pattern}: {what}; check the path")
     return [Path(match) for match in matches]
+
+
+def _is_there(path: str) -> bool:
+    """Whether a path leads to something. Raises SourceError where that cannot be told."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last
+        return False
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+    return True
 
 
 def _stem(path: Path) -> str:

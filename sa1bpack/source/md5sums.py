@@ -27,7 +27,8 @@ def read_md5sums(path: Path) -> dict[str, str]:
             )
         text = data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{path}: the list of md5 sums cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise SourceError(f"{path}: the list of md5 sums cannot be read: {why}") from error
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue

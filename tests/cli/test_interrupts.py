@@ -1,5 +1,6 @@
 """Interruptions and odd standard streams, in a process of its own."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -54,14 +55,18 @@ def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path)
         assert sa1bpack.verify(out).ok
     command = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "verify", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and "no pack" in done.stderr
+    assert done.returncode == 2 and "no pack" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")
-def test_output_that_cannot_be_written_is_a_disk_error():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_a_disk_error_and_is_named(unbuffered):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
         )
     assert done.returncode == 4
-    assert done.stderr.startswith("sa1bpack: ") and done.stderr.count("\n") == 1
+    what, remedy = done.stderr.splitlines()
+    assert what == "sa1bpack: [Errno 28] No space left on device: 'standard output'"
+    assert remedy.startswith("sa1bpack: the disk is full")

@@ -89,7 +89,7 @@ def test_strange_files_are_1_and_stay(command, root, tar):
 
 
 def test_no_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(command, root, tmp_path):
-    assert command("repair", tmp_path / "none")[0] == 1
+    assert command("repair", tmp_path / "none")[0] == 2
     assert command("repair", root, tmp_path / "none.tar")[0] == 2
     assert command("repair", root, "--workers", "0")[0] == 2
     ledger = Ledger(root, PackOptions(**SMALL, max_masks=2))
@@ -105,7 +105,7 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
     shutil.rmtree(root)
     root.mkdir()
     code, out, error = command("repair", root, tar)
-    assert (code, out) == (1, "") and "no pack" in error
+    assert (code, out) == (2, "") and "no pack" in error
 
 
 def test_an_export_is_summed_up_with_what_is_not_in_the_pack(command, root, tmp_path):
@@ -137,7 +137,7 @@ def test_exports_that_cannot_be_are_refused_with_their_exit_codes(command, root,
     assert command("export", root, tmp_path / "a", "--source", "sa_9")[0] == 2
     assert command("export", root, tmp_path / "a", "--renumber")[0] == 2
     assert command("export", root, root / "json")[0] == 2
-    assert command("export", tmp_path / "none", tmp_path / "a")[0] == 1
+    assert command("export", tmp_path / "none", tmp_path / "a")[0] == 2
     (tmp_path / "coco.json").write_text("mine")
     code, _, error = command("export", root, tmp_path / "coco.json", "--format", "coco")
     assert code == 3 and "is there already with other contents" in error

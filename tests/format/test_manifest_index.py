@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import (
     Layout,
     make_manifest,
@@ -89,9 +89,27 @@ def test_manifest_that_is_no_json_object_is_refused(pack, text):
         read_manifest(pack)
 
 
-def test_folder_without_a_manifest_is_no_pack(tmp_path):
-    with pytest.raises(FormatError, match=r"manifest.json: missing"):
-        read_manifest(tmp_path)
+@pytest.mark.parametrize("path, message", [
+    ("nothing", "nothing: no pack, there is no such folder"),
+    ("file", "file: no pack, but a file"),
+    ("file/below", "below: no pack, there is no such folder"),
+    ("empty", "empty: no pack, it holds no manifest.json"),
+    ("pack/shards", "shards: no pack, but a part of the pack .*pack; name that"),
+    ("pack/shards/sa_000000-000/image", "image: no pack, but a part of the pack .*pack; name that"),
+    ("pack/zarr.json", "zarr.json: no pack, but a part of the pack .*pack; name that"),
+])  # fmt: skip
+def test_what_is_no_pack_is_refused_with_what_it_is(pack, path, message):
+    (pack.parent / "file").write_text("x")
+    (pack.parent / "empty").mkdir()
+    with pytest.raises(NotAPack, match=message):
+        read_manifest(pack.parent / path)
+
+
+def test_pack_that_has_lost_its_manifest_is_damaged_and_no_mistyped_path(pack):
+    (pack / MANIFEST_NAME).unlink()
+    with pytest.raises(FormatError, match=r"manifest\.json: missing; .*sa1bpack repair") as error:
+        read_manifest(pack)
+    assert not isinstance(error.value, NotAPack)
 
 
 def test_index_finds_every_sample_by_row_and_by_id(pack):

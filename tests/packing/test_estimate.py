@@ -1,13 +1,30 @@
 """`--dry-run` tells what packing takes, and writes nothing."""
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
+import unprivileged
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import (
+    FormatError,
+    OptionError,
+    OptionsDiffer,
+    OutputLocked,
+    OutputRefused,
+    SourceError,
+    TooManyRejects,
+    VersionError,
+)
+from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.options import PackOptions
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -87,6 +104,152 @@ def test_what_does_not_fit_is_said_to_not_fit(tar, tmp_path, monkeypatch):
     assert asked == [tmp_path]  # the nearest folder that exists
 
 
-def test_no_workers_are_refused_as_in_pack(tar, tmp_path):
-    with pytest.raises(OptionError, match="workers is 0"):
-        sa1bpack.estimate(tar, tmp_path / "pack", workers=0, **SMALL)
+# Each spoils a pack of `tar` in `root`, or gives arguments that cannot be used with it.
+
+
+def something_else(tar, root):
+    shutil.rmtree(root)
+    root.mkdir()
+    (root / "thesis.txt").write_text("all my work")
+    return {}
+
+
+def another_tar_of_the_name(tar, root):
+    (root.parent / "other").mkdir()
+    return {"sources": write_tar(root.parent / "other" / tar.name, members([900]))}
+
+
+def a_newer_version(tar, root):
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"version": [1, 7]}))
+    return {}
+
+
+def a_damaged_manifest(tar, root):
+    (root / "manifest.json").write_text('{"a":1')
+    return {}
+
+
+def a_damaged_shard(tar, root):
+    next((root / "shards").glob("sa_*/zarr.json")).write_text("{}")
+    (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
+    return {}
+
+
+def a_list_of_others(tar, root):
+    (root.parent / "sums").write_text("0" * 32 + "  other.tar\n")
+    return {"md5sums": root.parent / "sums"}
+
+
+def other_options(tar, root):
+    return {"fit": "squash"}
+
+
+def a_file_in_its_place(tar, root):
+    return {"out": tar}
+
+
+def no_list(tar, root):
+    return {"md5sums": root.parent / "none"}
+
+
+def a_negative_limit(tar, root):
+    return {"max_rejects": -1}
+
+
+def no_workers(tar, root):
+    return {"workers": 0}
+
+
+def an_unknown_option(tar, root):
+    return {"colour": "red"}
+
+
+REFUSED = {
+    something_else: OutputRefused,
+    another_tar_of_the_name: OutputRefused,
+    other_options: OptionsDiffer,
+    a_newer_version: VersionError,
+    a_damaged_manifest: FormatError,
+    a_damaged_shard: FormatError,
+    a_list_of_others: SourceError,
+    no_list: SourceError,
+    a_file_in_its_place: OptionError,
+    a_negative_limit: OptionError,
+    no_workers: OptionError,
+    an_unknown_option: OptionError,
+}
+
+
+@pytest.fixture
+def root(tar, tmp_path):
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    return tmp_path / "pack"
+
+
+@pytest.mark.parametrize("spoil", REFUSED, ids=lambda spoil: spoil.__name__)
+def test_what_a_run_would_refuse_is_refused_in_the_same_words(tar, root, spoil):
+    call = {"sources": tar, "out": root, "workers": 1, **SMALL} | spoil(tar, root)
+    before = contents(root.parent)
+    with pytest.raises(REFUSED[spoil]) as foreseen:
+        sa1bpack.estimate(**call)
+    assert contents(root.parent) == before
+    with pytest.raises(REFUSED[spoil]) as found:
+        sa1bpack.pack(**call)
+    assert (type(foreseen.value), str(foreseen.value)) == (type(found.value), str(found.value))
+    assert contents(root.parent) == before
+
+
+def test_a_folder_in_use_is_refused_and_its_lock_is_left_alone(tar, tmp_path):
+    ledger = Ledger(tmp_path / "pack", PackOptions(**SMALL))
+    for call in (sa1bpack.estimate, sa1bpack.pack):
+        with pytest.raises(OutputLocked):
+            call(tar, tmp_path / "pack", workers=1, **SMALL)
+    ledger.release()
+    assert sa1bpack.estimate(tar, tmp_path / "pack", workers=1, **SMALL).sources == 1
+    assert sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL).complete
+
+
+_FORECASTS = """
+import os, sys, sa1bpack
+from unprivileged import give_up_privileges
+give_up_privileges()
+tar, folder = sys.argv[1:]
+for mode in (0o755, 0o555):
+    os.chmod(folder, mode)
+    for out in (folder, folder + "/new/pack"):
+        try:
+            sa1bpack.estimate(tar, out, workers=1, image_size=64, mask_size=16)
+            print("fine")
+        except PermissionError as error:
+            print("refused", error.filename)
+"""
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tar, tmp_path):
+    (tmp_path / "ours").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _FORECASTS, tar, tmp_path / "ours"],
+        env={**os.environ, "PYTHONPATH": str(Path(unprivileged.__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["fine", "fine", *[f"refused {tmp_path / 'ours'}"] * 2]
+    assert list((tmp_path / "ours").iterdir()) == []
+
+
+def test_what_the_pack_has_is_left_out_and_what_it_has_in_part_is_named(tar, root, tmp_path):
+    forecast = sa1bpack.estimate(tar, root, workers=1, **SMALL)
+    assert (forecast.sources, forecast.packed, forecast.images) == (0, 1, 0)
+    assert forecast.as_text() == "the source is in the pack already; nothing to do"
+    found = {**members(range(70, 79)), "./sa_78.json": b"{ not json"}
+    begun = write_tar(tmp_path / "sa_000001.tar", found, shuffle=None)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(begun, root, workers=1, max_rejects=0, **SMALL)
+    forecast = sa1bpack.estimate([tar, begun], root, workers=1, **SMALL)
+    assert (forecast.sources, forecast.packed, forecast.begun) == (1, 1, ["sa_000001"])
+    assert forecast.images == sa1bpack.estimate(begun, tmp_path / "new", **SMALL).images > 4
+    text = forecast.as_text()
+    assert "left out: 1 source that the pack has already" in text
+    assert "packed in part, and counted here as a whole: sa_000001" in text

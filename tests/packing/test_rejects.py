@@ -204,7 +204,7 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_goes_on(tmp_path
         found[f"./sa_{number}.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     root = tmp_path / "pack"
-    with pytest.raises(TooManyRejects, match=r"3 members .* is 2\n.*a\.tar: sa_9\.json: "):
+    with pytest.raises(TooManyRejects, match=r"is 2, and 3 members .*\n.*a\.tar: sa_9\.json: "):
         sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
     manifest = json.loads((root / "manifest.json").read_text())
     assert not manifest["complete"]
@@ -232,8 +232,23 @@ def test_a_finished_pack_with_more_rejects_than_allowed_fails_too(tmp_path):
         found[f"./sa_{number}.json"] = b"{"
     tar = write_tar(tmp_path / "sa_1.tar", found)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
-    with pytest.raises(TooManyRejects, match="2 members are rejected and --max-rejects is 1"):
-        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=1, **SMALL)
+    for call in (sa1bpack.pack, sa1bpack.estimate):
+        with pytest.raises(TooManyRejects, match="is 1, and 2 members are rejected; the run ends"):
+            call(tar, tmp_path / "pack", workers=1, max_rejects=1, **SMALL)
+
+
+def test_rejects_of_earlier_runs_are_named_and_those_past_ten_are_counted(tmp_path):
+    found = members(range(13))
+    for number in range(12):
+        found[f"./sa_{number}.json"] = b"{"
+    tar = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    with pytest.raises(TooManyRejects) as caught:
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=3, **SMALL)
+    first, *named, more, remedy = str(caught.value).splitlines()
+    assert first.startswith("max_rejects is 3, and 12 members are rejected")
+    assert len(named) == 10 and all(line.startswith("  sa_1: sa_") for line in named)
+    assert more == "  and 2 more" and "rejects.jsonl" in remedy
 
 
 def test_too_many_rejects_names_the_first_of_them(tmp_path):

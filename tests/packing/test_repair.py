@@ -6,12 +6,21 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
+from unprivileged import without_privileges
 
 import sa1bpack
-from sa1bpack.errors import FormatError, OptionError, OutputLocked, SourceError, VersionError
-from sa1bpack.format import open_shard
+from sa1bpack.errors import (
+    FormatError,
+    NotAPack,
+    OptionError,
+    OutputLocked,
+    SourceError,
+    VersionError,
+)
+from sa1bpack.format import open_shard, publish, read_manifest
 from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
@@ -358,14 +367,49 @@ def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_
 
 def test_a_folder_without_a_pack_and_sources_that_are_not_there_are_refused(root, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(NotAPack, match="no pack"):
         sa1bpack.repair(tmp_path)
     with pytest.raises(SourceError, match="no such file"):
         sa1bpack.repair(root, tmp_path / "none.tar")
     assert not (tmp_path / ".lock").exists()
 
 
+def test_a_file_in_the_place_of_all_shards_is_refused(root, tars):
+    shutil.rmtree(root / "shards")
+    (root / "shards").write_text("mine")
+    before = contents(root)
+    with pytest.raises(FormatError, match="shards: a file, where the folder of the shards must be"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+
+
 # Damage that stays, beside damage that goes
+
+
+def test_a_shard_that_may_not_be_read_is_left_and_the_others_are_mended(root, tars, expected):
+    hidden = root / "shards" / FIRST / "bbox" / "c.0.0"
+    hidden.chmod(0)
+    flip(root / "shards" / SECOND / "image" / "c.0.0.0.0")
+    (root / "rejects.jsonl").unlink()
+    with without_privileges():
+        result = sa1bpack.repair(root, tars, workers=1)
+    assert (result.repaired, list(result.left)) == ([SECOND], [FIRST])
+    assert result.left[FIRST].startswith(f"{hidden}: cannot be read: Permission denied")
+    hidden.chmod(0o644)
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.repaired == [] and contents(root) == expected
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("name", ["manifest.json", "checksums.xxh128"])
+def test_a_pack_whose_own_records_may_not_be_read_is_not_repaired(
+    root, tars, expected, name, dry_run
+):
+    (root / name).chmod(0)
+    with without_privileges(), pytest.raises(PermissionError, match=name):
+        sa1bpack.repair(root, tars, workers=1, dry_run=dry_run)
+    (root / name).chmod(0o644)
+    assert contents(root) == expected
 
 
 def test_the_index_is_made_anew_although_a_shard_stays_damaged(root, tars, expected):
@@ -471,8 +515,12 @@ def test_the_groups_of_a_newer_minor_version_speak_for_a_lost_manifest(root, tar
     assert contents(root) == before
 
 
+@pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("name", ["manifest.json", "zarr.json", f"shards/{FIRST}/zarr.json"])
-def test_a_version_that_is_the_only_damage_is_mended(root, tars, expected, name):
+def test_a_version_that_is_the_only_damage_is_mended(root, tars, expected, name, complete):
+    if not complete:
+        publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
+        expected = contents(root)
     path = root / name
     pattern = VERSION if name == "manifest.json" else FORMAT
     path.write_bytes(re.sub(pattern, rb"\g<1>1\2", path.read_bytes(), count=1))

@@ -10,6 +10,7 @@ from small_tars import SMALL, changed, members, write_tar
 import sa1bpack
 from sa1bpack.errors import FormatError, TooManyRejects
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.wording import size_text
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,31 @@ def test_counts_are_those_of_the_pack(pack):
     }  # fmt: skip
     files = (pack / "shards").glob("sa_*/*/c.*")
     assert info.bytes == sum(path.stat().st_size for path in files)
+
+
+def test_files_and_folders_are_counted_without_a_packers_working_files(pack, tmp_path):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    paths = [path for path in root.rglob("*") if not path.name.startswith(".")]
+    files = sum(path.is_file() for path in paths)
+    (root / "shards" / ".tmp-sa_9-000-0").mkdir()
+    (root / "shards" / ".tmp-sa_9-000-0" / "zarr.json").write_text("{}")
+    info = sa1bpack.info(root)
+    assert (info.files, info.folders) == (files, 1 + len(paths) - files)
+    assert f"  files      {files} in {info.folders} folders\n" in info.as_text()
+
+
+def test_sizes_are_given_in_a_unit_that_shows_them(pack):
+    info = sa1bpack.info(pack)
+    (line,) = [line for line in info.as_text().splitlines() if line.startswith("  size ")]
+    sizes = f"{size_text(info.bytes)}, {size_text(info.disk_bytes)} on disk"
+    assert line.startswith(f"  size       {sizes}") and info.bytes < 10**6
+
+
+def test_masks_of_images_that_were_left_out_are_not_called_counted(pack, tmp_path):
+    assert "10 of 289 of the images that were kept left out" in sa1bpack.info(pack).as_text()
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    assert "0 of 6 left out by filters" in sa1bpack.info(tmp_path / "pack").as_text()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +95,7 @@ def test_the_text_tells_all_of_it_in_100_columns(pack):
     text = sa1bpack.info(pack).as_text()
     assert max(map(len, text.splitlines()[1:])) <= 100
     for word in (
-        "complete", "22 in 6 shards from 1 source\n", "279; 10 of 289 left out",
+        "complete", "22 in 6 shards from 1 source\n", "279; 10 of 289 of the images ",
         "1 image without masks", "2 rejected members", "1 bad-annotation", "1 missing-jpeg",
         f"sa1bpack {sa1bpack.__version__}", "simplejpeg", "image.caption",
     ):  # fmt: skip

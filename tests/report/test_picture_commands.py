@@ -7,6 +7,7 @@ import pytest
 from commands import run
 from pages import Page
 from PIL import Image
+from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.cli.main import main
@@ -41,7 +42,9 @@ def test_damage_is_named_and_the_exit_code_says_so(small_pack, tmp_path, capsys)
     assert main(["report", str(pack), "-o", str(out)]) == 1
     said = capsys.readouterr()
     assert "11 images, DAMAGED" in said.out and "missing" in said.err
-    assert len(said.err.splitlines()) == 11 and "more problems" in said.err
+    *_, more, remedy = said.err.splitlines()
+    assert len(said.err.splitlines()) == 12 and "more problems" in more
+    assert remedy.endswith(f"sa1bpack repair {pack} TARS")
     assert "Damaged: " in Page(out.read_text()).text
 
 
@@ -55,11 +58,47 @@ def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys)
     (line,) = said.err.splitlines()
     assert line.startswith("sa1bpack: row 5, id ") and "mask_bits/c.0" in line
     with Image.open(out) as picture:
-        assert said.out == f"{out}: {picture.width} x {picture.height} pixels, 1 DAMAGED\n"
+        assert said.out == f"{out}: {picture.width} x {picture.height} pixels, 1 NOT DRAWN\n"
     assert main(["show", str(pack), "-o", str(out), "--row", "1", "9"]) == 0
     out.unlink()
     assert main(["show", str(pack), "-o", str(out), "--row", "5", "--large"]) == 1
     assert "mask_bits/c.0" in capsys.readouterr().err and not out.exists()
+
+
+def test_show_finds_a_flipped_pixel_of_a_sample_that_it_shows_and_of_no_other(
+    small_pack, tmp_path, capsys
+):
+    pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "sheet.png"
+    image = next((pack / "shards/sa_000000-001/image").glob("c.*"))
+    data = bytearray(image.read_bytes())
+    data[64 * 64 * 3 + 7] ^= 1  # the second sample of the second shard of four
+    image.write_bytes(data)
+    assert main(["show", str(pack), "-o", str(out), "--row", "4", "5"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sa1bpack: row 5, id ")
+    assert f"{pack}/shards/sa_000000-001: checksum of sample 1 is" in line
+    assert main(["show", str(pack), "-o", str(out), "--row", "4", "6"]) == 0
+    page = tmp_path / "r.html"
+    assert main(["report", str(pack), "-o", str(page), "--samples", "11"]) == 1
+    assert capsys.readouterr().out.endswith("11 images, NOT ALL OF IT COULD BE READ\n")
+    assert "1 part of the pack could not be read" in Page(page.read_text()).text
+
+
+def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys):
+    pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "r.html"
+    hidden = next((pack / "shards/sa_000000-001/image").glob("c.*"))
+    hidden.chmod(0)
+    with without_privileges():
+        assert main(["report", str(pack), "-o", str(out), "--samples", "11"]) == 1
+        said = capsys.readouterr()
+        assert main(["show", str(pack), "-o", str(tmp_path / "x.png"), "--row", "4", "8"]) == 1
+        shown = capsys.readouterr()
+    assert said.out.endswith("11 images, NOT ALL OF IT COULD BE READ\n")
+    assert "owner and mode" in said.err and "repair" not in said.err
+    page = Page(out.read_text())
+    assert "Not all could be read: 1 problem." in page.text and "Damaged" not in page.text
+    assert shown.err.endswith(f"{hidden}: cannot be read: Permission denied\n")
+    assert shown.out.endswith("1 NOT DRAWN\n")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_damaged_sample_leaves_a_tile_and_the_others_are_drawn(small_pack, dam
     sound, shown = sa1bpack.show(small_pack, rows=rows), draw_samples(damaged_pack, rows=rows)
     ((index, image_id, reason),) = [vars(sample).values() for sample in shown.unreadable]
     assert index == 5 and image_id == sa1bpack.open(small_pack)[5]["image_id"]
-    assert reason.startswith("shards/sa_000000-001/size/c.0.0")
+    assert reason.startswith(f"{damaged_pack}/shards/sa_000000-001/size/c.0.0")
     quarter = sound.width // 4
     assert shown.picture.size == (sound.width, sound.height + shown.picture.height - sound.height)
     for column in (0, 2, 3):  # tiles stand on their captions, so they are compared from below

@@ -3,6 +3,7 @@
 import gzip
 
 import pytest
+from unprivileged import without_privileges
 
 from sa1bpack.errors import SourceError
 from sa1bpack.source import find_sources, open_source
@@ -77,9 +78,36 @@ def test_a_literal_path_with_glob_characters_is_found(make_tar, write):
     assert [source.path for source in find_sources([path])] == [path]
 
 
-def test_a_pattern_that_matches_nothing_is_an_error(tmp_path):
-    with pytest.raises(SourceError, match=r"nothing_\*\.tar: no such file"):
-        find_sources([tmp_path / "nothing_*.tar"])
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("no_*.tar", r"no_\*\.tar: nothing matches this pattern; check the path"),
+        ("no.tar", r"no\.tar: no such file or folder; check the path"),
+        ("", "a source is an empty path"),
+        ("no\0.tar", "no such file or folder"),
+        ("a" * 300, "cannot be read: File name too long"),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_says_what_was_looked_for(
+    tmp_path, monkeypatch, pattern, message
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match=message):
+        find_sources([pattern])
+
+
+def test_a_source_in_a_folder_that_may_not_be_entered_is_not_called_missing(
+    make_tar, write, tmp_path
+):
+    (tmp_path / "locked").mkdir()
+    write(make_tar([("sa_1.jpg", b"")]), "locked/sa_1.tar")
+    (tmp_path / "locked").chmod(0)
+    for name in ("sa_1.tar", "*.tar"):
+        path = str(tmp_path / "locked" / name)
+        with without_privileges(), pytest.raises(SourceError) as error:
+            find_sources([path])
+        assert str(error.value) == f"{path}: cannot be read: Permission denied"
+    (tmp_path / "locked").chmod(0o755)
 
 
 def test_a_dangling_link_is_an_error(tmp_path):

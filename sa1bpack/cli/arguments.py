@@ -1,0 +1,95 @@
+"""What the commands' arguments have in common."""
+
+import argparse
+import os
+import re
+from collections.abc import Iterable
+from importlib import import_module
+
+from sa1bpack.cli import exits
+
+# Command, which is also the name of its module → its line in the help.
+COMMANDS = {
+    "pack": "decode tars into shards",
+    "verify": "check a pack against its checksums",
+    "repair": "make anew what is damaged in a pack, from its tars",
+    "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
+    "info": "show what is in a pack, or what runs here",
+    "show": "draw samples of a pack with their masks, as a PNG",
+    "report": "write a page about a pack, as HTML",
+}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse a command line; what it gives has `run`, the command's own function, among the options.
+
+    Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Only the
+    command that is named gets its options: their defaults come from modules that take a while to
+    load, and `sa1bpack --help` needs none.
+    """
+    found = _main_parser().parse_args(arguments)
+    command = _command_parser(found.command)
+    if "--" in found.arguments:  # which only plain parsing keeps apart from what follows
+        return command.parse_args(found.arguments)
+    return command.parse_intermixed_args(found.arguments)
+
+
+def user_path(text: str) -> str:
+    """The type of every argument that is a path: `~` is the home folder, as the shell has it."""
+    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a closing slash
+
+
+def number(text: str) -> int:
+    """The type of an option that takes several numbers, and would take what follows them, too."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number; if it is an argument of its own, give it first"
+        ) from None
+
+
+def in_flags(message: str, names: Iterable[str]) -> str:
+    """What an error says of options, with their flags in place of the names that Python has.
+
+    names
+        Of the command's options: "max_masks" for --max-masks.
+    """
+    choices = "|".join(map(re.escape, names))
+    return re.sub(
+        rf"(^|\n  )({choices})(?= is | must be |: the pack has )",
+        lambda found: f"{found[1]}--{found[2].replace('_', '-')}",
+        message,
+    )
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    from sa1bpack import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="sa1bpack",
+        usage="sa1bpack [-h] [--version] COMMAND ...",
+        description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
+        epilog=exits.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
+    listed = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
+    commands = parser.add_argument_group("commands", listed)
+    commands.add_argument(
+        "command", choices=COMMANDS, metavar="COMMAND",
+        help="one of these; `sa1bpack COMMAND --help` tells more",
+    )  # fmt: skip
+    rest = commands.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    rest.required = False
+    return parser
+
+
+def _command_parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"sa1bpack {name}",
+        epilog=exits.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    import_module(f"sa1bpack.cli.{name}").add_options(parser)
+    return parser

@@ -1,0 +1,24 @@
+"""The progress bar of work that is counted in bytes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+
+@contextmanager
+def byte_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr: gives what is to be called with (bytes done, bytes in all).
+
+    show
+        Whether there is one. Default: where stderr is a terminal.
+    """
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    with tqdm(unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True, leave=False) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance

@@ -1,0 +1,111 @@
+"""How a command is called: help, options, paths, and what is said of wrong usage."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from commands import SMALL_FLAGS
+from small_tars import members, write_tar
+
+import sa1bpack
+
+COMMANDS = {
+    "pack": {
+        "--out", "--workers", "--md5sums", "--max-rejects", "--dry-run", "--image-size", "--fit",
+        "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling", "--max-masks",
+        "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou", "--min-stability",
+        "--empty", "--samples-per-shard",
+    },
+    "verify": {"--quick"},
+    "repair": {"--workers", "--dry-run", "--shard"},
+    "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
+    "info": set(),
+    "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large"},
+    "report": {"--out", "--verify", "--samples", "--seed"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, error = command(name, "--help")
+    assert (code, error) == (0, "")
+    assert [line for line in out.splitlines() if len(line) > 79] == []
+    description = re.search(r"\n\n([^-].*?)\n\n", out, re.S)
+    usage, rest = out[: description.start()], out[description.end() :]
+    flags = set(re.findall(r"--[a-z][a-z0-9-]+", usage)) | set(re.findall(r"-o\b", usage))
+    assert {"--out" if flag == "-o" else flag for flag in flags} == COMMANDS[name]
+    for option in COMMANDS[name]:
+        assert re.search(rf"^  (-o [A-Za-z.]+, )?{option}[ \n]", rest, re.M), option
+    assert "130, 143" in rest and "repeat the command" in rest
+
+
+def test_the_main_help_names_every_command_in_80_columns(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = command("--help")
+    assert code == 0 and [line for line in out.splitlines() if len(line) > 79] == []
+    for name in COMMANDS:
+        assert re.search(rf"^    {name} ", out, re.M)
+    assert command("--version") == (0, f"sa1bpack {sa1bpack.__version__}\n", "")
+
+
+def test_the_package_runs_as_a_module_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "sa1bpack", "--version"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"sa1bpack {sa1bpack.__version__}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_usage_of_a_command_shows_the_usage_of_that_command(command, name):
+    code, out, error = command(name, "--bad")
+    assert (code, out) == (2, "") and error.startswith(f"usage: sa1bpack {name} [-h]")
+    assert f"\nsa1bpack {name}: error: " in error
+
+
+def test_options_may_stand_among_the_sources(command, tar, root, tmp_path):
+    more = [write_tar(tmp_path / f"sa_{n:06}.tar", members([10 * n])) for n in (1, 2)]
+    small = ("--workers", 1, *SMALL_FLAGS)
+    assert command("pack", tar, "-o", root, more[0], *small, more[1])[0] == 0
+    assert len(sa1bpack.info(root).manifest.sources) == 3
+    code, out, _ = command("repair", root, "--shard", "sa_000000-000", tar, more[0], "--dry-run")
+    assert code == 0 and "sound" in out
+
+
+def test_what_follows_two_hyphens_is_a_source_whatever_its_name(
+    command, root, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_tar(tmp_path / "--out.tar", members([1]))
+    assert command("pack", "-o", root, "--workers", 1, *SMALL_FLAGS, "--", "--out.tar")[0] == 0
+    assert [source["name"] for source in sa1bpack.info(root).manifest.sources] == ["--out"]
+
+
+def test_a_path_that_follows_several_numbers_is_named_with_what_to_do(command, packed, tmp_path):
+    code, _, error = command("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed)
+    assert code == 2 and f"argument --image-id: '{packed}' is no whole number" in error
+    assert error.endswith("give it first\n")
+
+
+def test_the_home_folder_is_known_in_every_path(command, tar, root, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "sums").write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n")
+    pack = ("pack", "~/sa_000000.tar", "--out", "~/pack", "--md5sums", "~/sums")
+    assert command(*pack, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    assert json.loads((root / "manifest.json").read_text())["sources"][0]["md5_checked"]
+    for arguments in (
+        ("verify", "~/pack"), ("info", "~/pack"), ("repair", "~/pack", "~/sa_000000.tar"),
+        ("export", "~/pack", "~/json"), ("show", "~/pack", "-o", "~/a.png"),
+        ("report", "~/pack", "-o", "~/a.html"),
+    ):  # fmt: skip
+        assert command(*arguments)[0] == 0, arguments
+    for name in ("json", "a.png", "a.html"):
+        assert (tmp_path / name).exists()
+
+
+def test_a_command_is_needed(command):
+    code, _, error = command()
+    assert code == 2 and "COMMAND" in error

@@ -1,0 +1,151 @@
+"""What `verify` and `repair` say of packs in any state, and every command of what is no pack."""
+
+import json
+import shlex
+import shutil
+import signal
+
+import pytest
+from small_tars import SMALL, members, write_tar
+from unprivileged import without_privileges
+
+import sa1bpack
+from sa1bpack.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def signals_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A pack that no test may change."""
+    folder = tmp_path_factory.mktemp("verify")
+    tar = write_tar(folder / "sa_000000.tar", members(range(6)))
+    sa1bpack.pack(tar, folder / "pack", workers=1, **SMALL)
+    return folder / "pack"
+
+
+@pytest.fixture
+def root(sound, tmp_path):
+    return shutil.copytree(sound, tmp_path / "my pack")
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*arguments): (exit code, stdout, stderr)."""
+
+    def command(*arguments) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_a_pack_of_another_version_is_refused_with_one_line(command, root):
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"version": [2, 0]}))
+    said = {command(name, root) for name in ("verify", "info", "repair")}
+    assert said == {
+        (3, "", f"sa1bpack: {root}/manifest.json: format version 2.0, but this release reads 1.x; "
+         "install a sa1bpack for format 2\n")
+    }  # fmt: skip
+
+
+def test_of_a_damaged_manifest_nothing_is_said_that_only_it_could_tell(command, root):
+    (root / "manifest.json").write_text('{"a": 1')
+    code, out, error = command("verify", root)
+    assert (code, error) == (1, "")
+    assert out.splitlines() == [
+        f"{root}/manifest.json: not JSON (Input data was truncated)",
+        f"to mend it, keeping what is sound: sa1bpack repair '{root}' TARS",
+        f"{root}: DAMAGED: 1 problem; without its manifest nothing else can be checked",
+    ]
+
+
+def test_the_command_that_mends_a_pack_can_be_copied_into_a_shell(command, root):
+    file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
+    file.unlink()
+    _, out, _ = command("verify", root)
+    assert out.splitlines()[0].endswith(f"{file}: missing")
+    line = out.splitlines()[1].partition(": ")[2]
+    assert shlex.split(line) == ["sa1bpack", "repair", str(root), "TARS"]
+    tar = root.parent / "sa_000000.tar"
+    write_tar(tar, members(range(6)))
+    (root / "manifest.json").unlink()
+    _, _, error = command("pack", tar, "--out", root)
+    assert error.endswith(f"it: sa1bpack repair '{root}' TARS\n")
+
+
+@pytest.mark.parametrize("flags", [(), ("--quick",)], ids=["full", "quick"])
+def test_what_may_not_be_read_is_not_called_damaged_nor_to_be_repaired(command, root, flags):
+    file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
+    file.chmod(0)
+    with without_privileges():
+        code, out, error = command("verify", root, *flags)
+        repaired = command("repair", root, "--workers", 1)
+    assert (code, error) == (1, "")
+    problem, advice, last = out.splitlines()
+    assert problem.endswith(f": {file}: cannot be read: Permission denied")
+    assert "owner and mode" in advice and "repair" not in out
+    assert last == (
+        f"{root}: NOT ALL CHECKED: 1 problem; 6 images in 2 shards, "
+        f"{'quick check' if flags else 'every byte read'}, but for what may not be read"
+    )
+    assert repaired[0] == 1 and "Permission denied; look at its owner and mode" in repaired[2]
+    file.chmod(0o644)
+    assert command("verify", root)[0] == 0
+
+
+def test_a_repair_does_not_advise_to_repair(command, root):
+    for name in ("zarr.json", "shards/sa_000000-000/bbox/zarr.json", "rejects.jsonl"):
+        (root / name).unlink()
+    (root / "manifest.json").write_text("{")
+    code, out, error = command("repair", root, "--workers", 1)
+    assert code == 1 and "manifest.json: not JSON" in out and "bbox/zarr.json: missing" in out
+    assert "sa1bpack repair" not in out + error and "restore" not in out + error
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, ("is", "it")), (2, ("are", "them"))], ids=["one", "two"]
+)
+def test_strange_files_are_counted_in_good_english(command, root, count, words):
+    for number in range(count):
+        (root / f"stray{number}").write_text("")
+    _, out, _ = command("repair", root)
+    assert out.endswith(
+        f": {count} found that {words[0]} no part of the pack: move or remove {words[1]}, see "
+        "above\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("verify",), ("info",), ("repair",), ("show", "-o", "x.png"), ("report", "-o", "x.html"),
+     ("export", "OUT")],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_every_command_tells_a_mistyped_path_from_damage(
+    command, root, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    name, *more = arguments
+    for path, said in (
+        ("nothing", "nothing: no pack, there is no such folder"),
+        ("file", "file: no pack, but a file"),
+        ("empty", "empty: no pack, it holds no manifest.json"),
+        ("my pack/shards", f"my pack/shards: no pack, but a part of the pack {root}; name that"),
+    ):
+        positional = [path, *more] if name == "export" else [path]
+        options = [] if name == "export" else more
+        code, out, error = command(name, *positional, *options)
+        assert (code, out) == (2, "") and error.startswith(f"sa1bpack: {said}"), (path, error)
+    (root / "manifest.json").unlink()
+    if name != "repair":
+        code, _, error = command(name, "my pack", *more)
+        assert code == 1 and error.startswith("sa1bpack: my pack/manifest.json: missing; ")

@@ -1,0 +1,130 @@
+"""What is missing or may not be read is said once, and the rest is checked all the same."""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from unprivileged import without_privileges
+from verify_script import script_finds
+
+from sa1bpack.format import publish, read_manifest, verify
+
+SHARD = "sa_000000-000"
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name, array", [
+    ("zarr.json", None), ("shards/zarr.json", None), ("checksums.xxh128", None), ("INDEX", None),
+    (f"shards/{SHARD}", None), (f"shards/{SHARD}/zarr.json", None),
+    (f"shards/{SHARD}/checksums.xxh128", None), (f"shards/{SHARD}/bbox/zarr.json", "bbox"),
+    (f"shards/{SHARD}/bbox/c.0.0", "bbox"), (f"shards/{SHARD}/image/c.0.0.0.0", "image"),
+    (f"shards/{SHARD}/mask_offset/c.0", "mask_offset"),
+])  # fmt: skip
+def test_what_is_missing_is_one_problem(pack, name, array, quick):
+    path = next(pack.glob("index-*")) if name == "INDEX" else pack / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (problem,) = verify(pack, quick=quick).problems
+    assert problem.what == f"{path}: missing"
+    assert (problem.shard is None) == (SHARD not in name) and problem.array == array
+
+
+def test_a_missing_file_of_a_shard_is_one_problem_to_the_script(pack):
+    path = pack / "shards" / SHARD / "bbox" / "c.0.0"
+    path.unlink()
+    for options in ([], ["--quick"]):
+        code, text = script_finds(pack, *options)
+        assert code == 1 and text.splitlines()[0] == f"{path}: missing"
+        assert text.splitlines()[1].endswith("checked: 1 problem")
+
+
+def test_problems_do_not_tell_how_to_mend_them(pack):
+    """That is the same for all: the command line says it once."""
+    rng = np.random.default_rng(3)
+    paths = [path for path in sorted(pack.rglob("*")) if path.is_file()]
+    for path in rng.choice(np.array(paths, object), 12, replace=False):
+        whole = path.read_bytes()
+        for spoil in (lambda p: flip(p, 9), Path.unlink, lambda p: os.truncate(p, 5)):
+            spoil(path)
+            if (pack / "manifest.json").exists():
+                text = "\n".join(str(problem) for problem in verify(pack).problems)
+                assert "sa1bpack repair" not in text and "restore the file" not in text
+            path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["zarr.json", "checksums.xxh128", "INDEX", "shards", f"shards/{SHARD}",
+     f"shards/{SHARD}/zarr.json", f"shards/{SHARD}/checksums.xxh128", f"shards/{SHARD}/bbox",
+     f"shards/{SHARD}/bbox/c.0.0", f"shards/{SHARD}/mask_offset/zarr.json"],
+)  # fmt: skip
+def test_what_may_not_be_read_is_named_as_that_and_the_rest_is_checked(pack, name, quick):
+    hidden = next(pack.glob("index-*")) if name == "INDEX" else pack / name
+    other = pack / "shards" / "sa_000001-000" / "area" / "c.0"
+    flip(other, 3)
+    hidden.chmod(0)
+    with without_privileges():
+        report = verify(pack, quick=quick)
+        options = ["--quick"] if quick else []
+        code, text = script_finds(pack, *options)
+    hidden.chmod(0o755)
+    denied = [problem for problem in report.problems if problem.denied]
+    assert denied and len({problem.what for problem in denied}) == len(denied)
+    assert all(
+        problem.what.startswith(f"{hidden}") and "cannot be read: Permission denied" in problem.what
+        for problem in denied
+    )
+    others = [problem for problem in report.problems if not problem.denied]
+    found = name == "shards" or any(problem.what.startswith(f"{other}: ") for problem in others)
+    assert found and all(problem.shard == "sa_000001-000" for problem in others)
+    lines = text.splitlines()
+    assert code == 1 and len(set(lines)) == len(lines)
+    assert any(
+        line.startswith(f"{hidden}") and line.endswith("cannot be read: Permission denied")
+        for line in lines
+    )
+    assert name == "shards" or any(line.startswith(f"{other}: XXH3-128 is") for line in lines)
+    assert lines[-1].startswith("3 shards, ") and lines[-1].endswith("problems")
+
+
+def test_what_may_not_be_read_of_an_unfinished_pack_hides_no_damage(pack):
+    (pack / "rejects.jsonl").write_text("{}\n")
+    publish(pack, msgspec.structs.replace(read_manifest(pack), complete=False))
+    (pack / "rejects.jsonl").chmod(0)
+    flip(pack / "zarr.json", 2)  # which the checksum file lists behind it
+    with without_privileges():
+        problems = verify(pack, quick=True).problems
+        code, text = script_finds(pack, "--quick")
+    assert {problem.what.split(":")[0] for problem in problems} == {
+        str(pack / "rejects.jsonl"), str(pack / "zarr.json")
+    }  # fmt: skip
+    assert code == 1 and f"{pack / 'zarr.json'}: XXH3-128" in text
+    assert f"{pack / 'rejects.jsonl'}: cannot be read" in text
+
+
+def test_a_manifest_that_may_not_be_read_is_no_damaged_one(pack):
+    (pack / "manifest.json").chmod(0)
+    with without_privileges():
+        with pytest.raises(PermissionError):
+            verify(pack)
+        code, text = script_finds(pack)
+    path = pack / "manifest.json"
+    assert (code, text) == (1, f"{path}: cannot be read: Permission denied\n")
+
+
+def test_the_script_waits_for_no_pipe_in_place_of_a_file(pack):
+    path = pack / "shards" / SHARD / "bbox" / "c.0.0"
+    path.unlink()
+    os.mkfifo(path)
+    code, text = script_finds(pack)
+    assert code == 1 and f"{path}: a folder, a pipe or a device, where a file must be" in text

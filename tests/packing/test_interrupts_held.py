@@ -1,0 +1,83 @@
+"""Signals do not vanish in callbacks from C, where an exception is printed and lost."""
+
+import ctypes
+import signal
+import threading
+
+import pytest
+from small_tars import SMALL
+
+from sa1bpack.cli import exits
+from sa1bpack.packing import sample
+from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.packing.options import PackOptions
+
+
+def interrupt_in_a_callback(number: int = signal.SIGINT) -> None:
+    """As a signal that arrives while llvmlite asks for an object of its cache."""
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, exits.Terminated)],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_a_signal_while_kernels_load_ends_the_run_when_they_are_loaded(monkeypatch, number, error):
+    def terminate(*_):
+        raise exits.Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        done = []
+
+        def load(*_):
+            interrupt_in_a_callback(number)
+            done.append("loaded")
+
+        monkeypatch.setattr(sample, "make_sample", load)
+        with pytest.raises(error):
+            sample.warm_up(PackOptions(**SMALL))
+        assert done == ["loaded"] and signal.getsignal(signal.SIGTERM) is terminate
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_in_a_callback_is_lost_where_nothing_holds_it():
+    interrupt_in_a_callback()
+
+
+def test_handlers_are_as_they_were_also_after_an_error():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError
+    assert isinstance(caught.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_no_signals_to_hold():
+    failed = []
+
+    def work():
+        try:
+            with interrupts_held():
+                pass
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert failed == []
