@@ -1,10 +1,16 @@
 """Fixtures and options that every test folder shares."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 SAMPLES = Path(__file__).parent / "samples"
+
+# A job in the background of a shell is started with Ctrl-C ignored, and so would be what it starts:
+# tests of interrupts would wait for an end that never comes.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
