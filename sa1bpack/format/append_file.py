@@ -44,13 +44,13 @@ class AppendFile:
     def __init__(self, path: Path):
         """Make the file. Raises FileExistsError if it is there already."""
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._direct = _set_direct(self._fd, True)
         self._digest = xxhash.xxh3_128()
         self._stage = page_aligned(STAGE_BYTES)
         self._staged = 0  # bytes of it in use
         self._written = 0  # where it belongs in the file: the begin of a block, until the end
         self._cached = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._direct = _set_direct(self._fd, True)
 
     @property
     def nbytes(self) -> int:
@@ -132,8 +132,8 @@ class AppendFile:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1  # closed, whatever close says
+            os.close(fd)
 
 
 def _set_direct(fd: int, on: bool) -> bool:

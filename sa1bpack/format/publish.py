@@ -88,7 +88,7 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
 def remove_stale(root: Path) -> list[Path]:
     """Remove working files and folders that a killed run left; returns what was removed.
 
-    For the one process that holds the pack's lock: it would remove a running packer's drafts too.
+    For the one process that holds the pack's lock: it would remove a running packer's too.
     """
     root = Path(root)
     return remove_temporaries(root) + remove_temporaries(root / SHARDS_NAME)

@@ -30,7 +30,7 @@ from sa1bpack.format.zarr_metadata import (
     group_metadata,
 )
 
-# Attributes of a shard that the draft fills in itself.
+# Attributes of a shard that the writer fills in itself.
 _OWN_ATTRIBUTES = (
     "format", "layout", "samples", "masks", "runs", "image_bytes", "annotations"
 )  # fmt: skip
@@ -53,13 +53,14 @@ class ShardWriter:
         self.layout = layout
         self.extent = Extent()
         self._annotations = 0
+        self._torn = False  # an append did not come to its end
         self._final = Path(shards_dir) / name
         if self._final.exists():
             raise PackError(f"{self._final}: there is a shard already; remove it to pack it again")
         self.folder = self._final.with_name(f"{TEMPORARY_PREFIX}{name}-{secrets.token_hex(4)}")
         self._files: dict[ArraySpec, AppendFile] = {}
-        self.folder.mkdir(parents=True)
         try:
+            self.folder.mkdir(parents=True)
             for spec in layout.arrays:
                 (self.folder / spec.name).mkdir()
                 self._files[spec] = file = AppendFile(self.folder / spec.chunk_path)
@@ -75,6 +76,7 @@ class ShardWriter:
         Of a canvas only the rows that hold the image are read: the rest is zero, and a hole on
         disk. Raises OSError, naming the file, if the disk fails; then nothing can be published.
         """
+        self._torn = True
         for spec, file in self._files.items():
             if spec.offsets:
                 ends = self.extent.along(spec.child_axis) + np.cumsum(rows[spec.name])
@@ -85,6 +87,7 @@ class ShardWriter:
                 file.append(byte_view(rows[spec.name]))
         self.extent = self.extent + sample_extent(self.layout, rows)
         self._annotations += int(rows["annotation_count"][0])
+        self._torn = False
 
     def _append_canvas(self, file: AppendFile, image: np.ndarray, height: int) -> None:
         done = 0
@@ -104,6 +107,8 @@ class ShardWriter:
         exist after an error, unless only the last flush, after the rename, failed.
         """
         _check_attributes(attributes)
+        if self._torn:
+            raise FormatError(f"{self.folder}: a sample is there in part; pack this part again")
         extent = self.extent
         entry = ShardEntry(
             name=self.name, source=attributes["source"], part=attributes["part"],
@@ -120,8 +125,8 @@ class ShardWriter:
         group = canonical_json(group_metadata({**attributes, **own}, arrays))
         self._complete(group)
         self.folder.rename(self._final)
-        self._close()
         self.folder = self._final
+        self._close()
         flush_folder(self._final.parent)
         return entry
 
@@ -164,11 +169,6 @@ class ShardWriter:
 
 def _finish(file: AppendFile, form: ChunkFile) -> str:
     """Complete a chunk file with its zero rows and its shard index; returns its digest."""
-    if file.nbytes != form.data_bytes:
-        raise FormatError(
-            f"{file.path}: {file.nbytes} bytes were appended, and {form.rows} rows have "
-            f"{form.data_bytes}; pack this part again"
-        )
     zeros = form.padded_bytes - form.data_bytes
     file.skip(zeros)
     file.append(np.frombuffer(form.tail(), np.uint8)[zeros:])

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,16 +21,15 @@ def interrupts_held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     arrived: list[int] = []
     try:
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, lambda number, frame: arrived.append(number))
-        yield
+        with ExitStack() as restored:  # which goes on when a signal raises in between
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    restored.callback(signal.signal, number, handler)
+                    signal.signal(number, lambda number, frame: arrived.append(number))
+            yield
     finally:
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
         if arrived:
             signal.raise_signal(arrived[0])

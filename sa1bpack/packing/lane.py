@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Semaphore
 
 import xxhash
 
@@ -12,13 +11,10 @@ from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.unit import Outcome, PublishedShard, Rejected, Unit
+from sa1bpack.packing.writers import Writers
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
-
-# Shards of a run that may be in publication at once. Each holds open all of its files, and a disk
-# that is slow to flush would let them become many: work waits.
-MOST_IN_PUBLICATION = 4
 
 
 class Lane:
@@ -33,14 +29,14 @@ class Lane:
         self,
         source: Source,
         ledger: Ledger,
-        publications: Semaphore,
+        writers: Writers,
         packed_by: dict,
         md5: str | None = None,
     ):
         """A lane of a run.
 
-        publications
-            Shared by the lanes of the run: MOST_IN_PUBLICATION at its start.
+        writers
+            The threads of the run, shared by its lanes.
         packed_by
             Package → version, recorded in every shard.
         md5
@@ -51,7 +47,7 @@ class Lane:
         self.error: SourceError | None = None
         self._ledger = ledger
         self._options: PackOptions = ledger.options
-        self._publications = publications
+        self._writers = writers
         self._packed_by = packed_by
         self._expected_md5 = md5
         self._published = {
@@ -88,6 +84,7 @@ class Lane:
                 part * self._options.samples_per_shard,
                 self._ledger.shards_dir,
                 self._options,
+                self._writers,
             )
         self._open[part].begin(digest)
 
@@ -111,12 +108,12 @@ class Lane:
         if unit.empty:
             self._unpublished[unit.part] = self._open.pop(unit.part)
             return
-        self._publications.acquire()  # before: interrupted here, the unit is still discarded
-        del self._open[unit.part]
+        self._writers.publications.acquire()
         attributes = unit.attributes(self._packed_by)
         future = unit.publish(attributes)
         self._in_publication[future] = unit, attributes
-        future.add_done_callback(lambda _: self._publications.release())
+        del self._open[unit.part]  # now: interrupted before, `stop` still ends the unit
+        future.add_done_callback(lambda _: self._writers.publications.release())
 
     def end(self, reader: PairReader, pairs: int) -> list[Rejected]:
         """The source is exhausted: `pairs` pairs came out of it. Returns the reader's rejects."""

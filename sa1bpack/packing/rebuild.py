@@ -8,7 +8,6 @@ far as it is, until its replacement is whole.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Semaphore
 
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import (
@@ -23,6 +22,7 @@ from sa1bpack.packing.damage import Damage, recorded_attributes, recorded_sample
 from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.unit import PublishedShard
+from sa1bpack.packing.writers import Writers
 from sa1bpack.source.find import Source
 
 
@@ -71,11 +71,11 @@ class RepairLane(Lane):
         self,
         source: Source,
         workshop: Workshop,
-        publications: Semaphore,
+        writers: Writers,
         packed_by: dict,
         parts: set[int],
     ):
-        super().__init__(source, workshop, publications, packed_by)
+        super().__init__(source, workshop, writers, packed_by)
         self._wanted = parts
 
     def is_published(self, index: int) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import BoundedSemaphore
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Problem, open_shard, remove_stale
@@ -22,7 +21,6 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.damage import Damage, find_damage
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
-from sa1bpack.packing.lane import MOST_IN_PUBLICATION
 from sa1bpack.packing.ledger import Ledger, lock_folder
 from sa1bpack.packing.rebuild import (
     RepairLane,
@@ -37,6 +35,7 @@ from sa1bpack.packing.run import pack_into, versions_in_force
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.unit import PublishedShard
 from sa1bpack.packing.watch import Watch, tell
+from sa1bpack.packing.writers import Writers
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
 
@@ -268,18 +267,18 @@ class _Repair:
         warm_up(options)
         sources = [self._sources[name] for name in wanted]
         watch = Watch(sum(source.nbytes for source in sources), show=self._progress)
-        room = BoundedSemaphore(MOST_IN_PUBLICATION)
-        lanes = [
-            RepairLane(source, workshop, room, versions_in_force(), set(wanted[source.name]))
-            for source in sources
-        ]
-        try:
-            if self._workers == 1:
-                pack_inline(lanes, options, watch)
-            else:
-                pack_with_processes(lanes, options, self._workers, watch)
-        finally:
-            watch.close()
+        with Writers() as writers:
+            lanes = [
+                RepairLane(source, workshop, writers, versions_in_force(), set(wanted[source.name]))
+                for source in sources
+            ]
+            try:
+                if self._workers == 1:
+                    pack_inline(lanes, options, watch)
+                else:
+                    pack_with_processes(lanes, options, self._workers, watch)
+            finally:
+                watch.close()
         self.result.notes += watch.notes
         for lane in lanes:
             if reason := self._source_fault(lane, workshop):

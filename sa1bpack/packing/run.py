@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from threading import BoundedSemaphore
 
 from sa1bpack import __version__
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.packing.engines.inline import pack_inline
 from sa1bpack.packing.engines.processes import pack_with_processes
-from sa1bpack.packing.lane import MOST_IN_PUBLICATION, Lane
+from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.request import checked_request
 from sa1bpack.packing.run_log import on_record
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.watch import Rejects, Watch
+from sa1bpack.packing.writers import Writers
 from sa1bpack.source.find import Source
 
 
@@ -122,9 +122,8 @@ def pack_into(
     packed_by = versions_in_force()
     _note_other_decoders(ledger, packed_by, watch)
     ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
-    with on_record(ledger.root, watch, workers):
-        room = BoundedSemaphore(MOST_IN_PUBLICATION)
-        lanes = [Lane(source, ledger, room, packed_by, sums.get(source.name)) for source in todo]
+    with on_record(ledger.root, watch, workers), Writers() as writers:
+        lanes = [Lane(source, ledger, writers, packed_by, sums.get(source.name)) for source in todo]
         try:
             if workers == 1:
                 pack_inline(lanes, ledger.options, watch)

@@ -10,7 +10,7 @@ import xxhash
 from sa1bpack.format import ShardEntry
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.writer_thread import WriterThread
+from sa1bpack.packing.writers import ShardQueue, Writers
 
 
 def shard_name(source: str, part: int) -> str:
@@ -66,12 +66,13 @@ class Unit:
     first: int
     shards_dir: Path
     options: PackOptions
+    writers: Writers
     rejects: list[Rejected] = field(default_factory=list)
     unknown_keys: set[str] = field(default_factory=set)
     dropped: int = 0
 
     def __post_init__(self):
-        self._writer: WriterThread | None = None
+        self._shard: ShardQueue | None = None
         self._pairs_digest = xxhash.xxh3_64()
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
         self._next = self.first
@@ -99,10 +100,12 @@ class Unit:
 
     def _take(self, outcome: Outcome, release: Callable[[], object]) -> None:
         if isinstance(outcome, Packed):
-            if self._writer is None:
-                self._writer = WriterThread(self.shards_dir, self.name, self.options.layout)
+            if self._shard is None:
+                self._shard = ShardQueue(
+                    self.writers, self.shards_dir, self.name, self.options.layout
+                )
             self.unknown_keys |= outcome.unknown_keys
-            self._writer.append(outcome.rows, release)
+            self._shard.append(outcome.rows, release)
             return
         release()
         if isinstance(outcome, Rejected):
@@ -127,12 +130,12 @@ class Unit:
     @property
     def empty(self) -> bool:
         """No sample of it is packed so far."""
-        return self._writer is None
+        return self._shard is None
 
     def check(self) -> None:
         """Raise what writing has raised so far."""
-        if self._writer is not None:
-            self._writer.check()
+        if self._shard is not None:
+            self._shard.check()
 
     def attributes(self, packed_by: dict[str, str]) -> dict:
         """What the shard records of its making; see PublishedShard."""
@@ -151,12 +154,12 @@ class Unit:
 
     def publish(self, attributes: dict) -> Future[ShardEntry]:
         """Have a complete unit published that is not empty, with these `attributes`."""
-        return self._writer.publish(attributes)
+        return self._shard.publish(attributes)
 
     def end(self) -> None:
         """Leave no thread behind, and nothing on disk but what is published."""
         for _, release in self._early.values():
             release()
         self._early.clear()
-        if self._writer is not None:
-            self._writer.end()
+        if self._shard is not None:
+            self._shard.end()

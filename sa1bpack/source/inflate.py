@@ -79,6 +79,10 @@ class RawFile:
         """Close the file and end the md5 thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            # Its thread goes with it, here: as threads go they call into Python from where the
+            # exception of a signal would be lost, were it the main thread that gave up the last
+            # reference to this file.
+            self._pool = None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

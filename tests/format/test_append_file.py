@@ -166,3 +166,21 @@ def test_a_file_that_is_there_is_not_touched(tmp_path):
     with pytest.raises(FileExistsError):
         AppendFile(tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_a_descriptor_is_closed_once_even_if_that_fails(tmp_path, monkeypatch):
+    file = AppendFile(tmp_path / "file")
+    closed = []
+    close = os.close
+
+    def fail(fd):
+        closed.append(fd)
+        close(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            file.close()
+        file.close()
+    assert len(closed) == 1

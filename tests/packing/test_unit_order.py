@@ -1,8 +1,9 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
+import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
-from threading import BoundedSemaphore
 
 import pytest
 from hypothesis import given, settings
@@ -10,21 +11,22 @@ from hypothesis import strategies as st
 from small_tars import SMALL, members, write_tar
 
 from sa1bpack.format import Extent
-from sa1bpack.packing.lane import MOST_IN_PUBLICATION, Lane
+from sa1bpack.packing.lane import Lane
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.unit import Dropped, Rejected, Unit
+from sa1bpack.packing.writers import ShardQueue, Writers
 from sa1bpack.source import PairReader, find_sources
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
 FIRST = 200  # the unit begins with this pair of its source
 
 
-class NoWriter:
-    """Stands in for WriterThread, which would make a folder for each example."""
+class NoQueue:
+    """Stands in for ShardQueue, which would make a folder for each example."""
 
-    def __init__(self, shards_dir, name, layout):
+    def __init__(self, writers, shards_dir, name, layout):
         self.appended = []
         self.error = None
         self.ended = False
@@ -55,22 +57,22 @@ outcomes = st.lists(
 
 
 @pytest.fixture(scope="module")
-def no_writers():
+def no_queues():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sa1bpack.packing.unit.WriterThread", NoWriter)
+        patch.setattr("sa1bpack.packing.unit.ShardQueue", NoQueue)
         yield
 
 
 @given(outcomes=outcomes, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
-    no_writers, outcomes, data
+    no_queues, outcomes, data
 ):
     outcomes = [
         Packed({"n": n}, o.extent, o.unknown_keys) if isinstance(o, Packed) else o
         for n, o in enumerate(outcomes)
     ]
-    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS)
+    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS, None)
     released = []
     order = data.draw(st.permutations(range(len(outcomes))))
     for count, index in enumerate(order):
@@ -83,21 +85,21 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     assert unit.complete
     packed = [o for o in outcomes if isinstance(o, Packed)]
     assert unit.empty == (not packed)
-    assert (unit._writer.appended if packed else []) == [o.rows for o in packed]
+    assert (unit._shard.appended if packed else []) == [o.rows for o in packed]
     assert unit.unknown_keys == {key for o in packed for key in o.unknown_keys}
     assert unit.rejects == [o for o in outcomes if isinstance(o, Rejected)]
     assert unit.dropped == sum(isinstance(o, Dropped) for o in outcomes)
 
 
-def test_what_waits_for_an_earlier_pair_is_released_when_the_unit_is_given_up(no_writers):
-    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS)
+def test_what_waits_for_an_earlier_pair_is_released_when_the_unit_is_given_up(no_queues):
+    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS, None)
     released = []
     for index in (0, 2, 3):
         packed = Packed({}, Extent(1), frozenset())
         unit.resolve(FIRST + index, packed, lambda index=index: released.append(index))
     assert released == [0]
     unit.end()
-    assert sorted(released) == [0, 2, 3] and unit._writer.ended
+    assert sorted(released) == [0, 2, 3] and unit._shard.ended
 
 
 @pytest.fixture
@@ -110,14 +112,14 @@ def lane_of(tmp_path):
         options = PackOptions(**{**SMALL, "samples_per_shard": 2})
         ledgers.append(Ledger(tmp_path / "pack", options))
         (source,) = find_sources([tar])
-        room = BoundedSemaphore(MOST_IN_PUBLICATION)
-        lane = Lane(source, ledgers[0], room, {"sa1bpack": "0"})
+        lane = Lane(source, ledgers[0], writers, {"sa1bpack": "0"})
         reader = PairReader(source, spool_dir=tmp_path)
         assert len(list(reader)) == pairs
         reader.close()
         return lane, ledgers[0], reader
 
-    yield lane_of
+    with Writers() as writers:
+        yield lane_of
     ledgers[0].release()
 
 
@@ -140,12 +142,119 @@ def test_rejects_of_units_without_a_sample_come_in_the_order_of_the_tar(lane_of)
     assert found == [f"m{index}" for index in range(6)]
 
 
-def test_an_error_of_writing_comes_out_of_the_lane_before_its_unit_is_complete(lane_of, no_writers):
+def test_an_error_of_writing_comes_out_of_the_lane_before_its_unit_is_complete(lane_of, no_queues):
     lane, _, _ = lane_of(2)
     lane.begin(0, b"8 bytes.")
     lane.resolve(0, Packed({}, Extent(1), frozenset()), nothing)
     lane.poll()
-    lane._open[0]._writer.error = OSError(5, "Input/output error")
+    lane._open[0]._shard.error = OSError(5, "Input/output error")
     with pytest.raises(OSError, match="Input/output"):
         lane.poll()
     lane.stop()
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
+def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
+    lane_of, no_queues, monkeypatch, step
+):
+    def interrupt(*_):
+        raise Interrupted
+
+    lane, _, _ = lane_of(2)
+    for index in range(2):
+        lane.begin(index, b"8 bytes.")
+        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
+    unit = lane._open[0]
+    if step == "entered":
+        lane._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
+    else:
+        monkeypatch.setattr(Unit, step, interrupt)
+    with pytest.raises(Interrupted):
+        lane._roll(part=1, index=2)
+    lane.stop()
+    assert unit._shard.ended
+
+
+class SlowWriter:
+    """Stands in for ShardWriter, and notes what it is asked to do."""
+
+    made = None
+
+    def __init__(self, *arguments):
+        self.did = []
+        SlowWriter.made = self
+
+    def append(self, rows):
+        self.did.append(rows["n"])
+        rows["wait"].wait(30)
+        if rows.get("error"):
+            raise rows["error"]
+
+    def publish(self, attributes):
+        self.did.append("publish")
+        return "entry"
+
+    def discard(self):
+        self.did.append("discard")
+
+
+@pytest.fixture
+def queue(monkeypatch, tmp_path):
+    monkeypatch.setattr("sa1bpack.packing.writers.ShardWriter", SlowWriter)
+    monkeypatch.setattr(SlowWriter, "made", None)
+    with Writers() as writers:
+        yield ShardQueue(writers, tmp_path, "a-000", OPTIONS.layout)
+
+
+def test_a_shard_is_written_one_thing_at_a_time_and_in_order(queue):
+    gate, released = threading.Event(), []
+    for n in range(50):
+        queue.append({"n": n, "wait": gate}, lambda n=n: released.append(n))
+    entry = queue.publish({})
+    assert not entry.done() and released == []
+    gate.set()
+    assert entry.result(30) == "entry"
+    assert SlowWriter.made.did == [*range(50), "publish"] and released == list(range(50))
+
+
+def test_after_an_error_nothing_more_is_written_and_all_is_released(queue):
+    gate, released = threading.Event(), []
+    for n in range(5):
+        error = OSError(5, "Input/output error") if n == 1 else None
+        rows = {"n": n, "wait": gate, "error": error}
+        queue.append(rows, lambda n=n: released.append(n))
+    entry = queue.publish({})
+    gate.set()
+    with pytest.raises(OSError, match="Input/output"):
+        entry.result(30)
+    with pytest.raises(OSError, match="Input/output"):
+        queue.check()
+    assert SlowWriter.made.did == [0, 1] and released == list(range(5))
+
+
+def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(queue):
+    gate, released = threading.Event(), []
+    for n in range(5):
+        queue.append({"n": n, "wait": gate}, lambda n=n: released.append(n))
+    while SlowWriter.made is None or SlowWriter.made.did == []:
+        time.sleep(0.001)
+    threading.Timer(0.05, gate.set).start()
+    queue.end()
+    queue.end()
+    assert SlowWriter.made.did == [0, "discard", "discard"] and sorted(released) == list(range(5))
+
+
+def test_an_error_of_releasing_is_not_lost(queue):
+    def fail():
+        raise OSError(22, "Invalid argument")
+
+    gate = threading.Event()
+    gate.set()
+    queue.append({"n": 0, "wait": gate}, fail)
+    assert queue.publish({}).exception(30) is not None
+    with pytest.raises(OSError, match="Invalid argument"):
+        queue.check()

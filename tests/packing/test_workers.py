@@ -16,7 +16,7 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
-from sa1bpack.packing import writer_thread
+from sa1bpack.packing import writers
 from sa1bpack.packing.engines import crew, processes
 from sa1bpack.packing.watch import Watch
 
@@ -250,7 +250,7 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
     decoded = []
     done = Watch.done
     monkeypatch.setattr(Watch, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
-    monkeypatch.setattr(writer_thread.ShardWriter, "append", fail)
+    monkeypatch.setattr(writers.ShardWriter, "append", fail)
     tar = write_tar(tmp_path / "a.tar", members(range(60)))
     for workers in (1, 2):
         decoded.clear()
@@ -288,11 +288,11 @@ def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, t
     assert contents(root) == expected
 
 
-def test_publishing_that_fails_leaves_no_draft(tar, tmp_path, monkeypatch):
+def test_publishing_that_fails_leaves_no_working_folder(tar, tmp_path, monkeypatch):
     def fail(self, attributes):
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
-    monkeypatch.setattr(writer_thread.ShardWriter, "publish", fail)
+    monkeypatch.setattr(writers.ShardWriter, "publish", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert temporaries(tmp_path / "pack") == []

@@ -135,7 +135,7 @@ def test_packing_holds_few_descriptors_and_stays_as_small_as_it_began(
     big_tar, tmp_path, images, torture
 ):
     found = watched(pack_and_watch, big_tar, tmp_path / "packed", json.dumps(OPTIONS))
-    # 18 for each of two drafts, and for each of the eight shards that the writer knows last.
+    # 18 for the shard that is filled, the next one, and each of the four in publication.
     peak = max(usage["descriptors"] for usage in found)
     assert peak < 256
     if torture.full:

@@ -21,6 +21,8 @@ from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES
 KEPT_BYTES = 8 << 20
 # Room for the largest pair that a source lets through.
 PAIR_BYTES = MAX_JPEG_BYTES + MAX_JSON_BYTES
+# What places in a slot are rounded to: for direct writes, and for memory that is given back.
+PAGE = max(BLOCK, mmap.PAGESIZE)
 # An annotation with all of its keys is longer, so JSON of n bytes has fewer than n / 100 masks; and
 # every run of a mask takes at least one character.
 LEAST_ANNOTATION_BYTES = 100
@@ -95,7 +97,7 @@ class Arena:
 
     def _give_back(self, start: int, used: int) -> None:
         if used > KEPT_BYTES and hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _blocks(used - KEPT_BYTES))
+            self._map.madvise(mmap.MADV_REMOVE, start + KEPT_BYTES, _pages(used - KEPT_BYTES))
 
     def close(self) -> None:
         """Unmap the memory and close the file."""
@@ -115,7 +117,7 @@ class SlotBuffers:
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, with whatever the last sample left in it."""
-        self._used = _blocks(nbytes)
+        self._used = _pages(nbytes)
         return self._area[:nbytes]
 
     def bits(self, masks: int) -> np.ndarray:
@@ -125,21 +127,21 @@ class SlotBuffers:
 
 
 def _places(layout: Layout, extent: Extent) -> tuple[dict[str, int], int]:
-    """Where each array's rows begin in a row area, and where the last ones end, in whole blocks.
+    """Where each array's rows begin in a row area, and where the last ones end, in whole pages.
 
-    The image comes first and the bits next, each from the begin of a block, so that they can be
+    The image comes first and the bits next, each from the begin of a page, so that they can be
     written from there; then the others, on multiples of 64 bytes.
     """
     large = [spec for name in ("image", "mask_bits") for spec in layout.arrays if spec.name == name]
     places, end = {}, 0
     for spec in large:
         places[spec.name] = end
-        end += _blocks(extent.along(spec.axis) * spec.row_bytes)
+        end += _pages(extent.along(spec.axis) * spec.row_bytes)
     for spec in layout.arrays:
         if spec.name not in places:
             places[spec.name] = end
             end += -(-extent.along(spec.axis) * spec.row_bytes // 64) * 64
-    return places, _blocks(end)
+    return places, _pages(end)
 
 
 def _rows(area: np.ndarray, layout: Layout, extent: Extent) -> dict[str, np.ndarray]:
@@ -152,9 +154,9 @@ def _rows(area: np.ndarray, layout: Layout, extent: Extent) -> dict[str, np.ndar
     }
 
 
-def _blocks(nbytes: int) -> int:
-    """`nbytes`, rounded up to whole blocks."""
-    return -(-nbytes // BLOCK) * BLOCK
+def _pages(nbytes: int) -> int:
+    """`nbytes`, rounded up to whole pages."""
+    return -(-nbytes // PAGE) * PAGE
 
 
 def _unnamed_file() -> int:

@@ -81,19 +81,20 @@ def _signals_kept_from_children() -> Iterator[None]:
 def start_worker(options: PackOptions, arena: Arena) -> WorkerHandle:
     """Start one worker; it says ("ready",) when it takes jobs."""
     mine, its = socket.socketpair()
+    connection, process = Connection(mine.detach()), None
     try:
         with its, _signals_kept_from_children():
             process = _launch(its.fileno(), arena)
-    except OSError as error:
-        mine.close()
-        raise PackError(f"a worker process could not be started: {error}") from error
-    handle = WorkerHandle(process, Connection(mine.detach()))
-    try:
-        handle.connection.send(options)
-    except OSError as error:
-        handle.end(kill=True)
-        raise PackError(f"a worker process could not be started: {error}") from error
-    return handle
+        connection.send(options)
+    except BaseException as error:  # Ctrl-C too, which is let through as soon as it has started
+        connection.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+        if isinstance(error, OSError):
+            raise PackError(f"a worker process could not be started: {error}") from error
+        raise
+    return WorkerHandle(process, connection)
 
 
 def _launch(descriptor: int, arena: Arena) -> subprocess.Popen:

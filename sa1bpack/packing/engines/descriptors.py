@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sa1bpack.errors import PackError
-from sa1bpack.packing.lane import MOST_IN_PUBLICATION
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.writers import MOST_IN_PUBLICATION
 
 # The interpreter, its streams and libraries, the lock, sockets, files that are open for a moment.
 _BASE = 48
@@ -50,7 +50,8 @@ def needed_with_processes(options: PackOptions, workers: int, feeders: int, slot
         Sources that are read at once, and pairs between their source and their shard.
     """
     # Of each source: the shard being filled, and the one whose last samples are in work. There are
-    # more only where shards are smaller than what is in work together.
+    # more only where shards are smaller than what is in work together. (Or sources; those of SA-1B
+    # are not, and a few more find room in _BASE.)
     filling = 2 * feeders + slots // options.samples_per_shard
     return _BASE + 2 * workers + feeders * _SOURCE + _of_shards(options, filling)
 

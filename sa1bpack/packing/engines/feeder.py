@@ -65,7 +65,7 @@ class Feeder:
     """Reads several sources at once, each in a thread (inflating and hashing release the GIL).
 
     What was read comes out of `events`, in the order of its source; `wakeup` becomes readable with
-    each. A slot belongs to its pair until `free` gives it back.
+    each. A slot belongs to its pair until `free` gives it back. `stop` ends what `start` began.
     """
 
     def __init__(self, lanes: list[Lane], threads: int, arena: Arena):
@@ -84,6 +84,9 @@ class Feeder:
             threading.Thread(target=self._run, name=f"sa1bpack-feeder-{number}", daemon=True)
             for number in range(threads)
         ]
+
+    def start(self) -> None:
+        """Begin to read."""
         for thread in self._threads:
             thread.start()
 
@@ -108,7 +111,8 @@ class Feeder:
         for _ in self._threads:
             self._free.put(-1)
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:  # it was started
+                thread.join()
         self.wakeup.close()
         self._waker.close()
 

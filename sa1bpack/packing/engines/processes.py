@@ -74,6 +74,7 @@ def pack_with_processes(
         try:
             feeder = Feeder(list(lanes), feeders, arena)
             try:
+                feeder.start()
                 dispatcher = _Dispatcher(lanes, options, workers, watch, feeder, arena)
                 with stopped_on_error(lanes):
                     dispatcher.run()
@@ -108,14 +109,14 @@ class _Dispatcher:
                 self._send_jobs()
                 self._receive()
                 self._poll_lanes()
+            for worker in self._crew:
+                worker.end()
         except BaseException:
             for worker in self._crew:
                 worker.end(kill=True)
             raise
         finally:
             self._selector.close()
-        for worker in self._crew:
-            worker.end()
 
     def _hire(self) -> None:
         worker = start_worker(self._options, self._arena)
