@@ -221,7 +221,7 @@ class Lane:
             unit.end()
         self._open.clear()
         for future in list(self._in_publication):
-            if future.cancel() or future.exception() is not None:
+            if future.cancelled() or future.exception() is not None:
                 self._in_publication.pop(future)[0].end()
             else:
                 self._take_published(future)

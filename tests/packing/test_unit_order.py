@@ -179,6 +179,29 @@ def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
     assert unit._shard.ended
 
 
+def test_a_unit_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
+    lane_of, no_queues, monkeypatch
+):
+    class Interrupting(dict):
+        def __delitem__(self, key):
+            raise Interrupted
+
+    lane, _, _ = lane_of(2)
+    for index in range(2):
+        lane.begin(index, b"8 bytes.")
+        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
+    unit = lane._open[0]
+    published = Future()
+    monkeypatch.setattr(Unit, "publish", lambda *_: published)
+    monkeypatch.setattr(Unit, "end", lambda _: published.cancel())
+    lane._open = Interrupting(lane._open)
+    with pytest.raises(Interrupted):
+        lane._roll(part=1, index=2)
+    assert lane._in_publication.keys() == {published} and unit in lane._open.values()
+    lane.stop()
+    assert published.cancelled() and not lane._in_publication and not lane._open
+
+
 class SlowWriter:
     """Stands in for ShardWriter, and notes what it is asked to do."""
 
