@@ -109,11 +109,12 @@ class ShardQueue:
     def _put(self, call: Callable, argument: object) -> Future:
         future: Future = Future()
         self._todo.append((future, call, argument))
-        self._writers.start(self._work)
+        if not self._at_work.locked():  # who has it looks again when it lets go
+            self._writers.start(self._work)
         return future
 
     def _work(self) -> None:
-        """Do what there is to do, unless another thread does: that one looks again when it ends."""
+        """Do what there is to do, unless another thread does."""
         while self._todo and self._at_work.acquire(blocking=False):
             try:
                 with suppress(IndexError):  # `end` empties the queue, too
