@@ -2,22 +2,13 @@
 
 import json
 import shutil
-import signal
 
 import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.cli.main import main
 from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
-
-
-@pytest.fixture(autouse=True)
-def signals_restored():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -29,17 +20,6 @@ def tar(tmp_path):
 def root(tar, tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, max_masks=2)
     return tmp_path / "pack"
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*arguments): (exit code, stdout, stderr)."""
-
-    def command(*arguments) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return command
 
 
 def damage(root, shard="sa_000000-000"):

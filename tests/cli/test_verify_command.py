@@ -3,21 +3,12 @@
 import json
 import shlex
 import shutil
-import signal
 
 import pytest
 from small_tars import SMALL, members, write_tar
 from unprivileged import without_privileges
 
 import sa1bpack
-from sa1bpack.cli.main import main
-
-
-@pytest.fixture(autouse=True)
-def signals_restored():
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +23,6 @@ def sound(tmp_path_factory):
 @pytest.fixture
 def root(sound, tmp_path):
     return shutil.copytree(sound, tmp_path / "my pack")
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*arguments): (exit code, stdout, stderr)."""
-
-    def command(*arguments) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return command
 
 
 def test_a_pack_of_another_version_is_refused_with_one_line(command, root):

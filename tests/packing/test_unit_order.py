@@ -157,6 +157,15 @@ class Interrupted(Exception):
     pass
 
 
+def lane_with_a_resolved_unit(lane_of) -> tuple[Lane, Unit]:
+    """A lane and its open unit, both samples of which are packed."""
+    lane, _, _ = lane_of(2)
+    for index in range(2):
+        lane.begin(index, b"8 bytes.")
+        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
+    return lane, lane._open[0]
+
+
 @pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
 def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
     lane_of, no_queues, monkeypatch, step
@@ -164,11 +173,7 @@ def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
     def interrupt(*_):
         raise Interrupted
 
-    lane, _, _ = lane_of(2)
-    for index in range(2):
-        lane.begin(index, b"8 bytes.")
-        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
-    unit = lane._open[0]
+    lane, unit = lane_with_a_resolved_unit(lane_of)
     if step == "entered":
         lane._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
     else:
@@ -186,11 +191,7 @@ def test_a_unit_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
         def __delitem__(self, key):
             raise Interrupted
 
-    lane, _, _ = lane_of(2)
-    for index in range(2):
-        lane.begin(index, b"8 bytes.")
-        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
-    unit = lane._open[0]
+    lane, unit = lane_with_a_resolved_unit(lane_of)
     published = Future()
     monkeypatch.setattr(Unit, "publish", lambda *_: published)
     monkeypatch.setattr(Unit, "end", lambda _: published.cancel())
