@@ -1,0 +1,80 @@
+"""Arguments that users give: whole numbers, choices, timeouts, checked in one place and alike."""
+
+import operator
+import os
+import re
+import threading
+from collections.abc import Collection
+from math import isfinite
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from sa1bpack.errors import OptionError
+
+# Seeds, epochs and image ids of random choices: what 64 bits hold.
+MAX_WORD = 2**64 - 1
+
+# Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
+MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
+
+# The second half: a URL that went through pathlib, which joins slashes.
+_URL = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]+)://|(s3|gs|gcs|az|abfss?|hf|hdfs|https?|ftp|file):/", re.IGNORECASE
+)
+
+
+def whole_number(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """Return `value` as an int: an int, or what stands for one (of numpy, of torch), but no bool.
+
+    Raises OptionError unless low <= value <= high; a `high` of None is no limit.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise OptionError(f"{name} is {value!r}: choose a whole number {limits}")
+    return number
+
+
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Return `value`. Raises OptionError unless it is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
+    return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a timeout as a float.
+
+    Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
+    """
+    real = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if not real or not 0 < value <= MAX_SECONDS:
+        raise OptionError(
+            f"{name} is {value!r}: choose a number of seconds above 0, at most {MAX_SECONDS}"
+        )
+    return float(value)
+
+
+def local_path(name: str, value: str | os.PathLike) -> Path:
+    """Return a path of this machine, with `~` expanded.
+
+    Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
+    named `s3:`.
+    """
+    if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
+        raise OptionError(f"{name} is {value!r}: give a path")
+    refuse_url(name, os.fspath(value))
+    return Path(value).expanduser()
+
+
+def refuse_url(name: str, text: str) -> None:
+    """Raise OptionError for a URL."""
+    if found := _URL.match(text):
+        raise OptionError(
+            f"{name} is {text!r}: {(found[1] or found[2]).lower()} URLs are not supported; give a "
+            "path of this machine, such as a mounted folder or a local copy"
+        )

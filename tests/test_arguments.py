@@ -1,0 +1,65 @@
+"""Arguments that users give are checked alike everywhere."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.arguments import MAX_SECONDS, choice, local_path, seconds, whole_number
+from sa1bpack.errors import OptionError
+
+
+@pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3)], ids=repr)
+def test_whole_numbers_of_every_kind_become_ints(value):
+    found = whole_number("threads", value, 1, 3)
+    assert found == 3 and type(found) is int
+
+
+@pytest.mark.parametrize(
+    "value", [True, np.True_, 3.0, "3", None, 0, 4, np.array([3])], ids=repr
+)
+def test_what_is_not_a_whole_number_within_the_limits_is_refused(value):
+    with pytest.raises(OptionError, match=r"^threads is .*: choose a whole number from 1 to 3$"):
+        whole_number("threads", value, 1, 3)
+
+
+def test_a_limit_may_be_missing():
+    assert whole_number("epoch", 2**70, 0) == 2**70
+    with pytest.raises(OptionError, match="epoch is -1: choose a whole number of at least 0"):
+        whole_number("epoch", -1, 0)
+
+
+@pytest.mark.parametrize("value", ["Pad", "", None, 1, ["pad"]], ids=repr)
+def test_a_value_that_is_not_among_the_choices_is_refused(value):
+    assert choice("fit", "pad", ("pad", "squash")) == "pad"
+    with pytest.raises(OptionError, match=r"fit is .*: choose one of pad, squash"):
+        choice("fit", value, ("pad", "squash"))
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "5", float("inf"), float("nan"), MAX_SECONDS + 1])
+def test_a_timeout_that_no_wait_can_take_is_refused(value):
+    assert seconds("timeout", np.float32(0.5)) == 0.5
+    with pytest.raises(OptionError, match="timeout is .* choose a number of seconds above 0"):
+        seconds("timeout", value)
+
+
+@pytest.mark.parametrize(
+    "value", ["s3://packs/p", "gs://b/*.tar", "https://a/b.tar", Path("s3://packs/p"), "X-y+z://a"]
+)
+def test_urls_are_refused_by_name(value):
+    with pytest.raises(OptionError, match="URLs are not supported"):
+        local_path("out", value)
+
+
+@pytest.mark.parametrize("value", [b"packed", 3, None])
+def test_what_is_not_a_path_is_refused(value):
+    with pytest.raises(OptionError, match=r"^out is .*: give a path$"):
+        local_path("out", value)
+
+
+def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert local_path("out", "~/packed") == Path("/home/someone/packed")
+    for path in ("packed", "/a/s3:b", "c:/d", "a:b"):
+        assert local_path("out", path) == Path(path)
