@@ -23,9 +23,9 @@ import torch
 from load import Epoch, Task, build, measure, table, warm
 from steps import steps_table
 
-from sa1bpack.data.dataloader import make_dataloader
-from sa1bpack.data.dataset import open as open_pack
-from sa1bpack.data.loader import Loader
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
 
 ROOT = Path(__file__).parents[1]
 SLOTS = 4

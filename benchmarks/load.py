@@ -37,10 +37,10 @@ from peers import PEERS, PeerError, open_peers
 from synthetic import make_tar
 
 import sa1bpack
-from sa1bpack.data.dataloader import make_dataloader
-from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.dataset import open as open_pack
-from sa1bpack.data.loader import Loader
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
 
 THREADS = 2
 SLOTS = 4

@@ -26,8 +26,8 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.data.order import Key, permutation
-from sa1bpack.data.samplers import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
+from sa1bpack.order.functions import Key, permutation
+from sa1bpack.order.orders import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
 
 FINGERPRINT = "0123456789abcdef"
 SETTINGS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (64, 1), (8, 4), (8, 16), (64, 16), (None, 16)]

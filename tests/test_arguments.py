@@ -16,9 +16,7 @@ def test_whole_numbers_of_every_kind_become_ints(value):
     assert found == 3 and type(found) is int
 
 
-@pytest.mark.parametrize(
-    "value", [True, np.True_, 3.0, "3", None, 0, 4, np.array([3])], ids=repr
-)
+@pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None, 0, 4, np.array([3])], ids=repr)
 def test_what_is_not_a_whole_number_within_the_limits_is_refused(value):
     with pytest.raises(OptionError, match=r"^threads is .*: choose a whole number from 1 to 3$"):
         whole_number("threads", value, 1, 3)
@@ -40,7 +38,7 @@ def test_a_value_that_is_not_among_the_choices_is_refused(value):
 @pytest.mark.parametrize("value", [0, -1, True, "5", float("inf"), float("nan"), MAX_SECONDS + 1])
 def test_a_timeout_that_no_wait_can_take_is_refused(value):
     assert seconds("timeout", np.float32(0.5)) == 0.5
-    with pytest.raises(OptionError, match="timeout is .* choose a number of seconds above 0"):
+    with pytest.raises(OptionError, match=r"timeout is .* choose a number of seconds above 0"):
         seconds("timeout", value)
 
 

@@ -103,7 +103,7 @@ with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     import sa1bpack
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
-from sa1bpack.data.unpack import unpack_words  # of which numba said that it cannot cache it
+from sa1bpack.batch.unpack import unpack_words  # of which numba said that it cannot cache it
 print("alive")
 """
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sa1bpack.data.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import counted
 

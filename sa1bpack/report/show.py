@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.dataset import open as open_pack
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width

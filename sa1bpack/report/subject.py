@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sa1bpack.data.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError, MaskError, OptionError
 from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sa1bpack.data.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Shard
 from sa1bpack.format.problems import reason_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sa1bpack.data.dataset import Dataset
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format.problems import reason_of
 from sa1bpack.report.lettering import font, plain_text, wrapped

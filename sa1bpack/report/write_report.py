@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.data.dataset import Dataset
-from sa1bpack.data.dataset import open as open_pack
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.format import read_manifest
 from sa1bpack.format.files import replace_file

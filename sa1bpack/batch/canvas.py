@@ -1,0 +1,57 @@
+"""The pixels of one stored image into a batch's canvas: compiled, without the GIL.
+
+A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
+the padding of a canvas, see `sa1bpack.format.image_place`. A batch has canvases of one size, zero
+beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
+"""
+
+from numba import njit
+
+from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
+from sa1bpack.pixels.yuv420 import planes_to_rgb
+
+
+@njit(nogil=True, cache=True)
+def place_rows(source, start, stride, rows, columns, target, target_start, target_stride, room):
+    """Copy a plane's rows to the top left of a larger plane; zero right of them and below.
+
+    source, target  uint8 (n,); `start` and `stride` are bytes
+    columns         bytes of a row that are copied
+    room            rows of the target
+    """
+    for i in range(room):
+        at = target_start + i * target_stride
+        copied = 0
+        if i < rows:
+            first = start + i * stride
+            target[at : at + columns] = source[first : first + columns]
+            copied = columns
+        target[at + copied : at + target_stride] = 0
+
+
+@njit(nogil=True, cache=True)
+def place_image(how, source, height, width, stride, rows, side, target):
+    """Put one image into its canvas.
+
+    how      RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
+    source   uint8 (n,): the image's own bytes
+    stride   pixels of a stored row, padding included: `width`, or the side of a stored canvas
+    rows     stored rows, padding included
+    target   uint8, (side * side * 3,), or (side * side * 3 / 2,) for YUV_ON_CANVAS
+    """
+    if how == RGB_OF_YUV:
+        planes_to_rgb(source, height, width, stride, rows, side, target)
+        target[height * side * 3 :] = 0
+    elif how == RGB_ON_CANVAS:
+        place_rows(source, 0, 3 * stride, height, 3 * width, target, 0, 3 * side, side)
+    else:
+        half_stride, half_side = (stride + 1) // 2, side // 2
+        plane = (height + 1) // 2, (width + 1) // 2
+        place_rows(source, 0, stride, height, width, target, 0, side, side)
+        start, at = rows * stride, side * side
+        for _ in range(2):
+            place_rows(
+                source, start, half_stride, plane[0], plane[1], target, at, half_side, half_side
+            )
+            start += (rows + 1) // 2 * half_stride
+            at += half_side * half_side

@@ -1,0 +1,256 @@
+"""The copy of a pack's bytes into a batch: one compiled call for many samples, without the GIL.
+
+Where the kernel says that the bytes of a sample are in memory, they are copied from the memory map,
+which is as fast as memory (`stream_copy`). Where they are not, they are read with `pread`: one
+large request instead of a page fault every few pages, and a file that was cut short or a disk that
+fails is an error with a name. Through a memory map it would be a SIGBUS, which ends the process.
+
+The kernel is asked with `preadv2(RWF_NOWAIT)` for the last byte: a file that was cut short does not
+have it, and reading ahead for a neighbour brings the first bytes, not the last. File systems that
+do not know the flag (NFS among them) are read with `pread`.
+"""
+
+import sys
+
+import numpy as np
+from numba import njit, types
+
+from sa1bpack.batch.canvas import place_image
+from sa1bpack.batch.stream_copy import memcpy, stream_copy
+from sa1bpack.batch.unpack import unpack_words
+from sa1bpack.dataset.specs import AS_STORED
+
+_LINUX = sys.platform.startswith("linux")
+_RWF_NOWAIT = 8
+# pread transfers at most 2 GiB - 4 KiB a call.
+_MOST = 1 << 30
+
+# In place of the descriptor of an open file.
+IN_MEMORY = -1  # the addresses are of ordinary memory
+NO_FILE = -2  # nothing can be copied: EBADF
+
+# Values of `status` besides 0 and errno.
+CUT_SHORT = -1
+
+# Declared as symbols, not through ctypes, so that numba can keep the compiled code on disk.
+_word = types.uintp
+_memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
+_pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, types.int64))
+_errno = types.ExternalFunction("__errno_location" if _LINUX else "__error", _word())
+
+if _LINUX:
+    _preadv2 = types.ExternalFunction(
+        "preadv2", types.intp(types.intc, _word, types.intc, types.int64, types.intc)
+    )
+
+    @njit(nogil=True, cache=True)
+    def _in_memory(file, position):
+        """Whether the byte at this position of an open file can be had without waiting."""
+        byte = np.empty(1, np.uint8)
+        vector = np.empty(2, np.uint64)
+        vector[0], vector[1] = byte.ctypes.data, 1
+        return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
+
+else:
+
+    @njit(nogil=True, cache=True)
+    def _in_memory(file, position):
+        return False
+
+
+@njit(nogil=True, cache=True)
+def _copy(target, source, file, position, count, stream=True):
+    """Copy `count` bytes that are at `source` in a map and at `position` of its file.
+
+    With IN_MEMORY in place of a file they are in memory. `stream` says that the processor does not
+    need them next. Returns 0, an errno, or CUT_SHORT.
+    """
+    if count == 0:
+        return 0
+    if file == IN_MEMORY or _in_memory(file, position + count - 1):
+        if stream:
+            stream_copy(target, source, count)
+        else:
+            memcpy(target, source, count)
+        return 0
+    done = 0
+    while done < count:
+        got = _pread(file, target + done, min(count - done, _MOST), position + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return CUT_SHORT
+        else:
+            code = np.empty(1, np.int32)
+            memcpy(code.ctypes.data, _errno(), 4)
+            if code[0] != 4:  # EINTR: a signal came before any byte did
+                return np.int64(code[0])
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _copy_rows(target, source, file, rows, width):
+    """Copy rows of `width` bytes of an array; neighbours go together. Returns as `_copy`."""
+    start = 0
+    while start < len(rows):
+        stop = start + 1
+        while stop < len(rows) and rows[stop] == rows[stop - 1] + 1:
+            stop += 1
+        position, count = rows[start] * width, (stop - start) * width
+        status = _copy(target + start * width, source + position, file, position, count)
+        if status:
+            return status
+        start = stop
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _values(source, rows, width, target):
+    """Gather rows of `width` bytes from an address; neighbours go together."""
+    start = 0
+    while start < len(rows):
+        stop = start + 1
+        while stop < len(rows) and rows[stop] == rows[stop - 1] + 1:
+            stop += 1
+        memcpy(target + start * width, source + rows[start] * width, (stop - start) * width)
+        start = stop
+
+
+@njit(nogil=True, cache=True)
+def _fill_numbers(masks, place, room, rows, addresses, scales, numbers, buffer):
+    """The small arrays of one sample's masks, float64 as float32; zero behind them if padded."""
+    for n in range(len(numbers)):
+        at, columns = numbers[n, 0], numbers[n, 1]
+        is_float, is_scaled = numbers[n, 2] != 0, numbers[n, 3] != 0
+        width = (4 if is_float else 8) * columns
+        start = at + place * width
+        if is_float:
+            found = np.empty((masks, columns), np.float64)
+            _values(addresses[n], rows, 8 * columns, found.ctypes.data)
+            out = buffer[start : start + masks * width].view(np.float32)
+            for j in range(masks):
+                for c in range(columns):
+                    value = found[j, c]
+                    if is_scaled:
+                        value *= scales[c % 2]
+                    out[j * columns + c] = value
+        else:
+            _values(addresses[n], rows, width, buffer.ctypes.data + start)
+        if room > masks:
+            end = buffer.ctypes.data + start + masks * width
+            _memset(end, 0, (room - masks) * width)
+
+
+@njit(nogil=True, cache=True)
+def _fill_masks(masks, place, room, rows, source, file, at, width, as_bool, buffer):
+    """The mask bits of one sample, unpacked if `as_bool`; zero behind them if padded."""
+    out_width = 8 * width if as_bool else width
+    start = at + place * out_width
+    if as_bool:
+        bits = np.empty((masks, width), np.uint8)
+        status = _copy_rows(bits.ctypes.data, source, file, rows, width)
+        if status == 0:
+            words = buffer[start : start + masks * out_width].view(np.uint64)
+            unpack_words(bits, np.arange(masks), words.reshape(masks, width))
+    else:
+        status = _copy_rows(buffer.ctypes.data + start, source, file, rows, width)
+    if room > masks:
+        end = buffer.ctypes.data + start + masks * out_width
+        _memset(end, 0, (room - masks) * out_width)
+    return status
+
+
+@njit(nogil=True, cache=True)
+def _fill_image(how, side, size, layout_stride, source, file, position, count, target):
+    """One image into its canvas `target`, uint8; see `place`.
+
+    size           int32 (4,), the sample's
+    layout_stride  side of a stored canvas, 0 if images have none
+    """
+    if how == AS_STORED:
+        return _copy(target.ctypes.data, source, file, position, count)
+    stored = np.empty(count, np.uint8)
+    status = _copy(stored.ctypes.data, source, file, position, count, False)
+    if status == 0:
+        height, width = np.int64(size[2]), np.int64(size[3])
+        rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
+        place_image(how, stored, height, width, stride, rows, side, target)
+    return status
+
+
+@njit(nogil=True, cache=True)
+def copy_spans(target, source, file, starts, stops):
+    """Copy spans of an array of int32 one behind the other; neighbours go together.
+
+    target         int32 (r,)
+    source, file   as of `fill_samples`
+    starts, stops  int64 (k,): rows of the array
+
+    Returns 0, an errno, or CUT_SHORT.
+    """
+    at, k = target.ctypes.data, 0
+    while k < len(starts):
+        first, stop = starts[k], stops[k]
+        while k + 1 < len(starts) and starts[k + 1] == stop:
+            k += 1
+            stop = stops[k]
+        k += 1
+        nbytes = (stop - first) * 4
+        status = _copy(at, source + first * 4, file, first * 4, nbytes, False)
+        if status:
+            return status
+        at += nbytes
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def fill_samples(
+    low, first, stop, buffer, addresses, files, spans, chosen, offsets, room, masks_room, sizes,
+    scales, how, side, layout_stride, images_at, image_bytes, masks_at, mask_bytes, as_bool,
+    numbers, status,
+):  # fmt: skip
+    """Copy samples `first` to `stop` of a batch into a slot's buffer.
+
+    Args:
+        low: the first sample of the batch in the arrays of n samples below.
+        buffer: uint8 (n,), the slot.
+        addresses: int64 (n, 2 + a): where the maps of image, of what masks are made of and of the a
+            arrays of numbers of each sample's shard begin.
+        files: int64 (n, 2): open files of the first two, or IN_MEMORY, or NO_FILE.
+        spans: int64 (n, 2): first byte and number of bytes of each image.
+        chosen: int64 (T,): rows of the masks that are kept, in the shard, sample after sample.
+        offsets: int64 (n + 1,): where each sample's begin in it.
+        room: masks that each sample has room for in the arrays of numbers, -1 if they are flat.
+        masks_room: the same of the masks themselves.
+        sizes: int32 (n, 4): source height and width, stored height and width.
+        scales: float64 (n, 2): factors of x and y.
+        how, side, layout_stride: as of `_fill_image`.
+        images_at, masks_at: where these regions of the buffer begin, in bytes; masks_at is -1 if
+            no stored bits are copied.
+        image_bytes, mask_bytes: a canvas of the batch and a row of mask_bits; with 0 no image is
+            copied.
+        as_bool: unpack the masks.
+        numbers: int64 (a, 4): where the region begins, columns, whether float, whether scaled.
+        status: int64 (B, 2), of this batch, out: 0, an errno or CUT_SHORT, of the image and of the
+            masks.
+    """
+    for k in range(first, stop):
+        at = low + k
+        position, count = spans[at, 0], spans[at, 1]
+        if image_bytes:
+            begin = images_at + k * image_bytes
+            status[k, 0] = _fill_image(
+                how, side, sizes[at], layout_stride, addresses[at, 0] + position, files[at, 0],
+                position, count, buffer[begin : begin + image_bytes],
+            )  # fmt: skip
+        rows = chosen[offsets[at] : offsets[at + 1]]
+        flat_place = offsets[at] - offsets[low]
+        if masks_at >= 0:
+            status[k, 1] = _fill_masks(
+                len(rows), flat_place if masks_room < 0 else k * masks_room, masks_room, rows,
+                addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
+            )  # fmt: skip
+        _fill_numbers(
+            len(rows), flat_place if room < 0 else k * room, room, rows, addresses[at, 2:],
+            scales[at], numbers, buffer,
+        )  # fmt: skip

@@ -1,0 +1,222 @@
+"""Metadata of many samples as arrays, read one shard at a time."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sa1bpack.dataset.rows import Rows, row_array
+from sa1bpack.dataset.shards import Pack
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.checked_rows import read_array_rows
+from sa1bpack.format.layout import FILE_NAME_BYTES
+
+SAMPLE_COLUMNS = ("image_id", "mask_count", "size", "annotation_count", "file_name", "checksum")
+MASK_COLUMNS = (
+    "bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
+    "annotation_id", "number_types",
+)  # fmt: skip
+# What makes one number of a sample's masks; a sample without masks has 0.
+REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+
+class Columns:
+    """Columns of those samples of a dataset that are in one shard: k samples with m masks.
+
+    columns["image_id"]     (k,) int64
+    columns["mask_count"]   (k,) int64
+    columns["mask_offset"]  (k + 1,) int64: the masks of sample i are rows [i] to [i + 1] below
+    columns["size"]         (k, 4) int32: source height, width, stored height, width
+    columns["annotation_count"]  (k,) int32: masks in the JSON record
+    columns["file_name"]    (k,) S64
+    columns["checksum"]     (k,) uint64
+    columns["area"], columns["bbox"], ...   (m, ...): a row a mask, types as in docs/format.md
+    columns.reduced("area", "max")          (k, ...): one value a sample
+
+    positions  where the samples are in the dataset: slice, or int64 (k,)
+    """
+
+    def __init__(
+        self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray, check: str
+    ):
+        self.positions = positions
+        self._pack = pack
+        self._check = check
+        number, local, first, _ = pack.locate(int(rows[0]))
+        self._shard = pack.shards[number]  # checks the offsets that are used from here on
+        if isinstance(rows, range) and rows.step == 1:
+            self._rows = slice(rows.start, rows.stop)
+            self._local = slice(local, local + len(rows))
+            offsets = pack.index.mask_offset[rows.start : rows.stop + 1]
+            offsets = offsets - offsets[0]
+            self._masks: slice | np.ndarray = slice(first, first + int(offsets[-1]))
+        else:
+            self._rows = row_array(rows)
+            _, self._local, first, stop = pack.locate_many(self._rows)
+            offsets = offsets_of(stop - first)
+            self._masks = expanded(first, offsets)
+        self._columns = {"mask_offset": offsets}
+
+    def __len__(self) -> int:
+        return len(self["mask_offset"]) - 1
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The column of that name. Raises KeyError with the names there are."""
+        if name not in self._columns:
+            self._columns[name] = self._column(name)
+        return self._columns[name]
+
+    def _column(self, name: str) -> np.ndarray:
+        if name == "mask_count":
+            return np.diff(self["mask_offset"])
+        if name == "image_id":
+            return self._pack.index.image_id[self._rows]
+        if name == "file_name":
+            return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
+        if name in SAMPLE_COLUMNS:
+            return self._array(name)[self._local]
+        check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS)
+        return self._array(name)[self._masks]
+
+    def _array(self, name: str) -> np.ndarray:
+        if self._check == "read":
+            return read_array_rows(self._shard, name)
+        return self._shard[name]
+
+    def reduced(self, name: str, how: str) -> np.ndarray:
+        """A column of masks as one value a sample: (k, ...). `how` is "sum", "max" or "min".
+
+        A sample without masks has 0. Raises KeyError for a name that is no column of masks,
+        OptionError for another `how`.
+        """
+        check_name(name, MASK_COLUMNS)
+        if how not in REDUCTIONS:
+            raise OptionError(f"reduce is {how!r}: choose one of {', '.join(REDUCTIONS)}")
+        values, counts = self[name], self["mask_count"]
+        out = np.zeros((len(self), *values.shape[1:]), values.dtype)
+        filled = counts > 0
+        if filled.any():
+            out[filled] = REDUCTIONS[how].reduceat(values, self["mask_offset"][:-1][filled])
+        return out
+
+
+def check_name(name: str, names: tuple[str, ...]) -> None:
+    """Raise KeyError if there is no column of that name."""
+    if name not in names:
+        raise KeyError(f"{name!r}; the columns are {', '.join(names)}")
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """int64 (n,) counts as int64 (n + 1,) offsets from 0."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """All rows of n ranges one after the other: range i begins at first[i].
+
+    first    int64 (n,)
+    offsets  int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows
+    """
+    return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
+
+
+def iterate_columns(pack: Pack, rows: Rows, check: str) -> Iterator[Columns]:
+    """Columns of each shard that has samples of the dataset; every sample comes exactly once."""
+    for positions, part in _parts(pack, rows):
+        yield Columns(pack, positions, part, check)
+
+
+def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
+    """Positions in the dataset and rows in the pack, one shard at a time."""
+    if isinstance(rows, range):
+        edges = shard_bounds(pack, rows)
+        for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            yield slice(first, stop), rows[first:stop]
+        return
+    numbers = _shard_numbers(pack, rows)
+    order = np.argsort(numbers, kind="stable")
+    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
+    for positions in np.split(order, cuts):
+        yield positions, rows[positions]
+
+
+def shard_bounds(pack: Pack, rows: Rows) -> np.ndarray:
+    """int64 (k + 1,): positions in the dataset from 0 to n where the shard changes."""
+    if len(rows) == 0:
+        return np.zeros(1, np.int64)
+    edges = pack.index.shard_offset
+    if isinstance(rows, range) and rows.step > 0:
+        # The first position whose row is at or behind the edge.
+        inner = -((rows.start - edges) // rows.step)
+        return np.unique(np.concatenate([[0], np.clip(inner, 0, len(rows)), [len(rows)]]))
+    changes = np.flatnonzero(np.diff(_shard_numbers(pack, rows))) + 1
+    return np.concatenate([[0], changes, [len(rows)]]).astype(np.int64)
+
+
+def _shard_numbers(pack: Pack, rows: Rows) -> np.ndarray:
+    return np.searchsorted(pack.index.shard_offset, row_array(rows), side="right") - 1
+
+
+def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: str) -> np.ndarray:
+    """See `Dataset.column`."""
+    check_name(name, SAMPLE_COLUMNS if reduce is None else MASK_COLUMNS)
+    if name == "image_id":
+        return _indexed(pack.index.image_id, rows)
+    if name == "mask_count":
+        return _mask_counts(pack, rows)
+    out = None
+    for columns in iterate_columns(pack, rows, check):
+        part = columns[name] if reduce is None else columns.reduced(name, reduce)
+        if out is None:
+            out = np.empty((len(rows), *part.shape[1:]), part.dtype)
+        out[columns.positions] = part
+    return _empty(pack, name) if out is None else out
+
+
+def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
+    """See `Dataset.mask_column`."""
+    check_name(name, MASK_COLUMNS)
+    offsets = mask_offsets(pack, rows)
+    spec = pack.layout.array(name)
+    out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
+    for columns in iterate_columns(pack, rows, check):
+        at = columns.positions
+        if isinstance(at, slice):
+            out[offsets[at.start] : offsets[at.stop]] = columns[name]
+        else:
+            out[expanded(offsets[at], columns["mask_offset"])] = columns[name]
+    return out
+
+
+def mask_offsets(pack: Pack, rows: Rows) -> np.ndarray:
+    """See `Dataset.mask_offsets`."""
+    offsets = pack.index.mask_offset
+    if isinstance(rows, range) and rows == range(len(pack)):
+        return offsets
+    part = row_array(rows)
+    return offsets_of(offsets[part + 1] - offsets[part])
+
+
+def _mask_counts(pack: Pack, rows: Rows) -> np.ndarray:
+    counts = np.diff(mask_offsets(pack, rows))
+    if counts.min(initial=0) < 0:  # else somebody would make room for the masks that are too many
+        path = pack.root / pack.manifest.index / "mask_offset"
+        raise FormatError(f"{path}: an offset is below the one before it; {REMEDY}")
+    return counts
+
+
+def _indexed(column: np.ndarray, rows: Rows) -> np.ndarray:
+    """Rows of an index array; a view where the rows are a range."""
+    if isinstance(rows, range):
+        stop = rows.stop if rows.stop >= 0 else None
+        return column[rows.start : stop : rows.step]
+    return column[rows]
+
+
+def _empty(pack: Pack, name: str) -> np.ndarray:
+    if name == "file_name":
+        return np.empty(0, f"S{FILE_NAME_BYTES}")
+    spec = pack.layout.array(name)
+    return np.empty((0, *spec.row_shape), spec.dtype)

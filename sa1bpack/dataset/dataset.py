@@ -1,0 +1,410 @@
+"""The map-style dataset over a pack."""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.dataset.columns import (
+    Columns,
+    iterate_columns,
+    mask_column,
+    mask_offsets,
+    sample_column,
+    shard_bounds,
+)
+from sa1bpack.dataset.rows import Lookup, Rows, concatenated, row_array, rows_at, take
+from sa1bpack.dataset.sample import Sample, SampleForm, SampleOptions, read_sample
+from sa1bpack.dataset.shards import Pack, Shards
+from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack.format import Layout, Manifest
+from sa1bpack.format.zarr_metadata import canonical_json
+
+
+def open(
+    path: str | Path,
+    *,
+    masks: str = "bits",
+    mask_size: int | None = None,
+    mask_sampling: str | None = None,
+    pixels: str = "rgb",
+    coordinates: str = "source",
+    transform: Callable[[Sample], Any] | None = None,
+    mask_transform: Callable[[np.ndarray], Any] | None = None,
+    on_error: str = "raise",
+    check: str = "open",
+) -> "Dataset":
+    """Open a pack for training.
+
+    Args:
+        path: folder of the pack.
+        masks: "bits" gives packed bits, "bool" unpacks them. They are the stored ones, bits without
+            a copy, or drawn from the exact runs if `mask_size` or `mask_sampling` is another than
+            the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
+            runs; without one, `run_ends` and `run_offset` are given in place of masks.
+        mask_size: cells a side of the grid, a multiple of 8 up to 4096; None: the pack's.
+        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
+        pixels: of a pack of yuv420 pixels. "rgb" converts them; "stored" gives the planes as they
+            are stored, see docs/format.md, for the device to convert. RGB is RGB in either case.
+        coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
+            "stored": pixels of the stored image: x is multiplied by stored width / source width,
+            y by stored height / source height. Widths and heights alike; areas never.
+        transform: called with the sample dict; what it returns is the sample. Its arrays are
+            read-only: `.copy()` one before `torch.from_numpy`, which does not know that, so that
+            writing to the tensor ends the process (SIGSEGV).
+        mask_transform: called with a sample's masks; what it returns is put in their place.
+        on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
+            sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
+            the list in place of the sample, for `Collate(on_error="drop")` to count and leave out.
+        check: what is compared with what was written. "open": the structure, when the pack and each
+            shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read":
+            in addition the bytes, whenever something is read. The index is compared with its
+            digests at once (24 bytes a sample). A sample is copied out of its files and compared
+            with its checksum, all of it; what `ds[i]`, Loader and make_dataloader give is that
+            copy, so no later change of a file shows in it. Columns are compared with the digest of
+            their file. What differs, is cut short or cannot be read is a ReadError, of columns and
+            the index a FormatError. `ds.shards` stays what it is: unchecked memory maps.
+
+    Hooks go to worker processes with the dataset; to spawned ones they must be picklable.
+
+    Raises:
+        FormatError: the folder is no pack, or its manifest or index is not what the format demands.
+            Shards are checked when they are first used.
+        VersionError: a newer major version of the format.
+        OptionError: a value that is none of the choices.
+    """
+    options = SampleOptions(
+        masks, coordinates, transform, mask_transform, on_error, check, mask_size, mask_sampling,
+        pixels,
+    )  # fmt: skip
+    pack = Pack(path)
+    return Dataset(pack, range(len(pack)), options)
+
+
+class Dataset:
+    """Samples of a pack: a sequence of dicts, and metadata of all of them as arrays.
+
+    `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
+    used is not read. With `check="read"` it is a dict of read-only copies that were compared with
+    the sample's checksum. With m masks, S and Sm the layout's image and mask size:
+
+    ========================  ===================  ==========================================
+    key                       type                 content
+    ========================  ===================  ==========================================
+    image                     uint8 (S, S, 3)      RGB rows; zero beyond the stored size
+                              uint8 (h, w, 3)      with the fit native, without padding
+                              uint8 (S*3/2, S)     or (n,), planes with pixels="stored"
+    masks                     uint8 (m, Sm, Sm/8)  bits, lowest first: cell x is bit x mod 8 of
+                                                   byte x div 8
+                              bool (m, Sm, Sm)     with masks="bool", a fresh array
+    run_ends, run_offset      int32 (r,),          with masks="runs": ends of runs in column-major
+                              int64 (m + 1,)       source pixels, and where each mask's begin
+    bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin
+    point_coords              float64 (m, 2)       x, y
+    crop_boxes                float64 (m, 4)       x, y, w, h
+    areas                     int64 (m,)           source pixels
+    predicted_ious            float64 (m,)         may exceed 1
+    stability_scores          float64 (m,)
+    annotation_ids            int64 (m,)
+    image_id                  int
+    size                      int32 (4,)           source height, width, stored height, width
+    file_name                 str
+    index                     int                  row in the pack
+    ========================  ===================  ==========================================
+
+    `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
+    the pack and cost no reading. A view keeps its memory map alive, whatever becomes of the rest.
+    But it shows what is in the file when it is used: a file that is changed in place shows through,
+    and one that is cut short ends the process (SIGBUS). With `check="read"` neither happens.
+
+    Works in a torch DataLoader with any sampler, in threads, after fork, and after spawn: it
+    pickles to its path and options. A subset by slices, `source` or `shard` adds a few bytes; one
+    by an irregular index array adds 8 bytes a sample. It opens the same state of the pack again, or
+    raises FormatError if the pack was changed meanwhile.
+    """
+
+    def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):
+        """Made by `sa1bpack.open` and by selecting from a dataset."""
+        self._pack = pack
+        self._rows = rows
+        self._options = options
+        self._form = SampleForm.of(pack.manifest, options)
+        self._fingerprint: str | None = None
+        self._lookup: Lookup | None = None
+        if options.check == "read":
+            pack.check_index()
+
+    # ------------------------------------------------------------------------------------- samples
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample for an integer; a dataset for a slice, an index array or a bool array.
+
+        Raises IndexError as lists do, ReadError naming the sample if it cannot be read.
+        """
+        try:
+            position = operator.index(index)
+        except TypeError:
+            return Dataset(self._pack, take(self._rows, index), self._options)
+        return read_sample(self._pack, self._row(position), self._options, self._form)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """The samples at several indices: what torch's DataLoader calls for a batch."""
+        if self._options.on_error == "raise":
+            return [self[index] for index in indices]
+        return [self._sample_or_error(index) for index in indices]
+
+    def _sample_or_error(self, index: int) -> Any:
+        try:
+            return self[index]
+        except ReadError as error:
+            return error
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _row(self, position: int) -> int:
+        try:
+            return int(self._rows[position])
+        except IndexError:
+            raise IndexError(
+                f"index {position} is out of range for a dataset of {len(self)} samples"
+            ) from None
+
+    def by_id(self, image_id: int) -> Any:
+        """The sample with that image id. Raises as `index_of` does."""
+        return self[self.index_of(image_id)]
+
+    def index_of(self, image_id: int) -> int:
+        """The index in this dataset of the (first) sample with that image id.
+
+        Raises KeyError if the dataset has none, OptionError for what is no whole number. The first
+        call on an irregular subset sorts it.
+        """
+        try:
+            image_id = operator.index(image_id)
+        except TypeError:
+            raise OptionError(f"image_id is {image_id!r}: give a whole number") from None
+        row = self._pack.row_of(image_id)
+        index = None if row is None else self._index_of_row(row)
+        if index is None:
+            raise KeyError(f"no image_id {image_id} in {self!r}")
+        return index
+
+    def _index_of_row(self, row: int) -> int | None:
+        if isinstance(self._rows, range):
+            return self._rows.index(row) if row in self._rows else None
+        if self._lookup is None:
+            self._lookup = Lookup.of(self._rows)
+        return self._lookup.position(row)
+
+    # ------------------------------------------------------------------------------------- subsets
+
+    def source(self, name: str) -> "Dataset":
+        """The samples from one source (`"sa_000012"`). Raises KeyError if the pack has none."""
+        return self._of_shards("source", name)
+
+    def shard(self, name: str) -> "Dataset":
+        """The samples of one shard (`"sa_000012-001"`). Raises KeyError if the pack has none."""
+        return self._of_shards("name", name)
+
+    def _of_shards(self, field: str, value: str) -> "Dataset":
+        edges = self._pack.index.shard_offset.tolist()
+        entries = enumerate(self.manifest.shards)
+        parts = [range(edges[k], edges[k + 1]) for k, entry in entries
+                 if getattr(entry, field) == value]  # fmt: skip
+        if not parts:
+            known = sorted({getattr(entry, field) for entry in self.manifest.shards})
+            raise KeyError(f"{value!r}; {self.root} has {known[0]} to {known[-1]} ({len(known)})")
+        if self._is_whole:
+            return Dataset(self._pack, concatenated(parts), self._options)
+        rows = row_array(self._rows)
+        inside = np.zeros(len(rows), bool)
+        for part in parts:
+            inside |= (rows >= part.start) & (rows < part.stop)
+        return self[inside]
+
+    def where(self, condition: np.ndarray | Callable[[Columns], np.ndarray]) -> "Dataset":
+        """The samples that fulfil a condition, in the same order.
+
+        condition  bool (n,), or a function of metadata that returns bool (k,). The function is
+                   called once a shard with the `Columns` of those k samples that are in it:
+                   `ds.where(lambda c: c["mask_count"] >= 10)`,
+                   `ds.where(lambda c: c.reduced("area", "max") > 100_000)`.
+
+        Raises OptionError for anything else, IndexError for an array of another length.
+        """
+        if not callable(condition):
+            flags = np.asarray(condition)
+            if flags.dtype != np.bool_:
+                raise OptionError(f"where() takes bools or a function, this is {flags.dtype}")
+            return self[flags]
+        keep = np.zeros(len(self), bool)
+        for columns in self.columns():
+            found = np.asarray(condition(columns))
+            if found.dtype != np.bool_ or found.shape != (len(columns),):
+                raise OptionError(
+                    f"the condition returned {found.dtype} {found.shape}: it must return one bool "
+                    f"a sample, here ({len(columns)},)"
+                )
+            keep[columns.positions] = found
+        return self[keep]
+
+    def with_options(self, **options: Any) -> "Dataset":
+        """The same samples in another form: options of `sa1bpack.open` by name, the rest as now.
+
+        `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
+        a value that is none of the choices, TypeError for an unknown name.
+        """
+        return Dataset(self._pack, self._rows, dataclasses.replace(self._options, **options))
+
+    # ------------------------------------------------------------------------------------ metadata
+
+    def column(self, name: str, reduce: str | None = None) -> np.ndarray:
+        """One value a sample: (n, ...), read-only views where possible.
+
+        name    image_id, mask_count (both from the index, at no cost), size, annotation_count,
+                file_name or checksum (read from all shards); with `reduce`, a column of masks
+        reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
+                `ds.column("area", "sum")`
+
+        Raises KeyError with the names there are, FormatError if a shard cannot be read.
+        """
+        return sample_column(self._pack, self._rows, name, reduce, self._options.check)
+
+    def mask_column(self, name: str) -> np.ndarray:
+        """One value a mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
+
+        name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id or
+              number_types
+
+        It holds all of them in memory (1.1 billion masks of SA-1B: 9 GB a number); `columns()`
+        goes through them a shard at a time. Raises as `column` does.
+        """
+        return mask_column(self._pack, self._rows, name, self._options.check)
+
+    @property
+    def mask_offsets(self) -> np.ndarray:
+        """int64 (n + 1,): where the masks of each sample begin in `mask_column`."""
+        return mask_offsets(self._pack, self._rows)
+
+    def columns(self) -> Iterator[Columns]:
+        """Metadata of all samples, one shard at a time, so that little memory is used."""
+        return iterate_columns(self._pack, self._rows, self._options.check)
+
+    # -------------------------------------------------------------------------------- where it lies
+
+    def locate(self, index: int) -> tuple[int, int, int, int]:
+        """(shard number, row in the shard, first mask row, end of mask rows) of a sample.
+
+        Mask rows are those of the shard; open `shards[number]`, which checks them, before use.
+        """
+        return self._pack.locate(self._row(index))
+
+    def locate_many(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        """`locate` for int64 (k,) indices from 0 to n - 1: four int64 (k,) arrays."""
+        return self._pack.locate_many(self.rows_at(indices))
+
+    def rows_at(self, indices: np.ndarray) -> np.ndarray:
+        """int64 (k,): the rows of the pack at int64 (k,) indices from 0 to n - 1."""
+        return rows_at(self._rows, np.asarray(indices))
+
+    def shard_bounds(self) -> np.ndarray:
+        """int64 (k + 1,) from 0 to n: the indices at which the shard changes."""
+        return shard_bounds(self._pack, self._rows)
+
+    @property
+    def rows(self) -> np.ndarray | None:
+        """int64 (n,): the rows of the pack that the dataset holds; None if it is all, in order."""
+        return None if self._is_whole else row_array(self._rows)
+
+    @property
+    def _is_whole(self) -> bool:
+        return isinstance(self._rows, range) and self._rows == range(len(self._pack))
+
+    @property
+    def shards(self) -> Shards:
+        """The shards of the pack: `shards[k]["image"]` is a memory map."""
+        return self._pack.shards
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of what the samples are and how they are ordered.
+
+        An XXH3-64 of the format version, the layout, the name of the index (which depends on all
+        contents) and the rows. Orders of samplers depend on it.
+        """
+        if self._fingerprint is None:
+            manifest, rows = self.manifest, self._rows
+            identity = [list(manifest.version), manifest.layout.to_json(), manifest.index]
+            digest = xxhash.xxh3_64(canonical_json(identity))
+            if isinstance(rows, range):
+                digest.update(canonical_json([rows.start, len(rows), rows.step]))
+            else:
+                digest.update(np.ascontiguousarray(rows, "<i8"))
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    @property
+    def pack(self) -> Pack:
+        """The open pack, which all subsets share: manifest, index, shards."""
+        return self._pack
+
+    @property
+    def root(self) -> Path:
+        """Folder of the pack."""
+        return self._pack.root
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the whole pack holds."""
+        return self._pack.manifest
+
+    @property
+    def layout(self) -> Layout:
+        """Image size, mask size and fit of the pack."""
+        return self._pack.layout
+
+    @property
+    def form(self) -> SampleForm:
+        """In which form pixels and masks are given: what the options and the layout come to."""
+        return self._form
+
+    @property
+    def mask_size(self) -> int:
+        """Cells a side of the masks' grid."""
+        return self._form.masks.size
+
+    @property
+    def mask_sampling(self) -> str:
+        """By which sampling masks are drawn, or were when the pack was made."""
+        return self._form.masks.sampling
+
+    @property
+    def options(self) -> SampleOptions:
+        """The form in which samples are given."""
+        return self._options
+
+    def __repr__(self) -> str:
+        part = "" if len(self) == len(self._pack) else f" of {len(self._pack)}"
+        return f"<Dataset {str(self.root)!r}: {len(self)}{part} samples>"
+
+    def __reduce__(self):
+        return _reopened, (self.root, self.manifest.index, self._rows, self._options)
+
+
+def _reopened(root: Path, index: str, rows: Rows, options: SampleOptions) -> Dataset:
+    """A pickled dataset in another process: the same state of the same pack, or an error."""
+    pack = Pack(root)
+    if pack.manifest.index != index:
+        raise FormatError(
+            f"{root}: its index is {pack.manifest.index}, but was {index} when the dataset was "
+            "pickled: the pack was changed meanwhile; open it again"
+        )
+    return Dataset(pack, rows, options)

@@ -1,0 +1,244 @@
+"""One batch to be copied: where its samples are, and the copy of any part of them."""
+
+import os
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_spans, fill_samples
+from sa1bpack.batch.spec import JOBS, NUMBERS
+from sa1bpack.batch.unpack import unpack_into
+from sa1bpack.dataset.columns import offsets_of
+from sa1bpack.errors import FormatError, MaskError, ReadError
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.masks import check_image_runs
+
+if TYPE_CHECKING:
+    from sa1bpack.loading.planner import Feed, OpenFiles, Source
+
+# Samples of a batch whose files a thread has open at once, however many shards they are from.
+OPEN_SAMPLES = 8
+
+
+def without_frames(error: Exception) -> Exception:
+    """The error, without the tracebacks of it and its causes: their frames would keep buffers."""
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error
+
+
+class Lookup(NamedTuple):
+    """Where the samples of one or more batches are; n samples, T masks that are kept."""
+
+    indices: np.ndarray  # int64 (n,), in the dataset
+    rows: np.ndarray  # int64 (n,), in the pack
+    ids: np.ndarray  # int64 (n,), image ids
+    numbers: np.ndarray  # int64 (n,), shards
+    local: np.ndarray  # int64 (n,), rows in the shards
+    sources: list["Source"]
+    counts: np.ndarray  # int64 (n,), masks that are kept
+    offsets: np.ndarray  # int64 (n + 1,), into mask_rows
+    mask_rows: np.ndarray  # int64 (T,), in the shards
+    run_spans: np.ndarray  # int64 (T, 2), runs of each mask in its shard; -1 if not in order
+    sizes: np.ndarray  # int32 (n, 4)
+    scales: np.ndarray  # float64 (n, 2): x, y
+    addresses: np.ndarray  # int64 (n, 2 + numbers)
+    files: np.ndarray  # int64 (n, 2), descriptors while they are open
+    spans: np.ndarray  # int64 (n, 2), first byte and number of bytes of the image
+    epoch: int
+
+
+class Work:
+    """One batch to be copied: samples `low` to `high` of a lookup.
+
+    `regions` and `nbytes` say where in the buffer its arrays will be.
+    """
+
+    def __init__(self, feed: "Feed", lookup: Lookup, low: int, high: int):
+        self._feed, self._lookup, self._low, self._high = feed, lookup, low, high
+        self._first_mask = int(lookup.offsets[low])
+        self.total = int(lookup.offsets[high]) - self._first_mask
+        counts = lookup.counts[low:high]
+        self.room = feed.room if feed.room is not None else int(counts.max(initial=0))
+        kept = lookup.run_spans[self._first_mask : self._first_mask + self.total]
+        # int64 (T + 1,): where the runs of each mask begin, those of all masks joined.
+        self.run_offset = offsets_of(kept[:, 1] - kept[:, 0])
+        self.regions, self.nbytes = feed.form.regions(
+            high - low, self.room, self.total, int(self.run_offset[-1])
+        )
+        self._status = np.zeros((high - low, 2), np.int64)
+        self._failed: dict[int, Exception] = {}
+        self._jobs = JOBS.copy()
+        self._jobs[:, 0] = [self.regions[numbers.key].start for numbers in NUMBERS]
+
+    def __len__(self) -> int:
+        return self._high - self._low
+
+    @property
+    def indices(self) -> np.ndarray:
+        """int64 (B,): the samples, in the dataset."""
+        return self._lookup.indices[self._low : self._high]
+
+    def name(self) -> str:
+        """The samples, for messages."""
+        ids = self._lookup.ids[self._low : self._high].tolist()
+        return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
+
+    def fill_heads(self, buffer: np.ndarray) -> None:
+        """Write what there is one of a sample, and offsets."""
+        low, high, found = self._low, self._high, self._lookup
+        counts = found.counts[low:high]
+        offsets = found.offsets[low : high + 1] - self._first_mask
+        heads = {
+            "mask_counts": counts,
+            "image_ids": found.ids[low:high],
+            "sizes": found.sizes[low:high],
+            "indices": found.rows[low:high],
+            "mask_offsets": offsets,
+            "run_offset": self.run_offset,
+        }
+        if "mask_places" in self.regions:
+            shift = np.arange(len(self)) * self.room - offsets[:-1]
+            heads["mask_places"] = np.arange(self.total) + np.repeat(shift, counts)
+        for key in heads.keys() & self.regions.keys():
+            self.regions[key].view(buffer)[...] = heads[key]
+
+    # ------------------------------------------------------------------------------------ the copy
+
+    def fill(self, first: int, stop: int, buffer: np.ndarray) -> None:
+        """Copy samples `first` to `stop` of the batch into the buffer."""
+        found = self._lookup
+        for start in range(first, stop, OPEN_SAMPLES):
+            end = min(start + OPEN_SAMPLES, stop)
+            held = self._open_files(start, end)
+            self._copy(
+                self._low, start, end, buffer, found.addresses, found.files, found.spans,
+                found.mask_rows, found.offsets, found.sizes, found.scales,
+            )  # fmt: skip
+            if self._feed.form.masks.source != "bits":
+                for k in range(start, end):
+                    self._try_runs(k, found.sizes[self._low + k], buffer)
+            found.files[self._low + start : self._low + end] = NO_FILE
+            del held
+
+    def _open_files(self, first: int, stop: int) -> list["OpenFiles"]:
+        """Enter the files of samples into the lookup; they are open as long as the list lives."""
+        found, held = self._lookup, []
+        for k in range(first, stop):
+            at = self._low + k
+            try:
+                held.append(self._feed.files(int(found.numbers[at]), found.sources[at]))
+                found.files[at] = held[-1].numbers
+            except OSError as error:
+                self._failed[k] = without_frames(error)
+        return held
+
+    def _copy(
+        self, low, first, stop, buffer, addresses, files, spans, chosen, offsets, sizes, scales,
+        with_images=True,
+    ) -> None:  # fmt: skip
+        """`fill_samples` for this batch; see there."""
+        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
+        form, images = self._feed.form, self.regions["images"]
+        stored_masks = form.masks.source == "bits"
+        fill_samples(
+            low, first, stop, buffer, addresses, files, spans, chosen, offsets,
+            self.room if form.padded else -1,
+            self.room if form.padded and not form.flat_masks else -1, sizes, scales,
+            form.image.how, form.layout.image_size, form.stored_side, images.start,
+            prod(images.shape[1:]) if with_images else 0,
+            self.regions["masks"].start if stored_masks else -1,
+            form.mask_bytes, form.as_bool, self._jobs, self._status,
+        )  # fmt: skip
+
+    def _try_runs(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
+        """Put the masks of sample k that come from runs into the buffer; keep an error of it."""
+        try:
+            if self._feed.form.masks.source == "runs":
+                first, stop = self._mask_range(k)
+                begin, end = self.run_offset[[first, stop]].tolist()
+                ends = self.regions["run_ends"].view(buffer)[begin:end]
+                self._read_runs(k, ends)
+                if self._status[k, 1] == 0:
+                    offset = self.run_offset[first : stop + 1] - begin
+                    check_image_runs(ends, offset, int(size[0]) * int(size[1]))
+            else:
+                self._draw(k, size, buffer)
+        except (FormatError, MaskError, OSError) as error:
+            self._failed[k] = without_frames(error)
+
+    def _mask_range(self, k: int) -> tuple[int, int]:
+        """The masks of sample k of the batch, among all of the batch."""
+        first, stop = self._lookup.offsets[self._low + k : self._low + k + 2].tolist()
+        return first - self._first_mask, stop - self._first_mask
+
+    def _read_runs(self, k: int, out: np.ndarray) -> None:
+        """Copy the run ends of the masks of sample k, int32 (r,), one mask behind the other.
+
+        A file that cannot be read is noted in the status. Raises FormatError for runs that are not
+        in the shard.
+        """
+        found, at = self._lookup, self._low + k
+        first, stop = self._mask_range(k)
+        spans = found.run_spans[self._first_mask + first : self._first_mask + stop]
+        starts, stops = np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
+        shard = found.sources[at].shard
+        if starts.min(initial=0) < 0:
+            raise FormatError(
+                f"{shard.folder / 'run_offset'}: runs of sample {found.local[at]} do not rise "
+                f"within 0 and {shard.extent.runs}; {REPAIR}"
+            )
+        self._status[k, 1] = copy_spans(
+            out, found.addresses[at, 1], found.files[at, 1], starts, stops
+        )
+
+    def _draw(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
+        """Draw the masks of sample k into their place."""
+        first, stop = self._mask_range(k)
+        offset = self.run_offset[first : stop + 1] - self.run_offset[first]
+        ends = np.empty(int(offset[-1]), np.int32)
+        self._read_runs(k, ends)
+        if self._status[k, 1] == 0:
+            self._draw_runs(k, ends, offset, size, buffer)
+
+    def _draw_runs(self, k: int, ends, offset, size: np.ndarray, buffer: np.ndarray) -> None:
+        """Draw these runs, of the masks of sample k, into their place; see MaskForm.draw."""
+        form = self._feed.form
+        first, stop = self._mask_range(k)
+        masks = self.regions["masks"].view(buffer)
+        if form.padded and not form.flat_masks:
+            masks[k, stop - first :] = 0
+            masks = masks[k, : stop - first]
+        else:
+            masks = masks[first:stop]
+        bits = form.masks.draw(ends, offset, size, None if form.as_bool else masks)
+        if form.as_bool:
+            unpack_into(bits, masks)
+
+    # -------------------------------------------------------------------------------------- errors
+
+    def errors(self) -> list[tuple[int, ReadError]]:
+        """(number in the batch, error) of every sample that could not be copied."""
+        causes = {k: self._cause(k) for k in np.flatnonzero(self._status.any(axis=1)).tolist()}
+        causes |= self._failed
+        found, errors = self._lookup, []
+        for k in sorted(causes):
+            at = self._low + k
+            place = (found.indices[at], int(found.numbers[at]), found.local[at])
+            errors.append((k, self._feed.error(*place, causes[k])))
+        return errors
+
+    def _cause(self, k: int) -> Exception:
+        """Why sample k was not copied, by its status."""
+        which = int(np.flatnonzero(self._status[k])[0])
+        code = int(self._status[k, which])
+        path = self._lookup.sources[self._low + k].path(which)
+        if code != CUT_SHORT:
+            return OSError(code, os.strerror(code), path)
+        return FormatError(
+            f"{path}: it ends before this sample; it was whole when it was opened. Restore the "
+            "file from a copy, or `sa1bpack repair` the pack"
+        )

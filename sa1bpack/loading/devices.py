@@ -1,0 +1,261 @@
+"""Where batches go: the CPU, or a CUDA device by a copy on a stream of its own.
+
+Both have the same six methods, so the Loader has one code path:
+
+    allocate   memory for the slots
+    grow       more memory for one, for a batch that is larger than was to be expected
+    wait       until a slot's last copy has left it
+    stage      send a filled slot on its way, without waiting for it
+    deliver    make the batch that the consumer gets
+    frees      whether `stage` is the last use of a slot by the host
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from sa1bpack.batch.spec import ALIGNMENT, BatchForm, Regions, split_regions
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.batch_copy import Work
+from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.pixels import yuv420_to_rgb
+from sa1bpack.transforms.runs import RunBatch
+
+Batch = dict[str, torch.Tensor | RunBatch]
+
+
+class Slot:
+    """A reused buffer.
+
+    bytes   uint8 (n,) of the host
+    pinned  the same memory as a tensor, where it is pinned
+    event   recorded behind the last copy out of it; None where nothing copies
+    """
+
+    def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
+        self.bytes = data
+        self.pinned = pinned
+        self.event: torch.cuda.Event | None = None
+
+
+class Lease:
+    """The slot of a batch on the CPU, for as long as any tensor of the batch lives."""
+
+    def __init__(self, slot: Slot, nbytes: int, release: Callable[[Slot], None]):
+        self._slot, self._release, self._pid = slot, release, os.getpid()
+        address = slot.bytes.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)
+        }  # fmt: skip
+
+    def __del__(self):
+        # In a forked child the ring belongs to the parent, and its lock may be held for ever.
+        if self._pid == os.getpid():
+            self._release(self._slot)
+
+
+class Host:
+    """Images, masks and runs stay in the slot that they were copied to, and share its memory."""
+
+    pinned = False
+    frees = False
+
+    def __init__(self):
+        self.device = torch.device("cpu")
+
+    def allocate(self, nbytes: int) -> Slot:
+        """A slot of ordinary memory."""
+        data = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -data.__array_interface__["data"][0] % ALIGNMENT
+        return Slot(data[start : start + nbytes])
+
+    def grow(self, slot: Slot, nbytes: int) -> None:
+        """Give a slot that nobody uses more memory. Batches that were lent keep the old one."""
+        slot.bytes = self.allocate(nbytes).bytes
+
+    def wait(self, slot: Slot, timeout: float) -> None:
+        """Nothing copies out of the slot."""
+
+    def stage(self, slot: Slot, work: Work) -> tuple[Slot, Work]:
+        """The batch is where it will be used."""
+        return slot, work
+
+    def deliver(
+        self, staged: tuple[Slot, Work], form: BatchForm, release: Callable[[Slot], None]
+    ) -> Batch:
+        """Tensors in the slot's memory. When the last of them is gone, the slot is released.
+
+        The small ones are copies: whoever keeps the ids of a batch need not hold its pixels.
+        """
+        slot, work = staged
+        data = torch.from_numpy(np.asarray(Lease(slot, work.nbytes, release)))
+        large, small, span = split_regions(work.regions)
+        copied = torch.empty(span.stop - span.start, dtype=torch.uint8)
+        copied.numpy()[...] = slot.bytes[span]  # torch would wake threads of its own for 32 kB
+        return finish(batch_views(data, large) | batch_views(copied, small), form, work)
+
+
+class Cuda:
+    """Batches are copied from pinned slots on a side stream; masks are unpacked on the device."""
+
+    pinned = True
+    frees = True
+
+    def __init__(self, device: torch.device):
+        if not torch.cuda.is_available():
+            raise OptionError(
+                f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
+                "use device='cpu', or install a torch with CUDA for this driver"
+            )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise OptionError(
+                f"device is {str(device)!r}, but there are {torch.cuda.device_count()} CUDA devices"
+            )
+        self.device = torch.device("cuda", index)
+        self._stream = torch.cuda.Stream(self.device)
+        self._turn = threading.Lock()
+
+    def __reduce__(self):
+        return Cuda, (self.device,)
+
+    def allocate(self, nbytes: int) -> Slot:
+        """A slot of pinned memory."""
+        pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return Slot(pinned.numpy(), pinned)
+
+    def grow(self, slot: Slot, nbytes: int) -> None:
+        """Give a slot that nothing copies out of more memory."""
+        larger = self.allocate(nbytes)
+        slot.bytes, slot.pinned = larger.bytes, larger.pinned
+
+    def wait(self, slot: Slot, timeout: float) -> None:
+        """Wait for the last copy out of the slot. Raises TimeoutError, naming the device."""
+        if slot.event is None:
+            return
+        limit = time.monotonic() + timeout
+        while not slot.event.query():
+            if time.monotonic() > limit:
+                raise TimeoutError(
+                    f"a copy to {self.device} did not end within {timeout:g} s; the device hangs, "
+                    "or another program keeps it busy"
+                )
+            time.sleep(20e-6)
+        slot.event = None
+
+    def stage(self, slot: Slot, work: Work) -> tuple[torch.Tensor, torch.cuda.Event, Work]:
+        """Start the one copy of the whole batch; the slot's event is recorded behind it."""
+        assert slot.pinned is not None
+        with self._turn, torch.cuda.stream(self._stream):
+            data = torch.empty(work.nbytes, dtype=torch.uint8, device=self.device)
+            data.copy_(slot.pinned[: work.nbytes], non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        slot.event = event
+        return data, event, work
+
+    def deliver(
+        self,
+        staged: tuple[torch.Tensor, torch.cuda.Event, Work],
+        form: BatchForm,
+        release: Callable[[Slot], None],
+    ) -> Batch:
+        """Tensors on the device, for use on the consumer's current stream."""
+        data, event, work = staged
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(event)
+        # Allocated on the side stream: its memory must not be given away before this one is done.
+        data.record_stream(stream)
+        with torch.cuda.device(self.device):
+            return finish(batch_views(data, work.regions), form, work)
+
+
+def open_device(name: str | torch.device) -> Host | Cuda:
+    """The device of that name. Raises OptionError if it cannot be used."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionError(f"device is {name!r}: choose 'cpu' or 'cuda' ({reason})") from None
+    if device.type == "cpu":
+        return Host()
+    if device.type == "cuda":
+        return Cuda(device)
+    raise OptionError(
+        f"device is {str(device)!r}: choose 'cpu' or 'cuda', and move the batches from there"
+    )
+
+
+def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
+    """The arrays of a batch as tensors that share the memory of a contiguous uint8 (n,) tensor."""
+    typed: dict[np.dtype, torch.Tensor] = {}
+    batch = {}
+    for key, region in regions.items():
+        strides = [1] * len(region.shape)
+        for axis in range(len(strides) - 1, 0, -1):
+            strides[axis - 1] = strides[axis] * region.shape[axis]
+        start = region.start // region.dtype.itemsize
+        if region.dtype not in typed:
+            typed[region.dtype] = data.view(_TORCH[region.dtype])
+        batch[key] = typed[region.dtype].as_strided(region.shape, strides, start)
+    return batch
+
+
+_TORCH = {
+    np.dtype("u1"): torch.uint8,
+    np.dtype("?"): torch.bool,
+    np.dtype("i4"): torch.int32,
+    np.dtype("i8"): torch.int64,
+    np.dtype("f4"): torch.float32,
+}
+
+
+def finish(batch: Batch, form: BatchForm, work: Work) -> Batch:
+    """Bring what travelled into the form that the consumer asked for, on its own device."""
+    if form.to_rgb:
+        batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
+    if form.masks.source == "runs":
+        batch["runs"] = _run_batch(batch, work)
+        if form.padded:
+            del batch["mask_offsets"]
+    elif form.flat_masks:
+        finish_masks(batch, form, len(work), work.room)
+    return batch
+
+
+def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Planes as RGB, zero beyond the stored height and width, integers (B, 2)."""
+    rgb = yuv420_to_rgb(planes, stored)
+    steps = torch.arange(rgb.shape[1], device=rgb.device)
+    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
+    return rgb.masked_fill_(~inside[..., None], 0).contiguous()  # as on a CPU
+
+
+def _run_batch(batch: Batch, work: Work) -> RunBatch:
+    """The runs of a batch, which lie in it as three arrays."""
+    return RunBatch(
+        batch.pop("run_ends"),
+        batch.pop("run_offset"),
+        batch["mask_offsets"],
+        batch["sizes"][:, :2].long(),
+        torch.from_numpy(work.run_offset),
+    )
+
+
+def finish_masks(batch: Batch, form: BatchForm, samples: int, room: int) -> None:
+    """Bring flat mask bits into the form that the consumer asked for, on their own device.
+
+    batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded forms `mask_places` int64 (T,)
+    samples  B
+    room     M: masks that a sample has room for
+    """
+    places = batch.pop("mask_places", None)
+    masks = batch["masks"]
+    if places is not None:
+        padded = masks.new_zeros((samples * room, *masks.shape[1:]))
+        masks = padded.index_copy_(0, places, masks).view(samples, room, *masks.shape[1:])
+    batch["masks"] = masks if form.form.endswith("bits") else unpack_bits(masks)

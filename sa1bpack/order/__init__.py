@@ -1,0 +1,1 @@
+"""Which samples come next? Orders of an epoch, cut into batches for a rank."""

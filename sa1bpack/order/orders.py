@@ -1,0 +1,264 @@
+"""Which samples come when: the orders of an epoch. `ordered_batches.py` cuts them into batches.
+
+A subset is a dataset as well (`ds[rows]`, `ds.where(...)`), so every order works over subsets; its
+fingerprint differs, and so does its order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.errors import OptionError
+from sa1bpack.order import functions as pure
+from sa1bpack.order.functions import Key
+
+
+class Ordered(Protocol):
+    """What an order needs of a dataset."""
+
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def shard_bounds(self) -> np.ndarray:
+        """Return int64 (k + 1,); asked only by LocalShuffleOrder."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Stands for a dataset that sa1bpack did not open, such as torch's ConcatDataset of packs.
+
+    Attributes:
+        size: number of samples.
+        fingerprint: 16 hexadecimal digits that change whenever the data do.
+        bounds: (k + 1,), samples bounds[i] to bounds[i + 1] lie in one shard; None for one shard.
+    """
+
+    size: int
+    fingerprint: str
+    bounds: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def shard_bounds(self) -> np.ndarray:
+        return np.array([0, self.size]) if self.bounds is None else self.bounds
+
+
+class _Latest:
+    """Keeps the value of the latest key. Threads may share it; a pickle leaves the value out."""
+
+    def __init__(self):
+        self._found: tuple[Hashable, object] | None = None
+
+    def get(self, key: Hashable, make: Callable[[], object]):
+        found = self._found
+        if found is None or found[0] != key:
+            self._found = found = (key, make())
+        return found[1]
+
+    def __reduce__(self):
+        return _Latest, ()
+
+
+class Order(ABC):
+    """The samples of any epoch, in order. A pure function: no call changes what another returns.
+
+    Attributes:
+        kind: name of the rule.
+        size: samples in the dataset.
+        fingerprint: of the dataset.
+
+    Raises:
+        OptionError: the dataset is empty or has 2**32 samples or more, or a value is out of range.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, dataset: Ordered):
+        if len(dataset) == 0:
+            raise OptionError("the dataset has no samples, so there is nothing to put in order")
+        self.size = whole_number("the number of samples", len(dataset), 1, pure.MAX_SAMPLES - 1)
+        if not hasattr(dataset, "fingerprint"):
+            raise OptionError(f"a {type(dataset).__name__} has no fingerprint; wrap it in Extent")
+        self.fingerprint = pure.check_fingerprint(dataset.fingerprint)
+
+    def __len__(self) -> int:
+        """Return how many samples an epoch gives."""
+        return self.size
+
+    def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """Return int64 (stop - start,), the samples at these positions of an epoch.
+
+        Raises:
+            OptionError: not 0 <= start <= stop <= len(self), or the epoch is negative.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise OptionError(
+                f"positions {start} to {stop} are not in an epoch of {len(self)} samples"
+            )
+        return self._take(whole_number("epoch", epoch, 0, MAX_WORD), start, stop)
+
+    @abstractmethod
+    def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
+
+    def identity(self) -> dict[str, int | str]:
+        """Return everything that decides the order, as numbers and strings for a checkpoint."""
+        return {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.identity()})"
+
+
+class SequentialOrder(Order):
+    """0, 1, 2, ... in every epoch."""
+
+    kind = "sequential"
+
+    def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+class _SeededOrder(Order):
+    def __init__(self, dataset: Ordered, seed: int):
+        super().__init__(dataset)
+        self.seed = whole_number("seed", seed, 0, MAX_WORD)
+        self._latest = _Latest()
+
+    def _key(self, epoch: int) -> Key:
+        return Key(self.seed, epoch, self.fingerprint)
+
+    def identity(self) -> dict[str, int | str]:
+        return super().identity() | {"seed": self.seed}
+
+
+class ShuffleOrder(_SeededOrder):
+    """Every sample once, in an order that is random over the whole dataset.
+
+    The order of the current epoch is kept, 4 bytes a sample (45 MB for all of SA-1B, 135 MB for a
+    moment while it is made).
+    """
+
+    kind = "shuffle"
+
+    def __init__(self, dataset: Ordered, *, seed: int = 0):
+        super().__init__(dataset, seed)
+
+    def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        whole = self._latest.get(epoch, lambda: pure.shuffle(self._key(epoch), self.size))
+        return whole[start:stop].astype(np.int64)
+
+
+class LocalShuffleOrder(_SeededOrder):
+    """Every sample once; at any time only a few shards are in use, and their samples are mixed.
+
+    The shards come in random order, at most `window` at a time; a window is used up before the next
+    begins. Within it, blocks of `block` neighbouring samples come in random order.
+    `docs/order.md` shows what each setting costs in randomness. A subset whose rows are not sorted
+    has a shard boundary wherever the shard changes; sort its rows first.
+
+    Args:
+        dataset: what to order.
+        window: shards that are mixed, 1 or more.
+        block: neighbouring samples that stay together, 1 or more. More than 1 makes reads longer.
+        seed: 0 to 2**64 - 1.
+    """
+
+    kind = "local-shuffle"
+
+    def __init__(self, dataset: Ordered, *, window: int = 8, block: int = 1, seed: int = 0):
+        super().__init__(dataset, seed)
+        self.window = whole_number("window", window, 1, 2**32 - 1)
+        self.block = whole_number("block", block, 1, 2**32 - 1)
+        self._bounds = _checked_bounds(dataset.shard_bounds(), self.size)
+        self._digest = xxhash.xxh3_64_hexdigest(self._bounds.astype("<i8").tobytes())
+        self._latest_plan = _Latest()
+
+    def identity(self) -> dict[str, int | str]:
+        rule = {"window": self.window, "block": self.block, "shards": self._digest}
+        return super().identity() | rule
+
+    def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        key = self._key(epoch)
+        shards, cuts, starts = self._latest_plan.get(
+            epoch, lambda: pure.window_plan(key, self._bounds, self.window)
+        )
+        parts = [np.empty(0, np.int64)]
+        number = int(np.searchsorted(starts, start, side="right")) - 1
+        while start < stop:
+            begin, end = int(starts[number]), min(int(starts[number + 1]), stop)
+            chosen = shards[cuts[number] : cuts[number + 1]]
+            whole = self._latest.get(
+                (epoch, number),
+                lambda c=chosen, n=number: pure.window_order(key, self._bounds, c, n, self.block),
+            )
+            parts.append(whole[start - begin : end - begin])
+            start, number = end, number + 1
+        return np.concatenate(parts)
+
+
+def _checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
+    bounds = np.asarray(bounds, np.int64)
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != size:
+        raise OptionError(f"shard bounds must be a row of numbers from 0 to {size}, got {bounds}")
+    if np.any(np.diff(bounds) < 0):
+        raise OptionError("shard bounds must never fall")
+    return bounds
+
+
+class WeightedOrder(_SeededOrder):
+    """Samples drawn with replacement, each in proportion to its weight; weight 0 never comes.
+
+    Args:
+        dataset: what to draw from.
+        weights: (len(dataset),), finite and at least 0, not all 0; for instance
+            `ds.column("mask_count")`. 8 bytes a sample are kept.
+        samples: draws an epoch; None for as many as the dataset has samples.
+        seed: 0 to 2**64 - 1.
+    """
+
+    kind = "weighted"
+
+    def __init__(
+        self, dataset: Ordered, weights: np.ndarray, *, samples: int | None = None, seed: int = 0
+    ):
+        super().__init__(dataset, seed)
+        self.samples = self.size
+        if samples is not None:
+            self.samples = whole_number("samples", samples, 1, 2**63 - 1)
+        self._cumulative = _cumulative(weights, self.size)
+        self._digest = xxhash.xxh3_64_hexdigest(self._cumulative.astype("<f8").tobytes())
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def identity(self) -> dict[str, int | str]:
+        return super().identity() | {"samples": self.samples, "weights": self._digest}
+
+    def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        return pure.weighted_draws(self._key(epoch), self._cumulative, start, stop)
+
+
+def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
+    """Return float64 (size,), the sums of the first 1, 2, ... weights."""
+    weights = np.asarray(weights, np.float64)
+    if weights.shape != (size,):
+        raise OptionError(
+            f"weights must be one number for each of {size} samples, got shape {weights.shape}"
+        )
+    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(bad):
+        raise OptionError(
+            f"weights must be finite and at least 0; sample {bad[0]} has {weights[bad[0]]}"
+        )
+    with np.errstate(over="ignore"):
+        cumulative = np.cumsum(weights)
+    # Far above the subnormal numbers, where u * total could round up to the total itself.
+    if not 1e-300 < cumulative[-1] < np.inf:
+        raise OptionError(f"weights must have a finite sum above 0, theirs is {cumulative[-1]}")
+    return cumulative

@@ -1,0 +1,400 @@
+"""Batches against a plain reference, and the choice of masks."""
+
+import itertools
+import logging
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.plan import FORMS, plan_batch
+from sa1bpack.batch.unpack import unpack_into
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import OptionError, ReadError
+
+PER_MASK = (
+    "masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords",
+    "annotation_ids",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def reference(packed, rows, form, keep):
+    """A batch in plain numpy: `keep(sample)` gives the rows of the masks."""
+    samples = [packed.samples[row] for row in rows]
+    kept = [keep(sample) for sample in samples]
+    batch = {
+        "images": np.stack([s["image"] for s in samples]),
+        "image_ids": np.array([s["image_id"][0] for s in samples], np.int64),
+        "sizes": np.stack([s["size"] for s in samples]),
+        "indices": np.array(rows, np.int64),
+        "mask_counts": np.array([len(rows) for rows in kept], np.int64),
+    }
+    for key, name, kind in (
+        ("bboxes", "bbox", "f4"), ("areas", "area", "i8"),
+        ("predicted_ious", "predicted_iou", "f4"),
+        ("stability_scores", "stability_score", "f4"), ("point_coords", "point_coords", "f4"),
+        ("annotation_ids", "annotation_id", "i8"), ("masks", "mask_bits", "u1"),
+    ):  # fmt: skip
+        parts = [s[name][rows].astype(kind) for s, rows in zip(samples, kept, strict=True)]
+        if key == "masks" and not form.endswith("bits"):
+            parts = [np.unpackbits(part, axis=-1, bitorder="little").view(bool) for part in parts]
+        batch[key] = _joined(parts, form.startswith("padded"))
+    if form.startswith("flat"):
+        batch["mask_offsets"] = np.cumsum([0, *batch["mask_counts"]])
+    return batch
+
+
+def _joined(parts, padded):
+    if not padded:
+        return np.concatenate(parts)
+    most = max(map(len, parts))
+    out = np.zeros((len(parts), most, *parts[0].shape[1:]), parts[0].dtype)
+    for k, part in enumerate(parts):
+        out[k, : len(part)] = part
+    return out
+
+
+def check(batch, due):
+    assert batch.keys() == due.keys()
+    for key, value in due.items():
+        np.testing.assert_array_equal(batch[key].numpy(), value, strict=True, err_msg=key)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6), form=st.sampled_from(FORMS),
+    cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
+)  # fmt: skip
+def test_batches_are_those_of_a_plain_reference(ds, packed, rows, form, cap, choose):
+    """Every key, bit for bit, in every form, with any cap."""
+    score = {"largest": "area", "iou": "predicted_iou"}[choose]
+
+    def keep(sample):
+        ranked = sorted(range(len(sample["area"])), key=lambda j: (-sample[score][j], j))
+        return sorted(ranked[:cap])
+
+    collate = Collate(form, max_masks=cap, choose=choose)
+    check(collate(ds.__getitems__(rows)), reference(packed, rows, form, keep))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_go_straight_into_given_buffers(ds, packed, form):
+    """Tensors or arrays that held something else before; padding is zeroed."""
+    rows = [4, 1, 10]
+    samples, collate = ds.__getitems__(rows), Collate(form)
+    shapes = collate.plan(samples).shapes()
+    arrays = {key: np.empty(shape, dtype) for key, (shape, dtype) in shapes.items()}
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    due = reference(packed, rows, form, lambda sample: range(len(sample["area"])))
+    for out in (arrays, tensors):
+        for array in arrays.values():
+            array.view(np.uint8).fill(255)
+        batch = collate(samples, out=out)
+        check(batch, due)
+        assert all(batch[key].data_ptr() == array.ctypes.data for key, array in arrays.items())
+
+
+def test_buffers_that_do_not_fit_are_refused(ds):
+    """Before anything is written into them."""
+    samples, collate = ds.__getitems__([0, 2]), Collate()
+    fitting = {key: torch.zeros(shape, dtype=tensor.dtype)
+               for key, tensor in collate(samples).items()
+               for shape in [tensor.shape]}  # fmt: skip
+    wrong = {
+        "images": torch.zeros(2, 24, 24, 4, dtype=torch.uint8),
+        "areas": torch.zeros(2, 5),
+        "sizes": torch.zeros(4, 2, dtype=torch.int32).T,
+    }
+    for key, tensor in wrong.items():
+        with pytest.raises(OptionError, match=f"'{key}'"):
+            collate(samples, out=fitting | {key: tensor})
+    with pytest.raises(OptionError, match="keys"):
+        collate(samples, out={"images": fitting["images"]})
+    assert not any(tensor.any() for tensor in fitting.values())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_several_threads_fill_one_batch(ds, form):
+    """In any order: what a sample writes does not overlap with another's."""
+    rows = [10, 4, 1, 8, 2, 0]
+    plan = plan_batch(ds.__getitems__(rows), form, MaskChoice(5))
+    arrays = {key: np.empty(*spec) for key, spec in plan.shapes().items()}
+    plan.fill_counts(arrays)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda k: plan.fill(k, arrays), reversed(range(len(plan)))))
+    alone = Collate(form, max_masks=5)(ds.__getitems__(rows))
+    for key, tensor in alone.items():
+        np.testing.assert_array_equal(arrays[key], tensor.numpy(), err_msg=key)
+
+
+def test_padding_to_the_cap_gives_all_batches_one_shape(ds):
+    """For compiled models; zero behind the masks."""
+    collate = Collate(max_masks=20, pad_to_max=True)
+    for rows in ([0, 1], [1, 7], [10]):
+        batch = collate(ds.__getitems__(rows))
+        assert batch["masks"].shape == (len(rows), 20, 16, 16)
+        for key in PER_MASK:
+            for k, count in enumerate(batch["mask_counts"]):
+                assert not batch[key][k, count:].any()
+
+
+def test_masks_unpacked_by_the_dataset_give_the_same_batch(packed, ds):
+    """In the bits forms they are packed again."""
+    unpacked = open_pack(packed.root, masks="bool")
+    for form, cap in itertools.product(FORMS, (None, 4)):
+        collate = Collate(form, max_masks=cap)
+        one, other = (collate(each.__getitems__([4, 2, 10])) for each in (ds, unpacked))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        assert one["masks"].any()
+
+
+# --------------------------------------------------------------------------------- choice of masks
+
+
+def random_rows(masks, cap, seed=0, epoch=0, image_id=11):
+    rows = MaskChoice(cap, "random", seed).rows({"image_id": image_id}, masks, epoch)
+    return rows.tolist()
+
+
+def test_random_choices_are_pinned():
+    """They must be the same in every release, or a resumed training differs."""
+    assert random_rows(10, 4) == [2, 4, 6, 7]
+    assert random_rows(10, 4, epoch=1) == [3, 5, 7, 8]
+    assert random_rows(10, 4, seed=1) == [0, 1, 4, 8]
+    assert random_rows(10, 4, image_id=12) == [4, 5, 7, 8]
+
+
+def test_random_choices_are_without_replacement_in_order_and_nested():
+    """A higher cap keeps the same masks and more."""
+    for masks, epoch in itertools.product((3, 10, 400), range(5)):
+        before = set()
+        for cap in range(1, min(masks, 30)):
+            rows = random_rows(masks, cap, epoch=epoch)
+            assert rows == sorted(set(rows)) and len(rows) == cap
+            assert set(rows) <= set(range(masks))
+            assert before <= set(rows)
+            before = set(rows)
+
+
+def test_random_choices_take_every_mask_equally_often():
+    """Over epochs, and over images: 4 of 10, so 0.4 of the time, within 5 standard deviations."""
+    for vary in ("epoch", "image_id", "seed"):
+        counts = np.zeros(10)
+        for value in range(2000):
+            counts[random_rows(10, 4, **{vary: value})] += 1
+        assert np.abs(counts / 2000 - 0.4).max() < 5 * np.sqrt(0.4 * 0.6 / 2000)
+
+
+def test_random_choices_do_not_mix_up_seed_and_epoch():
+    """Seed 0 in epoch 1 is not seed 1 in epoch 0."""
+    draws = {(s, e): random_rows(400, 20, seed=s, epoch=e) for s in range(3) for e in range(3)}
+    assert len({tuple(rows) for rows in draws.values()}) == 9
+
+
+def test_a_random_choice_does_not_depend_on_the_batch(ds):
+    """Nor on worker or rank: only on seed, epoch and image."""
+    collate = Collate("flat_bits", max_masks=3, choose="random", seed=4)
+    collate.set_epoch(2)
+    alone = [collate(ds.__getitems__([i]))["areas"] for i in range(12)]
+    together = collate(ds.__getitems__(range(11, -1, -1)))["areas"]
+    assert torch.equal(torch.cat(alone[::-1]), together)
+
+
+def test_equal_scores_go_to_the_lower_index():
+    """And NaN is the worst."""
+    areas = np.array([5, 7, 7, 5, 7])
+    assert MaskChoice(2).rows({"areas": areas}, 5, 0).tolist() == [1, 2]
+    assert MaskChoice(4).rows({"areas": areas}, 5, 0).tolist() == [0, 1, 2, 4]
+    ious = np.array([0.5, np.nan, 1.02, 0.5])
+    choice = MaskChoice(2, "iou")
+    assert choice.rows({"predicted_ious": ious}, 4, 0).tolist() == [0, 2]
+    assert MaskChoice(4).rows({}, 4, 0) is None and MaskChoice().rows({}, 400, 0) is None
+
+
+# ------------------------------------------------------------------------- transforms, what is lost
+
+
+def test_what_a_transform_takes_out_or_adds_shows_in_the_batch(packed):
+    """Other keys are lists; arrays of any type and shape are stacked."""
+
+    def transform(sample):
+        image = sample["image"].astype(np.float32).transpose(2, 0, 1)
+        masks = np.asarray(sample["masks"])[:1]
+        return {"image": torch.from_numpy(image), "masks": masks, "index": sample["index"],
+                "areas": sample["areas"][:1], "text": sample["file_name"]}  # fmt: skip
+
+    ds = open_pack(packed.root, transform=transform)
+    batch = Collate()(ds.__getitems__([4, 1]))
+    assert batch.keys() == {"images", "masks", "indices", "areas", "mask_counts", "text"}
+    assert batch["images"].dtype == torch.float32 and batch["images"].shape == (2, 3, 24, 24)
+    assert batch["text"] == ["sa_4988.jpg", "sa_4997.jpg"]
+    assert batch["mask_counts"].tolist() == [1, 0] and batch["masks"].shape == (2, 1, 16, 16)
+
+
+def changed(key, value):
+    """A transform that changes one key of sample 2."""
+
+    def transform(sample):
+        return sample | {key: value(sample)} if sample["index"] == 2 else sample
+
+    return transform
+
+
+@pytest.mark.parametrize(
+    ("transform", "fault"),
+    [
+        (changed("image", lambda s: s["image"][:5]), r"sa_4994.jpg.*image .* shape \(5, 24, 3"),
+        (changed("areas", lambda s: s["areas"][:1]), "sa_4994.jpg.*different lengths.*'areas': 1"),
+        (changed("extra", lambda s: 1), "sa_4994.jpg.*keys"),
+        (changed("bboxes", lambda s: s["bboxes"][:, :2]), r"bboxes has the shape \(2,\)"),
+        (changed("masks", lambda s: s["masks"].astype(np.float32)), "masks.*float32"),
+    ],
+)  # fmt: skip
+def test_samples_that_do_not_go_together_are_an_error_with_the_name(packed, transform, fault):
+    """Numpy would stretch an array of length one over the place of many."""
+    ds = open_pack(packed.root, transform=transform)
+    with pytest.raises(OptionError, match=fault):
+        Collate()(ds.__getitems__([0, 2]))
+
+
+@pytest.fixture
+def damaged(packed, tmp_path):
+    """A pack whose samples 4 to 6 cannot be read."""
+    root = shutil.copytree(packed.root, tmp_path / "pack")
+    os.truncate(root / "shards/sa_000001-000/image/c.0.0.0.0", 100)
+    return open_pack(root, on_error="return")
+
+
+def test_a_sample_that_cannot_be_read_is_an_error_by_default(damaged):
+    """With its name."""
+    with pytest.raises(ReadError, match=r"sa_4988\.jpg"):
+        Collate()(damaged.__getitems__([3, 4, 7]))
+
+
+def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog):
+    """The rest of the batch is as it is without them; also if nothing is left."""
+    collate = Collate(on_error="drop")
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        batch = collate(damaged.__getitems__([3, 4, 7, 6]))
+    assert batch.pop("dropped").tolist() == [4, 6]
+    due = Collate()(ds.__getitems__([3, 7]))
+    assert batch.keys() == due.keys() and all(torch.equal(batch[key], due[key]) for key in due)
+    assert [error.image_id for error in collate.dropped] == [4988, 4982]
+    assert "sa_4988.jpg" in caplog.text and "sa_4982.jpg" in caplog.text
+    assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
+    assert len(collate.dropped) == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("known", ["form", "sample"])
+def test_a_batch_of_which_nothing_is_left_has_all_keys(damaged, ds, form, known):
+    """By the layout, or by a sample that came before."""
+    collate = Collate(form, on_error="drop", sample_form=ds.form if known == "form" else None)
+    full = collate(ds.__getitems__([3])) if known == "sample" else Collate(form)([ds[3]])
+    empty = collate(damaged.__getitems__([5]))
+    assert empty.pop("dropped").tolist() == [5]
+    full.pop("dropped", None)
+    assert empty.keys() == full.keys()
+    for key, tensor in full.items():
+        rows = 1 if key == "mask_offsets" else 0
+        ragged = key in PER_MASK and form.startswith("padded")
+        due = (0, 0, *tensor.shape[2:]) if ragged else (rows, *tensor.shape[1:])
+        assert empty[key].shape == due and empty[key].dtype == tensor.dtype, key
+
+
+def test_an_empty_batch_has_the_keys_and_shapes_that_a_transform_gives(damaged):
+    """And nothing but counts if none is known."""
+
+    def transform(sample):
+        return {"image": sample["image"][:6].astype(np.float32), "text": sample["file_name"],
+                "masks": np.zeros((1, 4, 5), bool)}  # fmt: skip
+
+    dataset = damaged.with_options(transform=transform)
+    collate = Collate(on_error="drop", max_masks=3, pad_to_max=True)
+    assert collate(dataset.__getitems__([5])).keys() == {"mask_counts", "dropped"}
+    collate(dataset.__getitems__([0]))
+    empty = collate(dataset.__getitems__([5]))
+    assert empty["images"].shape == (0, 6, 24, 3) and empty["images"].dtype == torch.float32
+    assert empty["masks"].shape == (0, 3, 4, 5) and empty["text"] == []
+    assert empty.keys() == {"images", "masks", "text", "mask_counts", "dropped"}
+
+
+@pytest.mark.parametrize("made", [None, [1, 2], 7])
+def test_a_transform_that_returns_no_dict_is_named(packed, made):
+    dataset = open_pack(packed.root, transform=lambda sample: made)
+    named = f"transform returned {type(made).__name__}: it must return a dict"
+    with pytest.raises(OptionError, match=named):
+        Collate()(dataset.__getitems__([0, 2]))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(ds):
+    collate = Collate(max_masks=np.int64(3), pad_to_max=True, seed=np.uint8(4))
+    assert type(collate.choice.max_masks) is type(collate.choice.seed) is int
+    assert collate(ds.__getitems__([4, 10]))["masks"].shape == (2, 3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"masks": "bits"}, {"choose": "best"}, {"on_error": "skip"}, {"max_masks": 0},
+        {"max_masks": 2.0}, {"max_masks": True}, {"max_masks": 2**31}, {"seed": -1},
+        {"seed": 2**64}, {"pad_to_max": True},
+        {"pad_to_max": True, "max_masks": 3, "masks": "flat"},
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_used_are_refused(wrong):
+    """When the object is made, not in the first batch."""
+    with pytest.raises(OptionError):
+        Collate(**wrong)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    count=st.integers(0, 4),
+    rows=st.integers(1, 9),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
+    """All bytes, any rows, in any order."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 256, (5, rows, width), dtype=np.uint8)
+    picked = rng.integers(0, 5, count)
+    whole = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+    out = np.empty((count, rows, 8 * width), bool)
+    unpack_into(bits, out, picked)
+    np.testing.assert_array_equal(out, whole[picked])
+    out = np.empty_like(whole)
+    unpack_into(bits, out)
+    np.testing.assert_array_equal(out, whole)
+
+
+def test_unpacking_touches_nothing_outside_its_arrays():
+    """Wrong rows or shapes are refused, not followed."""
+    bits = np.zeros((2, 4, 1), np.uint8)
+    for rows, shape in (([2], (1, 4, 8)), ([-1], (1, 4, 8)), ([0], (2, 4, 8)), ([0], (1, 4, 4))):
+        with pytest.raises(ValueError, match="cannot unpack"):
+            unpack_into(bits, np.zeros(shape, bool), np.array(rows))
+
+
+def test_a_read_only_buffer_is_refused_and_not_written_into(ds):
+    collate = Collate("flat_bits")
+    samples = ds.__getitems__([0])
+    batch = collate(samples)
+    given = {key: tensor.numpy() for key, tensor in batch.items()}
+    given["images"] = given["images"].copy()
+    given["images"].flags.writeable = False
+    with pytest.raises(OptionError, match=r"images.* is read-only"):
+        collate(samples, out=given)

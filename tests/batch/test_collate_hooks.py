@@ -1,0 +1,132 @@
+"""What transforms may make of samples, and what is refused before it becomes a wrong batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def of_every_second(key, change):
+    """A transform that changes one key of samples 0, 2, 4..."""
+
+    def transform(sample):
+        return sample | {key: change(sample[key])} if sample["index"] % 2 == 0 else sample
+
+    return transform
+
+
+@pytest.mark.parametrize(("key", "change", "fault"), [
+    ("image", lambda a: (a / 255).astype(np.float32), "image is uint8, .* first .* float32"),
+    ("image", lambda a: a.astype(np.int64), "image is uint8, .* first .* int64"),
+    ("areas", lambda a: a / 2, "areas is float64, but areas of a batch are int64"),
+    ("annotation_ids", lambda a: a.astype(str), "annotation_ids is <U"),
+    ("bboxes", lambda a: a.astype(complex), "bboxes is complex128, but .* float32"),
+    ("index", float, "index is float64, but indices of a batch are int64"),
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [[0, 1], [1, 0]])
+def test_types_that_a_batch_would_change_are_an_error_with_the_name(ds, key, change, fault, rows):
+    """Floats from 0 to 1 in a batch of bytes would be zeros."""
+    samples = ds.with_options(transform=of_every_second(key, change)).__getitems__(rows)
+    first, second = ("uint8", r"\w+") if rows[0] else (r"\w+", "uint8")
+    if key == "image":
+        fault = f"image is {second}, .* first .* {first}"
+    with pytest.raises(OptionError, match=rf"sa_\d+.jpg .*{fault}"):
+        Collate()(samples)
+
+
+def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
+    def transform(sample):
+        return sample | {"bboxes": sample["bboxes"].astype(np.int16), "index": np.int8(3)}
+
+    batch = Collate()(ds.with_options(transform=transform).__getitems__([0, 2]))
+    assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]
+
+
+def as_bytes(masks):
+    return np.asarray(masks).astype(np.uint8)
+
+
+@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+@pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
+def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, form, hook):
+    ds = open_pack(packed.root, masks="bool", mask_transform=hook)
+    with pytest.raises(OptionError, match=r"would be taken for packed bits: .* give .* as bool"):
+        next(iter(make_dataloader(ds, 4, masks=form, workers=0)))
+    square = ds.with_options(mask_transform=as_bytes)
+    with pytest.raises(OptionError, match=r"would be taken for packed bits"):
+        Collate(form)(square.__getitems__([0, 2]))
+
+
+def test_bits_that_a_hook_cut_are_still_bits(packed):
+    ds = open_pack(packed.root, mask_transform=lambda bits: bits[:, 4:12, :1])
+    batch = next(iter(make_dataloader(ds, 4, order="sequential", workers=0)))
+    whole = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
+    assert torch.equal(batch["masks"], whole[:, :, 4:12, :8])
+
+
+@pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])
+@pytest.mark.parametrize("cap", [None, 3])
+def test_both_loaders_give_bits_of_a_dataset_that_unpacks_them(ds, form, cap):
+    unpacked, options = ds.with_options(masks="bool"), {"masks": form, "max_masks": cap}
+    made = make_dataloader(unpacked, 4, **options)
+    with Loader(unpacked, 4, **options) as loader, Loader(ds, 4, **options) as plain:
+        for batches in zip(made, loader, plain, strict=True):
+            assert batches[0]["masks"].dtype == torch.uint8
+            for batch in batches[:2]:
+                assert batch.keys() == batches[2].keys()
+                assert all(torch.equal(batch[key], batches[2][key]) for key in batch)
+
+
+def test_masks_of_an_odd_width_cannot_become_bits(packed):
+    ds = open_pack(packed.root, masks="bool", mask_transform=lambda masks: masks[:, :, :9])
+    with pytest.raises(OptionError, match=r"bool \(2, 16, 9\): .* a multiple of 8"):
+        Collate("flat_bits")([ds[0]])
+    assert Collate("flat")([ds[0]])["masks"].shape == (2, 16, 9)
+
+
+@pytest.mark.parametrize("make", [Loader, make_dataloader])
+def test_bits_of_a_dataset_of_runs_are_refused_when_the_loader_is_made(ds, make):
+    with pytest.raises(OptionError, match="the dataset gives their runs"):
+        make(ds.with_options(masks="runs"), 4, masks="padded_bits")
+
+
+def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
+    samples = []
+    for row in (0, 2):  # the made pack's runs are random, so they are put in here
+        sample = ds[row]
+        del sample["masks"]
+        count = len(sample["areas"]) - (row == 2)
+        ends, offset = np.full(count, 150 * 225, np.int32), np.arange(count + 1)
+        samples.append(sample | {"run_ends": ends, "run_offset": offset})
+    with pytest.raises(OptionError, match=r"sa_4994.jpg.*different lengths.*'run_offset .*': 4"):
+        Collate()(samples)
+
+
+def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
+    assert Collate(canvas=16384).plan([]).samples == []
+    with pytest.raises(OptionError, match="canvas must be a whole number from 1 to 16384"):
+        Collate(canvas=16385)
+
+
+def test_what_is_no_list_of_samples_is_refused(ds):
+    for wrong in (ds[0], None, 3):
+        with pytest.raises(OptionError, match=r"a list of samples, .* give \[sample\]"):
+            Collate()(wrong)
+    with pytest.raises(OptionError, match="sample_form is 3: give the `form` of a dataset"):
+        Collate(sample_form=3)
+
+
+@pytest.mark.parametrize("device", [None, 3.5, [], "cpu:x"])
+def test_what_is_no_device_is_refused(ds, device):
+    with pytest.raises(OptionError, match=r"device is .*: choose 'cpu' or 'cuda' \("):
+        Loader(ds, 4, device=device)

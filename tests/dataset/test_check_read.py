@@ -1,0 +1,329 @@
+"""With check="read" nothing comes out of a pack that is not what was written into it."""
+
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack.format import open_shard
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+SHARD = "sa_000001-000"  # samples 4, 5 and 6, with 9, 3 and 4 masks
+# Newer Pythons warn of a fork while other threads run.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+
+@pytest.fixture
+def root(packed, tmp_path):
+    """A pack to damage."""
+    return shutil.copytree(packed.root, tmp_path / "pack")
+
+
+def flip(path, at: int) -> None:
+    """Flip a bit of a byte, in place: maps of the file show it."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+def chunk(root, array: str, shard: str = SHARD):
+    return next((root / "shards" / shard / array).glob("c.*"))
+
+
+def middle_of(root, array: str) -> int:
+    """A byte of sample 5, which is the second of its shard, in the file of an array."""
+    shard = open_shard(root / "shards" / SHARD)
+    spec = shard.layout.array(array)
+    first = {"sample": 1, "mask": int(shard["mask_offset"][1])}
+    first["run"] = int(shard["run_offset"][first["mask"]])
+    return first[spec.axis] * spec.row_bytes + spec.row_bytes // 2
+
+
+def same(one, other) -> bool:
+    """Whether two samples are equal in all they hold."""
+    assert one.keys() == other.keys()
+    return all(np.array_equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"masks": "bool"}, {"coordinates": "stored"},
+    {"mask_transform": lambda masks: masks.sum(), "transform": dict},
+])  # fmt: skip
+def test_a_checked_sample_is_the_same_sample(packed, options):
+    ds, checked = open_pack(packed.root, **options), open_pack(packed.root, check="read", **options)
+    assert len(ds) == len(checked) and ds.fingerprint == checked.fingerprint
+    for row in range(len(ds)):
+        assert same(ds[row], checked[row])
+        assert same(ds.by_id(ds[row]["image_id"]), checked.by_id(ds[row]["image_id"]))
+    for one, other in zip(ds.__getitems__([3, 11]), checked.__getitems__([3, 11]), strict=True):
+        assert same(one, other)
+    assert same(ds[4::3][1], checked[4::3][1])
+
+
+def test_a_checked_sample_is_a_copy_that_cannot_be_written_to(root):
+    """A later change of the file shows in a view, not in it."""
+    view, copy = open_pack(root)[5], open_pack(root, check="read")[5]
+    before = int(copy["image"].reshape(-1)[0])
+    for value in copy.values():
+        if isinstance(value, np.ndarray) and value.size:
+            with pytest.raises(ValueError, match="read-only"):
+                value[0] = 0
+    flip(chunk(root, "image"), 24 * 24 * 3)
+    assert view["image"].reshape(-1)[0] == before ^ 4
+    assert copy["image"].reshape(-1)[0] == before
+
+
+ARRAYS = (
+    "image", "image_id", "file_name", "size", "annotation_count", "checksum", "bbox", "area",
+    "predicted_iou", "stability_score", "point_coords", "crop_box", "annotation_id",
+    "number_types", "mask_bits", "run_offset", "run_ends", "mask_offset",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("array", ARRAYS)
+def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, array, when):
+    """Also of what the sample does not hold: its checksum covers all. Others are read."""
+    ds = open_pack(root, check="read")
+    if when == "while":
+        ds[4]
+    flip(chunk(root, array), middle_of(root, array))
+    with pytest.raises(ReadError, match="row 5 of ") as found:
+        ds[5]
+    assert (found.value.row, found.value.shard, found.value.image_id) == (5, SHARD, 4985)
+    assert SHARD in str(found.value)
+    if when == "while" or array not in ("size", "mask_offset", "image_id"):  # found on opening
+        assert "sa1bpack verify" in str(found.value) and "sa1bpack repair" in str(found.value)
+        assert array == "file_name" or found.value.file_name == "sa_4985.jpg"
+    assert ds[3]["index"] == 3 and ds[7]["index"] == 7
+    if when == "while" and array not in ("mask_offset", "run_offset"):  # which have two neighbours
+        assert ds[4]["index"] == 4 and ds[6]["index"] == 6
+
+
+@pytest.mark.parametrize("array", ["image", "bbox", "mask_bits"])
+def test_without_the_check_a_flipped_bit_is_given(root, array):
+    """Which is what the check is for."""
+    whole = open_pack(root, check="read")[5]
+    flip(chunk(root, array), middle_of(root, array))
+    assert not same(open_pack(root)[5], whole)
+
+
+def test_the_unused_part_of_the_canvas_is_checked_as_well(root, packed):
+    """It is a hole on disk, and part of what is given."""
+    height = int(packed.samples[5]["size"][2])
+    assert height < 24
+    flip(chunk(root, "image"), 24 * 24 * 3 * 2 - 1)
+    with pytest.raises(ReadError, match="checksum of sample 1 is"):
+        open_pack(root, check="read")[5]
+
+
+def test_arrays_of_another_shard_are_found(root):
+    """They are whole and of the right length, so nothing else shows it."""
+    twin = root / "shards" / "sa_000000-000"
+    for array in ("checksum", "image"):
+        one, other = chunk(root, array), chunk(root, array, twin.name)
+        data = one.read_bytes()[:24], other.read_bytes()[:24]
+        for path, start in ((one, data[1]), (other, data[0])):
+            with path.open("r+b") as file:
+                file.write(start)
+    ds = open_pack(root, check="read")
+    for row in (0, 4):
+        with pytest.raises(ReadError, match="checksum"):
+            ds[row]
+
+
+def test_offsets_that_lead_astray_are_errors_before_anything_is_read(root):
+    """Otherwise one flipped bit would ask for any amount of memory."""
+    ds = open_pack(root, check="read")
+    ds[5]
+    for array, row in (("mask_offset", 2), ("run_offset", 10)):
+        path = chunk(root, array)
+        whole = path.read_bytes()
+        for byte in (6, 7):
+            flip(path, row * 8 + byte)
+            with pytest.raises(ReadError, match=rf"{array}.*must rise within 0 and"):
+                ds[5]
+            path.write_bytes(whole)
+    assert ds[5]["index"] == 5
+
+
+@pytest.mark.parametrize("name", ["shard_offset", "image_id", "id_order", "mask_offset"])
+def test_a_flipped_bit_of_the_index_is_an_error_when_opening(root, name):
+    index = next(root.glob("index-*"))
+    flip(index / name / "c.0", 3 * 8)
+    with pytest.raises(FormatError, match=rf"{name}"):
+        open_pack(root, check="read")
+    if name in ("image_id", "id_order"):
+        unchecked = open_pack(root)
+        with pytest.raises(FormatError, match=rf"{name}"):
+            unchecked.with_options(check="read")
+
+
+def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
+    """So it is between two steps of a publication."""
+    listed = root / "checksums.xxh128"
+    lines = [line for line in listed.read_text().splitlines() if "  index-" not in line]
+    listed.write_text("\n".join(lines) + "\n")
+    ds = open_pack(root, check="read")
+    assert [sample["index"] for sample in ds] == list(range(12))
+    flip(next(root.glob("index-*")) / "image_id" / "c.0", 8)
+    with pytest.raises(FormatError, match="not those of shard"):
+        open_pack(root, check="read")
+
+
+def test_columns_are_checked_by_the_digest_of_their_file(root):
+    ds = open_pack(root, check="read")
+    whole = open_pack(root)
+    for name in ("size", "annotation_count", "file_name", "checksum", "mask_count", "image_id"):
+        np.testing.assert_array_equal(ds.column(name), whole.column(name))
+    np.testing.assert_array_equal(ds.mask_column("bbox"), whole.mask_column("bbox"))
+    assert ds.where(lambda c: c["mask_count"] > 3).rows.tolist() == [2, 4, 6, 8, 10]
+    flip(chunk(root, "area"), 3)
+    for read in (lambda: ds.column("area", "max"), lambda: ds.mask_column("area"),
+                 lambda: ds.where(lambda columns: columns.reduced("area", "sum") > 0)):  # fmt: skip
+        with pytest.raises(FormatError, match=rf"{SHARD}/area/c.0: XXH3-128 of its rows"):
+            read()
+    assert len(ds.mask_column("bbox")) == len(whole.mask_column("bbox"))
+    assert len(ds[:4].mask_column("area")) == 8  # of the shard before
+
+
+FORMS = [
+    {"masks": "padded"}, {"masks": "flat"}, {"masks": "padded_bits", "pad_to_max": True},
+    {"masks": "flat_bits", "choose": "random"}, {"masks": "padded", "choose": "iou"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("coordinates", ["source", "stored"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loader_gives_the_same_batches_with_the_check(packed, form, coordinates):
+    most = None if form == {"masks": "flat"} else 4
+    ways = [
+        Loader(open_pack(packed.root, check=check, coordinates=coordinates), 5, threads=threads,
+               max_masks=most, **form)
+        for check, threads in (("open", 1), ("read", 3))
+    ]  # fmt: skip
+    for _ in range(2):
+        for due, found in zip(*ways, strict=True):
+            assert due.keys() == found.keys()
+            for key in due:
+                assert torch.equal(due[key], found[key]), key
+    assert ways[1].plan().files == 3
+    for loader in ways:
+        loader.close()
+
+
+@pytest.mark.parametrize("array", ["image", "mask_bits", "predicted_iou", "run_ends"])
+def test_a_loader_raises_or_drops_what_was_damaged(root, array):
+    """Also if it was read before."""
+    ds = open_pack(root, check="read")
+    with Loader(ds, 4, order="sequential") as loader:
+        assert len([None for _ in loader]) == 3
+        flip(chunk(root, array), middle_of(root, array))
+        iterator = iter(loader)
+        assert next(iterator)["indices"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(ReadError, match="sa1bpack repair") as found:
+            next(iterator)
+        assert (found.value.row, found.value.file_name) == (5, "sa_4985.jpg")
+    with Loader(ds, 4, order="sequential", on_error="drop", masks="flat_bits") as loader:
+        rows, images = [], {}
+        for batch in loader:
+            rows += batch["indices"].tolist()
+            images |= dict(zip(batch["indices"].tolist(), batch["images"].numpy(), strict=True))
+            if 4 in images:
+                np.testing.assert_array_equal(images[4], ds[4]["image"])
+                images.clear()
+        assert rows == [row for row in range(12) if row != 5]
+        assert [error.row for error in loader.dropped] == [5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
+    flip(chunk(root, "mask_bits"), middle_of(root, "mask_bits"))
+    ds = open_pack(root, check="read")
+    loader = make_dataloader(ds, 4, order="sequential", workers=workers)
+    with pytest.raises(ReadError, match="checksum of sample 1"):
+        list(loader)
+    loader = make_dataloader(ds, 4, order="sequential", workers=workers, on_error="drop")
+    rows = [row for batch in loader for row in batch["indices"].tolist()]
+    assert rows == [row for row in range(12) if row != 5]
+    loader._end_workers()
+
+
+def test_the_check_goes_with_the_dataset(root):
+    """To subsets, other options, and other processes."""
+    ds = pickle.loads(pickle.dumps(open_pack(root, check="read")[2:].with_options(masks="bool")))
+    flip(chunk(root, "image"), middle_of(root, "image"))
+    with pytest.raises(ReadError):
+        ds[3]
+    assert ds.with_options(check="open")[3]["index"] == 5
+    with pytest.raises(OptionError, match="check is 'always': choose one of open, read"):
+        open_pack(root, check="always")
+
+
+CUT_WHILE_MAPPED = """
+import os, sys
+from pathlib import Path
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.loading.loader import Loader
+from sa1bpack.errors import ReadError
+
+root, shard = Path(sys.argv[1]), sys.argv[2]
+ds = open_pack(root, check="read")
+loader = Loader(ds, 3, order="sequential", on_error="drop", max_masks=2)
+due = [batch["indices"].tolist() for batch in loader]
+assert sum(due, []) == list(range(12)), due
+for path in sorted((root / "shards" / shard).glob("*/c.*")):
+    whole = path.read_bytes()
+    os.truncate(path, 0)
+    for row in (4, 5, 6):
+        try:
+            ds[row]
+        except ReadError as error:
+            assert "cut short" in str(error) and path.parent.name in str(error), error
+        else:
+            raise AssertionError(path)
+    rows = [row for batch in loader for row in batch["indices"].tolist()]
+    assert rows == [0, 1, 2, 3, 7, 8, 9, 10, 11], (path, rows)
+    path.write_bytes(whole)
+    assert ds[5]["index"] == 5
+print("alive")
+"""
+
+
+def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
+    """Of any array, through samples and through a Loader; and what comes back is read again."""
+    command = [sys.executable, "-W", "error", "-c", CUT_WHILE_MAPPED, str(root), SHARD]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):
+    """As `sa1bpack repair` does it."""
+    flip(chunk(root, "image"), middle_of(root, "image"))
+    ds = open_pack(root, check="read")
+    with pytest.raises(ReadError):
+        ds[5]
+    folder = root / "shards" / SHARD
+    folder.rename(root / ".damaged")
+    shutil.copytree(packed.root / "shards" / SHARD, folder)
+    np.testing.assert_array_equal(ds[5]["image"], packed.samples[5]["image"])
+
+
+def test_checked_reading_holds_no_file_open(packed):
+    open_files = Path("/proc/self/fd")
+    if not open_files.is_dir():
+        pytest.skip("the kernel does not list open files here")
+    ds = open_pack(packed.root, check="read")
+    before = len(list(open_files.iterdir()))
+    kept = [ds[row] for row in range(len(ds))]
+    assert len(list(open_files.iterdir())) == before and len(kept) == 12

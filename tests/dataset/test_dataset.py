@@ -1,0 +1,339 @@
+"""Samples, subsets and metadata of a dataset, against what was packed."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import FormatError, OptionError
+
+ARRAYS = {
+    "image": "image", "size": "size", "masks": "mask_bits", "bboxes": "bbox", "areas": "area",
+    "predicted_ious": "predicted_iou", "stability_scores": "stability_score",
+    "point_coords": "point_coords", "crop_boxes": "crop_box", "annotation_ids": "annotation_id",
+}  # fmt: skip
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def ids(ds):
+    return [sample["image_id"] for sample in ds]
+
+
+def test_samples_are_what_was_packed(ds, packed):
+    """Every key, bit for bit, with its type."""
+    assert len(ds) == len(packed.samples) == SAMPLES
+    for index, (found, due) in enumerate(zip(ds, packed.samples, strict=True)):
+        assert found.keys() == {*ARRAYS, "image_id", "file_name", "index"}
+        for key, name in ARRAYS.items():
+            np.testing.assert_array_equal(found[key], due[name], strict=True)
+        assert found["image_id"] == due["image_id"][0]
+        assert found["file_name"] == f"sa_{due['image_id'][0]}.jpg"
+        assert found["index"] == index
+
+
+def test_samples_share_the_memory_of_the_mapped_files(ds):
+    """Zero copies: every array is a view of its shard's map, and of the same one each time."""
+    for index in range(len(ds)):
+        number, row, first, stop = ds.locate(index)
+        shard, sample = ds.shards[number], ds[index]
+        for key, name in ARRAYS.items():
+            whole = shard[name]
+            part = whole[row] if key in ("image", "size") else whole[first:stop]
+            assert sample[key].__array_interface__["data"] == part.__array_interface__["data"]
+            assert sample[key].size == 0 or np.shares_memory(sample[key], whole)
+
+
+def test_samples_cannot_be_written_to(ds):
+    """They are the files."""
+    for key in ARRAYS:
+        with pytest.raises(ValueError, match="read-only"):
+            ds[0][key][...] = 0
+
+
+def test_views_outlive_the_dataset(packed):
+    """A view keeps its memory map."""
+    ds = open_pack(packed.root)
+    image = ds[4]["image"]
+    del ds
+    np.testing.assert_array_equal(image, packed.samples[4]["image"])
+
+
+def test_indices_behave_as_those_of_lists(ds):
+    """Negative, out of range, numpy integers, and no floats."""
+    assert ds[-1]["index"] == SAMPLES - 1 and ds[-SAMPLES]["index"] == 0
+    assert ds[np.int32(3)]["index"] == 3
+    for index in (SAMPLES, -SAMPLES - 1, 10**20):
+        with pytest.raises(IndexError, match=f"{index} is out of range for a dataset of 12"):
+            ds[index]
+    for wrong in (1.0, "1", None):
+        with pytest.raises(TypeError, match=type(wrong).__name__):
+            ds[wrong]
+    for wrong in ([0.5], [[1]]):
+        with pytest.raises(IndexError):
+            ds[wrong]
+    with pytest.raises(IndexError, match="12"):
+        ds[[0, 12]]
+    with pytest.raises(IndexError, match="-13"):
+        ds[[0, -13]]
+    with pytest.raises(IndexError, match="bool array of 3"):
+        ds[[True, False, True]]
+
+
+@st.composite
+def selections(draw):
+    """A few selections one after the other, and the rows that they must lead to."""
+    rows, chain = np.arange(SAMPLES), []
+    for _ in range(draw(st.integers(1, 3))):
+        n = len(rows)
+        kind = draw(st.sampled_from(["slice", "array", "bools"]))
+        if kind == "slice":
+            bound = st.none() | st.integers(-n - 2, n + 2)
+            step = draw(st.sampled_from([None, 1, 2, 3, -1, -2]))
+            selection = slice(draw(bound), draw(bound), step)
+        elif kind == "array":
+            inside = st.lists(st.integers(-n, n - 1), max_size=15) if n else st.just([])
+            selection = np.array(draw(inside), np.int64)
+        else:
+            selection = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), bool)
+        chain.append(selection)
+        rows = rows[selection]
+    return chain, rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=selections())
+def test_any_chain_of_selections_gives_what_numpy_gives(ds, packed, case):
+    """Slices, index arrays and bool arrays; samples, metadata and places agree."""
+    chain, rows = case
+    subset = ds
+    for selection in chain:
+        subset = subset[selection]
+    due = [packed.samples[row] for row in rows]
+    assert len(subset) == len(rows)
+    assert [sample["index"] for sample in subset] == rows.tolist()
+    if len(rows) != SAMPLES or (rows != np.arange(SAMPLES)).any():
+        np.testing.assert_array_equal(subset.rows, rows)
+    _check_metadata(subset, due)
+    _check_places(ds, subset, rows)
+    equal = ds[rows]
+    assert subset.fingerprint == equal.fingerprint
+    assert (subset.fingerprint == ds.fingerprint) == (rows.tolist() == list(range(SAMPLES)))
+
+
+def _check_metadata(subset, due):
+    for name in ("image_id", "annotation_count"):
+        assert subset.column(name).tolist() == [sample[name].item() for sample in due]
+    for name in ("size",):
+        np.testing.assert_array_equal(
+            subset.column(name), np.reshape([sample[name] for sample in due], (-1, 4))
+        )
+    names = [name.decode() for name in subset.column("file_name").tolist()]
+    assert names == [f"sa_{sample['image_id'][0]}.jpg" for sample in due]
+    counts = [len(sample["area"]) for sample in due]
+    assert subset.column("mask_count").tolist() == counts
+    assert subset.mask_offsets.tolist() == [0, *np.cumsum(counts).tolist()]
+    for name in ("area", "point_coords"):
+        parts = [sample[name] for sample in due]
+        whole = np.concatenate(parts) if parts else np.empty(0)
+        found = subset.mask_column(name)
+        assert found.tolist() == whole.tolist()
+    assert subset.column("area", "sum").tolist() == [s["area"].sum() for s in due]
+    assert subset.column("area", "max").tolist() == [s["area"].max(initial=0) for s in due]
+    lowest = [s["predicted_iou"].min() if len(s["area"]) else 0 for s in due]
+    assert subset.column("predicted_iou", "min").tolist() == lowest
+
+
+def _check_places(ds, subset, rows):
+    places = [ds.locate(int(row)) for row in rows]
+    assert subset.rows_at(np.arange(len(rows))).tolist() == rows.tolist()
+    found = np.stack(subset.locate_many(np.arange(len(rows))), axis=1)
+    assert found.tolist() == [list(place) for place in places]
+    numbers = [place[0] for place in places]
+    changes = [k for k in range(1, len(rows)) if numbers[k] != numbers[k - 1]]
+    assert subset.shard_bounds().tolist() == ([0, *changes, len(rows)] if len(rows) else [0])
+
+
+def test_place_of_a_sample_is_where_its_shard_has_it(ds, packed):
+    """Shard number (the empty one counts), row in it, mask rows in it."""
+    assert ds.locate(0) == (0, 0, 0, 2)
+    assert ds.locate(3) == (0, 3, 7, 8)
+    assert ds.locate(4) == (2, 0, 0, 9)
+    assert ds.locate(-1) == (4, 2, 13, 15)
+    assert ds.shard_bounds().tolist() == [0, 4, 7, 9, 12]
+
+
+def test_columns_of_the_whole_pack_are_views_of_the_index(ds):
+    """At 11 million samples a copy would be 90 MB."""
+    assert ds.rows is None
+    assert not ds.column("image_id").flags.owndata
+    assert not ds.mask_offsets.flags.owndata
+
+
+def test_unknown_columns_are_named_with_those_there_are(ds):
+    """As misspelt names must be."""
+    with pytest.raises(KeyError, match=r"areas.*mask_count"):
+        ds.column("areas")
+    with pytest.raises(KeyError, match=r"image_id.*area"):
+        ds.mask_column("image_id")
+    with pytest.raises(OptionError, match=r"mean.*sum, max, min"):
+        ds.column("area", "mean")
+
+
+def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
+    """Ids fall along the pack; repeats give the first; others are missing."""
+    numbers = [int(sample["image_id"][0]) for sample in packed.samples]
+    for index, number in enumerate(numbers):
+        assert ds.index_of(number) == index
+        assert ds.by_id(number)["image_id"] == number
+    for subset in (ds[::-1], ds[3:9], ds[[7, 2, 7, 11]], ds[::3]):
+        held = ids(subset)
+        for number in numbers:
+            if number in held:
+                assert subset.index_of(number) == held.index(number)
+            else:
+                with pytest.raises(KeyError, match=str(number)):
+                    subset.by_id(number)
+    for number in (0, -5, numbers[0] + 1, 2**62):
+        with pytest.raises(KeyError):
+            ds.by_id(number)
+    for wrong in (None, "100", 100.0):
+        with pytest.raises(OptionError, match=f"image_id is {wrong!r}: give a whole number"):
+            ds.index_of(wrong)
+
+
+def test_sources_and_shards_can_be_picked(ds):
+    """By the names that the manifest has, in any subset."""
+    assert [s["index"] for s in ds.source("sa_000001")] == [4, 5, 6, 7, 8]
+    assert [s["index"] for s in ds.shard("sa_000001-001")] == [7, 8]
+    assert len(ds.shard("sa_000000-001")) == 0
+    assert [s["index"] for s in ds[::-2].source("sa_000001")] == [7, 5]
+    assert [s["index"] for s in ds[[8, 1, 4, 8]].source("sa_000001")] == [8, 4, 8]
+    for pick in (ds.source, ds.shard):
+        with pytest.raises(KeyError, match=r"sa_9.*sa_000000.*sa_000002"):
+            pick("sa_9")
+
+
+def test_conditions_see_one_shard_at_a_time_and_keep_the_order(ds, packed):
+    """On bools, on samples' metadata and on masks'."""
+    sizes = []
+
+    def many(columns):
+        sizes.append(len(columns))
+        return columns["mask_count"] >= 4
+
+    assert [s["index"] for s in ds.where(many)] == [2, 4, 6, 8, 10]
+    assert sizes == [4, 3, 2, 3]
+    assert [s["index"] for s in ds[[10, 1, 8, 2]].where(many)] == [10, 8, 2]
+    large = ds.where(lambda columns: columns.reduced("area", "max") > 45)
+    due = [i for i, s in enumerate(packed.samples) if s["area"].max(initial=0) > 45]
+    assert [s["index"] for s in large] == due
+    assert len(ds.where(ds.column("mask_count") == 0)) == 2
+    assert len(ds[:0].where(many)) == 0
+
+
+def test_conditions_must_return_bools(ds):
+    """A count would silently pass as true."""
+    for wrong in (lambda c: c["mask_count"], lambda c: True, ds.column("mask_count")):
+        with pytest.raises(OptionError, match=r"bool"):
+            ds.where(wrong)
+
+
+def test_masks_as_bool_are_the_bits_unpacked(packed):
+    """Cell x is bit x mod 8 of byte x div 8."""
+    ds = open_pack(packed.root, masks="bool")
+    for found, due in zip(ds, packed.samples, strict=True):
+        bits = due["mask_bits"]
+        cells = (bits[..., np.arange(16) // 8] >> (np.arange(16) % 8).astype(np.uint8)) & 1
+        np.testing.assert_array_equal(found["masks"], cells.astype(bool), strict=True)
+        assert found["masks"].flags.writeable
+
+
+def test_stored_coordinates_are_source_ones_times_the_ratio_of_sides(packed):
+    """x by width, y by height; the source's far corner is the stored one's; areas stay."""
+    ds = open_pack(packed.root, coordinates="stored")
+    for found, due in zip(ds, packed.samples, strict=True):
+        height, width, stored_height, stored_width = due["size"].tolist()
+        sx, sy = stored_width / width, stored_height / height
+        for key, name in (("bboxes", "bbox"), ("crop_boxes", "crop_box")):
+            x, y, w, h = due[name].T
+            np.testing.assert_array_equal(found[key], np.stack([x * sx, y * sy, w * sx, h * sy], 1))
+        x, y = due["point_coords"].T
+        np.testing.assert_array_equal(found["point_coords"], np.stack([x * sx, y * sy], 1))
+        np.testing.assert_array_equal(found["areas"], due["area"])
+
+
+def test_hooks_run_after_everything_else(packed):
+    """mask_transform gets the masks, transform the sample with its result."""
+    ds = open_pack(
+        packed.root, masks="bool", mask_transform=lambda masks: masks.sum(axis=(1, 2)),
+        transform=lambda sample: (sample["index"], sample["masks"]),
+    )  # fmt: skip
+    index, cells = ds[4]
+    assert index == 4
+    assert (
+        cells.tolist()
+        == np.unpackbits(packed.samples[4]["mask_bits"]).reshape(9, -1).sum(1).tolist()
+    )
+
+
+@pytest.mark.parametrize("hook", ["transform", "mask_transform"])
+def test_an_exception_of_a_hook_passes_with_the_name_of_the_sample(packed, hook):
+    """It is the user's, and is neither dropped nor wrapped."""
+    ds = open_pack(packed.root, on_error="return", **{hook: lambda given: 1 // 0})
+    with pytest.raises(ZeroDivisionError) as caught:
+        ds.__getitems__([2])
+    assert caught.value.__notes__ == [
+        f"raised by {hook} for sample sa_4994.jpg (image_id 4994, row 2)"
+    ]
+
+
+def test_the_form_of_samples_can_be_changed_for_a_subset(ds):
+    """Other options stay; the dataset it came from as well."""
+    part = ds[2:5].with_options(masks="bool").with_options(transform=lambda s: s["masks"].dtype)
+    assert part[0] == np.bool_ and len(part) == 3
+    assert ds[2]["masks"].dtype == np.uint8
+    with pytest.raises(OptionError):
+        ds.with_options(masks="none")
+    with pytest.raises(TypeError):
+        ds.with_options(mask="bool")
+
+
+def test_batched_fetch_gives_the_same_samples(ds):
+    """In the given order, repeats included, out of range refused."""
+    assert [s["index"] for s in ds.__getitems__([3, -1, 3])] == [3, 11, 3]
+    with pytest.raises(IndexError):
+        ds.__getitems__([0, 12])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"masks": "flat"}, {"coordinates": "xy"}, {"on_error": "drop"}, {"transform": 3}]
+)
+def test_options_that_cannot_be_used_are_refused(packed, wrong):
+    """With the value and the choices."""
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        open_pack(packed.root, **wrong)
+
+
+def test_fingerprints_tell_packs_apart(packed, pack_writer, tmp_path):
+    """Other contents, other fingerprint; the same contents elsewhere, the same."""
+    pack_writer(tmp_path / "same")
+    pack_writer(tmp_path / "other", first_id=5001)
+    due = open_pack(packed.root).fingerprint
+    assert open_pack(tmp_path / "same").fingerprint == due
+    assert open_pack(tmp_path / "other").fingerprint != due
+    assert len(due) == 16 and int(due, 16) >= 0
+
+
+def test_an_empty_pack_is_refused(pack_writer, tmp_path):
+    """It cannot train anything, and its manifest names no index."""
+    pack_writer(tmp_path / "empty", {})
+    with pytest.raises(FormatError, match="without shards"):
+        open_pack(tmp_path / "empty")
+    with pytest.raises(FormatError, match="no pack"):
+        open_pack(tmp_path / "nothing")

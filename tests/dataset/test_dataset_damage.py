@@ -1,0 +1,233 @@
+"""What cannot be read is an error with the sample's name, found before any byte is used."""
+
+import json
+import pickle
+import shutil
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from sa1bpack.dataset import shards as shards_module
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import FormatError, ReadError, VersionError
+
+SHARD = "sa_000001-000"  # samples 4, 5, 6
+
+
+@pytest.fixture
+def root(packed, tmp_path):
+    """A pack to damage."""
+    return shutil.copytree(packed.root, tmp_path / "pack")
+
+
+def write_at(path, offset, data):
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def cut_short(folder):
+    path = folder / "image/c.0.0.0.0"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def edit_attributes(folder, **values):
+    path = folder / "zarr.json"
+    data = json.loads(path.read_text())
+    data["attributes"]["sa1bpack"].update(values)
+    path.write_text(json.dumps(data))
+
+
+def edit_array(folder, name, **values):
+    path = folder / "zarr.json"
+    data = json.loads(path.read_text())
+    data["consolidated_metadata"]["metadata"][name].update(values)
+    path.write_text(json.dumps(data))
+
+
+def lengthen(folder):
+    with (folder / "bbox/c.0.0").open("ab") as file:
+        file.write(b"\0")
+
+
+DEFECTS = {
+    "cut short": (cut_short, "image.*cut short"),
+    "too long": (lengthen, "bbox.*too long"),
+    "lost file": (lambda folder: (folder / "area/c.0").unlink(), "area.*missing"),
+    "lost metadata": (lambda folder: (folder / "zarr.json").unlink(), "zarr.json.*missing"),
+    "another type": (lambda folder: edit_array(folder, "area", data_type="int32"), "int32"),
+    "another number of samples": (lambda folder: edit_attributes(folder, samples=2), "shape"),
+    "a newer format": (lambda folder: edit_attributes(folder, format=[2, 0]), "version 2.0"),
+    "another id than the index": (
+        lambda folder: write_at(folder / "image_id/c.0", 8, b"\1"), "image_id.*verify",
+    ),
+    "a falling offset": (
+        lambda folder: write_at(folder / "mask_offset/c.0", 8, (20).to_bytes(8, "little")),
+        "mask_offset: offset 2 is 12, below 20",
+    ),
+    "another offset than the index": (
+        lambda folder: write_at(folder / "mask_offset/c.0", 8, (8).to_bytes(8, "little")),
+        "mask_offset: not what",
+    ),
+    "a last offset behind the end": (
+        lambda folder: write_at(folder / "mask_offset/c.0", 24, (17).to_bytes(8, "little")),
+        "0 to 17",
+    ),
+    "a side of zero": (
+        lambda folder: write_at(folder / "size/c.0.0", 0, bytes(4)), "size.*found 0",
+    ),
+    "a stored side beyond the canvas": (
+        lambda folder: write_at(folder / "size/c.0.0", 8, (25).to_bytes(4, "little")),
+        "at most 24; found .* 25",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_an_error_that_names_sample_file_and_fault(root, defect):
+    """Of the shard's samples only; the others are read."""
+    damage, fault = DEFECTS[defect]
+    damage(root / "shards" / SHARD)
+    ds = open_pack(root)
+    for index, number in ((4, 4988), (6, 4982)):
+        with pytest.raises(ReadError, match=fault) as caught:
+            ds[index]
+        error = caught.value
+        assert (error.row, error.image_id, error.shard) == (index, number, SHARD)
+        assert f"row {index} of " in str(error) and f"sa_{number}.jpg" in str(error)
+        assert isinstance(error.__cause__, FormatError)
+    assert [ds[i]["index"] for i in (0, 3, 7, 11)] == [0, 3, 7, 11]
+
+
+def test_a_shard_that_is_gone_is_named_by_the_id(root):
+    """Nobody knows the file name any more."""
+    shutil.rmtree(root / "shards" / SHARD)
+    with pytest.raises(ReadError, match=r"image_id 4988, shard sa_000001-000.*missing") as caught:
+        open_pack(root)[4]
+    assert caught.value.file_name is None
+
+
+def test_a_file_name_that_is_no_text_is_an_error_of_its_sample_alone(root):
+    """The others of the shard are fine."""
+    write_at(root / "shards" / SHARD / "file_name/c.0.0", 64, b"\xff")
+    ds = open_pack(root)
+    with pytest.raises(ReadError, match="utf-8") as caught:
+        ds[5]
+    assert caught.value.file_name is None
+    assert ds[4]["file_name"] == "sa_4988.jpg"
+
+
+def test_a_shard_that_comes_back_is_read(root):
+    """An error is not remembered: the network may have been away."""
+    folder = root / "shards" / SHARD
+    ds = open_pack(root)
+    folder.rename(root / "away")
+    with pytest.raises(ReadError):
+        ds[4]
+    (root / "away").rename(folder)
+    assert ds[4]["index"] == 4
+
+
+def test_errors_survive_the_way_from_a_worker(root):
+    """With what they carry."""
+    shutil.rmtree(root / "shards" / SHARD)
+    with pytest.raises(ReadError) as caught:
+        open_pack(root)[4]
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert vars(copy) == vars(caught.value) and str(copy) == str(caught.value)
+
+
+def test_batched_fetch_can_give_the_error_in_place_of_the_sample(root):
+    """Only on request; a single fetch always raises."""
+    shutil.rmtree(root / "shards" / SHARD)
+    with pytest.raises(ReadError):
+        open_pack(root).__getitems__([3, 4])
+    ds = open_pack(root, on_error="return")
+    good, bad = ds.__getitems__([3, 4])
+    assert good["index"] == 3 and isinstance(bad, ReadError) and bad.row == 4
+    with pytest.raises(ReadError):
+        ds[4]
+
+
+def test_metadata_of_a_damaged_shard_is_an_error(root):
+    """Not a column of garbage."""
+    cut_short(root / "shards" / SHARD)
+    ds = open_pack(root)
+    for read in (lambda: ds.column("size"), lambda: ds.mask_column("area"),
+                 lambda: ds.where(lambda columns: columns["mask_count"] > 1)):  # fmt: skip
+        with pytest.raises(FormatError, match="cut short"):
+            read()
+
+
+def test_a_damaged_index_or_manifest_is_found_on_opening(packed, tmp_path):
+    """Shards can wait; the index is what finds them."""
+
+    def wrong_offset(root, index):
+        write_at(index / "shard_offset/c.0", 8, b"\5")
+
+    def cut_ids(root, index):
+        (index / "image_id/c.0").write_bytes(b"")
+
+    def newer(root, index):
+        path = root / "manifest.json"
+        path.write_text(path.read_text().replace('"version": [\n  1,', '"version": [\n  2,'))
+
+    faults = ((wrong_offset, FormatError, "shard_offset"), (cut_ids, FormatError, "cut short"),
+              (newer, VersionError, "2.0"))  # fmt: skip
+    for number, (damage, kind, fault) in enumerate(faults):
+        root = shutil.copytree(packed.root, tmp_path / str(number))
+        damage(root, next(root.glob("index-*")))
+        with pytest.raises(kind, match=fault):
+            open_pack(root)
+
+
+def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, pack_writer, tmp_path):
+    """Its rows would mean other samples."""
+    root = tmp_path / "pack"
+    pack_writer(root)
+    pickled = pickle.dumps(open_pack(root)[2:])
+    assert pickle.loads(pickled)[0]["index"] == 2
+    shutil.rmtree(root)
+    pack_writer(root, first_id=9000)
+    with pytest.raises(FormatError, match="changed meanwhile"):
+        pickle.loads(pickled)
+
+
+def test_open_shards_keep_within_the_budget_of_mappings(packed, monkeypatch):
+    """Over all packs of the process, with views of closed shards still valid."""
+    monkeypatch.setattr(shards_module, "mapping_budget", lambda: 2 * 18 + 5)
+    monkeypatch.setattr(shards_module, "_all_shards", weakref.WeakSet())
+    one, two = open_pack(packed.root), open_pack(packed.root)
+    kept = one[0]
+    for index in np.random.default_rng(0).integers(0, 12, 200).tolist():
+        for ds in (one, two):
+            sample = ds[index]
+            np.testing.assert_array_equal(sample["image"], packed.samples[index]["image"])
+        assert len(one.shards._open) + len(two.shards._open) <= 2
+    np.testing.assert_array_equal(kept["image"], packed.samples[0]["image"])
+
+
+def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, monkeypatch):
+    """Every thread sees right samples, and the budget holds."""
+    monkeypatch.setattr(shards_module, "mapping_budget", lambda: 2 * 18)
+    ds = open_pack(packed.root)
+    failures = []
+
+    def read(seed):
+        try:
+            for index in np.random.default_rng(seed).integers(0, 12, 100).tolist():
+                found = ds[index]
+                assert found["index"] == index
+                np.testing.assert_array_equal(found["areas"], packed.samples[index]["area"])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+    assert len(ds.shards._open) <= 2

@@ -1,0 +1,133 @@
+"""The dataset in other processes and in torch's DataLoader."""
+
+import multiprocessing
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.dataset import open as open_pack
+
+# Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def test_reading_samples_loads_neither_torch_nor_numba(packed):
+    """They take longer to import, and more memory, than everything else together."""
+    code = (
+        "import sys; from sa1bpack.dataset.dataset import open; open(sys.argv[1])[0];"
+        "assert not {'torch', 'numba', 'zarr'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(packed.root)], check=True)
+
+
+def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
+    """Path and options; a subset in steps adds next to nothing, an irregular one its rows."""
+    ds[0]
+    for subset in (ds, ds[2:9], ds[::-3], ds.source("sa_000001")):
+        pickled = pickle.dumps(subset)
+        assert len(pickled) < 1000
+        copy = pickle.loads(pickled)
+        assert [s["index"] for s in copy] == [s["index"] for s in subset]
+        assert copy.fingerprint == subset.fingerprint
+    irregular = ds[[5, 1, 7]]
+    assert pickle.loads(pickle.dumps(irregular)).fingerprint == irregular.fingerprint
+
+
+def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_path):
+    """A relative path is that of the time of opening."""
+    monkeypatch.chdir(packed.root.parent)
+    ds = open_pack(packed.root.name)
+    pickled = pickle.dumps(ds)
+    monkeypatch.chdir(tmp_path)
+    assert ds[0]["index"] == pickle.loads(pickled)[0]["index"] == 0
+
+
+def test_a_child_forked_while_a_thread_opens_a_shard_does_not_hang(packed):
+    """The child has the lock as it was, and no thread that would let go of it."""
+    ds = open_pack(packed.root)
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    with ds.shards._lock:
+        child = multiprocessing.get_context("fork").Process(
+            target=lambda: queue.put(ds[4]["image_id"]), daemon=True
+        )
+        child.start()
+    child.join(30)
+    assert child.exitcode == 0 and queue.get() == 4988
+
+
+def batches(ds, workers, context, **sampling):
+    loader = DataLoader(
+        ds, num_workers=workers, collate_fn=Collate(), timeout=60 if workers else 0,
+        multiprocessing_context=context if workers else None, **sampling,
+    )  # fmt: skip
+    return list(loader)
+
+
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+def test_a_plain_dataloader_gives_every_sample_as_it_was_packed(ds, packed, workers, context):
+    """Without a warning: torch must never see a read-only array."""
+    sampler = RandomSampler(ds, generator=torch.Generator().manual_seed(0))
+    found = batches(ds, workers, context, batch_size=5, sampler=sampler)
+    assert sorted(torch.cat([batch["indices"] for batch in found]).tolist()) == list(range(12))
+    for batch in found:
+        for k, row in enumerate(batch["indices"].tolist()):
+            due, count = packed.samples[row], int(batch["mask_counts"][k])
+            np.testing.assert_array_equal(batch["images"][k].numpy(), due["image"])
+            assert batch["image_ids"][k] == due["image_id"][0]
+            masks = np.packbits(batch["masks"][k, :count].numpy(), axis=-1, bitorder="little")
+            np.testing.assert_array_equal(masks, due["mask_bits"])
+
+
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork")])
+def test_any_sampler_of_torch_works(ds, workers, context):
+    """Batches of a BatchSampler, and the shares of a DistributedSampler."""
+    batch_sampler = BatchSampler(SequentialSampler(ds), 5, drop_last=True)
+    found = batches(ds, workers, context, batch_sampler=batch_sampler)
+    assert [batch["indices"].tolist() for batch in found] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    subset, seen = ds[::-1], []
+    for rank in range(3):
+        sampler = DistributedSampler(subset, num_replicas=3, rank=rank, shuffle=True, seed=1)
+        for batch in batches(subset, workers, context, batch_size=2, sampler=sampler):
+            seen += batch["indices"].tolist()
+    assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_the_epoch_of_a_random_choice_reaches_workers_that_persist(ds, context):
+    """They hold a copy of the collate object since before the epoch began."""
+    collate = Collate("flat_bits", max_masks=2, choose="random")
+    loader = DataLoader(ds, batch_size=12, num_workers=1, persistent_workers=True, timeout=60,
+                        collate_fn=collate, multiprocessing_context=context)  # fmt: skip
+    areas = []
+    for epoch in range(3):
+        collate.set_epoch(epoch)
+        areas.append(next(iter(loader))["areas"])
+        local = Collate("flat_bits", max_masks=2, choose="random")
+        local.set_epoch(epoch)
+        assert torch.equal(areas[-1], local(ds.__getitems__(range(12)))["areas"])
+    assert not torch.equal(areas[0], areas[1]) and not torch.equal(areas[1], areas[2])
+
+
+def test_a_batch_without_masks_comes_from_a_worker(ds):
+    """Empty tensors have to travel too."""
+    loader = DataLoader(ds, batch_sampler=[[1, 7]], num_workers=1, timeout=60,
+                        collate_fn=Collate("flat"))  # fmt: skip
+    batch = next(iter(loader))
+    assert batch["masks"].shape == (0, 16, 16) and batch["mask_offsets"].tolist() == [0, 0, 0]

@@ -1,0 +1,393 @@
+"""Every layout of pixels and masks through Dataset, Collate and Loader, against what was packed."""
+
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mask_oracle import decode, grid
+from pycocotools import mask as coco
+from small_tars import changed, members, photo, record, write_tar
+
+import sa1bpack
+from sa1bpack import transforms as T
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.spec import BatchForm
+from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.format import open_shard
+from sa1bpack.loading.devices import batch_views, finish
+from sa1bpack.loading.planner import Feed
+from sa1bpack.masks.rle import parse_counts
+
+SIDE, GRID = 64, 16
+SIZES = {1: (64, 96), 2: (96, 64), 3: (63, 95), 4: (40, 40), 5: (96, 31)}  # source height, width
+MASKS = {1: 3, 2: 0, 3: 5, 4: 1, 5: 2}
+LAYOUTS = [
+    (fit, pixels, masks)
+    for fit in ("pad", "squash", "native")
+    for pixels in ("rgb", "yuv420")
+    for masks in ("bits+runs", "runs")
+]
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory) -> Path:
+    found = {}
+    for number, size in SIZES.items():
+        found[f"./sa_{number}.jpg"] = photo(number, *size)
+        found[f"./sa_{number}.json"] = json.dumps(record(number, MASKS[number], *size)).encode()
+    return write_tar(tmp_path_factory.mktemp("forms") / "sa_000000.tar", found)
+
+
+@pytest.fixture(scope="module")
+def packs(tar, tmp_path_factory):
+    """pack(fit, pixels, masks) → folder, made once."""
+    root = tmp_path_factory.mktemp("packs")
+
+    @functools.cache
+    def pack(fit="pad", pixels="rgb", masks="bits+runs", **more) -> Path:
+        out = root / f"{fit}-{pixels}-{masks}{len(more)}"
+        options = {"image_size": SIDE, "mask_size": GRID, "samples_per_shard": 2, **more}
+        sa1bpack.pack(tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, **options)
+        return out
+
+    return pack
+
+
+def planes_of(ds, index) -> dict[str, np.ndarray]:
+    """The stored planes of a sample, from the format's own reader."""
+    number, row, _, _ = ds.locate(index)
+    folder = ds.root / "shards" / ds.manifest.shards[number].name
+    return open_shard(folder).planes(row)
+
+
+def rgb_of(ds, index) -> np.ndarray:
+    """The stored pixels as RGB (h, w, 3); tests/pixels hold the conversion against libjpeg."""
+    planes = planes_of(ds, index)
+    if "rgb" in planes:
+        return planes["rgb"]
+    return sa1bpack.pixels.yuv420_to_rgb(planes["y"], planes["cb"], planes["cr"])
+
+
+def full_masks(image_id: int) -> np.ndarray:
+    """(m, H, W) bool, decoded by pycocotools at full size."""
+    annotations = record(image_id, MASKS[image_id], *SIZES[image_id])["annotations"]
+    masks = [decode(one["segmentation"]) for one in annotations]
+    return np.array(masks, bool).reshape(-1, *SIZES[image_id])
+
+
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_a_sample_has_the_pixels_and_masks_that_were_packed(packs, fit, pixels, masks):
+    ds = sa1bpack.open(packs(fit, pixels, masks), masks="bool")
+    assert len(ds) == len(SIZES)
+    for index, sample in enumerate(ds):
+        height, width = sample["size"][2:].tolist()
+        due = rgb_of(ds, index)
+        assert due.shape == (height, width, 3)
+        if fit == "native":
+            assert np.array_equal(sample["image"], due)
+        else:
+            assert sample["image"].shape == (SIDE, SIDE, 3)
+            assert np.array_equal(sample["image"][:height, :width], due)
+            assert not sample["image"][height:].any() and not sample["image"][:, width:].any()
+        expected = [grid(mask, GRID, fit, "area") for mask in full_masks(sample["image_id"])]
+        assert np.array_equal(sample["masks"], np.array(expected).reshape(-1, GRID, GRID))
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+@pytest.mark.parametrize("size", [8, 40])
+def test_masks_of_another_size_are_drawn_from_the_runs_exactly(packs, fit, size):
+    by_bits = sa1bpack.open(packs(fit), masks="bits", mask_size=size)
+    by_runs = sa1bpack.open(packs(fit, masks="runs"), masks="runs", mask_size=size)
+    assert by_bits.mask_size == by_runs.mask_size == size
+    for bits, drawn in zip(by_bits, by_runs, strict=True):
+        expected = [grid(mask, size, fit, "area") for mask in full_masks(bits["image_id"])]
+        expected = np.array(expected, bool).reshape(-1, size, size)
+        assert np.array_equal(drawn["masks"], expected)
+        assert np.array_equal(np.packbits(expected, -1, bitorder="little"), bits["masks"])
+
+
+def test_runs_are_those_of_the_json(packs):
+    for sample in sa1bpack.open(packs(masks="runs"), masks="runs"):
+        assert "masks" not in sample
+        counts = [
+            one["segmentation"]["counts"].encode()
+            for one in record(sample["image_id"], MASKS[sample["image_id"]],
+                              *SIZES[sample["image_id"]])["annotations"]
+        ]  # fmt: skip
+        offset = np.cumsum([0, *map(len, counts)])
+        height, width = sample["size"][:2].tolist()
+        text = np.frombuffer(b"".join(counts), np.uint8)
+        ends, offset, _ = parse_counts(text, offset, height * width)
+        assert np.array_equal(sample["run_ends"], ends)
+        assert np.array_equal(sample["run_offset"], offset)
+
+
+def test_stored_planes_are_given_as_they_are(packs):
+    for fit in ("pad", "native"):
+        ds = sa1bpack.open(packs(fit, "yuv420"), pixels="stored")
+        for index, sample in enumerate(ds):
+            planes = planes_of(ds, index)
+            height, width = sample["size"][2:].tolist()
+            if fit == "native":
+                due = np.concatenate([plane.ravel() for plane in planes.values()])
+            else:
+                due = np.zeros((SIDE * 3 // 2, SIDE), np.uint8)
+                due[:height, :width] = planes["y"]
+                half = due[SIDE:].reshape(2, SIDE // 2, SIDE // 2)
+                for canvas, name in zip(half, ("cb", "cr"), strict=True):
+                    canvas[: (height + 1) // 2, : (width + 1) // 2] = planes[name]
+            assert np.array_equal(sample["image"], due)
+
+
+def same_batches(ours, theirs) -> int:
+    """Compare two iterables of batches, all keys; returns how many there were."""
+    count = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        assert set(mine) == set(other)
+        for key, value in mine.items():
+            pairs = [(value, other[key])]
+            if key == "runs":
+                names = [field.name for field in dataclasses.fields(value)]
+                pairs = [(getattr(value, name), getattr(other[key], name)) for name in names]
+            for found, due in pairs:
+                assert found.dtype == due.dtype and torch.equal(found, due), key
+        count += 1
+    return count
+
+
+def on_cpu(batch: dict) -> dict:
+    """A batch on the CPU, its runs too."""
+    return {key: value.to("cpu") for key, value in batch.items()}
+
+
+READING = [
+    {"masks": "bits"},
+    {"masks": "bool", "mask_size": 24},
+    {"masks": "runs"},
+    {"masks": "runs", "mask_size": 32},
+    {"pixels": "stored"},
+    {"masks": "bool", "coordinates": "stored"},
+]
+
+
+@pytest.mark.parametrize("options", READING, ids=str)
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_loader_and_dataloader_give_the_same_batches(packs, fit, pixels, masks, options):
+    ds = sa1bpack.open(packs(fit, pixels, masks), **options)
+    for form in ("padded", "flat"):
+        given = {"masks": form, "max_masks": 3, "choose": "random", "seed": 3}
+        theirs = sa1bpack.make_dataloader(ds, 2, workers=0, pin_memory=False, **given)
+        with sa1bpack.Loader(ds, 2, device="cpu", threads=2, **given) as loader:
+            assert same_batches(loader, theirs) == 3
+
+
+@pytest.mark.parametrize("options", READING, ids=str)
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_what_travels_becomes_the_same_batch_on_the_device(packs, fit, pixels, masks, options):
+    """The device's part, run on the CPU: planes to RGB, bits to bool, runs to their batch."""
+    ds = sa1bpack.open(packs(fit, pixels, masks), **options)
+    form = BatchForm.of(ds, "padded", travels=True)
+    [(work, errors)] = Feed(ds, form, MaskChoice(), None).plan([np.arange(len(ds))], 0)
+    buffer = np.full(work.nbytes, 255, np.uint8)
+    work.fill_heads(buffer)
+    work.fill(0, len(work), buffer)
+    assert not errors and not work.errors()
+    if pixels == "yuv420":  # half the bytes travel
+        assert work.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
+    batch = finish(batch_views(torch.from_numpy(buffer), work.regions), form, work)
+    due = sa1bpack.Collate(sample_form=ds.form)(list(ds))
+    assert same_batches([batch], [due]) == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", READING, ids=str)
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_a_cuda_device_gets_the_batches_of_the_cpu(packs, fit, pixels, masks, options):
+    ds = sa1bpack.open(packs(fit, pixels, masks), **options)
+    given = {"max_masks": 3, "order": "sequential"}
+    with (
+        sa1bpack.Loader(ds, 2, device="cuda", **given) as loader,
+        sa1bpack.Loader(ds, 2, device="cpu", **given) as due,
+    ):
+        assert same_batches(map(on_cpu, loader), due) == 3
+
+
+@pytest.mark.parametrize("fit, pixels, masks", [*LAYOUTS[:2], *LAYOUTS[-2:]])
+def test_a_checked_loader_gives_the_same_batches(packs, fit, pixels, masks):
+    for options in ({"masks": "bits"}, {"masks": "bool", "mask_size": 24}):
+        ds = sa1bpack.open(packs(fit, pixels, masks), **options)
+        checked = ds.with_options(check="read")
+        for form in ("padded", "flat_bits") if options["masks"] == "bits" else ("padded", "flat"):
+            given = {"masks": form, "max_masks": 2, "order": "sequential", "device": "cpu"}
+            with (
+                sa1bpack.Loader(ds, 2, **given) as plain,
+                sa1bpack.Loader(checked, 2, **given) as careful,
+            ):
+                assert same_batches(plain, careful) == 3
+
+
+def test_a_batch_of_native_images_is_on_canvases(packs):
+    ds = sa1bpack.open(packs("native"))
+    with sa1bpack.Loader(ds, 5, order="sequential", device="cpu") as loader:
+        [batch] = [{key: value.clone() for key, value in batch.items()} for batch in loader]
+    assert batch["images"].shape == (5, SIDE, SIDE, 3)
+    for image, sample in zip(batch["images"].numpy(), ds, strict=True):
+        height, width = sample["image"].shape[:2]
+        assert np.array_equal(image[:height, :width], sample["image"])
+        assert not image[height:].any() and not image[:, width:].any()
+
+
+def test_runs_of_a_batch_draw_the_masks_that_the_dataset_draws(packs):
+    from sa1bpack.transforms.affine import scaling
+    from sa1bpack.transforms.runs import draw_runs
+
+    path = packs("native", "yuv420", "runs")
+    ds, drawn = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, masks="runs", mask_size=40)
+    with (
+        sa1bpack.Loader(ds, 3, order="sequential", masks="flat", device="cpu") as of_runs,
+        sa1bpack.Loader(drawn, 3, order="sequential", masks="flat", device="cpu") as of_masks,
+    ):
+        for runs, masks in zip(of_runs, of_masks, strict=True):
+            longer = runs["sizes"][:, :2].amax(1, keepdim=True).double().expand(-1, 2)
+            found = draw_runs(runs["runs"], scaling(longer / 40), (40, 40))
+            assert found.any() and torch.equal(found, masks["masks"])
+
+
+def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tar, tmp_path):
+    """Most masks have a handful of runs; one sample has thousands."""
+    found = members([*range(20)], masks=2)
+    comb = np.zeros((64, 96), np.uint8, "F")  # 3073 runs
+    comb[::2] = 1
+    text = coco.encode(comb)["counts"].decode()
+
+    def spoil(data):
+        for annotation in data["annotations"]:
+            annotation["segmentation"]["counts"] = text
+
+    changed(found, 7, spoil)
+    source = write_tar(tmp_path / "sa_000001.tar", found)
+    sa1bpack.pack(source, tmp_path / "pack", workers=1, image_size=32, mask_size=8, masks="runs")
+    ds = sa1bpack.open(tmp_path / "pack", masks="runs")
+    theirs = sa1bpack.make_dataloader(ds, 1, workers=0, pin_memory=False, order="sequential")
+    with sa1bpack.Loader(ds, 1, order="sequential", device="cpu") as loader:
+        most = max(batch["runs"].run_ends.nbytes for batch in loader)
+        assert most > loader.plan().slot_bytes
+        assert same_batches(loader, theirs) == 20
+
+
+def test_a_pack_without_runs_draws_nothing_and_says_so(packs):
+    path = packs(masks="bits")
+    assert sa1bpack.open(path)[0]["masks"].shape[1:] == (GRID, GRID // 8)
+    for options in ({"masks": "runs"}, {"masks": "bits", "mask_size": 24}):
+        with pytest.raises(OptionError, match=r"without them.*--masks bits\+runs"):
+            sa1bpack.open(path, **options)
+
+
+@pytest.mark.parametrize("size", [0, 12, 4104, 16.0, True, "16"])
+def test_a_mask_size_that_cannot_be_drawn_is_refused(packs, size):
+    with pytest.raises(OptionError, match="multiple of 8 from 8 to 4096"):
+        sa1bpack.open(packs(), mask_size=size)
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+@pytest.mark.parametrize("options", [{"size": 40}, {"size": 96, "mask_size": 24}, {}], ids=str)
+def test_a_pipeline_makes_the_same_of_planes_and_of_their_rgb(packs, fit, options):
+    path, steps = packs(fit, "yuv420"), [T.RandomResizedCrop(), T.RandomFlip()]
+    rgb, planes = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, pixels="stored")
+    given = {"order": "sequential", "max_masks": 4, "device": "cpu"}
+    for used in ([], steps):
+        with (
+            sa1bpack.Loader(rgb, 5, **given) as of_rgb,
+            sa1bpack.Loader(planes, 5, **given) as of_planes,
+        ):
+            [first], [second] = (
+                [T.Pipeline(ds, used, **options)(batch, 0) for batch in loader]
+                for ds, loader in ((rgb, of_rgb), (planes, of_planes))
+            )
+        assert torch.equal(first["images"], second["images"])
+        assert torch.equal(first["boxes"], second["boxes"]) and first["masks"].any()
+
+
+def test_native_images_without_a_canvas_name_the_remedy(packs):
+    ds = sa1bpack.open(packs("native"))
+    with pytest.raises(OptionError, match=r"say Collate\(sample_form=ds\.form\)"):
+        sa1bpack.Collate()(list(ds))
+    assert sa1bpack.Collate(sample_form=ds.form)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
+
+
+def test_what_does_not_go_together_is_refused_at_once(packs):
+    with pytest.raises(OptionError, match="mask_transform is for masks"):
+        sa1bpack.open(packs(), masks="runs", mask_transform=np.asarray)
+    with pytest.raises(OptionError, match="gives no runs with check='read'"):
+        sa1bpack.Loader(sa1bpack.open(packs(), masks="runs", check="read"), 2, device="cpu")
+
+
+@pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])
+def test_bits_of_runs_are_refused(packs, form):
+    ds = sa1bpack.open(packs(), masks="runs")
+    with pytest.raises(OptionError, match="the dataset gives their runs"):
+        sa1bpack.Loader(ds, 2, masks=form, device="cpu")
+
+
+def rewrite(path: Path, position: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def with_masks(ds) -> list[int]:
+    """The rows of samples that have masks."""
+    return np.flatnonzero(ds.column("mask_count")).tolist()
+
+
+@pytest.mark.parametrize("array, value", [("run_offset", -8), ("run_offset", 1 << 40)])
+def test_runs_out_of_order_are_an_error_of_their_sample_alone(packs, tmp_path, array, value):
+    root = shutil.copytree(packs(masks="runs"), tmp_path / "pack")
+    entry = sa1bpack.open(root).manifest.shards[0]
+    rewrite(root / "shards" / entry.name / array / "c.0", 8, np.int64(value).tobytes())
+    ds = sa1bpack.open(root, masks="runs", mask_size=16, on_error="return")
+    bad = with_masks(ds)[0]
+    found = ds.__getitems__(range(len(ds)))
+    assert [row for row in range(5) if isinstance(found[row], ReadError)] == [bad]
+    left = sum(MASKS.values()) - int(ds.column("mask_count")[bad])
+    with sa1bpack.Loader(ds, 5, order="sequential", on_error="drop", device="cpu") as loader:
+        [batch] = list(loader)
+        assert batch["dropped"].tolist() == [bad] and len(batch["images"]) == 4
+    ds = ds.with_options(mask_size=None)
+    with sa1bpack.Loader(ds, 5, order="sequential", on_error="drop", device="cpu") as loader:
+        [batch] = list(loader)
+        assert batch["dropped"].tolist() == [bad] and batch["runs"].masks == left
+
+
+@pytest.mark.parametrize("options", [{"masks": "bool"}, {"masks": "runs"}], ids=str)
+def test_run_ends_that_fall_are_an_error_of_their_sample_alone(packs, tmp_path, options):
+    root = shutil.copytree(packs(masks="runs"), tmp_path / "pack")
+    entry = sa1bpack.open(root).manifest.shards[0]
+    rewrite(root / "shards" / entry.name / "run_ends" / "c.0", 4, np.int32(-5).tobytes())
+    ds = sa1bpack.open(root, **options)
+    bad = with_masks(ds)[0]
+    with pytest.raises(ReadError, match="run") as found:
+        ds[bad]
+    assert found.value.row == bad
+    given = {"order": "sequential", "on_error": "drop"}
+    with sa1bpack.Loader(ds, 5, device="cpu", **given) as loader:
+        theirs = sa1bpack.make_dataloader(ds, 5, workers=0, pin_memory=False, **given)
+        assert same_batches(loader, theirs) == 1
+        assert [error.row for error in loader.dropped] == [bad]
+
+
+def test_image_offsets_that_do_not_fit_the_sizes_are_refused_at_once(packs, tmp_path):
+    root = shutil.copytree(packs("native"), tmp_path / "pack")
+    entry = sa1bpack.open(root).manifest.shards[0]
+    offset = np.fromfile(root / "shards" / entry.name / "image_offset" / "c.0", "<i8", 2)[1]
+    rewrite(
+        root / "shards" / entry.name / "image_offset" / "c.0", 8, np.int64(offset - 3).tobytes()
+    )
+    with pytest.raises(ReadError, match=r"image_offset.*but its"):
+        sa1bpack.open(root)[0]

@@ -1,0 +1,246 @@
+"""make_dataloader: the Loader's batches from a torch DataLoader, with a state and a plan."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.loading import dataloader as dataloader_module
+from sa1bpack.loading.dataloader import describe_dataloader, make_dataloader
+from sa1bpack.loading.loader import Loader
+
+OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "seed": 4}
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def stop(loader: DataLoader) -> None:
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()
+
+
+def rows_of(batches) -> list[list[int]]:
+    return [batch["indices"].tolist() for batch in batches]
+
+
+def halve(image):
+    return image[:, ::2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_loader_in_every_epoch(ds, workers):
+    made = make_dataloader(ds, 5, workers=workers, **OPTIONS)
+    assert isinstance(made, DataLoader) and len(made) == 3
+    with Loader(ds, 5, **OPTIONS) as loader:
+        for _ in range(3):
+            for batch, due in zip(made, loader, strict=True):
+                assert set(batch) == set(due)
+                for key, tensor in due.items():
+                    assert torch.equal(batch[key], tensor), key
+    stop(made)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_counts_batches_that_came_out_not_those_fetched_ahead(ds, workers):
+    made = make_dataloader(ds, 2, workers=workers, seed=1)
+    whole = rows_of(made)
+    made.set_epoch(0)
+    for number, _ in enumerate(made):
+        if number == 1:
+            break
+    state = made.state_dict()
+    assert state["samples"] == 4
+    other = make_dataloader(ds, 2, workers=workers, seed=1)
+    other.load_state_dict(state)
+    assert rows_of(other) == whole[2:]
+    assert other.state_dict()["epoch"] == 1
+    with Loader(ds, 2, seed=1) as loader:  # and the Loader can take it over
+        loader.load_state_dict(state)
+        assert rows_of(loader) == whole[2:]
+    stop(made), stop(other)
+
+
+def test_transforms_run(packed):
+    ds = open_pack(packed.root, mask_transform=halve)
+    made = make_dataloader(ds, 4, workers=0, masks="flat_bits")
+    assert next(iter(made))["masks"].shape[1:] == (8, 2)
+
+
+def test_workers_are_only_started_by_default_where_python_has_to_run(packed, monkeypatch):
+    monkeypatch.setattr(dataloader_module, "cores", lambda: 1)
+    plain, hooked = open_pack(packed.root), open_pack(packed.root, mask_transform=halve)
+    assert make_dataloader(plain, 4).num_workers == 0
+    made = make_dataloader(hooked, 4)
+    assert made.num_workers == 1 and made.persistent_workers and made.prefetch_factor == 2
+
+
+def test_dropping_needs_no_special_dataset(ds):
+    made = make_dataloader(ds, 4, workers=0, on_error="drop")
+    assert next(iter(made))["dropped"].tolist() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_plan_states_the_memory_of_the_batches(ds, workers):
+    made = make_dataloader(ds, 4, workers=workers, masks="padded_bits", pin_memory=False)
+    plan = describe_dataloader(made)
+    assert plan == made.plan()
+    assert plan.batches == (1 if workers == 0 else 2 * 3 + 1)
+    assert plan.host_bytes == plan.batches * plan.batch_bytes
+    assert plan.shared_bytes == (plan.host_bytes if workers else 0)
+    for batch in made:
+        assert sum(tensor.nbytes for tensor in batch.values()) <= plan.batch_bytes
+    stop(made)
+
+
+def test_too_little_shared_memory_is_said_before_a_worker_dies(ds, monkeypatch, caplog):
+    usage = SimpleNamespace(free=1000)
+    monkeypatch.setattr(dataloader_module.shutil, "disk_usage", lambda path: usage)
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        make_dataloader(ds, 4, workers=2)
+    assert "--shm-size" in caplog.text
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"workers": -1}, "workers must be .* got -1"),
+    ({"prefetch_factor": 0}, "prefetch_factor must be .* got 0"),
+    ({"order": "best"}, "order is 'best'"), ({"timeout": 0}, "timeout is 0"),
+    ({"timeout": float("inf")}, "timeout is inf"), ({"timeout": "a"}, "timeout is 'a'"),
+    ({"timeout": None, "workers": 2}, "timeout is None"),
+    ({"timeout": 1e10, "workers": 2}, "timeout is 10000000000.0"),
+    ({"multiprocessing_context": "thread"}, "multiprocessing_context is 'thread': .*spawn"),
+    ({"multiprocessing_context": 3, "workers": 2}, "multiprocessing_context is 3: .*spawn"),
+])  # fmt: skip
+def test_a_value_that_cannot_be_used_by_a_dataloader_is_named(ds, options, named):
+    with pytest.raises(OptionError, match=named):
+        make_dataloader(ds, 4, **options)
+
+
+def test_only_a_dataset_is_taken(packed):
+    with pytest.raises(OptionError, match=r"make_dataloader reads .* sa1bpack\.open, not str"):
+        make_dataloader(str(packed.root), 2)
+
+
+def test_the_longest_timeout_can_be_waited_for(ds):
+    made = make_dataloader(ds, 4, workers=1, timeout=2_000_000)
+    assert len(rows_of(made)) == 3
+    stop(made)
+
+
+@pytest.fixture
+def damaged(pack_writer, tmp_path):
+    """A pack whose samples 4 to 6 cannot be read."""
+    pack_writer(tmp_path / "pack")
+    os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
+    return open_pack(tmp_path / "pack")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, workers, form):
+    """Batch 2 has nothing left: all keys, no samples."""
+    options = {"order": "sequential", "masks": form, "on_error": "drop"}
+    made = make_dataloader(damaged, 2, workers=workers, **options)
+    with Loader(damaged, 2, **options) as loader:
+        for epoch in (1, 2):
+            for batch, due in zip(made, loader, strict=True):
+                assert type(batch) is dict and set(batch) == set(due)
+                for key, tensor in due.items():
+                    assert batch[key].shape == tensor.shape and batch[key].dtype == tensor.dtype
+                    assert torch.equal(batch[key], tensor), key
+            assert [error.row for error in made.dropped] == [4, 5, 6] * epoch
+        assert [str(error) for error in made.dropped] == [str(error) for error in loader.dropped]
+        assert {error.image_id for error in made.dropped} == {4982, 4985, 4988}
+    stop(made)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_first_batch_of_which_nothing_is_left_has_all_keys(damaged, workers):
+    part = damaged[4:7]
+    made = make_dataloader(part, 2, workers=workers, on_error="drop")
+    with Loader(part, 2, on_error="drop") as loader:
+        for batch, due in zip(made, loader, strict=True):
+            assert {key: value.shape for key, value in batch.items()} == {
+                key: value.shape for key, value in due.items()
+            }
+            assert batch["images"].shape == (0, 24, 24, 3)
+    stop(made)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_not_taken_does_not_count_as_dropped(damaged, workers):
+    made = make_dataloader(damaged, 2, order="sequential", workers=workers, on_error="drop")
+    batches = iter(made)
+    next(batches), next(batches)
+    assert made.dropped == []
+    next(batches)
+    assert [error.row for error in made.dropped] == [4, 5]
+    stop(made)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ended_by", ["a state", "a new one"])
+def test_an_iteration_that_was_ended_says_so_and_leaves_the_state_alone(ds, workers, ended_by):
+    made = make_dataloader(ds, 2, workers=workers, seed=1)
+    whole = rows_of(made)
+    made.set_epoch(0)
+    old = iter(made)
+    assert next(old)["indices"].tolist() == whole[0]
+    state = made.state_dict()
+    next(old)
+    new = iter(made)
+    if ended_by == "a state":
+        made.load_state_dict(state)
+    else:
+        next(new)
+        state = made.state_dict()
+        assert state["epoch"] == 1
+    with pytest.raises(LoaderError, match="ended by a new one"):
+        next(old)
+    assert made.state_dict() == state
+    if ended_by == "a state":
+        assert rows_of(new) == whole[1:]
+    stop(made)
+
+
+def test_workers_finish_what_they_do_before_the_program_ends(packed):
+    """A file in shared memory has a name for a moment while it is made; this one for longer."""
+    script = f"""
+import os, time
+import multiprocessing
+from pathlib import Path
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.dataset.dataset import open as open_pack
+
+def slow(sample):
+    file = Path(f"/dev/shm/torch_{{os.getpid()}}_{{sample['image_id']}}")
+    file.touch()
+    time.sleep(0.1)
+    file.unlink()
+    return sample
+
+made = make_dataloader(open_pack({str(packed.root)!r}, transform=slow), 2, workers=2)
+batches = iter(made)
+next(batches)
+print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    pids = done.stdout.split()
+    left = [file for pid in pids for file in Path("/dev/shm").glob(f"torch_{pid}_*")]
+    for file in left:
+        file.unlink()
+    assert len(pids) == 3 and left == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,0 +1,166 @@
+"""What Loader and make_dataloader promise alike of their iterations, states and seeds."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+from sa1bpack.order.orders import SequentialOrder, ShuffleOrder
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def rows_of(batches) -> list[list[int]]:
+    return [batch["indices"].tolist() for batch in batches]
+
+
+@BOTH
+def test_threads_that_share_an_iteration_get_every_batch_once_and_all_end(ds, make):
+    # Each thread holds a batch while it asks for the next one.
+    loader = make(ds, 1, seed=1, **({"ahead": 5} if make is Loader else {}))
+    for epoch in range(4):
+        batches, found, ended = iter(loader), [], []
+        start = threading.Barrier(4)
+
+        def draw(batches=batches, found=found, ended=ended, start=start):
+            start.wait(30)
+            try:
+                for batch in batches:
+                    found.append(batch["indices"].item())
+                ended.append("done")
+            except BaseException as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=draw) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert ended == ["done"] * 4, epoch
+        assert sorted(found) == list(range(len(ds))), epoch
+        assert loader.state_dict()["epoch"] == epoch + 1
+
+
+@BOTH
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_set_epoch_ends_an_iteration_so_that_the_state_says_what_comes_next(ds, make, epoch):
+    loader = make(ds, 4, seed=1)
+    running = iter(loader)
+    next(running)
+    loader.set_epoch(epoch)
+    with pytest.raises(LoaderError, match=r"ended by .*set_epoch"):
+        next(running)
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (epoch, 0)
+    due = make(ds, 4, seed=1)
+    due.set_epoch(epoch)
+    assert rows_of(loader) == rows_of(due)
+
+
+@BOTH
+def test_set_epoch_behind_the_last_batch_ends_a_loop_as_usual(ds, make):
+    loader, seen = make(ds, 4), []
+    for batch in loader:
+        seen.append(batch["indices"].tolist())
+        if len(seen) == len(loader):
+            loader.set_epoch(7)
+    assert len(seen) == 3 and loader.state_dict()["epoch"] == 7
+
+
+@pytest.fixture
+def damaged(pack_writer, tmp_path):
+    """A pack whose samples 4 to 6 cannot be read."""
+    pack_writer(tmp_path / "pack")
+    (tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0").write_bytes(bytes(100))
+    return open_pack(tmp_path / "pack")
+
+
+@BOTH
+def test_an_error_in_the_first_batch_uses_up_no_epoch(damaged, make):
+    part = damaged[4:12]
+    loader = make(part, 4, order="sequential")
+    for _ in range(2):
+        with pytest.raises(ReadError):
+            next(iter(loader))
+        state = loader.state_dict()
+        assert (state["epoch"], state["samples"]) == (0, 0)
+
+
+@BOTH
+def test_an_error_behind_the_first_batch_uses_up_the_epoch(damaged, make):
+    loader = make(damaged, 4, order="sequential")
+    with pytest.raises(ReadError):
+        rows_of(loader)
+    assert loader.state_dict()["samples"] == 4
+    next(iter(loader))
+    assert loader.state_dict()["epoch"] == 1
+
+
+@BOTH
+def test_a_loop_that_skips_errors_is_told_that_its_epoch_is_over(damaged, make):
+    batches, errors = iter(make(damaged, 4, order="sequential")), []
+    for _ in range(4):
+        try:
+            next(batches)
+        except (ReadError, LoaderError) as error:
+            errors.append(error)
+    assert [type(error) for error in errors] == [ReadError, LoaderError, LoaderError]
+    assert "ended by ReadError" in str(errors[-1]) and "on_error='drop'" in str(errors[-1])
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_of_a_loader_has_its_place_in_the_order(ds, duplicate):
+    with Loader(ds, 4, seed=1) as loader:
+        running = iter(loader)
+        next(running)
+        other = duplicate(loader)
+        assert other.state_dict() == loader.state_dict()
+        with other:
+            second = rows_of(other)
+        assert len(list(running)) == 2  # the copy has threads and buffers of its own
+        assert rows_of(loader) == second
+
+
+@BOTH
+def test_a_seed_that_an_order_does_not_have_is_refused(ds, make):
+    order = ShuffleOrder(ds, seed=1)
+    with pytest.raises(OptionError, match="seed is 3, but the order has the seed 1"):
+        make(ds, 4, order=order, seed=3)
+    for seed in (None, 1):
+        assert rows_of(make(ds, 4, order=order, seed=seed)) == rows_of(make(ds, 4, seed=1))
+
+
+@BOTH
+def test_the_random_choice_goes_by_the_seed_of_the_order(ds, make):
+    def areas(**options):
+        loader = make(ds, 12, max_masks=2, choose="random", **options)
+        return next(iter(loader))["areas"].tolist()
+
+    assert areas(order=ShuffleOrder(ds, seed=1)) == areas(seed=1)
+    assert areas(order="sequential", seed=5) == areas(order=SequentialOrder(ds), seed=5)
+    assert areas(order="sequential", seed=5) != areas(order="sequential")
+
+
+@BOTH
+def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make):
+    many = make(ds, 1000).plan()
+    assert many == make(ds, len(ds)).plan()
+    assert make(ds, 1000, pad_last=True).plan().host_bytes > 50 * many.host_bytes
+
+
+def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower(ds):
+    with Loader(ds, 2**31, pad_last=True, ahead=100) as loader:
+        for _ in range(2):
+            with pytest.raises(LoaderError, match=r"no memory for 102 buffers .*lower batch_size"):
+                next(iter(loader))
+        assert loader.state_dict()["samples"] == 0

@@ -1,0 +1,241 @@
+"""The Loader's batches: those of Collate, for every form, order, rank and point of resumption."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.plan import FORMS
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.planner import Feed
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.orders import LocalShuffleOrder, WeightedOrder
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def same(batch: dict, other: dict) -> None:
+    assert set(batch) == set(other)
+    for key, tensor in other.items():
+        assert batch[key].dtype == tensor.dtype, key
+        assert batch[key].shape == tensor.shape, key
+        assert torch.equal(batch[key].cpu(), tensor), key
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("choice", [
+    {}, {"max_masks": 3}, {"max_masks": 3, "choose": "iou"},
+    {"max_masks": 3, "choose": "random", "seed": 5}, {"max_masks": 40},
+])  # fmt: skip
+def test_batches_are_those_of_collate(ds, form, choice):
+    collate = Collate(form, **choice)
+    with Loader(ds, 5, masks=form, **choice) as loader:
+        for epoch in range(2):
+            collate.set_epoch(epoch)
+            batches = [clone(batch) for batch in loader]
+            assert len(batches) == len(loader) == 3
+            for batch in batches:
+                rows = batch["indices"].tolist()
+                same(batch, collate([ds[row] for row in rows]))
+
+
+def clone(batch: dict) -> dict:
+    return {key: tensor.clone() for key, tensor in batch.items()}
+
+
+@pytest.mark.parametrize("form", ["padded", "padded_bits"])
+def test_pad_to_max_gives_every_batch_one_shape(ds, form):
+    collate = Collate(form, max_masks=6, pad_to_max=True)
+    with Loader(ds, 2, masks=form, max_masks=6, pad_to_max=True) as loader:
+        for batch in loader:
+            assert batch["masks"].shape[1] == 6
+            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+
+
+def test_coordinates_are_those_that_the_dataset_was_opened_with(packed):
+    ds = open_pack(packed.root, coordinates="stored")
+    collate = Collate()
+    with Loader(ds, 4) as loader:
+        for batch in loader:
+            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
+
+
+def test_a_slot_that_held_a_fuller_batch_leaves_nothing_behind(ds):
+    with Loader(ds, 1, masks="padded", ahead=1, order="sequential") as loader:
+        for epoch in range(3):
+            for row, batch in enumerate(loader):
+                same(batch, Collate()([ds[row]]))
+            assert row == len(ds) - 1, epoch
+
+
+def test_a_subset_in_any_order_is_read_through_its_own_rows(ds):
+    rows = [7, 2, 2, 9]
+    part = ds[np.array(rows)]
+    with Loader(part, 3, order="sequential") as loader:
+        assert torch.cat([batch["indices"] for batch in loader]).tolist() == rows
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_together_give_the_same_global_batches(ds, world_size):
+    ranks = [
+        Loader(ds, 4, rank=rank, world_size=world_size, seed=3, pad_last=True)
+        for rank in range(world_size)
+    ]
+    whole = Loader(ds, 4, rank=0, world_size=1, seed=3, pad_last=True)
+    for parts in zip(whole, *ranks, strict=True):
+        together = torch.cat([part["indices"] for part in parts[1:]])
+        assert torch.equal(together, parts[0]["indices"])
+    for loader in (whole, *ranks):
+        loader.close()
+
+
+@pytest.mark.parametrize("order", ["shuffle", "local", "sequential"])
+def test_every_sample_comes_once_an_epoch(ds, order):
+    with Loader(ds, 5, order=order) as loader:
+        for _ in range(2):
+            rows = torch.cat([batch["indices"] for batch in loader])
+            assert sorted(rows.tolist()) == list(range(len(ds)))
+
+
+def test_an_order_or_ordered_batches_can_be_given(ds):
+    weights = ds.column("mask_count")
+    with Loader(ds, 6, order=WeightedOrder(ds, weights, seed=1)) as loader:
+        rows = torch.cat([batch["indices"] for batch in loader]).numpy()
+    assert (weights[rows] > 0).all()
+    batches = OrderedBatches(LocalShuffleOrder(ds, window=1), 6, drop_last=True)
+    with Loader(ds, order=batches) as loader:
+        assert [len(batch["indices"]) for batch in loader] == [6, 6]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_state_goes_on_with_the_batch_that_was_not_taken(ds, threads):
+    options = {"seed": 2, "masks": "flat", "max_masks": 2, "choose": "random", "threads": threads}
+    with Loader(ds, 3, **options) as loader:
+        whole = [clone(batch) for _ in range(2) for batch in loader]
+        for taken in range(len(whole)):
+            loader.load_state_dict(Loader(ds, 3, **options).state_dict())
+            iterator = iter(loader)
+            for number in range(taken):
+                batch = next(iterator, None)
+                if batch is None:
+                    iterator = iter(loader)
+                    batch = next(iterator)
+                same(clone(batch), whole[number])
+            state = loader.state_dict()
+            with Loader(ds, 3, **options) as other:
+                other.load_state_dict(state)
+                rest = [clone(batch) for batch in other]
+            epochs_end = len(loader) if taken < len(loader) else 2 * len(loader)
+            assert len(rest) == epochs_end - taken
+            for batch, due in zip(rest, whole[taken:], strict=False):
+                same(batch, due)
+
+
+def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):
+    with Loader(ds, 4, rank=0, world_size=1, pad_last=True) as one:
+        whole = [batch["indices"].clone() for batch in one]
+        one.load_state_dict(Loader(ds, 4, rank=0, world_size=1, pad_last=True).state_dict())
+        next(iter(one))
+        state = one.state_dict()
+    parts = []
+    for rank in range(2):
+        with Loader(ds, 4, rank=rank, world_size=2, pad_last=True) as loader:
+            loader.load_state_dict(state)
+            parts.append([batch["indices"].clone() for batch in loader])
+    both = [torch.cat(pair) for pair in zip(*parts, strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(both, whole[1:], strict=True))
+
+
+def test_set_epoch_decides_the_epoch_and_the_state(ds):
+    with Loader(ds, 4) as loader:
+        first = [batch["indices"].clone() for batch in loader]
+        second = [batch["indices"].clone() for batch in loader]
+        assert loader.state_dict()["epoch"] == 2
+        loader.set_epoch(1)
+        assert loader.state_dict()["epoch"] == 1
+        again = [batch["indices"].clone() for batch in loader]
+    assert all(torch.equal(a, b) for a, b in zip(second, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_plan_states_the_memory_before_any_is_taken(ds, monkeypatch):
+    loader = Loader(ds, 4, ahead=3, threads=2, masks="padded_bits")
+    monkeypatch.setattr(loader._device, "allocate", lambda nbytes: pytest.fail("allocated"))
+    plan = loader.plan()
+    pixels, masks = 24 * 24 * 3, 12 * 16 * 2
+    assert (plan.samples, plan.most_masks, plan.slots, plan.threads) == (4, 12, 5, 2)
+    assert plan.host_bytes == 5 * plan.slot_bytes and not plan.pinned and plan.device_bytes == 0
+    numbers = 12 * (4 * 4 + 8 + 4 + 4 + 2 * 4 + 8)
+    assert 4 * (pixels + masks + numbers) < plan.slot_bytes < 4 * (pixels + masks + numbers) + 1100
+    assert "5 buffers" in str(plan)
+
+
+def test_the_plan_counts_the_samples_of_one_rank(ds):
+    alone, one_of_two = Loader(ds, 4), Loader(ds, 4, rank=0, world_size=2)
+    assert (alone.plan().samples, one_of_two.plan().samples) == (4, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_batch_needs_more_than_the_plan_says(ds, form):
+    loader = Loader(ds, len(ds), masks=form)
+    fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
+    loader.close()
+    [(work, errors)] = Feed(ds, loader._form, loader._choice, None).plan([fullest], 0)
+    assert not errors and work.nbytes == loader.plan().slot_bytes
+
+
+TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"batch_size": None}, "batch_size is missing"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"order": "random"}, "order is 'random'.*shuffle"),
+    ({"order": 3}, "order is 3"),
+    ({"masks": "bits"}, "masks is 'bits'.*padded_bits"),
+    ({"max_masks": 0}, "max_masks must be .* got 0"),
+    ({"choose": "best"}, "choose is 'best'"),
+    ({"pad_to_max": True}, "pad_to_max needs max_masks"),
+    ({"device": "tpu"}, "device is 'tpu'"),
+    ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),
+    ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
+    ({"threads": 1.5}, "threads must be .* got 1.5"),
+    ({"ahead": 0}, "ahead must be .* got 0"),
+    ({"ahead": True}, "ahead must be .* got True"),
+    *[({"timeout": value}, re.escape(f"timeout is {value!r}")) for value in TIMEOUTS],
+    ({"on_error": "skip"}, "on_error is 'skip'"),
+    ({"rank": 0}, "give both or neither"),
+])  # fmt: skip
+def test_a_value_that_cannot_be_used_is_named(ds, options, named):
+    with pytest.raises(OptionError, match=named):
+        Loader(ds, **({"batch_size": 4} | options))
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers(ds):
+    numbers = {"max_masks": np.int64(3), "threads": np.int32(2), "ahead": np.uint8(1)}
+    with Loader(ds, np.int64(4), rank=np.int64(0), world_size=np.int64(1), **numbers) as loader:
+        plan = loader.plan()
+        assert all(type(number) is int for number in (plan.threads, plan.slots, plan.samples))
+        assert [len(batch["images"]) for batch in loader] == [4, 4, 4]
+
+
+def test_an_order_of_another_dataset_is_refused(ds):
+    with pytest.raises(OptionError, match="fingerprint"):
+        Loader(ds, 4, order=WeightedOrder(ds[1:], np.ones(len(ds) - 1)))
+    with pytest.raises(OptionError, match="have batch_size already"):
+        Loader(ds, 4, order=OrderedBatches(LocalShuffleOrder(ds), 4))
+
+
+def test_a_transform_is_refused_with_the_way_to_use_it(packed):
+    ds = open_pack(packed.root, transform=dict)
+    with pytest.raises(OptionError, match="make_dataloader"):
+        Loader(ds, 4)
+    with pytest.raises(OptionError, match=r"sa1bpack\.open, not list"):
+        Loader([1, 2], 4)

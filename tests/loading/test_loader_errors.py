@@ -1,0 +1,159 @@
+"""What the consumer of a Loader is told when something goes wrong, and that it is told in time."""
+
+import errno
+import logging
+import os
+import threading
+
+import pytest
+import torch
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError, LoaderTimeout, ReadError
+from sa1bpack.loading import batch_copy as work_module
+from sa1bpack.loading.batch_copy import Work
+from sa1bpack.loading.loader import Loader
+
+LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
+
+
+@pytest.fixture
+def root(pack_writer, tmp_path):
+    pack_writer(tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def cut(root, array: str, shard: str = LAST_SHARD) -> None:
+    """Cut an array's file to its first row, as a failing disk or a careless copy might."""
+    path = next((root / "shards" / shard / array).glob("c.*"))
+    os.truncate(path, 24 * 24 * 3 if array == "image" else 32)
+
+
+def readers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
+
+
+@pytest.mark.parametrize("array", ["image", "mask_bits"])
+def test_a_file_cut_short_while_it_is_mapped_is_an_error_with_the_samples_name(root, array):
+    ds = open_pack(root)
+    with Loader(ds, 4, order="sequential") as loader:
+        for _ in loader:  # everything is open and mapped
+            pass
+        cut(root, array)
+        iterator = iter(loader)
+        assert [next(iterator)["indices"].tolist() for _ in range(2)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+        ]
+        with pytest.raises(ReadError, match=rf"{LAST_SHARD}/{array}/c.*ends before") as found:
+            next(iterator)
+        assert found.value.row == 10 and found.value.shard == LAST_SHARD
+        assert found.value.file_name in str(found.value)
+        assert not readers()
+        for _ in range(2):  # not StopIteration: a loop that skips errors would end early
+            with pytest.raises(LoaderError, match=r"ended by ReadError: row 10 .*on_error='drop'"):
+                next(iterator)
+        assert loader.state_dict()["samples"] == 8
+
+
+def test_a_shard_that_cannot_be_opened_is_an_error_with_the_samples_name(root):
+    cut(root, "image")
+    with Loader(open_pack(root), 4, order="sequential") as loader:
+        with pytest.raises(ReadError, match="cut short") as found:
+            [batch["indices"].clone() for batch in loader]
+        assert (found.value.row, found.value.shard) == (9, LAST_SHARD)
+
+
+def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, monkeypatch):
+    ds = open_pack(root)
+
+    def failing(low, first, stop, *arguments):
+        arguments[-1][first:stop, 0] = errno.EIO
+
+    monkeypatch.setattr(work_module, "fill_samples", failing)
+    expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")
+    with Loader(ds, 4, order="sequential") as loader, expected as found:
+        next(iter(loader))
+    assert found.value.row == 0 and isinstance(found.value.__cause__, OSError)
+    assert found.value.__cause__.errno == errno.EIO
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
+    ds = open_pack(root)
+    loader = Loader(ds, 4, order="sequential", masks="flat", on_error="drop")
+    if when == "before":
+        cut(root, "image")
+        gone = [9, 10, 11]
+    else:
+        for batch in loader:
+            assert batch["dropped"].shape == (0,)
+        del batch
+        cut(root, "image")
+        gone = [10, 11]
+    caplog.set_level(logging.WARNING, "sa1bpack")
+    batches = [{key: value.clone() for key, value in batch.items()} for batch in loader]
+    loader.close()
+    kept = [row for row in range(8, 12) if row not in gone]
+    assert batches[2]["indices"].tolist() == kept
+    assert batches[2]["dropped"].tolist() == gone
+    assert [error.row for error in loader.dropped] == gone
+    assert [record.message for record in caplog.records] == [
+        f"left out: {error}" for error in loader.dropped
+    ]
+    due = Collate("flat", on_error="drop")([ds[row] for row in kept])
+    for key in set(due) - {"dropped"}:
+        assert torch.equal(batches[2][key], due[key]), key
+
+
+def test_a_batch_of_which_nothing_is_left_is_empty_so_that_ranks_stay_in_step(root):
+    cut(root, "mask_bits")
+    with Loader(open_pack(root), 3, order="sequential", on_error="drop") as loader:
+        batches = [{key: value.clone() for key, value in batch.items()} for batch in loader]
+    assert [len(batch["images"]) for batch in batches] == [3, 3, 3, 0]
+    assert batches[3]["masks"].shape == (0, 0, 16, 16)
+
+
+def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatch):
+    def failing(self, first, stop, buffer):
+        raise MemoryError("no room for sa_1.jpg")
+
+    monkeypatch.setattr(Work, "fill", failing)
+    with Loader(open_pack(packed.root), 4, threads=2) as loader:
+        with pytest.raises(MemoryError, match=r"sa_1\.jpg"):
+            next(iter(loader))
+        assert not readers()
+        monkeypatch.undo()
+        assert len([batch["image_ids"].clone() for batch in loader]) == 3
+
+
+def test_a_read_that_hangs_is_an_error_in_time_that_names_thread_and_samples(packed, monkeypatch):
+    release, original = threading.Event(), Work.fill
+
+    def hanging(self, first, stop, buffer):
+        release.wait(60)
+        original(self, first, stop, buffer)
+
+    monkeypatch.setattr(Work, "fill", hanging)
+    monkeypatch.setattr("sa1bpack.loading.loader._STOP_SECONDS", 0.05)
+    ds = open_pack(packed.root)
+    loader = Loader(ds, 3, threads=1, order="sequential", timeout=0.2)
+    try:
+        ids = ds.column("image_id")[:3].tolist()
+        with pytest.raises(LoaderTimeout, match="sa1bpack-reader-0 has been copying") as found:
+            next(iter(loader))
+        assert str(ids) in str(found.value) and "raise `timeout`" in str(found.value)
+    finally:
+        release.set()
+    monkeypatch.undo()
+    assert next(iter(loader))["indices"].tolist() == [0, 1, 2]
+    loader.close()
+
+
+def test_an_exception_of_the_consumer_ends_the_threads(packed):
+    loader = Loader(open_pack(packed.root), 4)
+    with pytest.raises(ZeroDivisionError), loader:
+        for _ in loader:
+            raise ZeroDivisionError
+    assert not readers()

@@ -1,0 +1,311 @@
+"""Nothing hangs and nothing leaks: leaving early, ending, forking, collecting, many epochs."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.loader import Loader
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def readers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
+
+
+def run(script: str, root: Path) -> str:
+    """Run a script in a process of its own; a hang prints all stacks and fails."""
+    # Not dump_traceback_later, whose lock a forked child would wait for for ever at its end.
+    guard = "import faulthandler, os, signal, sys, threading\nsignal.alarm(60)\n"
+    guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
+    head = "from sa1bpack.dataset.dataset import open as open_pack\n"
+    head += f"from sa1bpack.loading.loader import Loader\nds = open_pack({str(root)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", guard + head + script],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_leaving_a_loop_early_ends_the_threads(ds):
+    loader = Loader(ds, 1)
+    for _ in loader:
+        break
+    assert not readers()
+    assert len([None for _ in loader]) == len(ds)
+
+
+def test_the_next_iteration_is_the_next_epoch_also_after_a_loop_that_was_left(ds):
+    with Loader(ds, 4) as loader:
+        for _ in loader:
+            break
+        next(iter(loader))
+        assert loader.state_dict()["epoch"] == 1
+
+
+def test_an_iteration_that_nothing_was_taken_from_is_no_epoch_and_ends_no_other(ds):
+    with Loader(ds, 4) as loader:
+        running = iter(loader)
+        next(running)
+        never, state = iter(loader), loader.state_dict()
+        assert len(list(running)) == 2 and state["samples"] == 4
+        iter(loader)
+        assert not readers() and loader.state_dict()["epoch"] == 1
+        loader.load_state_dict(state)
+        assert len(list(never)) == 2  # it begins now, where the state says
+        never = iter(loader)
+    with pytest.raises(LoaderError, match="closed"):
+        next(never)
+
+
+def test_a_loader_and_its_iteration_are_collected_with_their_threads(ds):
+    loader = Loader(ds, 1, threads=2)
+    iterator = iter(loader)
+    next(iterator)
+    assert len(readers()) == 2
+    del loader
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert not readers()
+
+
+def test_a_reference_cycle_does_not_keep_threads(ds):
+    loader = Loader(ds, 1)
+    loader.myself = loader
+    loader.iterator = iter(loader)
+    next(loader.iterator)
+    del loader
+    gc.collect()
+    assert not readers()
+
+
+def test_two_loaders_run_at_once_without_disturbing_each_other(ds):
+    first, second = Loader(ds, 2, seed=1), Loader(ds, 2, seed=2)
+    alone = [batch["indices"].tolist() for batch in Loader(ds, 2, seed=2)]
+    together = [
+        (a["indices"].tolist(), b["indices"].tolist()) for a, b in zip(first, second, strict=True)
+    ]
+    assert [b for _, b in together] == alone
+    assert sorted(row for rows, _ in together for row in rows) == list(range(len(ds)))
+
+
+def test_a_new_iteration_ends_the_one_before_with_a_message(ds):
+    with Loader(ds, 2) as loader:
+        old = iter(loader)
+        next(old)
+        new = iter(loader)
+        next(new)
+        with pytest.raises(LoaderError, match="ended by a new one"):
+            next(old)
+        assert next(new) is not None
+
+
+def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
+    loader = Loader(ds, 2)
+    iterator = iter(loader)
+    next(iterator)
+    monkeypatch.setattr(type(loader._ring), "_is_next", lambda self: self._closed)
+    found = []
+
+    def wait():
+        try:
+            next(iterator)
+        except LoaderError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    loader.close()
+    thread.join(30)
+    assert not thread.is_alive() and "closed" in found[0]
+
+
+def test_a_closed_loader_says_so(ds):
+    loader = Loader(ds, 2)
+    loader.close()
+    loader.close()
+    with pytest.raises(LoaderError, match="closed"):
+        iter(loader)
+
+
+def test_tensors_that_are_kept_never_change_and_too_many_are_an_error(ds, monkeypatch):
+    monkeypatch.setattr("sa1bpack.loading.ring.HELD_SECONDS", 0.05)
+    with Loader(ds, 1, ahead=2, order="sequential") as loader:
+        kept = []
+        with pytest.raises(LoaderError, match=r"all 4 buffers are held.*clone"):
+            for batch in loader:
+                kept.append(batch["images"])
+        assert len(kept) == 4
+        for row, images in enumerate(kept):
+            assert np.array_equal(images[0].numpy(), ds[row]["image"])
+        del batch, images
+        kept[1:] = []
+        for _ in loader:
+            pass
+    assert np.array_equal(kept[0][0].numpy(), ds[0]["image"])
+
+
+def test_batches_lie_in_the_slots_and_nowhere_else(ds):
+    with Loader(ds, 1, ahead=1, masks="padded_bits") as loader:
+        places = {batch["images"].data_ptr() for _ in range(4) for batch in loader}
+    assert len(places) <= 3
+
+
+@pytest.fixture
+def no_collection():
+    """Nothing in a reference cycle goes away."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_leaving_early_lets_buffers_and_files_go_without_a_garbage_collection(
+    ds, no_collection, closed
+):
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        loader = Loader(ds, 1, threads=3)
+        for batch in loader:  # noqa: B007
+            break
+        ring = weakref.ref(loader._ring)
+        if closed:
+            loader.close()
+        del loader, batch
+        assert ring() is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == files
+
+
+def test_an_iterator_that_is_kept_keeps_no_buffers_of_a_closed_loader(ds, no_collection):
+    loader = Loader(ds, 1)
+    iterator = iter(loader)
+    next(iterator)
+    slots = [weakref.ref(slot) for slot in loader._ring._free]
+    loader.close()
+    assert not any(slot() for slot in slots)
+    with pytest.raises(LoaderError, match="ended by"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("kind", ["cut", "unopened"])
+def test_a_read_error_that_is_kept_keeps_no_buffers(pack_writer, tmp_path, no_collection, kind):
+    pack_writer(tmp_path / "pack")
+    loader = Loader(open_pack(tmp_path / "pack"), 1, order="sequential")
+    if kind == "unopened":
+        os.truncate(tmp_path / "pack/shards/sa_000001-000/image/c.0.0.0.0", 100)
+    iterator = iter(loader)
+    next(iterator)
+    if kind == "cut":
+        for image in (tmp_path / "pack").rglob("image/c.*"):
+            os.truncate(image, 0)
+    ring = weakref.ref(loader._ring)
+    with pytest.raises(ReadError) as found:
+        list(iterator)
+    loader.close()
+    assert found.value.row >= 1 and ring() is None
+
+
+def test_what_is_kept_of_a_batch_but_images_and_masks_holds_no_buffer(ds):
+    with Loader(ds, 1, ahead=1, order="sequential") as loader:
+        kept = [
+            {key: value for key, value in batch.items() if key not in ("images", "masks")}
+            for batch in loader
+        ]
+    assert [batch["indices"].item() for batch in kept] == list(range(len(ds)))
+    ids = [ds[row]["annotation_ids"].tolist() for row in range(len(ds))]
+    assert [batch["annotation_ids"][0].tolist() for batch in kept] == ids
+
+
+def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds):
+    def state() -> tuple[int, int, list[str]]:
+        gc.collect()
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        return threading.active_count(), files, sorted(Path("/dev/shm").iterdir())
+
+    def epochs(count: int) -> None:
+        with Loader(ds, 3, threads=3, masks="padded") as loader:
+            for epoch in range(count):
+                for number, _ in enumerate(loader):
+                    if epoch % 3 == 1 and number == 1:
+                        break
+
+    epochs(2)
+    before = state()
+    epochs(50)
+    assert state() == before
+
+
+def test_the_interpreter_ends_with_iterations_that_were_begun(packed):
+    script = """
+held = [iter(Loader(ds, 1, threads=2)) for _ in range(3)]   # never taken from, half used, closed
+batch = next(held[1])
+cycle = Loader(ds, 1); cycle.iterator = iter(cycle); cycle.batch = next(cycle.iterator)
+class Late:
+    def __del__(self, threads=threading): print("late", flush=True)
+late = Late()
+print("end", flush=True)
+"""
+    assert run(script, packed.root).startswith("end\n")
+
+
+def test_an_exception_that_ends_the_program_is_what_one_sees(packed):
+    script = """
+try:
+    for batch in Loader(ds, 1):
+        raise KeyError("mine")
+except KeyError as error:
+    print(error)
+for batch in Loader(ds, 1):
+    sys.exit(0)
+"""
+    assert run(script, packed.root) == "'mine'\n"
+
+
+def test_a_forked_child_gets_an_error_or_threads_of_its_own(packed):
+    script = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: fork with threads, on purpose
+loader = Loader(ds, 1, order="sequential")
+iterator = iter(loader)
+batch = next(iterator)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    try:
+        next(iterator)
+    except Exception as error:
+        assert "forked" in str(error), error
+    else:
+        os._exit(3)
+    del batch  # its slot belongs to the parent
+    rows = [batch["indices"].item() for batch in loader]
+    assert rows == list(range(len(ds))), rows
+    del iterator
+    assert threading.active_count() == 1
+    loader.close()
+    print("child", flush=True)
+    sys.exit(0)  # with all that Python does at its end
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+rows = [batch["indices"].item() for batch in iterator]
+assert rows == list(range(1, len(ds))), rows
+print("parent")
+"""
+    assert run(script, packed.root) == "child\nparent\n"

@@ -1,0 +1,86 @@
+"""Rank and world size that nobody gave: those of torch.distributed at the first batch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+# Two processes; everything is made before there is a process group, as under Lightning.
+SCRIPT = """
+import json, os, sys
+import torch.distributed as dist
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.loading.loader import Loader
+
+root, meeting = sys.argv[1:]
+ds = open_pack(root)
+made = [Loader(ds, 4, seed=1), make_dataloader(ds, 4, seed=1)]
+uneven = Loader(ds, 3)
+child = os.fork()
+rank = 1 if child == 0 else 0
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+found = {
+    "rows": [[batch["indices"].tolist() for batch in loader] for loader in made],
+    "states": [loader.state_dict() for loader in made],
+    "samples": made[0].plan().samples,
+}
+try:
+    next(iter(uneven))
+except ValueError as error:
+    found["uneven"] = str(error)
+every = [None, None]
+dist.all_gather_object(every, found)
+dist.destroy_process_group()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print(json.dumps(every))
+"""
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packed, tmp_path):
+    arguments = [sys.executable, "-c", SCRIPT, str(packed.root), str(tmp_path / "meeting")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    ranks = json.loads(done.stdout)
+    with Loader(ds, 4, seed=1, rank=0, world_size=1) as loader:
+        whole = [batch["indices"].tolist() for batch in loader]
+        state = loader.state_dict()
+    for kind in range(2):
+        parts = zip(*(rank["rows"][kind] for rank in ranks), strict=True)
+        assert [first + second for first, second in parts] == whole
+        assert [rank["states"][kind] for rank in ranks] == [state, state]
+    assert [rank["samples"] for rank in ranks] == [2, 2]
+    for rank in ranks:
+        assert "batch_size 3" in rank["uneven"] and "multiple of world_size 2" in rank["uneven"]
+
+
+@BOTH
+def test_ranks_that_are_announced_but_have_no_process_group_are_refused(ds, make, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = make(ds, 4)
+    with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
+        next(iter(loader))
+    all_of_it = make(ds, 4, rank=0, world_size=1)
+    assert sum(len(batch["indices"]) for batch in all_of_it) == len(ds)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert sum(len(batch["indices"]) for batch in loader) == len(ds)
+
+
+@BOTH
+def test_a_rank_without_a_world_size_is_refused(ds, make):
+    with pytest.raises(OptionError, match="rank is None and world_size is 2: give both"):
+        make(ds, 4, world_size=2)

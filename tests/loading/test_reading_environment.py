@@ -1,0 +1,388 @@
+"""Where a pack lies and who reads it makes no difference to what is read."""
+
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from reading_child import batch_digests, sample_digest
+from unprivileged import give_up_privileges
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import VersionError
+from sa1bpack.format import make_manifest, open_shard, publish, read_manifest, verify
+from sa1bpack.loading.loader import Loader
+
+# Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+
+forking = multiprocessing.get_context("fork")
+
+
+def everything(ds) -> tuple[list[str], dict[int, str]]:
+    """Digests of all samples, through the dataset and through a Loader."""
+    with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
+        batches: dict[int, str] = {}
+        for batch in loader:
+            batches |= batch_digests(batch)
+    return [sample_digest(sample) for sample in ds], dict(sorted(batches.items()))
+
+
+@pytest.fixture(scope="module")
+def due(packed):
+    """Everything, in a pack that nothing happened to."""
+    return everything(open_pack(packed.root))
+
+
+@pytest.fixture
+def root(packed, tmp_path):
+    """A pack of the test's own."""
+    return shutil.copytree(packed.root, tmp_path / "pack")
+
+
+def in_a_child(call, *arguments):
+    """What `call` returns in a forked process."""
+    receiver, sender = forking.Pipe(duplex=False)
+
+    def run():
+        sender.send(call(*arguments))
+
+    child = forking.Process(target=run, daemon=True)
+    child.start()
+    sender.close()
+    answer = receiver.recv() if receiver.poll(60) else None
+    child.join(60)
+    assert child.exitcode == 0
+    return answer
+
+
+# ---------------------------------------------------------------------------------- where it lies
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, due, check):
+    """By a process that may not write, so that it would be an error."""
+    for path in (*root.rglob("*"), root):
+        path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
+
+    def read():
+        give_up_privileges()
+        refused = 0
+        for path in (root / "manifest.json", root / "new", root / "shards" / "new"):
+            try:
+                path.open("ab").close()
+            except PermissionError:
+                refused += 1
+        return refused, everything(open_pack(root, check=check)), verify(root).ok
+
+    assert in_a_child(read) == (3, due, True)
+
+
+WRITES_NOTHING = """
+import os, sys
+import sa1bpack
+import sa1bpack.loading.loader
+from sa1bpack.format import verify
+
+seen = []
+def hook(event, arguments):
+    if event == "open":
+        flags = arguments[2]
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            seen.append((event, arguments[0]))
+    elif event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link",
+                   "os.symlink", "os.chmod", "os.utime", "tempfile.mkstemp", "tempfile.mkdtemp"):
+        seen.append((event, arguments))
+sys.addaudithook(hook)
+for check in ("open", "read"):
+    ds = sa1bpack.open(sys.argv[1], check=check)
+    assert len([sample["image"].sum() for sample in ds]) == 12
+    ds.column("area", "max"), ds.index_of(4988)
+    with sa1bpack.Loader(ds, 4) as loader:
+        assert len([batch["images"] for batch in loader]) == 3
+assert verify(sys.argv[1]).ok and verify(sys.argv[1], quick=True).ok
+assert seen == [], seen
+"""
+
+
+def test_reading_writes_nothing_anywhere(packed):
+    """No lock, no cache, no temporary: the audit events of Python tell."""
+    command = [sys.executable, "-B", "-c", WRITES_NOTHING, str(packed.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pack_is_read_wherever_it_was_moved_to(root, due, tmp_path):
+    fingerprint = open_pack(root).fingerprint
+    new = tmp_path / "another disk" / "π, renamed"
+    new.parent.mkdir()
+    root.rename(new)
+    assert open_pack(new).fingerprint == fingerprint
+    assert everything(open_pack(new, check="read")) == due and verify(new).ok
+    link = tmp_path / "link"
+    link.symlink_to(new)
+    assert everything(open_pack(link)) == due and verify(link).ok
+
+
+def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, due, tmp_path):
+    """What was mapped is; the rest is an error until it comes back."""
+    ds = open_pack(root)
+    assert everything(ds) == due
+    root.rename(tmp_path / "away")
+    assert [sample_digest(sample) for sample in ds] == due[0]
+
+
+def allocated(root: Path) -> int:
+    return sum(path.stat().st_blocks for path in root.rglob("*.*"))
+
+
+@pytest.mark.skipif(shutil.which("cp") is None, reason="needs the program cp")
+def test_a_copy_that_lost_its_holes_is_the_same_pack(pack_writer, tmp_path):
+    """Only larger on disk."""
+    from sa1bpack.format import Layout
+
+    pack_writer(tmp_path / "pack", {"sa_0-000": (1, 2)}, Layout(image_size=256, mask_size=16))
+    ways = {"kept": "--sparse=always", "lost": "--sparse=never"}
+    done = [
+        subprocess.run(["cp", "-r", option, tmp_path / "pack", tmp_path / name], check=False)
+        for name, option in ways.items()
+    ]
+    if any(code.returncode for code in done):
+        pytest.skip("this cp has no --sparse")
+    whole = everything(open_pack(tmp_path / "pack"))
+    for name in ways:
+        assert everything(open_pack(tmp_path / name, check="read")) == whole
+        assert verify(tmp_path / name).ok
+    if allocated(tmp_path / "kept") == allocated(tmp_path / "lost"):
+        pytest.skip("this file system has no holes; the copies were equal all the same")
+
+
+# -------------------------------------------------------------------------------------- versions
+
+
+def edit(path: Path, change) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data, indent=1, sort_keys=True))
+
+
+def make_version(root: Path, major: int, minor: int) -> None:
+    """What a release of another format version might have written."""
+
+    def of_shard(data):
+        data["attributes"]["sa1bpack"] |= {"format": [major, minor], "more": {"key": 1}}
+
+    def of_manifest(data):
+        data |= {"version": [major, minor], "more": [1, 2]}
+
+    for path in (root / "shards").glob("*/zarr.json"):
+        edit(path, of_shard)
+    edit(root / "manifest.json", of_manifest)
+
+
+def test_a_newer_minor_version_is_read(root, due):
+    """Keys and groups that this release does not know are left alone."""
+    make_version(root, 1, 99)
+    (root / "derived").mkdir()
+    (root / "derived" / "zarr.json").write_text("{}")
+    for check in ("open", "read"):
+        assert everything(open_pack(root, check=check)) == due
+
+
+@pytest.mark.parametrize("major", [0, 2])
+def test_another_major_version_is_refused_with_the_remedy(root, major):
+    for shard in (root / "shards").glob("*/zarr.json"):
+        edit(shard, lambda data: data["attributes"]["sa1bpack"].update(format=[major, 0]))
+    remedy = f"format version {major}.0.*reads 1.x; install a sa1bpack for format {major}"
+    with pytest.raises(VersionError, match=remedy):
+        open_shard(root / "shards" / "sa_000000-000")
+    ds = open_pack(root)
+    with pytest.raises(Exception, match=remedy):
+        ds[0]
+    edit(root / "manifest.json", lambda data: data.update(version=[major, 0]))
+    with pytest.raises(VersionError, match=remedy):
+        open_pack(root)
+
+
+# ------------------------------------------------------------------------------ few files, many
+
+
+def with_many_shards(root: Path, count: int) -> None:
+    """Publish `count` shards, all of them hard links to one."""
+    shards = root / "shards"
+    first = read_manifest(root).shards[0]
+    entries = []
+    for number in range(count):
+        name = f"sb_{number:06d}-000"
+        shutil.copytree(shards / first.name, shards / name, copy_function=os.link)
+        entries.append(open_shard(shards / name).entry)
+    layout = read_manifest(root).layout
+    publish(root, make_manifest(
+        layout, entries, complete=True, options={}, sources=[], counts={}
+    ))  # fmt: skip
+
+
+def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path, due):
+    root = tmp_path / "pack"
+    pack_writer(root, {"sa_000000-000": (2, 0, 5, 1)})
+    one = everything(open_pack(root))
+    with_many_shards(root, 100)
+
+    def read():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        found = []
+        for check in ("open", "read"):
+            ds = open_pack(root, check=check)
+            samples, batches = everything(ds)
+            assert samples == one[0] * 100
+            assert len(batches) == 400
+            assert set(batches.values()) == set(one[1].values())
+            with Loader(ds, 100, threads=2, ahead=4) as loader:  # each from some 60 shards
+                found.append(sum(len(batch["image_ids"]) for batch in loader))
+                assert loader.plan().files < 64
+        return found
+
+    assert in_a_child(read) == [400, 400]
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, monkeypatch):
+    """Whatever the reason, of the sample alone."""
+    ds = open_pack(root)
+    real = os.open
+
+    def opened(path, *rest, **options):
+        if str(path).endswith("sa_000001-000/mask_bits/c.0.0.0"):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path, *rest, **options)
+
+    with Loader(ds, 4, order="sequential", on_error="drop") as loader:
+        assert sum(len(batch["indices"]) for batch in loader) == 12
+        loader._feed.close()
+        monkeypatch.setattr(os, "open", opened)
+        rows = [row for batch in loader for row in batch["indices"].tolist()]
+        assert rows == [row for row in range(12) if row not in (4, 5, 6)]
+        assert [error.row for error in loader.dropped] == [4, 5, 6]
+        assert all("Too many open files" in str(error) for error in loader.dropped)
+
+
+def test_32_processes_read_at_once_and_share_the_memory(packed, due):
+    """All hold their maps while each looks at its own."""
+    processes = 32
+    barrier = forking.Barrier(processes)
+
+    def read(sender):
+        ds = open_pack(packed.root)
+        found = everything(ds)
+        kept = [sample["image"].sum() for sample in ds]  # noqa: F841 - touches every page
+        barrier.wait(60)
+        mapped = mapped_bytes(packed.root)
+        barrier.wait(60)
+        sender.send((found == due, mapped))
+
+    pipes, children = [], []
+    for _ in range(processes):
+        receiver, sender = forking.Pipe(duplex=False)
+        child = forking.Process(target=read, args=(sender,), daemon=True)
+        child.start()
+        sender.close()
+        pipes.append(receiver)
+        children.append(child)
+    answers = [pipe.recv() for pipe in pipes if pipe.poll(90)]
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * processes
+    assert [same for same, _ in answers] == [True] * processes
+    if answers[0][1] is None:
+        pytest.skip("the kernel does not tell the memory of a process here")
+    assert all(resident > 0 for _, (resident, _, _) in answers)
+    assert all(private == 0 for _, (_, _, private) in answers)
+    resident, shares = answers[0][1][0], sum(share for _, (_, share, _) in answers)
+    assert shares < 2 * resident  # all of them together: once in memory, not 32 times
+
+
+def mapped_bytes(root: Path) -> tuple[int, int, int] | None:
+    """Of this process's maps of files of a pack: resident, its share of them, private (kB)."""
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:
+        return None
+    totals = dict.fromkeys(("Rss", "Pss", "Private_Dirty"), 0)
+    inside = False
+    for line in lines:
+        key, _, value = line.partition(":")
+        if "-" in key.split(" ")[0]:  # the first line of a map: addresses, and the path at the end
+            inside = str(root) in line
+        elif inside and key in totals:
+            totals[key] += int(value.split()[0])
+    return tuple(totals.values())
+
+
+# ------------------------------------------------------------------------- while it is written
+
+
+def publish_some(root: Path, count: int, complete: bool) -> None:
+    """Publish the first `count` of the shards that there are."""
+    names = sorted(path.parent.name for path in (root / "shards").glob("*/zarr.json"))
+    entries = [open_shard(root / "shards" / name).entry for name in names[:count]]
+    layout = open_shard(root / "shards" / names[0]).layout
+    manifest = make_manifest(
+        layout, entries, complete=complete, options={}, sources=[], counts={}
+    )  # fmt: skip
+    publish(root, manifest)
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(root, due, check, monkeypatch):
+    """Bit for bit, over epochs; who opens the pack anew sees more."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    publish_some(root, 3, complete=False)
+    ds = open_pack(root, check=check)
+    late = open_pack(root, check=check)  # whose shards are opened after the index is gone
+    before, ids = everything(ds), ds.column("image_id").tolist()
+    assert len(ds) == 7 and before[0] == due[0][:7]
+    loader = Loader(ds, 3, order="sequential")
+    running = iter(loader)
+    rows = next(running)["indices"].tolist()
+    for count, complete in ((4, False), (5, False), (5, True)):
+        publish_some(root, count, complete)
+        assert everything(ds) == before
+        assert ds.column("image_id").tolist() == ids
+        newer = open_pack(root, check=check)
+        assert len(newer) == (0, 0, 0, 0, 9, 12)[count] and verify(root).ok
+        assert everything(newer)[0] == due[0][: len(newer)]
+    assert rows + [row for batch in running for row in batch["indices"].tolist()] == [*range(7)]
+    loader.close()
+    assert everything(late) == before
+
+
+def test_opening_never_fails_while_a_packer_publishes(root, monkeypatch):
+    """The manifest may name an index that is gone by the time it is opened."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    end = time.monotonic() + 1.5
+
+    def toggle():
+        done = 0
+        while time.monotonic() < end:
+            publish_some(root, 3 + done % 3, complete=False)
+            done += 1
+        return done
+
+    receiver, sender = forking.Pipe(duplex=False)
+    child = forking.Process(target=lambda: sender.send(toggle()), daemon=True)
+    child.start()
+    opened = 0
+    while time.monotonic() < end:
+        ds = open_pack(root, check="read" if opened % 2 else "open")
+        assert len(ds) in (7, 9, 12) and ds[6]["index"] == 6
+        opened += 1
+    assert receiver.poll(60) and receiver.recv() > 3 and opened > 3
+    child.join(60)
+    assert child.exitcode == 0

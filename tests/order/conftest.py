@@ -1,0 +1,3 @@
+"""Packs of a small layout that the tests of the reading side share."""
+
+from reading_packs import pack_writer, packed  # noqa: F401 - fixtures

@@ -1,0 +1,269 @@
+"""What each order and OrderedBatches promise by themselves."""
+
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.order.orders import (
+    Extent,
+    LocalShuffleOrder,
+    SequentialOrder,
+    ShuffleOrder,
+    WeightedOrder,
+)
+
+EXTENT = Extent(20, "0123456789abcdef")
+
+
+def flat(batches):
+    return list(chain.from_iterable(batches))
+
+
+# ------------------------------------------------------------------------------------------- orders
+
+
+def test_a_window_is_used_up_before_the_next_begins():
+    bounds = np.arange(0, 1001, 50)
+    order = LocalShuffleOrder(Extent(1000, "0" * 16, bounds), window=4)
+    shards = order.take(0, 0, 1000) // 50
+    for start in range(0, 1000, 200):
+        assert len(set(shards[start : start + 200].tolist())) == 4
+    assert len(set(shards[:20].tolist())) == 4, "the shards of a window are mixed"
+
+
+def test_a_wide_window_without_blocks_shuffles_as_far_as_a_full_shuffle():
+    order = LocalShuffleOrder(Extent(1000, "0" * 16, np.arange(0, 1001, 50)), window=99)
+    assert len(set((order.take(0, 0, 40) // 50).tolist())) > 14  # 17.4 expected
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32, bool])
+def test_weights_of_any_number_type_select(dtype):
+    weights = np.zeros(20, dtype)
+    weights[[3, 7]] = 1
+    assert set(WeightedOrder(EXTENT, weights).take(0, 0, 20).tolist()) == {3, 7}
+
+
+def test_a_weighted_epoch_has_as_many_draws_as_asked_for():
+    order = WeightedOrder(EXTENT, np.ones(20), samples=50)
+    assert len(order) == 50
+    assert sum(map(len, OrderedBatches(order, 8))) == 50
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"),
+    [
+        (np.ones(19), r"each of 20 samples, got shape \(19,\)"),
+        (np.ones((20, 1)), r"got shape \(20, 1\)"),
+        (np.r_[np.ones(19), -1], "sample 19 has -1.0"),
+        (np.r_[1, np.nan, np.ones(18)], "sample 1 has nan"),
+        (np.r_[np.inf, np.ones(19)], "sample 0 has inf"),
+        (np.zeros(20), "a finite sum above 0, theirs is 0.0"),
+        (np.full(20, 1e308), "a finite sum above 0, theirs is inf"),
+    ],
+)
+def test_weights_that_cannot_be_drawn_by_are_refused(weights, named):
+    with pytest.raises(OptionError, match=named):
+        WeightedOrder(EXTENT, weights)
+
+
+@pytest.mark.parametrize("bounds", [[0, 19], [1, 20], [0], [[0, 20]], [0, 12, 11, 20]], ids=repr)
+def test_shard_bounds_that_do_not_cover_the_dataset_are_refused(bounds):
+    with pytest.raises(OptionError, match="shard bounds must"):
+        LocalShuffleOrder(Extent(20, "0" * 16, np.array(bounds)))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ShuffleOrder(EXTENT, seed=-1), "seed is .*: choose a whole number from 0"),
+        (lambda: LocalShuffleOrder(EXTENT, window=0), "window is .*: choose a whole number from 1"),
+        (lambda: LocalShuffleOrder(EXTENT, block=0), "block is .*: choose a whole number from 1"),
+        (lambda: WeightedOrder(EXTENT, np.ones(20), samples=0), "samples is .*: choose a whole number"),
+        (lambda: SequentialOrder(Extent(0, "0" * 16)), "the dataset has no samples"),
+        (lambda: SequentialOrder(Extent(5, "pack")), "a fingerprint must be 16"),
+        (lambda: SequentialOrder(range(5)), "has no fingerprint; wrap it in Extent"),
+        (lambda: SequentialOrder(EXTENT).take(0, 3, 21), "positions 3 to 21 are not in an epoch"),
+        (lambda: SequentialOrder(EXTENT).take(0, -1, 2), "positions -1 to 2"),
+        (lambda: SequentialOrder(EXTENT).take(0, 3, 2), "positions 3 to 2"),
+        (lambda: SequentialOrder(EXTENT).take(-1, 0, 2), "epoch is"),
+    ],
+)
+def test_an_order_of_impossible_values_is_refused(make, named):
+    with pytest.raises(OptionError, match=named):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers():
+    order = ShuffleOrder(EXTENT, seed=np.int64(3))
+    batches = OrderedBatches(order, np.int64(5), rank=np.int32(0), world_size=np.int8(1))
+    batches.set_epoch(np.uint8(2))
+    state = batches.state_after(np.int64(2))
+    assert {type(state["epoch"]), type(state["samples"]), type(state["order"]["seed"])} == {int}
+    assert type(EpochBatches(order, 5, epoch=np.int64(2)).state_after(0)["epoch"]) is int
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch_size": 0}, "batch_size is .*: choose a whole number from 1"),
+        ({"batch_size": 6, "world_size": 4}, "batch_size 6 .* multiple of world_size 4"),
+        ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is .*: choose a whole number from 0 to 1"),
+        ({"batch_size": 6, "world_size": 0}, "world_size is"),
+        ({"batch_size": 6, "drop_last": True, "pad_last": True}, "exclude each other"),
+        ({"batch_size": 21, "drop_last": True}, "20 samples has no batch of 21"),
+        ({"batch_size": 9, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
+    ],
+)
+def test_batches_of_impossible_values_are_refused(options, named):
+    with pytest.raises(OptionError, match=named):
+        OrderedBatches(SequentialOrder(EXTENT), **options)
+
+
+def test_a_rest_that_leaves_a_rank_without_samples_is_refused_on_loading():
+    state = OrderedBatches(SequentialOrder(EXTENT), 6).state_after(1)
+    resumed = OrderedBatches(SequentialOrder(EXTENT), 13, world_size=13, pad_last=True)
+    resumed.load_state_dict(state)
+    assert list(resumed) == [[6], [19]]
+    with pytest.raises(OptionError, match="the last batch has 4 samples for 5 ranks"):
+        OrderedBatches(SequentialOrder(EXTENT), 5, world_size=5).load_state_dict(state)
+
+
+def test_batches_are_read_only_as_to_what_they_were_made_with():
+    batches = OrderedBatches(SequentialOrder(EXTENT), 8, rank=1, world_size=2, pad_last=True)
+    assert (batches.batch_size, batches.rank, batches.world_size) == (8, 1, 2)
+    assert (batches.drop_last, batches.pad_last) == (False, True)
+    with pytest.raises(AttributeError):
+        batches.batch_size = 4
+
+
+def test_batches_of_an_epoch_are_a_sequence():
+    batches = EpochBatches(SequentialOrder(EXTENT), 8)
+    assert [b.tolist() for b in batches] == [list(range(8)), list(range(8, 16)), [16, 17, 18, 19]]
+    for k in (3, -1):
+        with pytest.raises(IndexError, match=f"batch {k} of 3"):
+            batches[k]
+        with pytest.raises(IndexError, match=f"batch {k} of 3"):
+            batches.global_batch(k)
+    with pytest.raises(OptionError, match="batches done is 4: choose a whole number from 0 to 3"):
+        batches.state_after(4)
+
+
+def test_every_iteration_is_the_next_epoch_even_after_a_break():
+    order = ShuffleOrder(EXTENT)
+    batches = OrderedBatches(order, 8)
+    for epoch in range(3):
+        assert flat(batches) == order.take(epoch, 0, 20).tolist()
+        assert batches.epoch == epoch
+    next(iter(batches))
+    assert batches.epoch == 3
+    assert flat(islice(batches, 3)) == order.take(4, 0, 20).tolist()
+    assert batches.epoch == 4
+    for _ in range(2):  # nothing of it was used
+        assert batches.begin()[0].tolist() == order.take(5, 0, 8).tolist()
+    batches.mark_used()
+    assert batches.begin()[0].tolist() == order.take(6, 0, 8).tolist()
+
+
+@pytest.mark.parametrize("end", [
+    lambda batches: next(iter(batches)), lambda batches: batches.set_epoch(4),
+    lambda batches: batches.load_state_dict(batches.state_after(0)),
+])  # fmt: skip
+def test_an_iteration_that_was_ended_raises_and_leaves_the_state_alone(end):
+    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
+    old = iter(batches)
+    next(old)
+    end(batches)
+    state = batches.state_dict()
+    with pytest.raises(LoaderError, match="ended by a new one"):
+        next(old)
+    assert batches.state_dict() == state
+
+
+def test_something_that_is_no_order_is_refused():
+    with pytest.raises(OptionError, match="order is 3: give an Order, such as ShuffleOrder"):
+        OrderedBatches(3, 8)
+
+
+def test_an_iterator_that_gave_nothing_uses_up_no_epoch():
+    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
+    iter(batches)
+    assert flat(batches) == ShuffleOrder(EXTENT).take(0, 0, 20).tolist()
+
+
+def test_set_epoch_repeats_an_epoch_that_was_used_and_keeps_one_that_was_loaded():
+    order = ShuffleOrder(EXTENT)
+    batches = OrderedBatches(order, 8)
+    first = list(batches)
+    batches.set_epoch(0)
+    assert list(batches) == first
+    batches.load_state_dict(OrderedBatches(order, 8).state_after(1))
+    batches.set_epoch(0)
+    assert list(batches) == first[1:]
+    batches.load_state_dict(OrderedBatches(order, 8).state_after(1))
+    batches.set_epoch(7)
+    assert flat(batches) == order.take(7, 0, 20).tolist()
+    with pytest.raises(OptionError, match="epoch is .*: choose a whole number"):
+        batches.set_epoch(-1)
+
+
+def test_len_is_that_of_a_whole_epoch_also_after_resuming():
+    batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
+    batches.load_state_dict(batches.state_after(2))
+    assert len(batches) == 3
+    assert len(list(batches)) == 1
+    assert len(batches.current) == 1
+    assert len(batches.begin()) == 3
+
+
+# ----------------------------------------------------------------------------------- torch's loader
+
+
+class Squares(torch.utils.data.Dataset):
+    fingerprint = "0" * 16
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        return i * i
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_dataloader_resumes_where_the_consumer_was(workers):
+    def loader_of(batches):
+        return torch.utils.data.DataLoader(
+            Squares(),
+            batch_sampler=batches,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context="fork" if workers else None,
+        )
+
+    def squares(epoch):
+        return (ShuffleOrder(Squares()).take(epoch, 0, 20) ** 2).tolist()
+
+    batches = OrderedBatches(ShuffleOrder(Squares()), 4)
+    loader = loader_of(batches)
+    assert len(loader) == 5
+    for epoch in range(2):
+        assert torch.cat([*loader]).tolist() == squares(epoch)
+    used = []
+    for done, batch in enumerate(loader, 1):
+        used += batch.tolist()
+        state = batches.state_after(done)
+        if done == 2:
+            break
+    assert used == squares(2)[:8]
+
+    resumed = OrderedBatches(ShuffleOrder(Squares()), 4)
+    resumed.load_state_dict(state)
+    rest = loader_of(resumed)
+    assert torch.cat([*rest]).tolist() == squares(2)[8:]
+    assert torch.cat([*rest]).tolist() == squares(3)

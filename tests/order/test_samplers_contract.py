@@ -1,0 +1,308 @@
+"""One contract for every order, on 1 to 8 ranks and with every treatment of the last batch."""
+
+import json
+import pickle
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from sa1bpack.errors import OptionError
+from sa1bpack.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.order.orders import (
+    Extent,
+    LocalShuffleOrder,
+    SequentialOrder,
+    ShuffleOrder,
+    WeightedOrder,
+)
+
+RANKS = range(1, 9)
+BATCH = 840  # a multiple of all of them
+SIZE = 3 * BATCH + 13  # the last batch is short, but enough for 8 ranks
+EXTENT = Extent(SIZE, "0123456789abcdef", np.array([0, 300, 301, 900, 900, 1500, SIZE]))
+
+ORDERS = {
+    "sequential": lambda seed=0, extent=EXTENT: SequentialOrder(extent),
+    "shuffle": lambda seed=0, extent=EXTENT: ShuffleOrder(extent, seed=seed),
+    "local": lambda seed=0, extent=EXTENT: LocalShuffleOrder(extent, window=2, seed=seed),
+    "blocks": lambda seed=0, extent=EXTENT: LocalShuffleOrder(extent, window=3, block=4, seed=seed),
+    "weighted": lambda seed=0, extent=EXTENT: WeightedOrder(
+        extent, np.arange(len(extent)), seed=seed
+    ),
+}
+SHUFFLED = [name for name in ORDERS if name != "sequential"]
+ONCE = [name for name in ORDERS if name != "weighted"]
+LAST = {"short": {}, "drop": {"drop_last": True}, "pad": {"pad_last": True}}
+
+each_order = pytest.mark.parametrize("make", ORDERS.values(), ids=ORDERS)
+each_last = pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+
+
+def flat(batches):
+    return list(chain.from_iterable(batches))
+
+
+def epoch_of(make, epoch=0, seed=0):
+    order = make(seed)
+    return order.take(epoch, 0, len(order)).tolist()
+
+
+def on_all_ranks(order, ranks, state=None, batch_size=BATCH, **last):
+    """Return a list of global batches, put together from what every rank yields."""
+    per_rank = []
+    for rank in range(ranks):
+        batches = OrderedBatches(order, batch_size, rank=rank, world_size=ranks, **last)
+        if state is not None:
+            batches.load_state_dict(state)
+        per_rank.append(list(batches))
+    return [flat(parts) for parts in zip(*per_rank, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------- orders
+
+
+@each_order
+def test_positions_taken_in_any_pieces_and_order_are_the_same(make):
+    order, whole = make(), epoch_of(make)
+    assert len(whole) == SIZE
+    rng = np.random.default_rng(0)
+    for start, stop in np.sort(rng.integers(0, SIZE + 1, (60, 2)), axis=1).tolist():
+        taken = order.take(0, start, stop)
+        assert taken.dtype == np.int64
+        assert taken.tolist() == whole[start:stop]
+        order.take(int(rng.integers(0, 3)), 0, 5)  # another epoch in between changes nothing
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_every_epoch_has_every_sample_once(name):
+    for epoch in range(4):
+        assert sorted(epoch_of(ORDERS[name], epoch)) == list(range(SIZE))
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_epochs_and_seeds_give_unrelated_orders(name):
+    seen = [tuple(epoch_of(ORDERS[name], e, s)) for e in range(5) for s in range(5)]
+    assert len(set(seen)) == 25  # among them: seed 1, epoch 0 is not seed 0, epoch 1
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_another_dataset_of_the_same_size_has_another_order(name):
+    other = ORDERS[name](extent=Extent(SIZE, "f" * 16, EXTENT.bounds))
+    assert other.take(0, 0, SIZE).tolist() != epoch_of(ORDERS[name])
+
+
+@each_order
+def test_a_taken_array_belongs_to_the_caller(make):
+    order = make()
+    order.take(0, 0, SIZE)[:] = -1
+    order.take(0, 0, 9)[:] = -1
+    assert order.take(0, 0, SIZE).tolist() == epoch_of(make)
+
+
+@each_order
+def test_an_order_survives_a_pickle_without_its_cached_permutation(make):
+    order = make(extent=Extent(50_000, "0" * 16, np.array([0, 20_000, 50_000])))
+    before = len(pickle.dumps(order))
+    taken = order.take(0, 0, 50_000)
+    assert len(pickle.dumps(order)) == before
+    assert pickle.loads(pickle.dumps(order)).take(0, 0, 50_000).tolist() == taken.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "pinned"),
+    [
+        ("sequential", [0, 1, 2, 3, 4, 5]),
+        ("shuffle", [1204, 1561, 2295, 1712, 940, 2349]),
+        ("local", [2404, 2140, 2357, 1768, 1526, 85]),
+        ("blocks", [2498, 2499, 2500, 2501, 1534, 1535]),
+        ("weighted", [1601, 969, 2415, 1944, 427, 1114]),
+    ],
+)
+def test_the_beginning_of_epoch_2_is_pinned(name, pinned):
+    assert ORDERS[name](5).take(2, 0, 6).tolist() == pinned
+
+
+# ------------------------------------------------------------------------------------------ batches
+
+
+@each_last
+@each_order
+def test_any_number_of_ranks_gives_the_same_global_batches(make, last):
+    whole = epoch_of(make)
+    expected = [whole[i : i + BATCH] for i in range(0, SIZE, BATCH)]
+    if last.get("drop_last"):
+        del expected[-1]
+    if last.get("pad_last"):
+        expected[-1] += whole[: BATCH - len(expected[-1])]
+    for ranks in RANKS:
+        assert on_all_ranks(make(), ranks, **last) == expected
+
+
+@each_last
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_get_equally_many_batches_of_equal_size(ranks, last):
+    order = ORDERS["shuffle"]()
+    per_rank = [
+        OrderedBatches(order, BATCH, rank=r, world_size=ranks, **last) for r in range(ranks)
+    ]
+    for parts in zip(*per_rank, strict=True):
+        sizes = tuple(map(len, parts))
+        full = sizes == (BATCH // ranks,) * ranks
+        assert full or ("pad_last" not in last and "drop_last" not in last)
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) > 0
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_without_padding_every_sample_comes_once_over_all_ranks(name):
+    for ranks in RANKS:
+        given = flat(on_all_ranks(ORDERS[name](), ranks))
+        assert sorted(given) == list(range(SIZE))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_padded_counts_the_samples_that_come_again(name):
+    batches = EpochBatches(ORDERS[name](), BATCH, pad_last=True)
+    counts = Counter(flat(b.tolist() for b in batches))
+    assert batches.padded == BATCH - SIZE % BATCH == sum(counts.values()) - SIZE
+    assert set(counts) == set(range(SIZE))
+    last = batches.global_batch(len(batches) - 1)
+    assert last[-batches.padded :].tolist() == batches[0][: batches.padded].tolist()
+
+
+def test_padding_goes_round_as_often_as_a_tiny_dataset_needs():
+    order = SequentialOrder(Extent(3, "0" * 16))
+    assert list(OrderedBatches(order, 8, pad_last=True)) == [[0, 1, 2, 0, 1, 2, 0, 1]]
+    assert EpochBatches(order, 8, pad_last=True).padded == 5
+
+
+@pytest.mark.parametrize("last", [{}, {"drop_last": True}, {"pad_last": True}])
+def test_batches_that_fit_exactly_are_neither_dropped_nor_padded(last):
+    batches = EpochBatches(SequentialOrder(Extent(48, "0" * 16)), 24, **last)
+    assert len(batches) == 2
+    assert batches.padded == 0
+    assert np.concatenate([*batches]).tolist() == list(range(48))
+
+
+# ------------------------------------------------------------------------------------------- states
+
+
+@each_last
+@each_order
+def test_a_run_resumed_after_any_batch_gives_the_rest_on_any_number_of_ranks(make, last):
+    straight = OrderedBatches(make(), BATCH, **last)
+    epochs = [list(straight), list(straight)]
+    saved_on = OrderedBatches(make(), BATCH, rank=1, world_size=2, **last)
+    iter(saved_on)
+    for k in range(len(epochs[0]) + 1):
+        state = json.loads(json.dumps(saved_on.state_after(k)))
+        rest = epochs[0][k:] or epochs[1]  # after the last batch comes the next epoch
+        for ranks in RANKS:
+            assert on_all_ranks(make(), ranks, state, **last) == rest
+
+
+@each_order
+def test_the_state_after_a_batch_is_the_same_taken_or_computed_and_on_every_rank(make):
+    expected = [EpochBatches(make(), BATCH).state_after(k) for k in range(5)]
+    for rank in range(3):
+        batches = OrderedBatches(make(), BATCH, rank=rank, world_size=3)
+        assert batches.state_dict() == expected[0]
+        for k, _ in enumerate(batches, 1):
+            assert batches.state_dict() == batches.state_after(k) == expected[k]
+
+
+@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("done", range(4))
+def test_another_batch_size_in_mid_epoch_still_gives_every_sample_once(name, done):
+    first = OrderedBatches(ORDERS[name](), BATCH)
+    given = list(first)[:done]
+    rest = on_all_ranks(ORDERS[name](), 2, first.state_after(done), batch_size=50)
+    assert sorted(flat(given + rest)) == list(range(SIZE))
+    assert all(len(batch) == 50 for batch in rest[:-1])
+
+
+def test_a_resumed_run_can_be_saved_again_anywhere():
+    straight = list(OrderedBatches(ORDERS["local"](), BATCH))
+    state = OrderedBatches(ORDERS["local"](), BATCH).state_after(0)
+    for k in range(len(straight)):
+        batches = OrderedBatches(ORDERS["local"](), BATCH)
+        batches.load_state_dict(state)
+        assert next(iter(batches)) == straight[k]
+        state = batches.state_dict()
+    assert (state["epoch"], state["samples"]) == (1, 0)
+
+
+def test_where_too_little_is_left_for_a_batch_the_next_epoch_comes():
+    state = OrderedBatches(ORDERS["shuffle"](), BATCH, drop_last=True).state_after(2)
+    assert state["samples"] == 1680
+    resumed = OrderedBatches(ORDERS["shuffle"](), 900, drop_last=True)
+    resumed.load_state_dict(state)
+    assert resumed.epoch == 1
+    assert flat(resumed) == epoch_of(ORDERS["shuffle"], 1)[:1800]
+
+
+@each_order
+def test_a_state_of_another_order_is_refused_with_every_difference_named(make):
+    state = OrderedBatches(make(), BATCH).state_dict()
+    other = make(extent=Extent(SIZE + 1, "e" * 16, np.array([0, SIZE + 1])))
+    with pytest.raises(OptionError) as caught:
+        OrderedBatches(other, BATCH).load_state_dict(state)
+    assert "fingerprint was '0123456789abcdef', is 'eeeeeeeeeeeeeeee'" in str(caught.value)
+    assert f"size was {SIZE}, is {SIZE + 1}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("order", "named"),
+    [
+        (SequentialOrder(EXTENT), "kind was 'local-shuffle', is 'sequential'"),
+        (LocalShuffleOrder(EXTENT, window=2, seed=1), "seed was 0, is 1"),
+        (LocalShuffleOrder(EXTENT, window=4), "window was 2, is 4"),
+        (LocalShuffleOrder(EXTENT, window=2, block=2), "block was 1, is 2"),
+        (
+            LocalShuffleOrder(Extent(SIZE, EXTENT.fingerprint), window=2),
+            "shards was '[0-9a-f]{16}', is '[0-9a-f]{16}'",
+        ),
+    ],
+)
+def test_whatever_decides_the_order_must_be_the_same(order, named):
+    state = OrderedBatches(ORDERS["local"](), BATCH).state_dict()
+    with pytest.raises(OptionError, match=named):
+        OrderedBatches(order, BATCH).load_state_dict(state)
+
+
+def test_an_option_that_the_saved_order_does_not_have_is_a_difference_too():
+    state = OrderedBatches(ORDERS["sequential"](), BATCH).state_dict()
+    with pytest.raises(OptionError, match=r"block was None, is 1; .*window was None, is 2"):
+        OrderedBatches(ORDERS["local"](), BATCH).load_state_dict(state)
+
+
+def test_other_weights_or_another_number_of_draws_are_another_order():
+    state = OrderedBatches(ORDERS["weighted"](), BATCH).state_dict()
+    other = WeightedOrder(EXTENT, np.ones(SIZE), samples=99)
+    named = "samples was 2533, is 99; weights was '.{16}', is '.{16}'"
+    with pytest.raises(OptionError, match=named):
+        OrderedBatches(other, BATCH).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"version": 2}, "version 2, this release reads 1"),
+        ({"epoch": -1}, "the state's epoch is .*: choose a whole number from 0"),
+        ({"epoch": "1"}, "is '1'"),
+        ({"samples": SIZE + 1}, f"from 0 to {SIZE}, got {SIZE + 1}"),
+        ({"samples": 2.0}, "is 2.0"),
+        ({"order": None}, "a state's order is a dict, this is None"),
+        ({"more": 1}, "this has .*'more'"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(change, named):
+    batches = OrderedBatches(ORDERS["shuffle"](), BATCH)
+    before = batches.state_dict()
+    with pytest.raises(OptionError, match=named):
+        batches.load_state_dict(before | change)
+    with pytest.raises(OptionError, match="this has NoneType"):
+        batches.load_state_dict(None)
+    assert batches.state_dict() == before
