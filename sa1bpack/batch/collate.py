@@ -19,7 +19,7 @@ from sa1bpack.batch.plan import (
     blanked,
     plan_batch,
 )
-from sa1bpack.dataset.sample import Sample, SampleForm
+from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
@@ -80,7 +80,7 @@ class Collate:
         pad_to_max: bool = False,
         on_error: str = "raise",
         canvas: int | None = None,
-        sample_form: SampleForm | None = None,
+        sample_spec: SampleSpec | None = None,
     ):
         """
         Args:
@@ -95,7 +95,7 @@ class Collate:
                 the batch. Needs a dataset with `on_error="return"`. No sample takes their place.
             canvas: S, for images without a canvas (fit native): they go to the top left of one,
                 which is zero elsewhere. `ds.layout.image_size`, or larger.
-            sample_form: `ds.form` of a dataset without transforms. It knows the canvas, and by it a
+            sample_spec: `ds.spec` of a dataset without transforms. It knows the canvas, and by it a
                 batch of which nothing is left has all keys, with length 0; else by the first sample
                 that this process has collated; if there was none, it has the counts alone.
 
@@ -111,15 +111,15 @@ class Collate:
             raise OptionError("pad_to_max needs max_masks and a padded form of masks")
         self.room = self.choice.max_masks if pad_to_max else None
         self.dropped: list[ReadError] = []  # those of this process
-        if sample_form is not None and not isinstance(sample_form, SampleForm):
-            raise OptionError(f"sample_form is {sample_form!r}: give the `form` of a dataset")
-        if canvas is None and sample_form is not None and sample_form.image.flat:
-            canvas = sample_form.image.side
+        if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
+            raise OptionError(f"sample_spec is {sample_spec!r}: give the `form` of a dataset")
+        if canvas is None and sample_spec is not None and sample_spec.image.flat:
+            canvas = sample_spec.image.side
         if canvas is not None:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
-        self._as_bool = sample_form is not None and gives_bool(sample_form)
-        self._form = sample_form
+        self._as_bool = sample_spec is not None and gives_bool(sample_spec)
+        self._form = sample_spec
         self._like: Sample | None = None  # without a form: the first sample, without its arrays
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -195,7 +195,7 @@ class Collate:
         return [sample for sample in samples if not isinstance(sample, ReadError)]
 
 
-def gives_bool(form: SampleForm) -> bool:
+def gives_bool(form: SampleSpec) -> bool:
     """Whether samples of this form have unpacked masks."""
     return form.masks.as_bool and form.masks.source != "runs"
 

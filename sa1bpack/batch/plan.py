@@ -18,7 +18,7 @@ from sa1bpack.batch.canvas import place_image
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.columns import offsets_of
-from sa1bpack.dataset.sample import Sample, SampleForm
+from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.errors import OptionError
 
@@ -253,7 +253,7 @@ def plan_batch(
     return BatchPlan(samples, form, chosen, counts, offsets_of(counts), room, like, canvas, as_bool)
 
 
-def blank_sample(form: SampleForm) -> Sample:
+def blank_sample(form: SampleSpec) -> Sample:
     """A sample without masks, as a dataset gives it: shapes and types, and no memory.
 
     The image has its canvas already, also where samples have none.
@@ -321,7 +321,7 @@ def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, tar
     due, remedy = target.shape[1:], "transform must give all samples the same"
     if shape != due:
         if field.key == "images":
-            remedy += "; for images without a canvas (fit native) say Collate(sample_form=ds.form)"
+            remedy += "; for images without a canvas (fit native) say Collate(sample_spec=ds.spec)"
         raise OptionError(
             f"{_name(sample)}: {field.source} has the shape {shape}, but the first sample of the "
             f"batch {due}: {remedy}"

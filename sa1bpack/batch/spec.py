@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.specs import RGB_OF_YUV, ImageForm, MaskForm, image_form
+from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 
@@ -69,7 +69,7 @@ Regions = dict[str, Region]
 
 
 @dataclass(frozen=True)
-class BatchForm:
+class BatchSpec:
     """Shapes of a batch in a buffer.
 
     layout      of the pack
@@ -82,21 +82,21 @@ class BatchForm:
     """
 
     layout: Layout
-    image: ImageForm
-    masks: MaskForm
+    image: ImageSpec
+    masks: MaskSpec
     form: str
     flat_masks: bool
     to_rgb: bool
 
     @classmethod
-    def of(cls, ds: Dataset, form: str, travels: bool) -> "BatchForm":
+    def of(cls, ds: Dataset, form: str, travels: bool) -> "BatchSpec":
         """The form of batches of a dataset.
 
         travels  the buffer is copied to a device, which finishes the batch there
 
         Raises OptionError for bits of a dataset that has bools or runs.
         """
-        image, masks = ds.form.image, ds.form.masks
+        image, masks = ds.spec.image, ds.spec.masks
         if form.endswith("bits") and masks.source == "runs":
             raise OptionError(
                 f"masks={form!r} needs masks, but the dataset gives their runs; open the pack with "
@@ -104,7 +104,7 @@ class BatchForm:
             )
         to_rgb = travels and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
-            image = image_form(ds.layout, "stored")
+            image = image_spec(ds.layout, "stored")
         return cls(ds.layout, image, masks, form, travels, to_rgb)
 
     @property

@@ -18,7 +18,7 @@ from sa1bpack.dataset.columns import (
     shard_bounds,
 )
 from sa1bpack.dataset.rows import Lookup, Rows, concatenated, row_array, rows_at, take
-from sa1bpack.dataset.sample import Sample, SampleForm, SampleOptions, read_sample
+from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.shards import Pack, Shards
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.format import Layout, Manifest
@@ -132,7 +132,7 @@ class Dataset:
         self._pack = pack
         self._rows = rows
         self._options = options
-        self._form = SampleForm.of(pack.manifest, options)
+        self._spec = SampleSpec.of(pack.manifest, options)
         self._fingerprint: str | None = None
         self._lookup: Lookup | None = None
         if options.check == "read":
@@ -152,7 +152,7 @@ class Dataset:
             position = operator.index(index)
         except TypeError:
             return Dataset(self._pack, take(self._rows, index), self._options)
-        return read_sample(self._pack, self._row(position), self._options, self._form)
+        return read_sample(self._pack, self._row(position), self._options, self._spec)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch."""
@@ -372,19 +372,19 @@ class Dataset:
         return self._pack.layout
 
     @property
-    def form(self) -> SampleForm:
-        """In which form pixels and masks are given: what the options and the layout come to."""
-        return self._form
+    def spec(self) -> SampleSpec:
+        """How pixels and masks look: what the options and the pack's layout come to."""
+        return self._spec
 
     @property
     def mask_size(self) -> int:
         """Cells a side of the masks' grid."""
-        return self._form.masks.size
+        return self._spec.masks.size
 
     @property
     def mask_sampling(self) -> str:
         """By which sampling masks are drawn, or were when the pack was made."""
-        return self._form.masks.sampling
+        return self._spec.masks.sampling
 
     @property
     def options(self) -> SampleOptions:

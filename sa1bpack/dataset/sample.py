@@ -15,10 +15,10 @@ from sa1bpack.dataset.specs import (
     MASKS,
     PIXELS,
     RGB_OF_YUV,
-    ImageForm,
-    MaskForm,
-    image_form,
-    mask_form,
+    ImageSpec,
+    MaskSpec,
+    image_spec,
+    mask_spec,
 )
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError
 from sa1bpack.format import Layout, Manifest, Shard
@@ -70,25 +70,25 @@ class SampleOptions:
 
 
 @dataclass(frozen=True)
-class SampleForm:
+class SampleSpec:
     """The form of a pack's samples; see `forms`."""
 
-    image: ImageForm
-    masks: MaskForm
+    image: ImageSpec
+    masks: MaskSpec
 
     @classmethod
-    def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleForm":
+    def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleSpec":
         """The form that the options ask for. Raises OptionError if the pack does not have it."""
-        masks = mask_form(manifest, options.masks, options.mask_size, options.mask_sampling)
+        masks = mask_spec(manifest, options.masks, options.mask_size, options.mask_sampling)
         if masks.source == "runs" and options.mask_transform is not None:
             raise OptionError(
                 "mask_transform is for masks, but masks='runs' without a mask_size gives runs; use "
                 "transform for those"
             )
-        return cls(image_form(manifest.layout, options.pixels), masks)
+        return cls(image_spec(manifest.layout, options.pixels), masks)
 
 
-def read_sample(pack: Pack, row: int, options: SampleOptions, form: SampleForm) -> Any:
+def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) -> Any:
     """One sample of a pack: a dict as `Dataset` describes it, or what `transform` made of it.
 
     Raises ReadError with the sample's name if it cannot be read. An exception of a hook is passed
@@ -97,7 +97,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, form: SampleForm) 
     number, local, first, stop = pack.locate(row)
     try:
         if options.check == "read":
-            sample = _checked_sample(pack, row, form)
+            sample = _checked_sample(pack, row, spec)
         else:
             image, size, file_name, *arrays = pack.shards.arrays(number)
             sample = {"size": size[local], "file_name": file_name[local]}
@@ -107,10 +107,10 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, form: SampleForm) 
                 sample["image"] = image[local]
             else:
                 sample["image"] = image[slice(*pack.shards[number].image_range(local))]
-            if form.masks.source != "bits":
+            if spec.masks.source != "bits":
                 sample |= _runs(pack.shards[number], first, stop)
         sample["file_name"] = _file_name(sample["file_name"])
-        _convert(sample, pack.layout, form)
+        _convert(sample, pack.layout, spec)
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, row, number, local, error) from error
     sample["image_id"] = int(pack.index.image_id[row])
@@ -135,7 +135,7 @@ def _runs(shard: Shard, first: int, stop: int) -> Sample:
     return {"run_ends": shard["run_ends"][begin:end], "run_offset": offset - begin}
 
 
-def _checked_sample(pack: Pack, row: int, form: SampleForm) -> Sample:
+def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
     """A sample's stored rows, copied and compared with its checksum; read-only."""
     rows = pack.read_rows(row)
     for array in rows.values():
@@ -145,17 +145,17 @@ def _checked_sample(pack: Pack, row: int, form: SampleForm) -> Sample:
     sample |= {
         key: rows[name] for key, name in zip(MASK_KEYS, MASK_ARRAYS, strict=True) if name in rows
     }
-    if form.masks.source != "bits":
+    if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
     return sample
 
 
-def _convert(sample: Sample, layout: Layout, form: SampleForm) -> None:
+def _convert(sample: Sample, layout: Layout, spec: SampleSpec) -> None:
     """Bring stored pixels and masks into the form that was asked for, in place."""
-    if layout.flat or form.image.how != AS_STORED:
-        sample["image"] = _pixels(sample["image"], layout, sample["size"], form.image)
-    masks = form.masks
+    if layout.flat or spec.image.how != AS_STORED:
+        sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
+    masks = spec.masks
     if masks.source == "drawn":
         runs = sample.pop("run_ends"), sample.pop("run_offset")
         sample["masks"] = masks.draw(*runs, sample["size"])
@@ -168,18 +168,18 @@ def _convert(sample: Sample, layout: Layout, form: SampleForm) -> None:
         sample["masks"] = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
 
 
-def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, form: ImageForm) -> np.ndarray:
+def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:
     """Views of native pixels, or new RGB of planes."""
     height, width = int(size[2]), int(size[3])
     if layout.pixels == "rgb":
         return stored.reshape(height, width, 3)
-    if form.how != RGB_OF_YUV:
+    if spec.how != RGB_OF_YUV:
         return stored
     found = image_planes(layout, height, width)
     rgb = pixels.yuv420_to_rgb(*(plane.view(stored.reshape(-1)) for plane in found))
     if layout.flat:
         return rgb
-    canvas = np.zeros(form.shape, np.uint8)
+    canvas = np.zeros(spec.shape, np.uint8)
     canvas[:height, :width] = rgb
     return canvas
 

@@ -21,7 +21,7 @@ PIXELS = ("rgb", "stored")
 
 
 @dataclass(frozen=True)
-class MaskForm:
+class MaskSpec:
     """How the masks of a sample come about.
 
     source    "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
@@ -55,7 +55,7 @@ class MaskForm:
         )
 
 
-def mask_form(manifest: Manifest, kind: str, size: Any, sampling: str | None) -> MaskForm:
+def mask_spec(manifest: Manifest, kind: str, size: Any, sampling: str | None) -> MaskSpec:
     """The form of masks that options ask for, of the pack with this manifest.
 
     Without a size or a sampling they are the pack's own. What is asked for and not stored is drawn.
@@ -80,7 +80,7 @@ def mask_form(manifest: Manifest, kind: str, size: Any, sampling: str | None) ->
             f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; take "
             "masks='bits' or 'bool' as they are, or pack again with --masks bits+runs"
         )
-    return MaskForm(source, cells, kind != "bits", used, layout.fit)
+    return MaskSpec(source, cells, kind != "bits", used, layout.fit)
 
 
 def pack_sampling(manifest: Manifest) -> str:
@@ -109,7 +109,7 @@ def _checked_size(size: Any) -> int:
 
 
 @dataclass(frozen=True)
-class ImageForm:
+class ImageSpec:
     """How an image gets onto its canvas in a batch.
 
     how    AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
@@ -127,20 +127,20 @@ class ImageForm:
         return self.shape[1]
 
 
-def image_form(layout: Layout, pixels: str) -> ImageForm:
+def image_spec(layout: Layout, pixels: str) -> ImageSpec:
     """The canvas of images, for the option `pixels`: "rgb", or "stored", which converts nothing.
 
     Raises OptionError for planes on a canvas with an odd side.
     """
     side = layout.image_size
     if layout.pixels == "rgb":
-        return ImageForm(RGB_ON_CANVAS if layout.flat else AS_STORED, (side, side, 3), layout.flat)
+        return ImageSpec(RGB_ON_CANVAS if layout.flat else AS_STORED, (side, side, 3), layout.flat)
     if pixels == "rgb":
-        return ImageForm(RGB_OF_YUV, (side, side, 3), layout.flat)
+        return ImageSpec(RGB_OF_YUV, (side, side, 3), layout.flat)
     if side % 2:
         raise OptionError(
             f"pixels='stored' needs canvases for planes, but image_size is {side}, which is odd; "
             "take pixels='rgb'"
         )
     how = YUV_ON_CANVAS if layout.flat else AS_STORED
-    return ImageForm(how, (side * 3 // 2, side), layout.flat)
+    return ImageSpec(how, (side * 3 // 2, side), layout.flat)

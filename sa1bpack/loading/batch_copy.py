@@ -205,7 +205,7 @@ class Work:
             self._draw_runs(k, ends, offset, size, buffer)
 
     def _draw_runs(self, k: int, ends, offset, size: np.ndarray, buffer: np.ndarray) -> None:
-        """Draw these runs, of the masks of sample k, into their place; see MaskForm.draw."""
+        """Draw these runs, of the masks of sample k, into their place; see MaskSpec.draw."""
         form = self._feed.form
         first, stop = self._mask_range(k)
         masks = self.regions["masks"].view(buffer)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from sa1bpack.arguments import choice, seconds, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
-from sa1bpack.batch.spec import BatchForm, expected_runs
+from sa1bpack.batch.spec import BatchSpec, expected_runs
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.errors import LoaderError, ReadError
@@ -99,9 +99,9 @@ class _SendingCollate(Collate):
 
     def __init__(self, ds: Dataset, masks: str, **options: Any):
         has_hook = ds.options.transform is not None or ds.options.mask_transform is not None
-        canvas = ds.form.image.side if ds.form.image.flat else None
-        super().__init__(masks, canvas=canvas, sample_form=None if has_hook else ds.form, **options)
-        self._as_bool = gives_bool(ds.form)
+        canvas = ds.spec.image.side if ds.spec.image.flat else None
+        super().__init__(masks, canvas=canvas, sample_spec=None if has_hook else ds.spec, **options)
+        self._as_bool = gives_bool(ds.spec)
 
     def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> Batch:
         batch = super().__call__(samples, out)
@@ -309,7 +309,7 @@ def make_dataloader(
         pad_to_max=pad_to_max, on_error=on_error,
     )  # fmt: skip
     if not has_hook:
-        BatchForm.of(ds, masks, travels=False)  # raises where the form cannot be made
+        BatchSpec.of(ds, masks, travels=False)  # raises where the form cannot be made
     if on_error == "drop":
         ds = ds.with_options(on_error="return")
     if pin_memory is None:
@@ -346,7 +346,7 @@ def describe_dataloader(loader: PackDataLoader) -> DataLoaderPlan:
     if collate.choice.max_masks is not None:
         most = min(most, collate.choice.max_masks)
     room = most if collate.room is None else collate.room
-    form = BatchForm.of(ds, collate.form, travels=False)
+    form = BatchSpec.of(ds, collate.form, travels=False)
     runs = expected_runs(ds, samples * most)
     regions, batch_bytes = form.regions(samples, room, samples * most, runs)
     workers = loader.num_workers

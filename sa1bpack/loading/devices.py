@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sa1bpack.batch.spec import ALIGNMENT, BatchForm, Regions, split_regions
+from sa1bpack.batch.spec import ALIGNMENT, BatchSpec, Regions, split_regions
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import Work
 from sa1bpack.transforms.masks import unpack_bits
@@ -85,7 +85,7 @@ class Host:
         return slot, work
 
     def deliver(
-        self, staged: tuple[Slot, Work], form: BatchForm, release: Callable[[Slot], None]
+        self, staged: tuple[Slot, Work], form: BatchSpec, release: Callable[[Slot], None]
     ) -> Batch:
         """Tensors in the slot's memory. When the last of them is gone, the slot is released.
 
@@ -161,7 +161,7 @@ class Cuda:
     def deliver(
         self,
         staged: tuple[torch.Tensor, torch.cuda.Event, Work],
-        form: BatchForm,
+        form: BatchSpec,
         release: Callable[[Slot], None],
     ) -> Batch:
         """Tensors on the device, for use on the consumer's current stream."""
@@ -214,7 +214,7 @@ _TORCH = {
 }
 
 
-def finish(batch: Batch, form: BatchForm, work: Work) -> Batch:
+def finish(batch: Batch, form: BatchSpec, work: Work) -> Batch:
     """Bring what travelled into the form that the consumer asked for, on its own device."""
     if form.to_rgb:
         batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
@@ -246,7 +246,7 @@ def _run_batch(batch: Batch, work: Work) -> RunBatch:
     )
 
 
-def finish_masks(batch: Batch, form: BatchForm, samples: int, room: int) -> None:
+def finish_masks(batch: Batch, form: BatchSpec, samples: int, room: int) -> None:
     """Bring flat mask bits into the form that the consumer asked for, on their own device.
 
     batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded forms `mask_places` int64 (T,)

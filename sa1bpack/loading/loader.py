@@ -16,7 +16,7 @@ from typing import Any
 from sa1bpack.arguments import choice, seconds, whole_number
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.plan import FORMS
-from sa1bpack.batch.spec import BatchForm, expected_runs
+from sa1bpack.batch.spec import BatchSpec, expected_runs
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES
@@ -128,7 +128,7 @@ class Loader:
         if ds.options.transform is not None or ds.options.mask_transform is not None:
             raise OptionError("the dataset has a transform, which is Python for every sample: "
                               "transform the batch, or use make_dataloader")  # fmt: skip
-        if ds.options.check == "read" and ds.form.masks.source == "runs":
+        if ds.options.check == "read" and ds.spec.masks.source == "runs":
             raise OptionError("a Loader gives no runs with check='read': how long they are is not "
                               "known before they are read; give the dataset a mask_size, or use "
                               "make_dataloader")  # fmt: skip
@@ -147,7 +147,7 @@ class Loader:
         self.dropped: list[ReadError] = []
         self._choice = MaskChoice(max_masks, choose, order_seed(self.batches.order, seed))
         self._device: Host | Cuda = open_device(device)
-        self._form = BatchForm.of(ds, masks, travels=self._device.pinned)
+        self._form = BatchSpec.of(ds, masks, travels=self._device.pinned)
         self._room = self._choice.max_masks if pad_to_max else None
         self._on_error = on_error
         self._ring: Ring[Slot] | None = None
@@ -174,7 +174,7 @@ class Loader:
             held = 1 << max(slot_bytes - 1, 0).bit_length()
         device_bytes = 0
         if self._device.pinned:
-            final = BatchForm.of(self.dataset, self._form.form, travels=False)
+            final = BatchSpec.of(self.dataset, self._form.form, travels=False)
             regions = final.regions(samples, room, samples * most, runs)[0]
             made = ["masks"] * ("masks" in regions) + ["images"] * self._form.to_rgb
             device_bytes = slots * slot_bytes + 2 * sum(regions[key].nbytes for key in made)

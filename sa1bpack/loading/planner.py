@@ -18,7 +18,7 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchForm
+from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import read_error
@@ -90,7 +90,7 @@ class Feed:
     of the process's limit of open files. Others are open while they are copied from.
     """
 
-    def __init__(self, ds: Dataset, form: BatchForm, choice: MaskChoice, room: int | None):
+    def __init__(self, ds: Dataset, form: BatchSpec, choice: MaskChoice, room: int | None):
         self.ds = ds
         self.form = form
         self.choice = choice

@@ -301,7 +301,7 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
 @pytest.mark.parametrize("known", ["form", "sample"])
 def test_a_batch_of_which_nothing_is_left_has_all_keys(damaged, ds, form, known):
     """By the layout, or by a sample that came before."""
-    collate = Collate(form, on_error="drop", sample_form=ds.form if known == "form" else None)
+    collate = Collate(form, on_error="drop", sample_spec=ds.spec if known == "form" else None)
     full = collate(ds.__getitems__([3])) if known == "sample" else Collate(form)([ds[3]])
     empty = collate(damaged.__getitems__([5]))
     assert empty.pop("dropped").tolist() == [5]

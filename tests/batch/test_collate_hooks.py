@@ -122,8 +122,8 @@ def test_what_is_no_list_of_samples_is_refused(ds):
     for wrong in (ds[0], None, 3):
         with pytest.raises(OptionError, match=r"a list of samples, .* give \[sample\]"):
             Collate()(wrong)
-    with pytest.raises(OptionError, match="sample_form is 3: give the `form` of a dataset"):
-        Collate(sample_form=3)
+    with pytest.raises(OptionError, match="sample_spec is 3: give the `form` of a dataset"):
+        Collate(sample_spec=3)
 
 
 @pytest.mark.parametrize("device", [None, 3.5, [], "cpu:x"])

@@ -16,7 +16,7 @@ from small_tars import changed, members, photo, record, write_tar
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchForm
+from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format import open_shard
 from sa1bpack.loading.devices import batch_views, finish
@@ -191,7 +191,7 @@ def test_loader_and_dataloader_give_the_same_batches(packs, fit, pixels, masks, 
 def test_what_travels_becomes_the_same_batch_on_the_device(packs, fit, pixels, masks, options):
     """The device's part, run on the CPU: planes to RGB, bits to bool, runs to their batch."""
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
-    form = BatchForm.of(ds, "padded", travels=True)
+    form = BatchSpec.of(ds, "padded", travels=True)
     [(work, errors)] = Feed(ds, form, MaskChoice(), None).plan([np.arange(len(ds))], 0)
     buffer = np.full(work.nbytes, 255, np.uint8)
     work.fill_heads(buffer)
@@ -200,7 +200,7 @@ def test_what_travels_becomes_the_same_batch_on_the_device(packs, fit, pixels, m
     if pixels == "yuv420":  # half the bytes travel
         assert work.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
     batch = finish(batch_views(torch.from_numpy(buffer), work.regions), form, work)
-    due = sa1bpack.Collate(sample_form=ds.form)(list(ds))
+    due = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
     assert same_batches([batch], [due]) == 1
 
 
@@ -316,9 +316,9 @@ def test_a_pipeline_makes_the_same_of_planes_and_of_their_rgb(packs, fit, option
 
 def test_native_images_without_a_canvas_name_the_remedy(packs):
     ds = sa1bpack.open(packs("native"))
-    with pytest.raises(OptionError, match=r"say Collate\(sample_form=ds\.form\)"):
+    with pytest.raises(OptionError, match=r"say Collate\(sample_spec=ds\.spec\)"):
         sa1bpack.Collate()(list(ds))
-    assert sa1bpack.Collate(sample_form=ds.form)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
+    assert sa1bpack.Collate(sample_spec=ds.spec)(list(ds))["images"].shape[1:] == (SIDE, SIDE, 3)
 
 
 def test_what_does_not_go_together_is_refused_at_once(packs):

@@ -9,7 +9,7 @@ import torch
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.plan import FORMS
-from sa1bpack.batch.spec import BatchForm
+from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import batch_views, finish, open_device
@@ -20,7 +20,7 @@ from sa1bpack.loading.planner import Feed
 @pytest.mark.parametrize("rows", [[0, 4, 9], [1, 7], [10, 10]])  # 1 and 7 have no masks
 def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, form, rows):
     ds = open_pack(packed.root)
-    travels = BatchForm.of(ds, form, travels=True)
+    travels = BatchSpec.of(ds, form, travels=True)
     [(work, errors)] = Feed(ds, travels, MaskChoice(4), None).plan([np.array(rows)], 0)
     buffer = np.full(work.nbytes, 255, np.uint8)
     work.fill_heads(buffer)
@@ -38,7 +38,7 @@ def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, for
 
 def test_arrays_of_a_batch_begin_at_cache_lines_and_do_not_overlap(packed):
     ds = open_pack(packed.root)
-    regions, nbytes = BatchForm.of(ds, "flat", travels=False).regions(3, 5, 7, 0)
+    regions, nbytes = BatchSpec.of(ds, "flat", travels=False).regions(3, 5, 7, 0)
     spans = sorted((region.start, region.start + region.nbytes) for region in regions.values())
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))

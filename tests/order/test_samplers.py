@@ -82,7 +82,10 @@ def test_shard_bounds_that_do_not_cover_the_dataset_are_refused(bounds):
         (lambda: ShuffleOrder(EXTENT, seed=-1), "seed is .*: choose a whole number from 0"),
         (lambda: LocalShuffleOrder(EXTENT, window=0), "window is .*: choose a whole number from 1"),
         (lambda: LocalShuffleOrder(EXTENT, block=0), "block is .*: choose a whole number from 1"),
-        (lambda: WeightedOrder(EXTENT, np.ones(20), samples=0), "samples is .*: choose a whole number"),
+        (
+            lambda: WeightedOrder(EXTENT, np.ones(20), samples=0),
+            "samples is .*: choose a whole number",
+        ),
         (lambda: SequentialOrder(Extent(0, "0" * 16)), "the dataset has no samples"),
         (lambda: SequentialOrder(Extent(5, "pack")), "a fingerprint must be 16"),
         (lambda: SequentialOrder(range(5)), "has no fingerprint; wrap it in Extent"),
@@ -114,7 +117,10 @@ def test_numbers_of_numpy_are_numbers():
     [
         ({"batch_size": 0}, "batch_size is .*: choose a whole number from 1"),
         ({"batch_size": 6, "world_size": 4}, "batch_size 6 .* multiple of world_size 4"),
-        ({"batch_size": 6, "rank": 2, "world_size": 2}, "rank is .*: choose a whole number from 0 to 1"),
+        (
+            {"batch_size": 6, "rank": 2, "world_size": 2},
+            "rank is .*: choose a whole number from 0 to 1",
+        ),
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
         ({"batch_size": 6, "drop_last": True, "pad_last": True}, "exclude each other"),
         ({"batch_size": 21, "drop_last": True}, "20 samples has no batch of 21"),
