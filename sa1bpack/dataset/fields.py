@@ -1,4 +1,4 @@
-"""The fields of a sample, each once: its names in a shard, in a sample and in a batch, and its type.
+"""The fields of a sample, each once: its names in shard, sample and batch, and its type.
 
 Samples, metadata columns, batches, the buffers of the Loader and blank samples are derived from
 these two tables, and tests hold the tables of the documentation against them. A new field is a line
