@@ -21,9 +21,11 @@ from sa1bpack.dataset.dataset import Dataset, as_dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.errors import ReadError
 from sa1bpack.loading.iteration import BatchReader, Iteration
-from sa1bpack.loading.options import ReadingOptions, cores, reading_options
+from sa1bpack.loading.options import ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
-from sa1bpack.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.ranks import cores
 from sa1bpack.wording import size_text
 
 # Where batches of worker processes are sent through.
@@ -174,7 +176,7 @@ def _end_all_workers() -> None:
 
 def make_dataloader(
     ds: Dataset,
-    batch_size: int | None = None,
+    batch_size: int,
     *,
     workers: int | None = None,
     prefetch_factor: int = 2,

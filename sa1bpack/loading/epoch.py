@@ -9,7 +9,7 @@ from sa1bpack.loading.buffer_pool import BufferPool
 from sa1bpack.loading.devices import Batch, Cuda, Host
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.reader_threads import ReaderThreads
-from sa1bpack.order.batches import EpochBatches
+from sa1bpack.order.epoch import EpochBatches
 
 if TYPE_CHECKING:
     from sa1bpack.loading.options import ReadingOptions

@@ -9,8 +9,9 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.dropped import DroppedSamples
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
+from sa1bpack.order.epoch import EpochBatches
 
 Batch = dict[str, Any]
 
@@ -32,14 +33,13 @@ class BatchReader:
         dropped: with on_error="drop", why samples were dropped from the batches that came out.
     """
 
-    _cursor: EpochCursor
+    _batches: OrderedBatches
     _options: ReadingOptions
     _dropped: DroppedSamples
     _dataset: Dataset
 
     def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
-        self._dataset, self._options = ds, options
-        self._cursor = EpochCursor(batches)
+        self._dataset, self._batches, self._options = ds, batches, options
         self._dropped = DroppedSamples(options.max_dropped)
 
     def _start(self, batches: EpochBatches, iteration: "Iteration") -> Run:
@@ -49,7 +49,11 @@ class BatchReader:
     @property
     def batches(self) -> OrderedBatches:
         """The order, cut into batches."""
-        return self._cursor.batches
+        return self._batches
+
+    @property
+    def _cursor(self) -> EpochCursor:
+        return self._batches.cursor
 
     @property
     def dropped(self) -> list[ReadError]:
@@ -141,7 +145,7 @@ class Iteration:
                 self._note(batch, errors)
             number = self._batches.number(self._done)
             self._done += 1
-            cursor.took(self._generation, self._batches, self._done)
+            cursor.took(self._generation, self._done)
             if batch is None:
                 continue
             batch["epoch"], batch["number"] = self._batches.epoch, number

@@ -20,11 +20,12 @@ from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, Host, open_device
 from sa1bpack.loading.epoch import Epoch
 from sa1bpack.loading.iteration import BatchReader, Iteration
-from sa1bpack.loading.options import cores, reading_options
+from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
 from sa1bpack.loading.shard_files import forget_closed_shards, most_open_shards
-from sa1bpack.order.batches import EpochBatches
+from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.ranks import cores
 
 # More threads than this do not copy faster than a few memory channels allow.
 MOST_THREADS = 12
@@ -73,7 +74,7 @@ class Loader(BatchReader):
     def __init__(
         self,
         ds: Dataset,
-        batch_size: int | None = None,
+        batch_size: int,
         *,
         device: str = "cpu",
         threads: int | None = None,
@@ -84,7 +85,7 @@ class Loader(BatchReader):
         Args:
             ds: a dataset without transform, which is Python for every sample: transform the batch,
                 or use `make_dataloader`. A `torch.utils.data.Subset` of one will do.
-            batch_size: samples of a batch over all ranks together; omitted if `order` says it.
+            batch_size: samples of a batch over all ranks together.
             device: "cpu", "cuda" or "cuda:1".
             threads: None: as many as there are cores for this process, at most 12.
             ahead: batches that are ready or in progress while one is used.

@@ -1,6 +1,5 @@
-"""What Loader and make_dataloader are both asked for, and where and among how many a program runs."""
+"""The options that Loader and make_dataloader share."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -11,7 +10,6 @@ from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.environment import available_cpus
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.named import make_batches, order_seed
@@ -21,7 +19,7 @@ from sa1bpack.order.orders import Order
 _ELSEWHERE = {
     "shuffle": "order: 'shuffle', 'local' or 'sequential'",
     "sampler": "order: an Order, or a subset of the dataset",
-    "batch_sampler": "order: OrderedBatches",
+    "batch_sampler": "order: an Order",
     "drop_last": "last='drop'",
     "pad_last": "last='pad'",
     "generator": "seed",
@@ -37,8 +35,8 @@ class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
     order
-        "shuffle", "local" (shuffle within a few shards at a time), "sequential", an Order of this
-        dataset, or OrderedBatches, which have batch_size, last, rank and world_size already.
+        "shuffle", "local" (shuffle within a few shards at a time), "sequential", or an Order of this
+        dataset.
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks
@@ -66,13 +64,13 @@ class ReadingOptions:
         Seconds after which a batch that does not come is an error.
     """
 
-    order: str | Order | OrderedBatches = "shuffle"
+    order: str | Order = "shuffle"
     masks: str = "padded"
     max_masks: int | None = None
     choose: str = "largest"
     pad_to_max: bool = False
     seed: int | None = None
-    last: str | None = None
+    last: str = "short"
     rank: int | None = None
     world_size: int | None = None
     on_error: str = "raise"
@@ -98,7 +96,7 @@ class ReadingOptions:
         masks = MaskChoice(self.max_masks, self.choose, self.seed or 0)
         return fixed_capacity(self.pad_to_max, masks, self.layout)
 
-    def batches(self, ds: Dataset, batch_size: int | None) -> OrderedBatches:
+    def batches(self, ds: Dataset, batch_size: int) -> OrderedBatches:
         """The batches of a dataset. Raises OptionError as `make_batches` does."""
         return make_batches(
             ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size
@@ -127,15 +125,3 @@ def reading_options(
             f"{reader} has no option {name!r}; valid options: {', '.join(sorted(known))}"
         )
     return ReadingOptions(**given)
-
-
-def cores() -> int:
-    """Cores that this process may use: those of its affinity, shared with its node's other ranks.
-
-    The number of ranks on the node is LOCAL_WORLD_SIZE, which torchrun sets.
-    """
-    try:
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    except ValueError:
-        ranks = 1
-    return max(1, available_cpus() // max(1, ranks))

@@ -11,7 +11,7 @@ from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.batch_queue import BatchQueue, Ticket
 from sa1bpack.loading.devices import Cuda, Host
 from sa1bpack.loading.planner import Planner
-from sa1bpack.order.batches import EpochBatches
+from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
 # of a thread whose loader was lost in a way that nothing could report.

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sa1bpack.dataset.dataset import open as open_pack
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
@@ -78,9 +78,3 @@ def test_ranks_that_are_announced_but_have_no_process_group_are_refused(ds, make
     assert sum(len(batch["indices"]) for batch in all_of_it) == len(ds)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert sum(len(batch["indices"]) for batch in loader) == len(ds)
-
-
-@BOTH
-def test_a_rank_without_a_world_size_is_refused(ds, make):
-    with pytest.raises(OptionError, match="rank is None and world_size is 2: give both"):
-        make(ds, 4, world_size=2)

@@ -122,8 +122,8 @@ def test_numbers_of_numpy_are_numbers():
             "rank is 2: .* from 0 to 1",
         ),
         ({"batch_size": 6, "world_size": 0}, "world_size is"),
-        ({"batch_size": 6, "drop_last": True, "pad_last": True}, "exclude each other"),
-        ({"batch_size": 21, "drop_last": True}, "20 samples has no batch of 21"),
+        ({"batch_size": 6, "last": "fill"}, "last is 'fill': choose one of short, drop, pad"),
+        ({"batch_size": 21, "last": "drop"}, "20 samples has no full batch of 21"),
         ({"batch_size": 9, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
     ],
 )
@@ -132,9 +132,29 @@ def test_batches_of_impossible_values_are_refused(options, named):
         OrderedBatches(SequentialOrder(EXTENT), **options)
 
 
+@pytest.mark.parametrize(("flag", "value"), [("drop_last", "drop"), ("pad_last", "pad")])
+def test_the_flags_that_last_replaced_are_refused_by_name(flag, value):
+    for given in (True, False):
+        with pytest.raises(OptionError, match=f"{flag} is not an option: choose last='{value}'"):
+            OrderedBatches(SequentialOrder(EXTENT), 4, **{flag: given})
+    with pytest.raises(TypeError, match="no option 'shuffle'"):
+        OrderedBatches(SequentialOrder(EXTENT), 4, shuffle=True)
+
+
+@pytest.mark.parametrize(("size", "numbers"), [(8, [1, 2]), (6, [2, 3]), (12, [1]), (4, [2, 3, 4])])
+def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
+    state = EpochBatches(SequentialOrder(EXTENT), 8).state_after(1)
+    rest = EpochBatches(SequentialOrder(EXTENT), size).restored(state)
+    assert [rest.number(k) for k in range(len(rest))] == numbers
+    with pytest.raises(IndexError, match=f"batch {len(rest)} of {len(rest)}"):
+        rest.number(len(rest))
+    whole = EpochBatches(SequentialOrder(EXTENT), size)
+    assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
+
+
 def test_a_rest_that_leaves_a_rank_without_samples_is_refused_on_loading():
     state = OrderedBatches(SequentialOrder(EXTENT), 6).state_after(1)
-    resumed = OrderedBatches(SequentialOrder(EXTENT), 13, world_size=13, pad_last=True)
+    resumed = OrderedBatches(SequentialOrder(EXTENT), 13, world_size=13, last="pad")
     resumed.load_state_dict(state)
     assert list(resumed) == [[6], [19]]
     with pytest.raises(OptionError, match="the last batch has 4 samples for 5 ranks"):
@@ -142,9 +162,9 @@ def test_a_rest_that_leaves_a_rank_without_samples_is_refused_on_loading():
 
 
 def test_batches_are_read_only_as_to_what_they_were_made_with():
-    batches = OrderedBatches(SequentialOrder(EXTENT), 8, rank=1, world_size=2, pad_last=True)
+    batches = OrderedBatches(SequentialOrder(EXTENT), 8, rank=1, world_size=2, last="pad")
     assert (batches.batch_size, batches.rank, batches.world_size) == (8, 1, 2)
-    assert (batches.drop_last, batches.pad_last) == (False, True)
+    assert (batches.last, batches.most_samples) == ("pad", 4)
     with pytest.raises(AttributeError):
         batches.batch_size = 4
 
@@ -171,10 +191,6 @@ def test_every_iteration_is_the_next_epoch_even_after_a_break():
     assert batches.epoch == 3
     assert flat(islice(batches, 3)) == order.take(4, 0, 20).tolist()
     assert batches.epoch == 4
-    for _ in range(2):  # nothing of it was used
-        assert batches.begin()[0].tolist() == order.take(5, 0, 8).tolist()
-    batches.mark_used()
-    assert batches.begin()[0].tolist() == order.take(6, 0, 8).tolist()
 
 
 @pytest.mark.parametrize("end", [
@@ -225,7 +241,6 @@ def test_len_is_that_of_a_whole_epoch_also_after_resuming():
     assert len(batches) == 3
     assert len(list(batches)) == 1
     assert len(batches.current) == 1
-    assert len(batches.begin()) == 3
 
 
 # ----------------------------------------------------------------------------------- torch's loader

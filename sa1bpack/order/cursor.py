@@ -1,0 +1,203 @@
+"""The place of a run in its order: which epoch, how many batches of it are done, and who counts."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.errors import LoaderError
+from sa1bpack.order.epoch import EpochBatches
+
+ENDED = (
+    "this iteration was ended by a new one of the same loader, by set_epoch(), load_state_dict() "
+    "or close(); make a second loader for two at once"
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Replaced as one object, so that a signal handler or a forked child never finds half of it.
+
+    batches     of the latest iteration, or of the one to come
+    done        how many of them came out; None if a library took some and only it knows how many
+    generation  number of the iteration; another one, once that iteration has ended
+    running     whether the iteration has begun and has not been ended
+    """
+
+    batches: EpochBatches
+    done: int | None = 0
+    generation: int = 0
+    running: bool = False
+
+
+def _unchanged(batches: EpochBatches) -> EpochBatches:
+    return batches
+
+
+class EpochCursor:
+    """Where a loader is in its order: the state of its iterations, one at a time.
+
+    Every iteration is an epoch. The next one is the next epoch if any batch of the latest one came
+    out, whether or not all did; otherwise the same epoch begins again, from the same batch. An
+    iteration is known by its generation number: once it has ended (by `begin`, `set_epoch`,
+    `load_state_dict` or `end`), nothing that still holds the number can move the cursor.
+
+    Threads may share a cursor. A pickle or copy has the place in the order, no iteration, and no
+    `on_end`. A forked child has a cursor of its own, as the parent's was.
+
+    Attributes:
+        on_end: called without arguments, and outside the lock, after a running iteration was ended;
+            None for nothing. It belongs to the owner of the cursor.
+    """
+
+    def __init__(
+        self,
+        batches: EpochBatches,
+        join: Callable[[EpochBatches], EpochBatches] = _unchanged,
+    ):
+        """
+        Args:
+            batches: of the first iteration.
+            join: gives the batches the rank and world size of this process when an iteration
+                begins. A function of a module, so that the cursor can be pickled.
+        """
+        self._place = _Place(batches)
+        self._join = join
+        self.on_end: Callable[[], None] | None = None
+        self._renew_lock()
+
+    def _renew_lock(self) -> None:
+        # Reentrant: a signal handler or a finalizer may close a loader in the middle of a method.
+        self._lock = threading.RLock()
+        _cursors.add(self)
+
+    @property
+    def batches(self) -> EpochBatches:
+        """The batches of the latest iteration; of the one to come before any began."""
+        return self._place.batches
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of `batches`."""
+        return self._place.batches.epoch
+
+    def begin(self) -> tuple[int, EpochBatches]:
+        """Begin an iteration and return its generation number and its batches.
+
+        The iteration before ends. Until a batch came out, the next iteration is this one again.
+
+        Raises:
+            LoaderError, OptionError: what `join` raises; then nothing has changed.
+        """
+        with self._lock:
+            before = self._place
+            batches = before.batches
+            if before.done != 0:
+                batches = batches.after(len(batches))
+            self._place = _Place(self._join(batches), 0, before.generation + 1, running=True)
+            begun = self._place
+        self._report_end(before)
+        return begun.generation, begun.batches
+
+    def check(self, generation: int) -> None:
+        """Raise LoaderError if the iteration of this number has ended."""
+        place = self._place
+        if generation != place.generation or not place.running:
+            raise LoaderError(ENDED)
+
+    def took(self, generation: int, done: int | None) -> None:
+        """Note that batch number `done` - 1 of an iteration came out: `done` are done.
+
+        None: a library took a batch and may have fetched it ahead, so only it can count them.
+
+        Raises:
+            LoaderError: the iteration has ended. The place is then that of its successor, and
+                stays so.
+        """
+        with self._lock:
+            self.check(generation)
+            self._place = replace(self._place, done=done)
+
+    def end(self, generation: int | None = None) -> None:
+        """End the running iteration, if there is one; with a number, only if it is that one."""
+        with self._lock:
+            before = self._place
+            if generation not in (None, before.generation):
+                return
+            self._place = _Place(before.batches, before.done, before.generation + 1)
+        self._report_end(before)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch, from its first batch; end the running iteration.
+
+        If it is the epoch that comes next anyway, because `load_state_dict` chose it or no batch of
+        it came out, the place within it stays.
+
+        Raises:
+            OptionError: epoch is not a whole number of 0 or more.
+        """
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+
+        def moved(place: _Place) -> tuple[EpochBatches, int | None]:
+            if place.done == 0 and place.batches.epoch == epoch:
+                return place.batches, 0
+            return replace(place.batches, epoch=epoch, start=0), 0
+
+        self._move(moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the batch that came out last, equal on all ranks.
+
+        Raises:
+            LoaderError: another library takes the batches, so only it knows how many were used.
+        """
+        place = self._place
+        if place.done is None:
+            raise LoaderError(
+                "the batches of this epoch are taken by another library through batch_sampler, so "
+                "only it knows how many were used: save its count, and resume with set_epoch() and "
+                "its own way of skipping batches (Accelerate: skip_first_batches)"
+            )
+        return place.batches.state_after(place.done)
+
+    def load_state_dict(self, state: Any) -> None:
+        """Make the next iteration begin after the last batch of the state; end the running one.
+
+        Raises:
+            OptionError: the state is damaged, has another version, or belongs to another order.
+                Nothing has changed then.
+        """
+        self._move(lambda place: (place.batches.restored(state), 0))
+
+    def _move(self, to: Callable[[_Place], tuple[EpochBatches, int | None]]) -> None:
+        with self._lock:
+            before = self._place
+            self._place = _Place(*to(before), before.generation + 1)
+        self._report_end(before)
+
+    def _report_end(self, before: _Place) -> None:
+        if before.running and self.on_end is not None:
+            self.on_end()
+
+    def __getstate__(self) -> dict[str, Any]:
+        place = self._place
+        return {"_place": _Place(place.batches, place.done), "_join": self._join, "on_end": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._renew_lock()
+
+
+_cursors: weakref.WeakSet[EpochCursor] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: a thread of the parent may have held a lock, and is not there any more."""
+    for cursor in list(_cursors):
+        cursor._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

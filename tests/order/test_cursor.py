@@ -1,0 +1,279 @@
+"""The one state machine of an epoch: what a loader may do in any order, and what state follows."""
+
+import copy
+import os
+import pickle
+import signal
+import threading
+import warnings
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.order.cursor import EpochCursor
+from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.orders import Extent, ShuffleOrder
+
+ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
+ENDED = r"ended by a new one .*set_epoch\(\), load_state_dict\(\) or close\(\)"
+
+
+def new_cursor(**options) -> EpochCursor:
+    return EpochCursor(EpochBatches(ORDER, 8, **options))
+
+
+def place(cursor) -> tuple[int, int]:
+    state = cursor.state_dict()
+    return state["epoch"], state["samples"]
+
+
+# --------------------------------------------------------------------------- any order of calls
+
+
+@dataclass(frozen=True)
+class Model:
+    """Epoch and samples of the first batch of the latest iteration, and how many came out."""
+
+    epoch: int = 0
+    start: int = 0
+    done: int = 0
+    live: int = 0  # generation of the running iteration; 0: none is
+
+    def batches(self) -> int:
+        return -(-(20 - self.start) // 8)
+
+    def state(self) -> tuple[int, int]:
+        if self.done == self.batches():
+            return self.epoch + 1, 0
+        return self.epoch, self.start + 8 * self.done
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.just(("begin",)),
+        st.tuples(st.just("take"), st.integers(0, 3)),  # by the iteration begun so many ago
+        st.tuples(st.just("set_epoch"), st.integers(0, 3)),
+        st.tuples(st.just("load"), st.integers(0, 2), st.sampled_from([0, 5, 8, 16, 20])),
+        st.just(("end",)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps):
+    cursor, model, ended = new_cursor(), Model(), []
+    cursor.on_end = lambda: ended.append(cursor.state_dict())
+    begun: list[list] = []  # generation, batches, how many it has taken
+    for name, *values in steps:
+        was_live, ends = model.live, len(ended)
+        if name == "begin":
+            if model.done:
+                model = Model(model.epoch + 1)
+            generation, batches = cursor.begin()
+            assert generation not in [other[0] for other in begun]
+            assert (batches.epoch, batches.start) == (model.epoch, model.start)
+            begun.append([generation, batches, 0])
+            model = replace(model, done=0, live=generation)
+        elif name == "take":
+            if len(begun) <= values[0]:
+                continue
+            taker = begun[-1 - values[0]]
+            generation, batches, taken = taker
+            if taken == len(batches):
+                continue
+            if generation == model.live:
+                cursor.check(generation)
+                cursor.took(generation, taken + 1)
+                taker[2] += 1
+                model = replace(model, done=taken + 1)
+            else:
+                for late in (
+                    lambda g=generation: cursor.check(g),
+                    lambda g=generation, n=taken: cursor.took(g, n + 1),
+                ):
+                    with pytest.raises(LoaderError, match=ENDED):
+                        late()
+            was_live = 0  # ends nothing
+        elif name == "set_epoch":
+            cursor.set_epoch(values[0])
+            if model.done or values[0] != model.epoch:
+                model = Model(values[0])
+            model = replace(model, live=0)
+        elif name == "load":
+            epoch, samples = values
+            cursor.load_state_dict(new_cursor(epoch=epoch, start=samples).state_dict())
+            model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
+        else:
+            cursor.end()
+            model = replace(model, live=0)
+        assert place(cursor) == model.state()
+        assert cursor.epoch == model.epoch
+        assert len(ended) - ends == bool(was_live)
+        other = pickle.loads(pickle.dumps(cursor))
+        assert place(other) == model.state()
+
+
+# --------------------------------------------------------------------------------- each by itself
+
+
+def test_an_epoch_of_which_no_batch_came_out_begins_again():
+    cursor = new_cursor(start=8)
+    for _ in range(2):
+        _, batches = cursor.begin()
+        assert (batches.epoch, batches.start) == (0, 8)
+    generation, _ = cursor.begin()
+    cursor.took(generation, 1)
+    assert place(cursor) == (0, 16)
+    assert cursor.begin()[1].epoch == 1
+
+
+def test_the_state_after_the_last_batch_is_the_next_epoch():
+    cursor = new_cursor()
+    generation, batches = cursor.begin()
+    cursor.took(generation, len(batches))
+    assert place(cursor) == (1, 0)
+    assert cursor.epoch == 0
+
+
+def test_a_refused_state_epoch_or_beginning_changes_nothing():
+    cursor = new_cursor()
+    generation, _ = cursor.begin()
+    cursor.took(generation, 1)
+    with pytest.raises(OptionError, match="a state has the keys"):
+        cursor.load_state_dict({})
+    with pytest.raises(OptionError, match="epoch is -1"):
+        cursor.set_epoch(-1)
+    cursor.took(generation, 2)
+    assert place(cursor) == (0, 16)
+
+    def refused(batches):
+        raise LoaderError("not here")
+
+    cursor = EpochCursor(EpochBatches(ORDER, 8, start=8), refused)
+    with pytest.raises(LoaderError, match="not here"):
+        cursor.begin()
+    assert place(cursor) == (0, 8)
+
+
+def test_the_end_of_an_iteration_is_reported_once_and_outside_the_lock():
+    cursor, found = new_cursor(), []
+
+    def from_another_thread():
+        thread = threading.Thread(target=lambda: (cursor.end(), found.append(place(cursor))))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "the hook was called under the lock"
+
+    cursor.on_end = from_another_thread
+    cursor.begin()
+    assert found == []
+    cursor.set_epoch(4)
+    cursor.set_epoch(5)
+    assert found == [(4, 0)]
+
+
+def test_a_count_that_only_a_library_has_is_not_guessed():
+    cursor = new_cursor()
+    generation, _ = cursor.begin()
+    cursor.took(generation, None)
+    with pytest.raises(LoaderError, match=r"another library .*skip_first_batches"):
+        cursor.state_dict()
+    assert cursor.begin()[1].epoch == 1
+    cursor.set_epoch(3)
+    assert place(cursor) == (3, 0)
+
+
+def test_threads_that_end_each_other_never_leave_a_place_of_an_old_iteration():
+    """Every thread begins iterations and counts their batches; the winner's count is the state."""
+    cursor, errors = new_cursor(), []
+    start = threading.Barrier(4)
+
+    def loop():
+        start.wait(60)
+        try:
+            for _ in range(200):
+                generation, batches = cursor.begin()
+                try:
+                    for done in range(1, len(batches) + 1):
+                        cursor.took(generation, done)
+                        state = cursor.state_dict()
+                        cursor.check(generation)  # so nobody has begun since
+                        assert state == batches.state_after(done)
+                except LoaderError:
+                    pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    generation, batches = cursor.begin()
+    cursor.took(generation, 1)
+    assert cursor.state_dict() == batches.state_after(1)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda cursor: pickle.loads(pickle.dumps(cursor))]
+)
+def test_a_copy_has_the_place_and_no_iteration(duplicate):
+    cursor, ended = new_cursor(), []
+    cursor.on_end = lambda: ended.append(1)
+    generation, _ = cursor.begin()
+    cursor.took(generation, 1)
+    other = duplicate(cursor)
+    assert place(other) == place(cursor) == (0, 8)
+    with pytest.raises(LoaderError, match=ENDED):
+        other.took(generation, 2)
+    assert other.begin()[1].epoch == 1
+    cursor.took(generation, 2)
+    assert (place(cursor), place(other), ended) == ((0, 16), (1, 0), [])
+
+
+def test_a_forked_child_has_a_cursor_even_if_a_thread_held_its_lock_at_the_fork():
+    parent, begun, forked = os.getpid(), threading.Event(), threading.Event()
+
+    def join(batches):  # called under the lock
+        if os.getpid() == parent:
+            begun.set()
+            assert forked.wait(60)
+        return batches
+
+    cursor = EpochCursor(EpochBatches(ORDER, 8, epoch=4), join)
+    thread = threading.Thread(target=cursor.begin)
+    thread.start()
+    assert begun.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends it where the lock is never released
+        try:
+            os._exit(0 if cursor.begin()[1].epoch == 4 else 1)
+        finally:
+            os._exit(2)
+    forked.set()
+    thread.join(60)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert place(cursor) == (4, 0)
+
+
+def test_a_signal_handler_may_close_a_loader_that_is_about_to_begin():
+    def join(batches):
+        signal.raise_signal(signal.SIGUSR1)
+        return batches
+
+    cursor, handled = EpochCursor(EpochBatches(ORDER, 8), join), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: (cursor.end(), handled.append(1)))
+    try:
+        cursor.begin()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handled == [1] and place(cursor) == (0, 0)

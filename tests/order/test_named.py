@@ -1,0 +1,68 @@
+"""From the options of a loader to its batches: orders by name, seeds, and what does not fit."""
+
+import numpy as np
+import pytest
+
+from sa1bpack.errors import OptionError
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.named import make_batches, order_seed
+from sa1bpack.order.orders import Extent, LocalShuffleOrder, SequentialOrder, ShuffleOrder
+from sa1bpack.order.ranks import RankBatches
+
+DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
+
+
+def make(order="shuffle", batch_size=4, *, seed=None, last="short", rank=None, world_size=None):
+    return make_batches(DS, batch_size, order, seed, last, rank, world_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("shuffle", ShuffleOrder), ("local", LocalShuffleOrder), ("sequential", SequentialOrder)],
+)
+def test_a_name_stands_for_an_order_with_the_seed(name, kind):
+    batches = make(name, seed=7)
+    same = SequentialOrder(DS) if kind is SequentialOrder else kind(DS, seed=7)
+    assert type(batches.order) is kind
+    assert batches.order.identity() == same.identity()
+    assert make(name).order.identity() == make(name, seed=0).order.identity()
+    assert list(batches) == list(make(same))
+
+
+def test_options_reach_the_batches():
+    batches = make(batch_size=8, last="pad", rank=1, world_size=2)
+    assert type(batches) is OrderedBatches
+    assert (batches.batch_size, batches.last, batches.rank, batches.world_size) == (8, "pad", 1, 2)
+    assert type(make()) is RankBatches
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"order": "random"}, "order is 'random': choose one of shuffle, local, sequential, or an"),
+        ({"order": None}, "order is None: choose one of shuffle, local, sequential, or an Order"),
+        ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "order=batches.order"),
+        ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
+        (
+            {"order": ShuffleOrder(Extent(20, "0" * 16))},
+            "fingerprint 0{16}, but the dataset",
+        ),
+        ({"order": ShuffleOrder(DS, seed=1), "seed": 3}, "seed is 3, but the order has the seed 1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"batch_size": None}, "batch_size is None: choose a whole number"),
+        ({"last": "dropped"}, "last is 'dropped': choose one of short, drop, pad"),
+        ({"world_size": 2}, "rank is None and world_size is 2: give both or neither"),
+        ({"rank": 1}, "rank is 1 and world_size is None: give both or neither"),
+        ({"rank": 2, "world_size": 2}, "rank is 2: choose a whole number from 0 to 1"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_by_name(options, named):
+    with pytest.raises(OptionError, match=named):
+        make(**options)
+
+
+def test_all_else_that_is_random_goes_by_the_seed_of_the_order():
+    assert order_seed(ShuffleOrder(DS, seed=5), None) == 5
+    assert order_seed(SequentialOrder(DS), 6) == 6
+    assert order_seed(SequentialOrder(DS), None) == 0
+    assert list(make(ShuffleOrder(DS, seed=1), seed=1)) == list(make(seed=1))

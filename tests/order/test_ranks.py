@@ -1,0 +1,89 @@
+"""Rank and world size that nobody passed: those of torch.distributed when an iteration begins."""
+
+import os
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sa1bpack.environment import available_cpus
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.orders import Extent, ShuffleOrder
+from sa1bpack.order.ranks import RankBatches, cores
+
+ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """What stands for torch.distributed; uninitialized at first."""
+    found = SimpleNamespace(rank=0, world_size=1, ready=False)
+    found.is_available = lambda: True
+    found.is_initialized = lambda: found.ready
+    found.get_rank, found.get_world_size = lambda: found.rank, lambda: found.world_size
+    monkeypatch.setitem(sys.modules, "torch.distributed", found)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return found
+
+
+def test_batches_made_before_the_process_group_are_those_of_its_rank(group):
+    batches = RankBatches(ORDER, 8)
+    assert (batches.rank, batches.world_size, batches.most_samples) == (0, 1, 8)
+    group.ready, group.rank, group.world_size = True, 1, 2
+    assert (batches.rank, batches.world_size, batches.most_samples) == (1, 2, 4)
+    assert list(batches) == list(OrderedBatches(ORDER, 8, rank=1, world_size=2))
+    group.rank = 0
+    second = OrderedBatches(ORDER, 8, rank=0, world_size=2)
+    second.set_epoch(1)
+    assert list(pickle.loads(pickle.dumps(batches))) == list(second)
+
+
+def test_a_batch_size_that_the_ranks_cannot_share_is_refused(group):
+    batches = RankBatches(ORDER, 3)
+    group.ready, group.world_size = True, 2
+    for refused in (lambda: next(iter(batches)), lambda: RankBatches(ORDER, 3)):
+        with pytest.raises(OptionError, match=r"batch_size 3 .* multiple of world_size 2"):
+            refused()
+
+
+def test_ranks_that_are_announced_but_have_no_process_group_are_refused(group, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    batches = RankBatches(ORDER, 8)
+    with pytest.raises(LoaderError, match=r"WORLD_SIZE is 2, but .*init_process_group before"):
+        next(iter(batches))
+    assert len(list(OrderedBatches(ORDER, 8, rank=0, world_size=1))) == 3
+    group.ready, group.world_size = True, 2
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert batches.cursor.epoch == 0  # the refused beginning used up no epoch
+
+
+@pytest.mark.parametrize("announced", [None, "", "1"])
+def test_a_process_that_never_imported_torch_is_rank_0_of_1(announced):
+    program = (
+        "import sys\n"
+        "from sa1bpack.order.orders import Extent, SequentialOrder\n"
+        "from sa1bpack.order.ranks import RankBatches\n"
+        "print([*RankBatches(SequentialOrder(Extent(3, '0' * 16)), 2)])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    environment = {} if announced is None else {"WORLD_SIZE": announced}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+        env=clean_environment() | environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[[0, 1], [2]]\n", "")
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+
+
+@pytest.mark.parametrize(("ranks", "share"), [("1", 1), ("2", 2), ("0", 1), ("many", 1)])
+def test_the_ranks_of_a_node_share_its_cores(ranks, share, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert cores() == max(1, available_cpus() // share)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
+    assert cores() == 1
