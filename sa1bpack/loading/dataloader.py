@@ -43,7 +43,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _EpochSampler:
-    """The batches of the epoch that a PackDataLoader has begun, as torch's DataLoader wants them."""
+    """The batches of the epoch that a PackDataLoader has begun, for torch's DataLoader."""
 
     def __init__(self, batches: OrderedBatches):
         self.batches = batches
