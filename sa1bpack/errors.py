@@ -150,3 +150,7 @@ class LoaderError(Sa1bpackError):
 
 class LoaderTimeout(LoaderError, TimeoutError):
     """A batch did not come in time."""
+
+
+class ResourceShortage(Sa1bpackError, OSError):
+    """Stand-in."""

@@ -12,7 +12,7 @@ from sa1bpack.pixels.yuv420 import planes_to_rgb
 
 
 @njit(nogil=True, cache=True)
-def place_rows(source, start, stride, rows, columns, target, target_start, target_stride, room):
+def put_rows(source, start, stride, rows, columns, target, target_start, target_stride, room):
     """Copy a plane's rows to the top left of a larger plane; zero right of them and below.
 
     source, target  uint8 (n,); `start` and `stride` are bytes
@@ -30,7 +30,7 @@ def place_rows(source, start, stride, rows, columns, target, target_start, targe
 
 
 @njit(nogil=True, cache=True)
-def place_image(how, source, height, width, stride, rows, side, target):
+def put_image(how, source, height, width, stride, rows, side, target):
     """Put one image into its canvas.
 
     how      RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
@@ -43,14 +43,14 @@ def place_image(how, source, height, width, stride, rows, side, target):
         planes_to_rgb(source, height, width, stride, rows, side, target)
         target[height * side * 3 :] = 0
     elif how == RGB_ON_CANVAS:
-        place_rows(source, 0, 3 * stride, height, 3 * width, target, 0, 3 * side, side)
+        put_rows(source, 0, 3 * stride, height, 3 * width, target, 0, 3 * side, side)
     else:
         half_stride, half_side = (stride + 1) // 2, side // 2
         plane = (height + 1) // 2, (width + 1) // 2
-        place_rows(source, 0, stride, height, width, target, 0, side, side)
+        put_rows(source, 0, stride, height, width, target, 0, side, side)
         start, at = rows * stride, side * side
         for _ in range(2):
-            place_rows(
+            put_rows(
                 source, start, half_stride, plane[0], plane[1], target, at, half_side, half_side
             )
             start += (rows + 1) // 2 * half_stride

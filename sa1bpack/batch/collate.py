@@ -9,18 +9,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import choice, whole_number
+from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.plan import (
-    FORMS,
-    MASK_FIELDS,
-    SAMPLE_FIELDS,
-    BatchPlan,
-    blank_sample,
-    blanked,
-    plan_batch,
-)
+from sa1bpack.batch.plan import OWN_KEYS, BatchPlan, plan_batch
 from sa1bpack.dataset.sample import Sample, SampleSpec
-from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.runs import RunBatch
@@ -29,27 +22,24 @@ ON_ERROR = ("raise", "drop")
 Batch = dict[str, Any]
 
 _log = logging.getLogger("sa1bpack")
-_OWN_KEYS = {field.source for field in SAMPLE_FIELDS + MASK_FIELDS} | {
-    "crop_boxes", "file_name", "run_ends", "run_offset"
-}  # fmt: skip
 
 
 class Collate:
     """Makes batches: the `collate_fn` of a torch DataLoader.
 
     A batch of B samples is a dict of tensors. M is the largest number of masks of a sample in the
-    batch, T the number of all; "..." is (B, M) in the padded forms and (T,) in the flat ones:
+    batch, T the number of all; "..." is (B, M) in the padded layouts and (T,) in the flat ones:
 
     ================  ========  ================================================================
     key               type      shape and content
     ================  ========  ================================================================
     images            uint8     (B, S, S, 3), channels last; of a dataset with pixels="stored" that
                                 has planes (B, S * 3 / 2, S): Y, Cb, Cr
-    masks             bool      (..., Sm, Sm) in "padded" and "flat"
-                      uint8     (..., Sm, Sm/8) in "padded_bits" and "flat_bits"
-    runs              RunBatch  in place of masks, of a dataset that gives runs
+    masks             bool      (..., Sm, Sm) with masks="padded" and "flat"
+                      uint8     (..., Sm, Sm/8) with "padded_bits" and "flat_bits"
+    runs              RunBatch  in place of masks, of a dataset that yields runs
     mask_counts       int64     (B,)
-    mask_offsets      int64     (B + 1,), in the flat forms: masks of sample i are rows [i] to
+    mask_offsets      int64     (B + 1,), in the flat layouts: masks of sample i are rows [i] to
                                 [i + 1]
     bboxes            float32   (..., 4) x, y, w, h, in the dataset's coordinates
     point_coords      float32   (..., 2) x, y
@@ -60,14 +50,18 @@ class Collate:
     image_ids         int64     (B,)
     sizes             int32     (B, 4) source height, width, stored height, width
     indices           int64     (B,) rows in the pack
-    dropped           int64     (d,) with on_error="drop": rows of samples that were left out
+    dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     ================  ========  ================================================================
 
-    Padding is zero. What a transform took out of the samples is not in the batch; what it added is
-    a list with one entry a sample; images and bool masks may have any shape, the same for all, as
+    Batches of Loader and make_dataloader have three more keys, which are not tensors: `epoch` and
+    `number` (int: the epoch, and the number of the batch in it) and `spec` (str: what the samples
+    look like, `ds.spec_text`).
+
+    Padding is zero. What a transform removed from the samples is not in the batch; what it added is
+    a list with one entry per sample; images and bool masks may have any shape, the same for all, as
     images may have any type. Masks that are uint8 are bits.
 
-    The same object works in worker processes; `set_epoch` reaches those that run already.
+    The same object works in worker processes; `set_epoch` reaches those that already run.
     """
 
     def __init__(
@@ -85,42 +79,37 @@ class Collate:
         """
         Args:
             masks: "padded", "flat", "padded_bits" or "flat_bits".
-            max_masks: keep at most so many masks of a sample; None keeps all.
+            max_masks: keep at most this many masks of a sample; None keeps all.
             choose: which: "largest" by area, "iou" by predicted IoU, or "random" without
                 replacement by (seed, epoch, image_id). They stay in their order.
             seed: of the random choice.
             pad_to_max: M is always `max_masks`, so that all batches have one shape.
-            on_error: of samples that the dataset could not read. "raise": raise the ReadError.
-                "drop": leave them out, log a warning with the name, count them in `dropped` and in
-                the batch. Needs a dataset with `on_error="return"`. No sample takes their place.
+            on_error: what to do with samples that the dataset could not read. "raise": raise the
+                ReadError. "drop": drop them, log a warning with the name, list them in `dropped`
+                and in the batch. Needs a dataset with `on_error="return"`. No sample takes their
+                place, and a batch of which nothing remains is a LoaderError.
             canvas: S, for images without a canvas (fit native): they go to the top left of one,
                 which is zero elsewhere. `ds.layout.image_size`, or larger.
-            sample_spec: `ds.spec` of a dataset without transforms. It knows the canvas, and by it a
-                batch of which nothing is left has all keys, with length 0; else by the first sample
-                that this process has collated; if there was none, it has the counts alone.
+            sample_spec: `ds.spec` of a dataset without transforms: it knows the canvas, and whether
+                masks are bits.
 
         Raises:
             OptionError: a value that cannot be used.
         """
-        choice("masks", masks, FORMS)
         choice("on_error", on_error, ON_ERROR)
-        self.form = masks
+        self.layout = mask_layout(masks)
         self.choice = MaskChoice(max_masks, choose, seed)
         self.on_error = on_error
-        if pad_to_max and (max_masks is None or masks.startswith("flat")):
-            raise OptionError("pad_to_max needs max_masks and a padded form of masks")
-        self.room = self.choice.max_masks if pad_to_max else None
+        self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
         self.dropped: list[ReadError] = []  # those of this process
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
-            raise OptionError(f"sample_spec is {sample_spec!r}: give the `form` of a dataset")
+            raise OptionError(f"sample_spec is {sample_spec!r}: give the `spec` of a dataset")
         if canvas is None and sample_spec is not None and sample_spec.image.flat:
             canvas = sample_spec.image.side
         if canvas is not None:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
-        self._form = sample_spec
-        self._like: Sample | None = None  # without a form: the first sample, without its arrays
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -134,15 +123,16 @@ class Collate:
         self._epoch.fill_(epoch)
 
     def plan(self, samples: Sequence[Sample]) -> BatchPlan:
-        """The plan of a batch of these samples, which may hold no ReadError."""
-        like = None if samples else self._blank()
-        canvas = self._canvas if samples else None  # a blank has its canvas already
+        """The plan of a batch of these samples: at least one, and no ReadError."""
         return plan_batch(
-            samples, self.form, self.choice, self.epoch, self.room, like, canvas, self._as_bool
+            samples,
+            self.layout,
+            self.choice,
+            self.epoch,
+            self.capacity,
+            self._canvas,
+            self._as_bool,
         )
-
-    def _blank(self) -> Sample | None:
-        return self._like if self._form is None else blank_sample(self._form)
 
     def __call__(
         self,
@@ -152,13 +142,14 @@ class Collate:
         """Make a batch.
 
         Args:
-            samples: dicts as a Dataset gives them.
+            samples: dicts as a Dataset yields them.
             out: tensors or arrays on the CPU to write into, of exactly the shapes and types that
                 `plan(samples).shapes()` says; the batch then shares their memory. None: new ones.
 
         Raises:
             ReadError: a sample could not be read and on_error is "raise".
             OptionError: samples that do not go together, or `out` does not fit.
+            LoaderError: on_error is "drop", and no sample could be read.
         """
         if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
             raise OptionError(
@@ -169,8 +160,6 @@ class Collate:
         if errors:
             samples = self._without(errors, samples)
         plan = self.plan(samples)
-        if self._form is None and self._like is None and samples:
-            self._like = blanked(samples[0])
         shapes = plan.shapes()
         tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
         buffers = {key: tensor.numpy() for key, tensor in tensors.items()}
@@ -178,9 +167,9 @@ class Collate:
         for k in range(len(plan)):
             plan.fill(k, buffers)
         batch: Batch = tensors
-        if "run_ends" in (samples[0] if samples else self._blank() or {}):
+        if "run_ends" in samples[0]:
             batch["runs"] = _joined_runs(plan)
-        for key in (samples[0] if samples else self._like or {}).keys() - _OWN_KEYS:
+        for key in samples[0].keys() - OWN_KEYS:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
             batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
@@ -190,14 +179,34 @@ class Collate:
         if self.on_error == "raise":
             raise errors[0]
         for error in errors:
-            _log.warning("left out: %s", error)
+            _log.warning("dropped: %s", error)
         self.dropped += errors
-        return [sample for sample in samples if not isinstance(sample, ReadError)]
+        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        if not kept:
+            raise LoaderError(
+                f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
+            )
+        return kept
 
 
-def gives_bool(form: SampleSpec) -> bool:
-    """Whether samples of this form have unpacked masks."""
-    return form.masks.as_bool and form.masks.source != "runs"
+def fixed_capacity(pad_to_max: bool, choice: MaskChoice, layout: MaskLayout) -> int | None:
+    """Masks per sample in padded arrays, if all batches have the same; else None.
+
+    Raises OptionError where `pad_to_max` has nothing to pad to.
+    """
+    if not pad_to_max:
+        return None
+    if choice.max_masks is None or not layout.padded:
+        raise OptionError(
+            f"pad_to_max needs max_masks and a padded layout, but max_masks is {choice.max_masks} "
+            f"and masks is {layout.name!r}"
+        )
+    return choice.max_masks
+
+
+def gives_bool(spec: SampleSpec) -> bool:
+    """Whether samples of this spec have unpacked masks."""
+    return spec.masks.as_bool and spec.masks.source != "runs"
 
 
 def _joined_runs(plan: BatchPlan) -> RunBatch:

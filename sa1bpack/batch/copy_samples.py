@@ -1,13 +1,16 @@
-"""The copy of a pack's bytes into a batch: one compiled call for many samples, without the GIL.
+"""The copy of samples into a batch's buffer: one compiled call for many samples, without the GIL.
 
-Where the kernel says that the bytes of a sample are in memory, they are copied from the memory map,
-which is as fast as memory (`stream_copy`). Where they are not, they are read with `pread`: one
-large request instead of a page fault every few pages, and a file that was cut short or a disk that
-fails is an error with a name. Through a memory map it would be a SIGBUS, which ends the process.
+Where the kernel of the operating system says that the bytes of a sample are in memory, they are
+copied from the memory map, which is as fast as memory (`stream_copy`). Where they are not, they are
+read with `pread`: one large request instead of a page fault every few pages, and a file that was
+cut short or a disk that fails is an error with a name. Through a memory map it would be a SIGBUS,
+which ends the process.
 
-The kernel is asked with `preadv2(RWF_NOWAIT)` for the last byte: a file that was cut short does not
-have it, and reading ahead for a neighbour brings the first bytes, not the last. File systems that
-do not know the flag (NFS among them) are read with `pread`.
+`preadv2(RWF_NOWAIT)` is asked for the last byte: a file that was cut short does not have it, and
+reading ahead for a neighbour brings the first bytes, not the last. File systems that do not know
+the flag (NFS among them) are read with `pread`.
+
+Nothing is checked here: the planner has checked every row, span and size against its array.
 """
 
 import sys
@@ -15,7 +18,7 @@ import sys
 import numpy as np
 from numba import njit, types
 
-from sa1bpack.batch.canvas import place_image
+from sa1bpack.batch.canvas import put_image
 from sa1bpack.batch.stream_copy import memcpy, stream_copy
 from sa1bpack.batch.unpack import unpack_words
 from sa1bpack.dataset.specs import AS_STORED
@@ -105,7 +108,7 @@ def _copy_rows(target, source, file, rows, width):
 
 
 @njit(nogil=True, cache=True)
-def _values(source, rows, width, target):
+def _gather_rows(source, rows, width, target):
     """Gather rows of `width` bytes from an address; neighbours go together."""
     start = 0
     while start < len(rows):
@@ -117,16 +120,16 @@ def _values(source, rows, width, target):
 
 
 @njit(nogil=True, cache=True)
-def _fill_numbers(masks, place, room, rows, addresses, scales, numbers, buffer):
-    """The small arrays of one sample's masks, float64 as float32; zero behind them if padded."""
-    for n in range(len(numbers)):
-        at, columns = numbers[n, 0], numbers[n, 1]
-        is_float, is_scaled = numbers[n, 2] != 0, numbers[n, 3] != 0
+def _copy_fields(masks, first_row, capacity, rows, addresses, scales, fields, buffer):
+    """The small arrays of one sample's masks, float64 as float32; zero after them if padded."""
+    for n in range(len(fields)):
+        at, columns = fields[n, 0], fields[n, 1]
+        is_float, is_scaled = fields[n, 2] != 0, fields[n, 3] != 0
         width = (4 if is_float else 8) * columns
-        start = at + place * width
+        start = at + first_row * width
         if is_float:
             found = np.empty((masks, columns), np.float64)
-            _values(addresses[n], rows, 8 * columns, found.ctypes.data)
+            _gather_rows(addresses[n], rows, 8 * columns, found.ctypes.data)
             out = buffer[start : start + masks * width].view(np.float32)
             for j in range(masks):
                 for c in range(columns):
@@ -135,17 +138,17 @@ def _fill_numbers(masks, place, room, rows, addresses, scales, numbers, buffer):
                         value *= scales[c % 2]
                     out[j * columns + c] = value
         else:
-            _values(addresses[n], rows, width, buffer.ctypes.data + start)
-        if room > masks:
+            _gather_rows(addresses[n], rows, width, buffer.ctypes.data + start)
+        if capacity > masks:
             end = buffer.ctypes.data + start + masks * width
-            _memset(end, 0, (room - masks) * width)
+            _memset(end, 0, (capacity - masks) * width)
 
 
 @njit(nogil=True, cache=True)
-def _fill_masks(masks, place, room, rows, source, file, at, width, as_bool, buffer):
-    """The mask bits of one sample, unpacked if `as_bool`; zero behind them if padded."""
+def _copy_masks(masks, first_row, capacity, rows, source, file, at, width, as_bool, buffer):
+    """The mask bits of one sample, unpacked if `as_bool`; zero after them if padded."""
     out_width = 8 * width if as_bool else width
-    start = at + place * out_width
+    start = at + first_row * out_width
     if as_bool:
         bits = np.empty((masks, width), np.uint8)
         status = _copy_rows(bits.ctypes.data, source, file, rows, width)
@@ -154,15 +157,15 @@ def _fill_masks(masks, place, room, rows, source, file, at, width, as_bool, buff
             unpack_words(bits, np.arange(masks), words.reshape(masks, width))
     else:
         status = _copy_rows(buffer.ctypes.data + start, source, file, rows, width)
-    if room > masks:
+    if capacity > masks:
         end = buffer.ctypes.data + start + masks * out_width
-        _memset(end, 0, (room - masks) * out_width)
+        _memset(end, 0, (capacity - masks) * out_width)
     return status
 
 
 @njit(nogil=True, cache=True)
-def _fill_image(how, side, size, layout_stride, source, file, position, count, target):
-    """One image into its canvas `target`, uint8; see `place`.
+def _copy_image(how, side, size, layout_stride, source, file, position, count, target):
+    """One image into its canvas `target`, uint8; see `canvas.put_image`.
 
     size           int32 (4,), the sample's
     layout_stride  side of a stored canvas, 0 if images have none
@@ -174,16 +177,16 @@ def _fill_image(how, side, size, layout_stride, source, file, position, count, t
     if status == 0:
         height, width = np.int64(size[2]), np.int64(size[3])
         rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
-        place_image(how, stored, height, width, stride, rows, side, target)
+        put_image(how, stored, height, width, stride, rows, side, target)
     return status
 
 
 @njit(nogil=True, cache=True)
 def copy_spans(target, source, file, starts, stops):
-    """Copy spans of an array of int32 one behind the other; neighbours go together.
+    """Copy spans of an array of int32 one after the other; neighbours go together.
 
     target         int32 (r,)
-    source, file   as of `fill_samples`
+    source, file   as of `copy_samples`
     starts, stops  int64 (k,): rows of the array
 
     Returns 0, an errno, or CUT_SHORT.
@@ -204,53 +207,54 @@ def copy_spans(target, source, file, starts, stops):
 
 
 @njit(nogil=True, cache=True)
-def fill_samples(
-    low, first, stop, buffer, addresses, files, spans, chosen, offsets, room, masks_room, sizes,
-    scales, how, side, layout_stride, images_at, image_bytes, masks_at, mask_bytes, as_bool,
-    numbers, status,
+def copy_samples(
+    low, first, stop, buffer, addresses, files, spans, chosen, offsets, capacity, mask_capacity,
+    sizes, scales, how, side, layout_stride, images_at, image_bytes, masks_at, mask_bytes, as_bool,
+    fields, status,
 ):  # fmt: skip
-    """Copy samples `first` to `stop` of a batch into a slot's buffer.
+    """Copy samples `first` to `stop` of a batch into its buffer.
 
     Args:
         low: the first sample of the batch in the arrays of n samples below.
-        buffer: uint8 (n,), the slot.
-        addresses: int64 (n, 2 + a): where the maps of image, of what masks are made of and of the a
-            arrays of numbers of each sample's shard begin.
+        buffer: uint8 (n,).
+        addresses: int64 (n, 2 + f): where the maps of each sample's shard begin: of its images, of
+            what masks are made of, and of the arrays of the f fields.
         files: int64 (n, 2): open files of the first two, or IN_MEMORY, or NO_FILE.
         spans: int64 (n, 2): first byte and number of bytes of each image.
-        chosen: int64 (T,): rows of the masks that are kept, in the shard, sample after sample.
-        offsets: int64 (n + 1,): where each sample's begin in it.
-        room: masks that each sample has room for in the arrays of numbers, -1 if they are flat.
-        masks_room: the same of the masks themselves.
+        chosen: int64 (T,): rows in the shard of the masks that are kept, sample after sample.
+        offsets: int64 (n + 1,): where each sample's rows begin in `chosen`.
+        capacity: rows per sample in the arrays of the fields, -1 if they are flat.
+        mask_capacity: rows per sample in the array of the masks, -1 if it is flat.
         sizes: int32 (n, 4): source height and width, stored height and width.
         scales: float64 (n, 2): factors of x and y.
-        how, side, layout_stride: as of `_fill_image`.
-        images_at, masks_at: where these regions of the buffer begin, in bytes; masks_at is -1 if
-            no stored bits are copied.
-        image_bytes, mask_bytes: a canvas of the batch and a row of mask_bits; with 0 no image is
-            copied.
+        how, side, layout_stride: as of `_copy_image`.
+        images_at, masks_at: where these regions of the buffer begin, in bytes; with a masks_at of
+            -1 no stored bits are copied.
+        image_bytes, mask_bytes: bytes of a canvas and of a row of mask_bits; with image_bytes 0 no
+            image is copied.
         as_bool: unpack the masks.
-        numbers: int64 (a, 4): where the region begins, columns, whether float, whether scaled.
-        status: int64 (B, 2), of this batch, out: 0, an errno or CUT_SHORT, of the image and of the
-            masks.
+        fields: int64 (f, 4): where the field's region begins, its columns, whether it is float,
+            whether it is scaled.
+        status: int64 (B, 2), out: for the image and the masks of each sample of this batch 0, an
+            errno, or CUT_SHORT.
     """
     for k in range(first, stop):
         at = low + k
         position, count = spans[at, 0], spans[at, 1]
         if image_bytes:
             begin = images_at + k * image_bytes
-            status[k, 0] = _fill_image(
+            status[k, 0] = _copy_image(
                 how, side, sizes[at], layout_stride, addresses[at, 0] + position, files[at, 0],
                 position, count, buffer[begin : begin + image_bytes],
             )  # fmt: skip
         rows = chosen[offsets[at] : offsets[at + 1]]
-        flat_place = offsets[at] - offsets[low]
+        flat_row = offsets[at] - offsets[low]
         if masks_at >= 0:
-            status[k, 1] = _fill_masks(
-                len(rows), flat_place if masks_room < 0 else k * masks_room, masks_room, rows,
-                addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
+            status[k, 1] = _copy_masks(
+                len(rows), flat_row if mask_capacity < 0 else k * mask_capacity, mask_capacity,
+                rows, addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
             )  # fmt: skip
-        _fill_numbers(
-            len(rows), flat_place if room < 0 else k * room, room, rows, addresses[at, 2:],
-            scales[at], numbers, buffer,
+        _copy_fields(
+            len(rows), flat_row if capacity < 0 else k * capacity, capacity, rows,
+            addresses[at, 2:], scales[at], fields, buffer,
         )  # fmt: skip

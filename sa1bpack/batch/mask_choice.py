@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
-from sa1bpack.masks.select import MaskRule, select_masks
 
-CHOICES = ("largest", "random", "iou")
+# Choice → the sample's key that it goes by.
+CHOICES = {"largest": "areas", "random": "image_id", "iou": "predicted_ious"}
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class MaskChoice:
 
     max_masks  None keeps all
     choose     "largest": by area. "iou": by predicted IoU, the best first. Among equals the lower
-               index comes first. "random": without replacement, a function of (seed, epoch,
-               image_id) alone: not of the batch, the worker or the rank
+               index comes first, and NaN counts as the least. "random": without replacement, a
+               function of (seed, epoch, image_id) alone: not of the batch, the worker or the rank
     seed       of "random", 0 to 2**64 - 1
 
     Raises OptionError for a value that cannot be used.
@@ -35,18 +35,23 @@ class MaskChoice:
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
-    def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
-        """Which of a sample's `masks` masks to keep: int64 (max_masks,) ascending; None for all.
+    def counts(self, masks: np.ndarray) -> np.ndarray:
+        """How many are kept of int64 (n,) masks: min(max_masks, masks)."""
+        return masks if self.max_masks is None else np.minimum(masks, self.max_masks)
 
-        Needs the sample's `areas`, `predicted_ious` or `image_id`, as the choice goes by.
+    def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
+        """Which of a sample's masks to keep, whatever the values that the choice goes by.
+
+        sample  has the key in CHOICES: `areas` or `predicted_ious`, (masks,), or `image_id`
+
+        Returns int64 (max_masks,), ascending; None for all, if there are no more than that.
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
+        found = sample[CHOICES[self.choose]]
         if self.choose == "random":
-            return self._random(sample["image_id"], masks, epoch)
-        rule = MaskRule(max_masks=self.max_masks, select=self.choose)
-        score = np.asarray(sample["areas" if self.choose == "largest" else "predicted_ious"])
-        return select_masks(rule, score, score, score, 0, 0)
+            return self._random(int(found), masks, epoch)
+        return _best(np.asarray(found), self.max_masks)
 
     def _random(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
         # Raw output and a stable sort: numpy keeps these the same for ever, `permutation` it may
@@ -54,3 +59,12 @@ class MaskChoice:
         entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
         keys = np.random.PCG64(entropy).random_raw(masks)
         return np.sort(np.argsort(keys, kind="stable")[: self.max_masks])
+
+
+def _best(score: np.ndarray, count: int) -> np.ndarray:
+    """The indices of the `count` highest scores, ascending; among equals the lower index first."""
+    if score.dtype.kind == "f":
+        score = np.where(np.isnan(score), -np.inf, score)
+    # Sorted backwards twice: negating the scores would overflow at the lowest integer.
+    descending = len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
+    return np.sort(descending[:count])

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
@@ -19,36 +21,15 @@ _LARGE = ("images", "masks", "run_ends")
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
+# Plain numbers of masks that a batch has. `copy_samples` converts float64 to float32 and copies
+# int64, so nothing else may stand here.
+COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
+assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
 
-class Numbers(NamedTuple):
-    """A small array of masks: key of the batch, array of the shard, values a mask."""
-
-    key: str
-    source: str
-    columns: int
-    dtype: np.dtype
-    scaled: bool  # by the factors of x and y, if coordinates are those of the stored image
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.columns,) if self.columns > 1 else ()
-
-
-# As Collate has them; on disk they are float64 and int64.
-NUMBERS = (
-    Numbers("bboxes", "bbox", 4, _FLOAT32, True),
-    Numbers("areas", "area", 1, _INT64, False),
-    Numbers("predicted_ious", "predicted_iou", 1, _FLOAT32, False),
-    Numbers("stability_scores", "stability_score", 1, _FLOAT32, False),
-    Numbers("point_coords", "point_coords", 2, _FLOAT32, True),
-    Numbers("annotation_ids", "annotation_id", 1, _INT64, False),
+# For `copy_samples`; where each region begins is written to column 0.
+FIELD_TABLE = np.array(
+    [(0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in COPIED_FIELDS], np.int64
 )
-# For fill_samples; where each region begins is put into column 0.
-JOBS = np.array(
-    [(0, numbers.columns, numbers.dtype == _FLOAT32, numbers.scaled) for numbers in NUMBERS],
-    np.int64,
-)
-NUMBER_ARRAYS = tuple(numbers.source for numbers in NUMBERS)
 
 
 class Region(NamedTuple):
@@ -70,57 +51,55 @@ Regions = dict[str, Region]
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """Shapes of a batch in a buffer.
+    """What the batches of a dataset look like in a buffer, and what the consumer gets of them.
 
-    layout      of the pack
+    shards      layout of the pack's shards
     image       canvases in the buffer
-    masks       how masks come about
-    form        the form that the consumer gets, one of batch.FORMS
-    flat_masks  keep the masks as flat bits in the buffer, whatever the form: they are brought into
-                it on the device, so that neither padding nor unpacked masks travel
+    masks       what masks are made of
+    layout      of the masks that the consumer gets
+    to_device   the buffer is copied to a device. Masks lie in it as flat bits, whatever the layout,
+                and are brought into that on the device: neither padding nor unpacked masks are sent
     to_rgb      the planes in the buffer become RGB on the device
     """
 
-    layout: Layout
+    shards: Layout
     image: ImageSpec
     masks: MaskSpec
-    form: str
-    flat_masks: bool
+    layout: MaskLayout
+    to_device: bool
     to_rgb: bool
 
     @classmethod
-    def of(cls, ds: Dataset, form: str, travels: bool) -> "BatchSpec":
-        """The form of batches of a dataset.
+    def of(cls, ds: Dataset, layout: MaskLayout, to_device: bool) -> "BatchSpec":
+        """The spec of batches of a dataset.
 
-        travels  the buffer is copied to a device, which finishes the batch there
-
-        Raises OptionError for bits of a dataset that has bools or runs.
+        Raises OptionError for packed masks of a dataset that yields runs.
         """
         image, masks = ds.spec.image, ds.spec.masks
-        if form.endswith("bits") and masks.source == "runs":
+        if layout.packed and masks.source == "runs":
             raise OptionError(
-                f"masks={form!r} needs masks, but the dataset gives their runs; open the pack with "
-                "a mask_size, or choose 'padded' or 'flat'"
+                f"masks={layout.name!r} needs masks, but the dataset yields their runs; open the "
+                "pack with a mask_size, or choose 'padded' or 'flat'"
             )
-        to_rgb = travels and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
+        to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")
-        return cls(ds.layout, image, masks, form, travels, to_rgb)
-
-    @property
-    def padded(self) -> bool:
-        """Whether arrays of masks have an axis for the sample."""
-        return self.form.startswith("padded")
+        return cls(ds.layout, image, masks, layout, to_device, to_rgb)
 
     @property
     def as_bool(self) -> bool:
         """Whether the buffer holds unpacked masks."""
-        return not self.flat_masks and not self.form.endswith("bits")
+        return not (self.to_device or self.layout.packed)
+
+    @property
+    def pads_masks(self) -> bool:
+        """Whether the masks in the buffer have an axis for the sample; numbers may without them."""
+        return self.layout.padded and not self.to_device
 
     @property
     def stored_side(self) -> int:
         """Side of the stored canvases, 0 if images have none."""
-        return 0 if self.layout.flat else self.layout.image_size
+        return 0 if self.shards.flat else self.shards.image_size
 
     @property
     def mask_bytes(self) -> int:
@@ -129,18 +108,18 @@ class BatchSpec:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """What fill_samples is given the addresses of, in this order."""
-        return ("image", "mask_bits" if self.masks.source == "bits" else "run_ends",
-                *NUMBER_ARRAYS)  # fmt: skip
+        """The arrays of a shard that `copy_samples` is given the addresses of, in this order."""
+        masks = "mask_bits" if self.masks.source == "bits" else "run_ends"
+        return ("image", masks, *(field.array for field in COPIED_FIELDS))
 
-    def regions(self, samples: int, room: int, total: int, runs: int) -> tuple[Regions, int]:
+    def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
         """The regions of a batch of samples with `total` masks, and the bytes of all.
 
-        room  masks of a sample in padded arrays
-        runs  ends of runs, where those are in the batch
+        capacity  masks per sample in padded arrays
+        runs      ends of runs, where the batch has those
         """
         grid = self.masks.size
-        masks = (samples, room) if self.padded else (total,)
+        rows = (samples, capacity) if self.layout.padded else (total,)
         wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "images": ((samples, *self.image.shape), _UINT8),
             "mask_counts": ((samples,), _INT64),
@@ -148,18 +127,18 @@ class BatchSpec:
             "sizes": ((samples, 4), _INT32),
             "indices": ((samples,), _INT64),
         }
-        given_runs = self.masks.source == "runs"
-        if not self.padded or given_runs:
+        if not self.layout.padded or self.masks.source == "runs":
             wanted["mask_offsets"] = ((samples + 1,), _INT64)
-        for numbers in NUMBERS:
-            wanted[numbers.key] = ((*masks, *numbers.shape), numbers.dtype)
-        if given_runs:
+        for field in COPIED_FIELDS:
+            wanted[field.batch] = ((*rows, *field.row_shape), field.dtype)
+        if self.masks.source == "runs":
             wanted["run_offset"] = ((total + 1,), _INT64)
             wanted["run_ends"] = ((runs,), _INT32)
             return _regions(wanted)
-        if self.flat_masks and self.padded:
-            wanted["mask_places"] = ((total,), _INT64)  # sample * room + number in the sample
-        rows = (total,) if self.flat_masks else masks
+        if self.to_device and self.layout.padded:
+            # Of each mask: sample * capacity + its number in the sample.
+            wanted["mask_places"] = ((total,), _INT64)
+        rows = (samples, capacity) if self.pads_masks else (total,)
         if self.as_bool:
             wanted["masks"] = ((*rows, grid, grid), _BOOL)
         else:
@@ -177,10 +156,10 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
 
 
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
-    """The large regions, the small ones, and the bytes of the buffer where those lie.
+    """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
 
-    The small ones are all that is not images, masks or ends of runs; their starts are counted from
-    the beginning of the slice.
+    The small ones are all but images, masks and ends of runs; their starts are counted from the
+    beginning of the slice.
     """
     large = {key: region for key, region in regions.items() if key in _LARGE}
     small = {key: region for key, region in regions.items() if key not in _LARGE}

@@ -377,6 +377,10 @@ class Dataset:
         return self._spec
 
     @property
+    def spec_text(self) -> str:
+        return "stand-in"
+
+    @property
     def mask_size(self) -> int:
         """Cells a side of the masks' grid."""
         return self._spec.masks.size
@@ -408,3 +412,10 @@ def _reopened(root: Path, index: str, rows: Rows, options: SampleOptions) -> Dat
             "pickled: the pack was changed meanwhile; open it again"
         )
     return Dataset(pack, rows, options)
+
+
+def as_dataset(ds, reader):
+    """Stand-in."""
+    if not isinstance(ds, Dataset):
+        raise OptionError(f"{reader} reads a dataset of sa1bpack.open, not {type(ds).__name__}")
+    return ds

@@ -82,6 +82,15 @@ class Shards:
         """
         return (self._open.get(number) or self._opened(number))[1]
 
+    def open_many(self, numbers):
+        found, failed = {}, {}
+        for number in numbers:
+            try:
+                found[number] = OpenShard(self[number])
+            except (FormatError, OSError) as error:
+                failed[number] = error
+        return found, failed
+
     def __repr__(self) -> str:
         return f"<{len(self)} shards of {self._root}, {len(self._open)} open>"
 
@@ -266,3 +275,36 @@ class Pack:
         except (IndexError, ValueError):  # numpy's words for a row that there is not
             path = self.root / self.manifest.index / "id_order"
             raise FormatError(f"{path}: a row is not within 0 and {len(ids)}; {REMEDY}") from None
+
+
+class OpenShard:
+    """Stand-in."""
+
+    def __init__(self, shard: Shard):
+        self.shard = shard
+        self.arrays = {spec.name: shard[spec.name] for spec in shard.layout.arrays}
+        self.sizes = self.arrays["size"]
+        self.image_edges = self.arrays.get("image_offset")
+        self.run_offset = self.arrays.get("run_offset")
+
+    def image_span(self, row):
+        if self.image_edges is None:
+            nbytes = self.arrays["image"][0].nbytes
+            return row * nbytes, nbytes
+        start, stop = self.image_edges[row : row + 2].tolist()
+        return start, stop - start
+
+    def run_spans(self, rows):
+        spans = np.stack([self.run_offset[rows], self.run_offset[rows + 1]], 1)
+        low, high = spans[:, 0], spans[:, 1]
+        spans[(low < 0) | (high < low) | (high > self.shard.extent.runs)] = -1
+        return spans
+
+    def path(self, name):
+        return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
+
+    def addresses_of(self, names):
+        return [self.arrays[name].__array_interface__["data"][0] for name in names]
+
+    def field(self, key):
+        return self.arrays[{"areas": "area", "predicted_ious": "predicted_iou"}[key]]

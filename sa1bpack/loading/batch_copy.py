@@ -1,4 +1,4 @@
-"""One batch to be copied: where its samples are, and the copy of any part of them."""
+"""The copy of one batch: where its samples are, and the copy of any part of them into a buffer."""
 
 import os
 from math import prod
@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_spans, fill_samples
-from sa1bpack.batch.spec import JOBS, NUMBERS
+from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_samples, copy_spans
+from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.columns import offsets_of
-from sa1bpack.errors import FormatError, MaskError, ReadError
+from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
 
 if TYPE_CHECKING:
-    from sa1bpack.loading.planner import Feed, OpenFiles, Source
+    from sa1bpack.loading.planner import Planner
 
-# Samples of a batch whose files a thread has open at once, however many shards they are from.
+# Samples of a batch whose files a thread holds open at once, however many shards they are from.
 OPEN_SAMPLES = 8
 
 
@@ -38,41 +40,43 @@ class Lookup(NamedTuple):
     ids: np.ndarray  # int64 (n,), image ids
     numbers: np.ndarray  # int64 (n,), shards
     local: np.ndarray  # int64 (n,), rows in the shards
-    sources: list["Source"]
+    shards: list[OpenShard]  # n
     counts: np.ndarray  # int64 (n,), masks that are kept
     offsets: np.ndarray  # int64 (n + 1,), into mask_rows
     mask_rows: np.ndarray  # int64 (T,), in the shards
     run_spans: np.ndarray  # int64 (T, 2), runs of each mask in its shard; -1 if not in order
     sizes: np.ndarray  # int32 (n, 4)
     scales: np.ndarray  # float64 (n, 2): x, y
-    addresses: np.ndarray  # int64 (n, 2 + numbers)
+    addresses: np.ndarray  # int64 (n, arrays of the spec)
     files: np.ndarray  # int64 (n, 2), descriptors while they are open
     spans: np.ndarray  # int64 (n, 2), first byte and number of bytes of the image
     epoch: int
 
 
-class Work:
+class BatchCopy:
     """One batch to be copied: samples `low` to `high` of a lookup.
 
     `regions` and `nbytes` say where in the buffer its arrays will be.
     """
 
-    def __init__(self, feed: "Feed", lookup: Lookup, low: int, high: int):
-        self._feed, self._lookup, self._low, self._high = feed, lookup, low, high
+    def __init__(self, planner: "Planner", lookup: Lookup, low: int, high: int):
+        self._planner, self._lookup, self._low, self._high = planner, lookup, low, high
+        self._spec = planner.spec
         self._first_mask = int(lookup.offsets[low])
         self.total = int(lookup.offsets[high]) - self._first_mask
         counts = lookup.counts[low:high]
-        self.room = feed.room if feed.room is not None else int(counts.max(initial=0))
+        most = int(counts.max(initial=0))
+        self.capacity = most if planner.capacity is None else planner.capacity
         kept = lookup.run_spans[self._first_mask : self._first_mask + self.total]
         # int64 (T + 1,): where the runs of each mask begin, those of all masks joined.
         self.run_offset = offsets_of(kept[:, 1] - kept[:, 0])
-        self.regions, self.nbytes = feed.form.regions(
-            high - low, self.room, self.total, int(self.run_offset[-1])
+        self.regions, self.nbytes = self._spec.regions(
+            high - low, self.capacity, self.total, int(self.run_offset[-1])
         )
         self._status = np.zeros((high - low, 2), np.int64)
         self._failed: dict[int, Exception] = {}
-        self._jobs = JOBS.copy()
-        self._jobs[:, 0] = [self.regions[numbers.key].start for numbers in NUMBERS]
+        self._fields = FIELD_TABLE.copy()
+        self._fields[:, 0] = [self.regions[field.batch].start for field in COPIED_FIELDS]
 
     def __len__(self) -> int:
         return self._high - self._low
@@ -87,8 +91,8 @@ class Work:
         ids = self._lookup.ids[self._low : self._high].tolist()
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
-    def fill_heads(self, buffer: np.ndarray) -> None:
-        """Write what there is one of a sample, and offsets."""
+    def write_heads(self, buffer: np.ndarray) -> None:
+        """Write the arrays of one row per sample, and offsets."""
         low, high, found = self._low, self._high, self._lookup
         counts = found.counts[low:high]
         offsets = found.offsets[low : high + 1] - self._first_mask
@@ -101,63 +105,69 @@ class Work:
             "run_offset": self.run_offset,
         }
         if "mask_places" in self.regions:
-            shift = np.arange(len(self)) * self.room - offsets[:-1]
+            shift = np.arange(len(self)) * self.capacity - offsets[:-1]
             heads["mask_places"] = np.arange(self.total) + np.repeat(shift, counts)
         for key in heads.keys() & self.regions.keys():
             self.regions[key].view(buffer)[...] = heads[key]
 
     # ------------------------------------------------------------------------------------ the copy
 
-    def fill(self, first: int, stop: int, buffer: np.ndarray) -> None:
-        """Copy samples `first` to `stop` of the batch into the buffer."""
+    def copy(self, first: int, stop: int, buffer: np.ndarray) -> None:
+        """Copy samples `first` to `stop` of the batch into the buffer.
+
+        Raises ResourceShortage if no more files can be opened; what is wrong with a sample is in
+        `errors`.
+        """
         found = self._lookup
         for start in range(first, stop, OPEN_SAMPLES):
             end = min(start + OPEN_SAMPLES, stop)
             held = self._open_files(start, end)
-            self._copy(
+            self._copy_samples(
                 self._low, start, end, buffer, found.addresses, found.files, found.spans,
                 found.mask_rows, found.offsets, found.sizes, found.scales,
             )  # fmt: skip
-            if self._feed.form.masks.source != "bits":
+            if self._spec.masks.source != "bits":
                 for k in range(start, end):
                     self._try_runs(k, found.sizes[self._low + k], buffer)
             found.files[self._low + start : self._low + end] = NO_FILE
             del held
 
-    def _open_files(self, first: int, stop: int) -> list["OpenFiles"]:
+    def _open_files(self, first: int, stop: int) -> list[ShardFiles]:
         """Enter the files of samples into the lookup; they are open as long as the list lives."""
         found, held = self._lookup, []
         for k in range(first, stop):
             at = self._low + k
             try:
-                held.append(self._feed.files(int(found.numbers[at]), found.sources[at]))
-                found.files[at] = held[-1].numbers
+                held.append(shard_files(found.shards[at], self._spec.arrays[:2]))
+                found.files[at] = held[-1].descriptors
+            except ResourceShortage:
+                raise
             except OSError as error:
                 self._failed[k] = without_frames(error)
         return held
 
-    def _copy(
+    def _copy_samples(
         self, low, first, stop, buffer, addresses, files, spans, chosen, offsets, sizes, scales,
         with_images=True,
     ) -> None:  # fmt: skip
-        """`fill_samples` for this batch; see there."""
+        """`copy_samples` for this batch; see there."""
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        form, images = self._feed.form, self.regions["images"]
-        stored_masks = form.masks.source == "bits"
-        fill_samples(
+        spec, images = self._spec, self.regions["images"]
+        stored_masks = spec.masks.source == "bits"
+        copy_samples(
             low, first, stop, buffer, addresses, files, spans, chosen, offsets,
-            self.room if form.padded else -1,
-            self.room if form.padded and not form.flat_masks else -1, sizes, scales,
-            form.image.how, form.layout.image_size, form.stored_side, images.start,
+            self.capacity if spec.layout.padded else -1,
+            self.capacity if spec.pads_masks else -1, sizes, scales,
+            spec.image.how, spec.shards.image_size, spec.stored_side, images.start,
             prod(images.shape[1:]) if with_images else 0,
             self.regions["masks"].start if stored_masks else -1,
-            form.mask_bytes, form.as_bool, self._jobs, self._status,
+            spec.mask_bytes, spec.as_bool, self._fields, self._status,
         )  # fmt: skip
 
     def _try_runs(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
         """Put the masks of sample k that come from runs into the buffer; keep an error of it."""
         try:
-            if self._feed.form.masks.source == "runs":
+            if self._spec.masks.source == "runs":
                 first, stop = self._mask_range(k)
                 begin, end = self.run_offset[[first, stop]].tolist()
                 ends = self.regions["run_ends"].view(buffer)[begin:end]
@@ -176,7 +186,7 @@ class Work:
         return first - self._first_mask, stop - self._first_mask
 
     def _read_runs(self, k: int, out: np.ndarray) -> None:
-        """Copy the run ends of the masks of sample k, int32 (r,), one mask behind the other.
+        """Copy the run ends of the masks of sample k, int32 (r,), one mask after the other.
 
         A file that cannot be read is noted in the status. Raises FormatError for runs that are not
         in the shard.
@@ -185,18 +195,18 @@ class Work:
         first, stop = self._mask_range(k)
         spans = found.run_spans[self._first_mask + first : self._first_mask + stop]
         starts, stops = np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
-        shard = found.sources[at].shard
         if starts.min(initial=0) < 0:
+            shard = found.shards[at]
             raise FormatError(
-                f"{shard.folder / 'run_offset'}: runs of sample {found.local[at]} do not rise "
-                f"within 0 and {shard.extent.runs}; {REPAIR}"
+                f"{shard.path('run_offset')}: runs of sample {found.local[at]} are not within 0 "
+                f"and {shard.shard.extent.runs}; {REPAIR}"
             )
         self._status[k, 1] = copy_spans(
             out, found.addresses[at, 1], found.files[at, 1], starts, stops
         )
 
     def _draw(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
-        """Draw the masks of sample k into their place."""
+        """Draw the masks of sample k into the buffer."""
         first, stop = self._mask_range(k)
         offset = self.run_offset[first : stop + 1] - self.run_offset[first]
         ends = np.empty(int(offset[-1]), np.int32)
@@ -205,17 +215,17 @@ class Work:
             self._draw_runs(k, ends, offset, size, buffer)
 
     def _draw_runs(self, k: int, ends, offset, size: np.ndarray, buffer: np.ndarray) -> None:
-        """Draw these runs, of the masks of sample k, into their place; see MaskSpec.draw."""
-        form = self._feed.form
+        """Draw these runs, of the masks of sample k, into the buffer; see MaskSpec.draw."""
+        spec = self._spec
         first, stop = self._mask_range(k)
         masks = self.regions["masks"].view(buffer)
-        if form.padded and not form.flat_masks:
+        if spec.pads_masks:
             masks[k, stop - first :] = 0
             masks = masks[k, : stop - first]
         else:
             masks = masks[first:stop]
-        bits = form.masks.draw(ends, offset, size, None if form.as_bool else masks)
-        if form.as_bool:
+        bits = spec.masks.draw(ends, offset, size, None if spec.as_bool else masks)
+        if spec.as_bool:
             unpack_into(bits, masks)
 
     # -------------------------------------------------------------------------------------- errors
@@ -227,18 +237,18 @@ class Work:
         found, errors = self._lookup, []
         for k in sorted(causes):
             at = self._low + k
-            place = (found.indices[at], int(found.numbers[at]), found.local[at])
-            errors.append((k, self._feed.error(*place, causes[k])))
+            where = (found.indices[at], int(found.numbers[at]), found.local[at])
+            errors.append((k, self._planner.error(*where, causes[k])))
         return errors
 
     def _cause(self, k: int) -> Exception:
         """Why sample k was not copied, by its status."""
         which = int(np.flatnonzero(self._status[k])[0])
         code = int(self._status[k, which])
-        path = self._lookup.sources[self._low + k].path(which)
+        path = self._lookup.shards[self._low + k].path(self._spec.arrays[which])
         if code != CUT_SHORT:
             return OSError(code, os.strerror(code), path)
         return FormatError(
-            f"{path}: it ends before this sample; it was whole when it was opened. Restore the "
+            f"{path}: it ends before this sample; it was complete when it was opened. Restore the "
             "file from a copy, or `sa1bpack repair` the pack"
         )

@@ -1,104 +1,107 @@
-"""The Feed of a dataset with check="read": what goes into a batch was compared with checksums.
+"""The Planner of a dataset with check="read": samples are compared with checksums as they are read.
 
 A sample is read out of its files with `pread`, pixels straight to their place in the buffer, and
 compared there: so there is no moment between the check and the use in which a file could change.
-Nothing but the index is taken from a memory map, and of what the index says each value is compared
-with the sample's own rows.
+Nothing but the index is taken from a memory map, and each value of the index is compared with the
+sample's own rows.
 """
 
 import numpy as np
 
 from sa1bpack.batch.copy_samples import IN_MEMORY
+from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.dataset.columns import offsets_of
+from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.specs import AS_STORED
-from sa1bpack.errors import FormatError, MaskError
-from sa1bpack.format import Shard
-from sa1bpack.loading.batch_copy import Lookup, Work, without_frames
-from sa1bpack.loading.planner import Feed
+from sa1bpack.errors import FormatError, MaskError, ResourceShortage
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
+from sa1bpack.loading.planner import Planner
 from sa1bpack.masks.rle import take_masks
 
+_ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 
-class CheckedFeed(Feed):
+
+class CheckedPlanner(Planner):
     """Plans batches whose samples are checked as they are copied. Holds no file open."""
 
-    def _open(self, numbers: set[int]) -> tuple[dict[int, Shard], dict[int, Exception]]:
-        failed: dict[int, Exception] = {}
-        found: dict[int, Shard] = {}
-        for number in numbers:
-            try:
-                found[number] = self.ds.shards[number]
-            except (FormatError, OSError) as error:
-                failed[number] = without_frames(error)
-        return found, failed
-
-    def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> Lookup:
+    def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
+        good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
+        indices, numbers, local = indices[good], numbers[good], local[good]
         rows = self.ds.rows_at(indices)
-        if self.choice.max_masks is not None:
-            counts = np.minimum(counts, self.choice.max_masks)
+        counts = self.choice.counts((stop - first)[good])
         offsets = offsets_of(counts)
-        nothing = np.zeros((len(rows), 0))  # CheckedWork finds these in the samples
+        unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy finds these in the samples
         return Lookup(
-            indices, rows, self.ds.pack.index.image_id[rows], numbers, local, sources, counts,
-            offsets, mask_rows=nothing, run_spans=np.zeros((int(offsets[-1]), 2), np.int64),
-            sizes=np.zeros((len(rows), 4), np.int32), scales=nothing, addresses=nothing,
-            files=nothing, spans=nothing, epoch=epoch,
+            indices, rows, self.ds.pack.index.image_id[rows], numbers, local,
+            [shards[number] for number in numbers.tolist()], counts, offsets,
+            mask_rows=unknown, run_spans=np.zeros((int(offsets[-1]), 2), np.int64),
+            sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
+            files=unknown, spans=unknown, epoch=epoch,
         )  # fmt: skip
 
-    def _work(self, lookup: Lookup, low: int, high: int) -> "CheckedWork":
-        return CheckedWork(self, lookup, low, high)
+    def _copy(self, lookup: Lookup, low: int, high: int) -> "CheckedBatchCopy":
+        return CheckedBatchCopy(self, lookup, low, high)
 
 
-class CheckedWork(Work):
+class CheckedBatchCopy(BatchCopy):
     """One batch to be copied, each sample compared with its checksum."""
 
-    def __init__(self, feed: CheckedFeed, lookup: Lookup, low: int, high: int):
-        super().__init__(feed, lookup, low, high)
+    def __init__(self, planner: CheckedPlanner, lookup: Lookup, low: int, high: int):
+        super().__init__(planner, lookup, low, high)
         count = high - low
-        # As `fill_samples` takes them, but counted from this batch's first sample.
+        # As `copy_samples` takes them, but counted from this batch's first sample.
         self._offsets = lookup.offsets[low : high + 1] - self._first_mask
         self._chosen = np.empty(self.total, np.int64)
-        self._addresses = np.zeros((count, len(feed.form.arrays)), np.int64)
+        self._addresses = np.zeros((count, len(self._spec.arrays)), np.int64)
         self._sizes = np.zeros((count, 4), np.int32)
         self._scales = np.ones((count, 2))
         self._spans = np.zeros((count, 2), np.int64)
         self._no_files = np.full((count, 2), IN_MEMORY)
 
-    def fill(self, first: int, stop: int, buffer: np.ndarray) -> None:
+    def copy(self, first: int, stop: int, buffer: np.ndarray) -> None:
         """Read samples `first` to `stop` of the batch into the buffer."""
         for k in range(first, stop):
             try:
-                self._fill_sample(k, buffer)
+                self._copy_sample(k, buffer)
+            except ResourceShortage:
+                raise
             except (FormatError, MaskError, OSError) as error:
                 self._failed[k] = without_frames(error)
 
-    def _fill_sample(self, k: int, buffer: np.ndarray) -> None:
-        feed, row = self._feed, int(self._lookup.rows[self._low + k])
-        in_place = feed.form.image.how == AS_STORED
+    def _copy_sample(self, k: int, buffer: np.ndarray) -> None:
+        ds, spec = self._planner.ds, self._spec
+        row = int(self._lookup.rows[self._low + k])
+        in_place = spec.image.how == AS_STORED
         images = self.regions["images"].view(buffer)
-        rows = feed.ds.pack.read_rows(row, out={"image": images[k : k + 1]} if in_place else None)
+        rows = ds.pack.read_rows(row, out={"image": images[k : k + 1]} if in_place else None)
         size = rows["size"][0]
         self.regions["sizes"].view(buffer)[k] = self._sizes[k] = size
-        if feed.ds.options.coordinates == "stored":
+        if ds.options.coordinates == "stored":
             self._scales[k] = size[[3, 2]] / size[[1, 0]]
-        kept = self._kept(rows)
+        kept = self._kept(k, rows)
         self._chosen[self._offsets[k] : self._offsets[k + 1]] = kept
-        self._addresses[k] = [rows[name].ctypes.data for name in feed.form.arrays]
+        self._addresses[k] = [rows[name].ctypes.data for name in spec.arrays]
         self._spans[k] = 0, rows["image"].nbytes
-        self._copy(
+        self._copy_samples(
             0, k, k + 1, buffer, self._addresses, self._no_files, self._spans, self._chosen,
             self._offsets, self._sizes, self._scales, with_images=not in_place,
         )  # fmt: skip
-        if feed.form.masks.source == "drawn":
+        if spec.masks.source == "drawn":
             offset = rows["run_offset"] - rows["run_offset"][0]
             self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)
 
-    def _kept(self, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Which of the sample's masks are kept."""
-        sample = {
-            "image_id": int(rows["image_id"][0]),
-            "areas": rows["area"],
-            "predicted_ious": rows["predicted_iou"],
-        }
-        masks = len(rows["area"])
-        kept = self._feed.choice.rows(sample, masks, self._lookup.epoch)
-        return np.arange(masks) if kept is None else kept
+    def _kept(self, k: int, rows: dict[str, np.ndarray]) -> np.ndarray:
+        """Which of the masks of sample k are kept: as many as were planned."""
+        planned, masks = int(self._offsets[k + 1] - self._offsets[k]), len(rows["area"])
+        sample = {"image_id": int(rows["image_id"][0])}
+        for key in set(CHOICES.values()) - sample.keys():
+            sample[key] = rows[_ARRAY_OF[key]]
+        kept = self._planner.choice.rows(sample, masks, self._lookup.epoch)
+        kept = np.arange(masks) if kept is None else kept
+        if len(kept) != planned:
+            raise FormatError(
+                f"it has {masks} masks, of which {len(kept)} are kept, but the index says so many "
+                f"that {planned} would be; {REPAIR}"
+            )
+        return kept

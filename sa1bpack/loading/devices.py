@@ -1,26 +1,26 @@
 """Where batches go: the CPU, or a CUDA device by a copy on a stream of its own.
 
-Both have the same six methods, so the Loader has one code path:
+Both have the same six members, so the Loader has one code path:
 
-    allocate   memory for the slots
-    grow       more memory for one, for a batch that is larger than was to be expected
-    wait       until a slot's last copy has left it
-    stage      send a filled slot on its way, without waiting for it
+    allocate   memory for a buffer
+    grow       more memory for one, for a batch that is larger than expected
+    wait       until the last copy out of a buffer is done
+    stage      send a filled buffer on its way, without waiting for it
     deliver    make the batch that the consumer gets
-    frees      whether `stage` is the last use of a slot by the host
+    frees      whether `stage` is the last use of a buffer by the host
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from sa1bpack.batch.spec import ALIGNMENT, BatchSpec, Regions, split_regions
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.batch_copy import Work
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 from sa1bpack.transforms.masks import unpack_bits
 from sa1bpack.transforms.pixels import yuv420_to_rgb
 from sa1bpack.transforms.runs import RunBatch
@@ -28,38 +28,25 @@ from sa1bpack.transforms.runs import RunBatch
 Batch = dict[str, torch.Tensor | RunBatch]
 
 
-class Slot:
-    """A reused buffer.
-
-    bytes   uint8 (n,) of the host
-    pinned  the same memory as a tensor, where it is pinned
-    event   recorded behind the last copy out of it; None where nothing copies
-    """
-
-    def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
-        self.bytes = data
-        self.pinned = pinned
-        self.event: torch.cuda.Event | None = None
-
-
 class Lease:
-    """The slot of a batch on the CPU, for as long as any tensor of the batch lives."""
+    """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
-    def __init__(self, slot: Slot, nbytes: int, release: Callable[[Slot], None]):
-        self._slot, self._release, self._pid = slot, release, os.getpid()
-        address = slot.bytes.__array_interface__["data"][0]
+    def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
+        self._buffer, self._pool, self._pid = buffer, pool, os.getpid()
+        pool.lend(buffer)
+        address = buffer.bytes.__array_interface__["data"][0]
         self.__array_interface__ = {
             "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)
         }  # fmt: skip
 
     def __del__(self):
-        # In a forked child the ring belongs to the parent, and its lock may be held for ever.
+        # In a forked child the pool belongs to the parent, and its lock may be held for ever.
         if self._pid == os.getpid():
-            self._release(self._slot)
+            self._pool.release(self._buffer)
 
 
 class Host:
-    """Images, masks and runs stay in the slot that they were copied to, and share its memory."""
+    """Images, masks and runs stay in the buffer that they were copied to, and share its memory."""
 
     pinned = False
     frees = False
@@ -67,40 +54,38 @@ class Host:
     def __init__(self):
         self.device = torch.device("cpu")
 
-    def allocate(self, nbytes: int) -> Slot:
-        """A slot of ordinary memory."""
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of ordinary memory."""
         data = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -data.__array_interface__["data"][0] % ALIGNMENT
-        return Slot(data[start : start + nbytes])
+        return Buffer(data[start : start + nbytes])
 
-    def grow(self, slot: Slot, nbytes: int) -> None:
-        """Give a slot that nobody uses more memory. Batches that were lent keep the old one."""
-        slot.bytes = self.allocate(nbytes).bytes
+    def grow(self, buffer: Buffer, nbytes: int) -> None:
+        """Give a buffer that nobody uses more memory. Batches that were lent keep the old one."""
+        buffer.bytes = self.allocate(nbytes).bytes
 
-    def wait(self, slot: Slot, timeout: float) -> None:
-        """Nothing copies out of the slot."""
+    def wait(self, buffer: Buffer, timeout: float) -> None:
+        """Nothing copies out of the buffer."""
 
-    def stage(self, slot: Slot, work: Work) -> tuple[Slot, Work]:
+    def stage(self, buffer: Buffer, copy: BatchCopy) -> tuple[Buffer, BatchCopy]:
         """The batch is where it will be used."""
-        return slot, work
+        return buffer, copy
 
-    def deliver(
-        self, staged: tuple[Slot, Work], form: BatchSpec, release: Callable[[Slot], None]
-    ) -> Batch:
-        """Tensors in the slot's memory. When the last of them is gone, the slot is released.
+    def deliver(self, staged: tuple[Buffer, BatchCopy], spec: BatchSpec, pool: BufferPool) -> Batch:
+        """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
         The small ones are copies: whoever keeps the ids of a batch need not hold its pixels.
         """
-        slot, work = staged
-        data = torch.from_numpy(np.asarray(Lease(slot, work.nbytes, release)))
-        large, small, span = split_regions(work.regions)
+        buffer, copy = staged
+        data = torch.from_numpy(np.asarray(Lease(buffer, copy.nbytes, pool)))
+        large, small, span = split_regions(copy.regions)
         copied = torch.empty(span.stop - span.start, dtype=torch.uint8)
-        copied.numpy()[...] = slot.bytes[span]  # torch would wake threads of its own for 32 kB
-        return finish(batch_views(data, large) | batch_views(copied, small), form, work)
+        copied.numpy()[...] = buffer.bytes[span]  # torch would wake threads of its own for 32 kB
+        return finish(batch_views(data, large) | batch_views(copied, small), spec, copy)
 
 
 class Cuda:
-    """Batches are copied from pinned slots on a side stream; masks are unpacked on the device."""
+    """Batches are copied from pinned buffers on a side stream; masks are unpacked on the device."""
 
     pinned = True
     frees = True
@@ -123,55 +108,57 @@ class Cuda:
     def __reduce__(self):
         return Cuda, (self.device,)
 
-    def allocate(self, nbytes: int) -> Slot:
-        """A slot of pinned memory."""
+    def allocate(self, nbytes: int) -> Buffer:
+        """A buffer of pinned memory."""
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        return Slot(pinned.numpy(), pinned)
+        return Buffer(pinned.numpy(), pinned)
 
-    def grow(self, slot: Slot, nbytes: int) -> None:
-        """Give a slot that nothing copies out of more memory."""
+    def grow(self, buffer: Buffer, nbytes: int) -> None:
+        """Give a buffer that nothing copies out of more memory."""
         larger = self.allocate(nbytes)
-        slot.bytes, slot.pinned = larger.bytes, larger.pinned
+        buffer.bytes, buffer.pinned = larger.bytes, larger.pinned
 
-    def wait(self, slot: Slot, timeout: float) -> None:
-        """Wait for the last copy out of the slot. Raises TimeoutError, naming the device."""
-        if slot.event is None:
+    def wait(self, buffer: Buffer, timeout: float) -> None:
+        """Wait for the last copy out of the buffer. Raises TimeoutError, naming the device."""
+        if buffer.event is None:
             return
         limit = time.monotonic() + timeout
-        while not slot.event.query():
+        while not buffer.event.query():
             if time.monotonic() > limit:
                 raise TimeoutError(
                     f"a copy to {self.device} did not end within {timeout:g} s; the device hangs, "
                     "or another program keeps it busy"
                 )
             time.sleep(20e-6)
-        slot.event = None
+        buffer.event = None
 
-    def stage(self, slot: Slot, work: Work) -> tuple[torch.Tensor, torch.cuda.Event, Work]:
-        """Start the one copy of the whole batch; the slot's event is recorded behind it."""
-        assert slot.pinned is not None
+    def stage(
+        self, buffer: Buffer, copy: BatchCopy
+    ) -> tuple[torch.Tensor, torch.cuda.Event, BatchCopy]:
+        """Start the one copy of the whole batch; the buffer's event is recorded after it."""
+        assert buffer.pinned is not None
         with self._turn, torch.cuda.stream(self._stream):
-            data = torch.empty(work.nbytes, dtype=torch.uint8, device=self.device)
-            data.copy_(slot.pinned[: work.nbytes], non_blocking=True)
+            data = torch.empty(copy.nbytes, dtype=torch.uint8, device=self.device)
+            data.copy_(buffer.pinned[: copy.nbytes], non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        slot.event = event
-        return data, event, work
+        buffer.event = event
+        return data, event, copy
 
     def deliver(
         self,
-        staged: tuple[torch.Tensor, torch.cuda.Event, Work],
-        form: BatchSpec,
-        release: Callable[[Slot], None],
+        staged: tuple[torch.Tensor, torch.cuda.Event, BatchCopy],
+        spec: BatchSpec,
+        pool: BufferPool,
     ) -> Batch:
         """Tensors on the device, for use on the consumer's current stream."""
-        data, event, work = staged
+        data, event, copy = staged
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)
         # Allocated on the side stream: its memory must not be given away before this one is done.
         data.record_stream(stream)
         with torch.cuda.device(self.device):
-            return finish(batch_views(data, work.regions), form, work)
+            return finish(batch_views(data, copy.regions), spec, copy)
 
 
 def open_device(name: str | torch.device) -> Host | Cuda:
@@ -214,16 +201,16 @@ _TORCH = {
 }
 
 
-def finish(batch: Batch, form: BatchSpec, work: Work) -> Batch:
-    """Bring what travelled into the form that the consumer asked for, on its own device."""
-    if form.to_rgb:
+def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
+    """Bring what was sent into the layout that the consumer asked for, on its own device."""
+    if spec.to_rgb:
         batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
-    if form.masks.source == "runs":
-        batch["runs"] = _run_batch(batch, work)
-        if form.padded:
+    if spec.masks.source == "runs":
+        batch["runs"] = _run_batch(batch, copy)
+        if spec.layout.padded:
             del batch["mask_offsets"]
-    elif form.flat_masks:
-        finish_masks(batch, form, len(work), work.room)
+    elif spec.to_device:
+        finish_masks(batch, spec, len(copy), copy.capacity)
     return batch
 
 
@@ -235,27 +222,27 @@ def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     return rgb.masked_fill_(~inside[..., None], 0).contiguous()  # as on a CPU
 
 
-def _run_batch(batch: Batch, work: Work) -> RunBatch:
+def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
     """The runs of a batch, which lie in it as three arrays."""
     return RunBatch(
         batch.pop("run_ends"),
         batch.pop("run_offset"),
         batch["mask_offsets"],
         batch["sizes"][:, :2].long(),
-        torch.from_numpy(work.run_offset),
+        torch.from_numpy(copy.run_offset),
     )
 
 
-def finish_masks(batch: Batch, form: BatchSpec, samples: int, room: int) -> None:
-    """Bring flat mask bits into the form that the consumer asked for, on their own device.
+def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
+    """Bring flat mask bits into the layout that the consumer asked for, on their own device.
 
-    batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded forms `mask_places` int64 (T,)
+    batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_places` int64 (T,)
     samples  B
-    room     M: masks that a sample has room for
+    capacity  M: masks per sample
     """
     places = batch.pop("mask_places", None)
     masks = batch["masks"]
     if places is not None:
-        padded = masks.new_zeros((samples * room, *masks.shape[1:]))
-        masks = padded.index_copy_(0, places, masks).view(samples, room, *masks.shape[1:])
-    batch["masks"] = masks if form.form.endswith("bits") else unpack_bits(masks)
+        padded = masks.new_zeros((samples * capacity, *masks.shape[1:]))
+        masks = padded.index_copy_(0, places, masks).view(samples, capacity, *masks.shape[1:])
+    batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)

@@ -1,229 +1,155 @@
-"""What the Loader's threads do for a batch: look up where its samples are, and copy them.
+"""Where the samples of a batch are, looked up and checked for several batches at once.
 
-    feed = Feed(ds, form, choice, room)
-    for work, errors in feed.plan([indices, ...], epoch):   several batches for little more than one
-        work.fill_heads(buffer)
-        work.fill(0, len(work), buffer)                     any part of the samples, in any thread
-        errors = work.errors()
+    planner = Planner(ds, spec, choice, capacity)
+    for copy, errors in planner.plan([indices, ...], epoch):
+        copy.write_heads(buffer)
+        copy.copy(0, len(copy), buffer)       any part of the samples, in any thread
+        errors = copy.errors()
 
-A batch lies in one buffer, region after region, so it goes to a device as one copy.
+What the plan takes from a shard is copied out of its memory map once, compared with the limits of
+the arrays it leads into, and used from the copy: whatever a damaged array says, no address outside
+of an array comes of it.
 """
 
-import os
-import resource
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
-from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_choice import CHOICES, MaskChoice
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.columns import offsets_of
+from sa1bpack.dataset.columns import expanded, offsets_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import read_error
-from sa1bpack.errors import FormatError, ReadError
-from sa1bpack.format import Shard
-from sa1bpack.loading.batch_copy import Lookup, Work, without_frames
+from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.errors import FormatError, LoaderError, ReadError, ResourceShortage
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
+
+Found = tuple[int, Exception]
 
 
-class Source:
-    """The arrays of an open shard, and the addresses of their maps."""
+class Planner:
+    """Plans batches of a dataset, in any thread. Keeps nothing of what it planned."""
 
-    def __init__(self, shard: Shard, names: tuple[str, ...]):
-        self.shard = shard
-        self.sizes = shard["size"]  # (N, 4)
-        self._names = names
-        self.image_edges = shard["image_offset"] if shard.layout.flat else None
-        self.run_offset = shard["run_offset"] if names[1] == "run_ends" else None
-        self.arrays = [shard[name] for name in names]  # keeps the maps
-        addresses = [array.__array_interface__["data"][0] for array in self.arrays]
-        self.addresses = np.array(addresses, np.int64)
-
-    def image_span(self, row: int) -> tuple[int, int]:
-        """First byte and number of bytes of an image."""
-        if self.image_edges is None:
-            nbytes = self.arrays[0][0].nbytes
-            return row * nbytes, nbytes
-        start, stop = self.image_edges[row : row + 2].tolist()
-        return start, stop - start
-
-    def run_spans(self, rows: np.ndarray) -> np.ndarray:
-        """int64 (k, 2): the runs of masks, first and behind the last; -1 if they are not in order.
-
-        rows  int64 (k,), masks of the shard
+    def __init__(self, ds: Dataset, spec: BatchSpec, choice: MaskChoice, capacity: int | None):
         """
-        if self.run_offset is None:
-            return np.zeros((len(rows), 2), np.int64)
-        spans = np.stack([self.run_offset[rows], self.run_offset[rows + 1]], 1)
-        low, high = spans[:, 0], spans[:, 1]
-        spans[(low < 0) | (high < low) | (high > self.shard.extent.runs)] = -1
-        return spans
-
-    def path(self, number: int) -> str:
-        """The chunk file of the image (0), or of what masks are made of (1)."""
-        return str(self.shard.folder / self.shard.layout.array(self._names[number]).chunk_path)
-
-
-class OpenFiles:
-    """The files of a shard's first two arrays, open as long as this lives.
-
-    numbers  (2,) descriptors; NO_FILE for an array without rows. Raises OSError.
-    """
-
-    def __init__(self, source: Source):
-        self.numbers = [NO_FILE, NO_FILE]
-        for number, array in enumerate(source.arrays[:2]):
-            if len(array):
-                self.numbers[number] = os.open(source.path(number), os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self):
-        for file in self.numbers:
-            if file >= 0:
-                os.close(file)
-
-
-class Feed:
-    """Plans batches of a dataset, in any thread.
-
-    Keeps the files of the shards that were used last open: two a shard, together at most a quarter
-    of the process's limit of open files. Others are open while they are copied from.
-    """
-
-    def __init__(self, ds: Dataset, form: BatchSpec, choice: MaskChoice, room: int | None):
-        self.ds = ds
-        self.form = form
-        self.choice = choice
-        self.room = room
-        self._sources: dict[int, Source] = {}
-        self._files: dict[int, OpenFiles] = {}
-        self._turn = threading.Lock()
-        self._most = self.most_shards()
-
-    @staticmethod
-    def most_shards() -> int:
-        """Shards whose files a Feed keeps open: an eighth of the soft limit of open files."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return min(max(soft // 8, 1), 4096) if soft != resource.RLIM_INFINITY else 4096
-
-    def close(self) -> None:
-        """Let go of the files; those that a batch still needs are closed after it."""
-        with self._turn:
-            self._sources.clear()
-            self._files.clear()
-
-    def files(self, number: int, source: Source) -> OpenFiles:
-        """The files of a shard, for as long as the caller keeps them. Raises OSError."""
-        with self._turn:
-            found = self._files.pop(number, None)
-            if found is not None:
-                self._files[number] = found  # behind the others: they were used last
-                return found
-        found = OpenFiles(source)  # other threads need not wait for a slow file system
-        with self._turn:
-            self._files[number] = found
-            while len(self._files) > self._most:
-                del self._files[next(iter(self._files))]
-        return found
+        capacity  masks per sample in padded arrays; None: as many as the fullest sample of a batch
+        """
+        self.ds, self.spec, self.choice, self.capacity = ds, spec, choice, capacity
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int
-    ) -> list[tuple["Work", list[ReadError]]]:
-        """The work for each batch, and errors for the samples whose shards cannot be opened.
+    ) -> list[tuple[BatchCopy, list[ReadError]]]:
+        """The copy of each batch, and errors of the samples that cannot be looked up.
 
-        The work is for the other samples.
+        The copies are of the other samples, which may be none.
 
         batches  int64 (B,) indices each
+
+        Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
         indices = np.concatenate(batches)
         numbers, local, first, stop = self.ds.locate_many(indices)
-        with self._turn:
-            sources, failed = self._open(set(numbers.tolist()))
-        edges = np.cumsum([0, *map(len, batches)])
-        errors: list[list[ReadError]] = [[] for _ in batches]
-        if failed:
-            good = ~np.isin(numbers, list(failed))
-            for k in np.flatnonzero(~good).tolist():
-                number = int(numbers[k])
-                batch = int(np.searchsorted(edges, k, side="right")) - 1
-                errors[batch].append(self.error(indices[k], number, local[k], failed[number]))
-            edges = np.concatenate([[0], np.cumsum(good)])[edges]
-            indices, numbers, local = indices[good], numbers[good], local[good]
-            first, stop = first[good], stop[good]
-        found = [sources[number] for number in numbers.tolist()]
-        lookup = self._look_up(indices, numbers, local, found, first, stop - first, epoch)
-        spans = zip(edges[:-1].tolist(), edges[1:].tolist(), errors, strict=True)
-        return [(self._work(lookup, low, high), wrong) for low, high, wrong in spans]
+        shards, failed = self.ds.shards.open_many(set(numbers.tolist()))
+        for error in failed.values():
+            if isinstance(error, ResourceShortage):
+                raise error
+        wrong: dict[int, Exception] = {}
+        for k, number in enumerate(numbers.tolist()):
+            error = failed.get(number) or _masks_outside(shards[number], first[k], stop[k])
+            if error is not None:
+                wrong[k] = without_frames(error)
+        lookup = self._look_up(indices, numbers, local, first, stop, shards, wrong, epoch)
+        errors = {k: self.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong}
+        # Numbers of samples in the lookup, which has those alone that can be copied.
+        kept = offsets_of(np.array([k not in wrong for k in range(len(indices))], np.int64))
+        plans, low = [], 0
+        for batch in batches:
+            high = low + len(batch)
+            copy = self._copy(lookup, int(kept[low]), int(kept[high]))
+            plans.append((copy, [errors[k] for k in range(low, high) if k in errors]))
+            low = high
+        return plans
 
-    def _work(self, lookup: "Lookup", low: int, high: int) -> "Work":
-        return Work(self, lookup, low, high)
+    def _copy(self, lookup: Lookup, low: int, high: int) -> BatchCopy:
+        return BatchCopy(self, lookup, low, high)
 
-    def _open(self, numbers: set[int]) -> tuple[dict[int, Source], dict[int, Exception]]:
-        """The sources of these shards, and why some cannot be had."""
-        failed: dict[int, Exception] = {}
-        found: dict[int, Source] = {}
-        for number in numbers:
-            source = self._sources.pop(number, None)
-            try:
-                found[number] = source or Source(self.ds.shards[number], self.form.arrays)
-            except (FormatError, OSError) as error:
-                failed[number] = without_frames(error)
-        self._sources.update(found)  # behind the others: they were used last
-        while len(self._sources) > self._most:
-            del self._sources[next(iter(self._sources))]
-        return found, failed
-
-    def _look_up(self, indices, numbers, local, sources, first, counts, epoch) -> "Lookup":
+    def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
+        """The lookup of the samples that are not `wrong`, which grows by what is found here."""
+        spec, layout = self.spec, self.ds.layout
+        sizes = np.zeros((len(indices), 4), np.int32)
+        spans = np.zeros((len(indices), 2), np.int64)
+        for k, (number, row) in enumerate(zip(numbers.tolist(), local.tolist(), strict=True)):
+            if k not in wrong:
+                shard = shards[number]
+                sizes[k], spans[k] = shard.sizes[row], shard.image_span(row)
+                error = _image_outside(shard, layout, row, sizes[k], *spans[k].tolist())
+                if error is None and spec.masks.source != "bits":
+                    error = _runs_outside(shard, row, int(first[k]), int(stop[k]))
+                if error is not None:
+                    wrong[k] = error
+        good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
+        indices, numbers, local, first, stop = (
+            array[good] for array in (indices, numbers, local, first, stop)
+        )
+        found = [shards[number] for number in numbers.tolist()]
+        sizes, spans = sizes[good], spans[good]
         rows = self.ds.rows_at(indices)
-        most = self.choice.max_masks
-        chosen: list[np.ndarray] | None = None
-        if most is not None and (counts > most).any():
-            ranges = zip(sources, rows.tolist(), first.tolist(), counts.tolist(), strict=True)
-            chosen = [self._choose(*where, epoch) for where in ranges]
-            counts = np.minimum(counts, most)
+        ids = self.ds.pack.index.image_id[rows]
+        counts = self.choice.counts(stop - first)
         offsets = offsets_of(counts)
-        if chosen is None:
-            mask_rows = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
-        else:
-            mask_rows = np.concatenate(chosen)
-        sizes = np.empty((len(rows), 4), np.int32)
-        addresses = np.empty((len(rows), len(self.form.arrays)), np.int64)
-        files = np.full((len(rows), 2), NO_FILE)
-        spans = np.empty((len(rows), 2), np.int64)
-        for k, (source, row) in enumerate(zip(sources, local.tolist(), strict=True)):
-            sizes[k], addresses[k] = source.sizes[row], source.addresses
-            spans[k] = source.image_span(row)
+        mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)
+        addresses = np.empty((len(rows), len(spec.arrays)), np.int64)
+        for k, shard in enumerate(found):
+            addresses[k] = shard.addresses_of(spec.arrays)
         if self.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
-        ids = self.ds.pack.index.image_id[rows]
         return Lookup(
-            indices, rows, ids, numbers, local, sources, counts, offsets, mask_rows,
-            self._run_spans(sources, offsets, mask_rows), sizes, scales, addresses, files, spans,
-            epoch,
+            indices, rows, ids, numbers, local, found, counts, offsets, mask_rows,
+            self._run_spans(found, offsets, mask_rows), sizes, scales, addresses,
+            np.full((len(rows), 2), NO_FILE), spans, epoch,
         )  # fmt: skip
 
-    def _run_spans(self, sources, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
+    def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
+        """int64 (T,): rows in their shards of the masks that are kept, sample after sample."""
+        most = self.choice.max_masks
+        if most is None or not (stop - first > most).any():
+            return expanded(first, offsets)
+        chosen = []
+        for k, shard in enumerate(shards):
+            low, high = int(first[k]), int(stop[k])
+            kept = self._chosen(shard, int(ids[k]), low, high, epoch)
+            due = int(offsets[k + 1] - offsets[k])
+            if len(kept) != due or (due and not 0 <= kept.min() <= kept.max() < high - low):
+                raise LoaderError(
+                    f"the choice of masks of image_id {ids[k]} returned {kept}, but it must return "
+                    f"{due} of {high - low} masks"
+                )
+            chosen.append(low + kept)
+        return np.concatenate(chosen)
+
+    def _chosen(self, shard: OpenShard, image_id: int, first: int, stop: int, epoch: int):
+        """int64 (k,): which masks of a sample are kept, from 0."""
+        masks = stop - first
+        sample = {"image_id": image_id}
+        if masks > self.choice.max_masks and self.choice.choose != "random":
+            key = CHOICES[self.choice.choose]
+            sample[key] = shard.field(key)[first:stop]
+        kept = self.choice.rows(sample, masks, epoch)
+        return np.arange(masks) if kept is None else kept
+
+    def _run_spans(self, shards, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
         spans = np.zeros((len(mask_rows), 2), np.int64)
-        if self.form.masks.source != "bits":
-            for k, source in enumerate(sources):
+        if self.spec.masks.source != "bits":
+            for k, shard in enumerate(shards):
                 masks = slice(offsets[k], offsets[k + 1])
-                spans[masks] = source.run_spans(mask_rows[masks])
+                spans[masks] = shard.run_spans(mask_rows[masks])
         return spans
-
-    def _choose(self, source: Source, row: int, first: int, count: int, epoch: int) -> np.ndarray:
-        """The rows in the shard of the masks of one sample that are kept."""
-        stop = first + count
-        if count <= self.choice.max_masks:
-            return np.arange(first, stop)
-        sample = {
-            "image_id": int(self.ds.pack.index.image_id[row]),
-            "areas": source.shard["area"][first:stop],
-            "predicted_ious": source.shard["predicted_iou"][first:stop],
-        }
-        return first + self.choice.rows(sample, count, epoch)
 
     def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
         """The error of a sample: its index in the dataset, shard, row in it, and what happened."""
@@ -231,3 +157,45 @@ class Feed:
         error = read_error(self.ds.pack, row, number, int(local), cause)
         error.__cause__ = cause
         return error
+
+
+def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
+    """The error of masks that are not rows of their shard."""
+    masks = shard.shard.extent.masks
+    if 0 <= first <= stop <= masks:
+        return None
+    return FormatError(
+        f"the pack's index says that its masks are rows {first} to {stop}, but the shard has "
+        f"{masks}; {REPAIR}"
+    )
+
+
+def _image_outside(shard: OpenShard, layout, row: int, size, start, nbytes) -> FormatError | None:
+    """The error of sizes, or of a place of the pixels, that do not fit the arrays."""
+    side, (height, width) = layout.image_size, size[2:].tolist()
+    if size.min() < 1 or max(height, width) > side:
+        return FormatError(
+            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be 1 or "
+            f"more, and stored ones at most {side}; {REPAIR}"
+        )
+    if not layout.flat:
+        return None
+    end, needed = len(shard.arrays["image"]), image_nbytes(layout, height, width)
+    if start >= 0 and nbytes == needed and start + nbytes <= end:
+        return None
+    return FormatError(
+        f"{shard.path('image_offset')}: the pixels of sample {row} are bytes {start} to "
+        f"{start + nbytes} of {end}, but its {height} x {width} take {needed}; {REPAIR}"
+    )
+
+
+def _runs_outside(shard: OpenShard, row: int, first: int, stop: int) -> FormatError | None:
+    """The error of runs that do not follow one another within their array."""
+    edges, runs = shard.run_offset[first : stop + 1], shard.shard.extent.runs
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if edges[0] >= 0 and edges[-1] <= runs and (edges[1:] >= edges[:-1]).all():
+        return None
+    return FormatError(
+        f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be non-decreasing "
+        f"and from 0 to {runs}; {REPAIR}"
+    )

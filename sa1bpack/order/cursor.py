@@ -121,9 +121,14 @@ class EpochCursor:
             self.check(generation)
             self._place = replace(self._place, done=done)
 
-    def end(self) -> None:
-        """End the running iteration, if there is one. The place stays."""
-        self._move(lambda place: (place.batches, place.done))
+    def end(self, generation: int | None = None) -> None:
+        """End the running iteration, if there is one; with a number, only if it is that one."""
+        with self._lock:
+            before = self._place
+            if generation not in (None, before.generation):
+                return
+            self._place = _Place(before.batches, before.done, before.generation + 1)
+        self._report_end(before)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; end the running iteration.

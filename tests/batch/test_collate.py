@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.plan import FORMS, plan_batch
+from sa1bpack.batch.plan import plan_batch
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError, ReadError
@@ -74,7 +75,7 @@ def check(batch, due):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6), form=st.sampled_from(FORMS),
+    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6), form=st.sampled_from(LAYOUTS),
     cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
 )  # fmt: skip
 def test_batches_are_those_of_a_plain_reference(ds, packed, rows, form, cap, choose):
@@ -89,7 +90,7 @@ def test_batches_are_those_of_a_plain_reference(ds, packed, rows, form, cap, cho
     check(collate(ds.__getitems__(rows)), reference(packed, rows, form, keep))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 def test_batches_go_straight_into_given_buffers(ds, packed, form):
     """Tensors or arrays that held something else before; padding is zeroed."""
     rows = [4, 1, 10]
@@ -125,7 +126,7 @@ def test_buffers_that_do_not_fit_are_refused(ds):
     assert not any(tensor.any() for tensor in fitting.values())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 def test_several_threads_fill_one_batch(ds, form):
     """In any order: what a sample writes does not overlap with another's."""
     rows = [10, 4, 1, 8, 2, 0]
@@ -153,7 +154,7 @@ def test_padding_to_the_cap_gives_all_batches_one_shape(ds):
 def test_masks_unpacked_by_the_dataset_give_the_same_batch(packed, ds):
     """In the bits forms they are packed again."""
     unpacked = open_pack(packed.root, masks="bool")
-    for form, cap in itertools.product(FORMS, (None, 4)):
+    for form, cap in itertools.product(LAYOUTS, (None, 4)):
         collate = Collate(form, max_masks=cap)
         one, other = (collate(each.__getitems__([4, 2, 10])) for each in (ds, unpacked))
         assert all(torch.equal(one[key], other[key]) for key in one)
@@ -297,7 +298,7 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
     assert len(collate.dropped) == 2
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 @pytest.mark.parametrize("known", ["form", "sample"])
 def test_a_batch_of_which_nothing_is_left_has_all_keys(damaged, ds, form, known):
     """By the layout, or by a sample that came before."""

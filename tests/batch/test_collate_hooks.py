@@ -114,7 +114,7 @@ def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
 
 def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
     assert Collate(canvas=16384).plan([]).samples == []
-    with pytest.raises(OptionError, match="canvas must be a whole number from 1 to 16384"):
+    with pytest.raises(OptionError, match="canvas is .*: choose a whole number from 1 to 16384"):
         Collate(canvas=16385)
 
 

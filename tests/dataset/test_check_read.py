@@ -197,14 +197,14 @@ def test_columns_are_checked_by_the_digest_of_their_file(root):
     assert len(ds[:4].mask_column("area")) == 8  # of the shard before
 
 
-FORMS = [
+LAYOUTS = [
     {"masks": "padded"}, {"masks": "flat"}, {"masks": "padded_bits", "pad_to_max": True},
     {"masks": "flat_bits", "choose": "random"}, {"masks": "padded", "choose": "iou"},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("coordinates", ["source", "stored"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 def test_a_loader_gives_the_same_batches_with_the_check(packed, form, coordinates):
     most = None if form == {"masks": "flat"} else 4
     ways = [

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
+from batches import same, tensors_of
 from torch.utils.data import DataLoader
 
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading import dataloader as dataloader_module
-from sa1bpack.loading.dataloader import describe_dataloader, make_dataloader
+from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 OPTIONS = {"masks": "flat", "max_masks": 3, "choose": "random", "seed": 4}
@@ -34,8 +34,8 @@ def rows_of(batches) -> list[list[int]]:
     return [batch["indices"].tolist() for batch in batches]
 
 
-def halve(image):
-    return image[:, ::2]
+def halve(sample):
+    return sample | {"masks": sample["masks"][:, ::2]}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -45,9 +45,8 @@ def test_batches_are_those_of_the_loader_in_every_epoch(ds, workers):
     with Loader(ds, 5, **OPTIONS) as loader:
         for _ in range(3):
             for batch, due in zip(made, loader, strict=True):
-                assert set(batch) == set(due)
-                for key, tensor in due.items():
-                    assert torch.equal(batch[key], tensor), key
+                same(batch, due)
+                assert all(batch[key] == due[key] for key in ("epoch", "number", "spec"))
     stop(made)
 
 
@@ -72,14 +71,14 @@ def test_the_state_counts_batches_that_came_out_not_those_fetched_ahead(ds, work
 
 
 def test_transforms_run(packed):
-    ds = open_pack(packed.root, mask_transform=halve)
+    ds = open_pack(packed.root, transform=halve)
     made = make_dataloader(ds, 4, workers=0, masks="flat_bits")
     assert next(iter(made))["masks"].shape[1:] == (8, 2)
 
 
 def test_workers_are_only_started_by_default_where_python_has_to_run(packed, monkeypatch):
     monkeypatch.setattr(dataloader_module, "cores", lambda: 1)
-    plain, hooked = open_pack(packed.root), open_pack(packed.root, mask_transform=halve)
+    plain, hooked = open_pack(packed.root), open_pack(packed.root, transform=halve)
     assert make_dataloader(plain, 4).num_workers == 0
     made = make_dataloader(hooked, 4)
     assert made.num_workers == 1 and made.persistent_workers and made.prefetch_factor == 2
@@ -93,13 +92,12 @@ def test_dropping_needs_no_special_dataset(ds):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_plan_states_the_memory_of_the_batches(ds, workers):
     made = make_dataloader(ds, 4, workers=workers, masks="padded_bits", pin_memory=False)
-    plan = describe_dataloader(made)
-    assert plan == made.plan()
+    plan = made.plan()
     assert plan.batches == (1 if workers == 0 else 2 * 3 + 1)
     assert plan.host_bytes == plan.batches * plan.batch_bytes
     assert plan.shared_bytes == (plan.host_bytes if workers else 0)
     for batch in made:
-        assert sum(tensor.nbytes for tensor in batch.values()) <= plan.batch_bytes
+        assert sum(tensor.nbytes for tensor in tensors_of(batch).values()) <= plan.batch_bytes
     stop(made)
 
 
@@ -112,8 +110,8 @@ def test_too_little_shared_memory_is_said_before_a_worker_dies(ds, monkeypatch, 
 
 
 @pytest.mark.parametrize(("options", "named"), [
-    ({"workers": -1}, "workers must be .* got -1"),
-    ({"prefetch_factor": 0}, "prefetch_factor must be .* got 0"),
+    ({"workers": -1}, "workers is -1"),
+    ({"prefetch_factor": 0}, "prefetch_factor is 0"),
     ({"order": "best"}, "order is 'best'"), ({"timeout": 0}, "timeout is 0"),
     ({"timeout": float("inf")}, "timeout is inf"), ({"timeout": "a"}, "timeout is 'a'"),
     ({"timeout": None, "workers": 2}, "timeout is None"),
@@ -148,16 +146,15 @@ def damaged(pack_writer, tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("form", ["padded", "flat_bits"])
 def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, workers, form):
-    """Batch 2 has nothing left: all keys, no samples."""
-    options = {"order": "sequential", "masks": form, "on_error": "drop"}
+    """Nothing is left of batch 2, which does not come."""
+    options = {"order": "sequential", "masks": form, "on_error": "drop", "max_dropped": 0.3}
     made = make_dataloader(damaged, 2, workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
             for batch, due in zip(made, loader, strict=True):
-                assert type(batch) is dict and set(batch) == set(due)
-                for key, tensor in due.items():
-                    assert batch[key].shape == tensor.shape and batch[key].dtype == tensor.dtype
-                    assert torch.equal(batch[key], tensor), key
+                assert type(batch) is dict
+                same(batch, due)
+                assert (batch["epoch"], batch["number"]) == (due["epoch"], due["number"])
             assert [error.row for error in made.dropped] == [4, 5, 6] * epoch
         assert [str(error) for error in made.dropped] == [str(error) for error in loader.dropped]
         assert {error.image_id for error in made.dropped} == {4982, 4985, 4988}
@@ -165,21 +162,10 @@ def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, worke
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_first_batch_of_which_nothing_is_left_has_all_keys(damaged, workers):
-    part = damaged[4:7]
-    made = make_dataloader(part, 2, workers=workers, on_error="drop")
-    with Loader(part, 2, on_error="drop") as loader:
-        for batch, due in zip(made, loader, strict=True):
-            assert {key: value.shape for key, value in batch.items()} == {
-                key: value.shape for key, value in due.items()
-            }
-            assert batch["images"].shape == (0, 24, 24, 3)
-    stop(made)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_not_taken_does_not_count_as_dropped(damaged, workers):
-    made = make_dataloader(damaged, 2, order="sequential", workers=workers, on_error="drop")
+    made = make_dataloader(
+        damaged, 2, order="sequential", workers=workers, on_error="drop", max_dropped=1
+    )
     batches = iter(made)
     next(batches), next(batches)
     assert made.dropped == []

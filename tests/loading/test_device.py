@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.plan import FORMS
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import batch_views, finish, open_device
-from sa1bpack.loading.planner import Feed
+from sa1bpack.loading.planner import Planner
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [[0, 4, 9], [1, 7], [10, 10]])  # 1 and 7 have no masks
-def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, form, rows):
+def test_what_is_sent_to_a_device_becomes_the_batch_of_collate_there(packed, layout, rows):
     ds = open_pack(packed.root)
-    travels = BatchSpec.of(ds, form, travels=True)
-    [(work, errors)] = Feed(ds, travels, MaskChoice(4), None).plan([np.array(rows)], 0)
-    buffer = np.full(work.nbytes, 255, np.uint8)
-    work.fill_heads(buffer)
-    work.fill(0, len(work), buffer)
-    assert not errors and not work.errors()
-    # Neither padding nor unpacked masks travel.
-    assert work.regions["masks"].shape == (work.total, 16, 2)
-    batch = batch_views(torch.from_numpy(buffer), work.regions)
-    batch = finish(batch, travels, work)
-    due = Collate(form, max_masks=4)([ds[row] for row in rows])
+    spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
+    [(copy, errors)] = Planner(ds, spec, MaskChoice(4), None).plan([np.array(rows)], 0)
+    buffer = np.full(copy.nbytes, 255, np.uint8)
+    copy.write_heads(buffer)
+    copy.copy(0, len(copy), buffer)
+    assert not errors and not copy.errors()
+    # Neither padding nor unpacked masks are sent.
+    assert copy.regions["masks"].shape == (copy.total, 16, 2)
+    batch = batch_views(torch.from_numpy(buffer), copy.regions)
+    batch = finish(batch, spec, copy)
+    due = Collate(layout, max_masks=4)([ds[row] for row in rows])
     assert set(batch) == set(due)
     for key, tensor in due.items():
         assert batch[key].dtype == tensor.dtype and torch.equal(batch[key], tensor), key
@@ -38,16 +38,16 @@ def test_what_travels_to_a_device_becomes_the_batch_of_collate_there(packed, for
 
 def test_arrays_of_a_batch_begin_at_cache_lines_and_do_not_overlap(packed):
     ds = open_pack(packed.root)
-    regions, nbytes = BatchSpec.of(ds, "flat", travels=False).regions(3, 5, 7, 0)
+    regions, nbytes = BatchSpec.of(ds, LAYOUTS["flat"], to_device=False).regions(3, 5, 7, 0)
     spans = sorted((region.start, region.start + region.nbytes) for region in regions.values())
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert spans[-1][1] <= nbytes
 
 
-def test_a_slot_of_the_host_begins_at_a_cache_line():
-    slot = open_device("cpu").allocate(1000)
-    assert len(slot.bytes) == 1000 and slot.bytes.ctypes.data % 64 == 0
+def test_a_buffer_of_the_host_begins_at_a_cache_line():
+    buffer = open_device("cpu").allocate(1000)
+    assert len(buffer.bytes) == 1000 and buffer.bytes.ctypes.data % 64 == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.plan import FORMS
+from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import open_device
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 @pytest.mark.parametrize("max_masks", [None, 3])
 def test_batches_on_cuda_are_those_of_collate(packed, form, max_masks):
     ds = open_pack(packed.root)

@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 import torch
+from batches import clone, same
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.plan import FORMS
+from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.planner import Feed
+from sa1bpack.loading.planner import Planner
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.orders import LocalShuffleOrder, WeightedOrder
 
@@ -21,15 +22,7 @@ def ds(packed):
     return open_pack(packed.root)
 
 
-def same(batch: dict, other: dict) -> None:
-    assert set(batch) == set(other)
-    for key, tensor in other.items():
-        assert batch[key].dtype == tensor.dtype, key
-        assert batch[key].shape == tensor.shape, key
-        assert torch.equal(batch[key].cpu(), tensor), key
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 @pytest.mark.parametrize("choice", [
     {}, {"max_masks": 3}, {"max_masks": 3, "choose": "iou"},
     {"max_masks": 3, "choose": "random", "seed": 5}, {"max_masks": 40},
@@ -44,10 +37,6 @@ def test_batches_are_those_of_collate(ds, form, choice):
             for batch in batches:
                 rows = batch["indices"].tolist()
                 same(batch, collate([ds[row] for row in rows]))
-
-
-def clone(batch: dict) -> dict:
-    return {key: tensor.clone() for key, tensor in batch.items()}
 
 
 @pytest.mark.parametrize("form", ["padded", "padded_bits"])
@@ -85,10 +74,10 @@ def test_a_subset_in_any_order_is_read_through_its_own_rows(ds):
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_together_give_the_same_global_batches(ds, world_size):
     ranks = [
-        Loader(ds, 4, rank=rank, world_size=world_size, seed=3, pad_last=True)
+        Loader(ds, 4, rank=rank, world_size=world_size, seed=3, last="pad")
         for rank in range(world_size)
     ]
-    whole = Loader(ds, 4, rank=0, world_size=1, seed=3, pad_last=True)
+    whole = Loader(ds, 4, rank=0, world_size=1, seed=3, last="pad")
     for parts in zip(whole, *ranks, strict=True):
         together = torch.cat([part["indices"] for part in parts[1:]])
         assert torch.equal(together, parts[0]["indices"])
@@ -109,7 +98,7 @@ def test_an_order_or_ordered_batches_can_be_given(ds):
     with Loader(ds, 6, order=WeightedOrder(ds, weights, seed=1)) as loader:
         rows = torch.cat([batch["indices"] for batch in loader]).numpy()
     assert (weights[rows] > 0).all()
-    batches = OrderedBatches(LocalShuffleOrder(ds, window=1), 6, drop_last=True)
+    batches = OrderedBatches(LocalShuffleOrder(ds, window=1), 6, last="drop")
     with Loader(ds, order=batches) as loader:
         assert [len(batch["indices"]) for batch in loader] == [6, 6]
 
@@ -139,14 +128,14 @@ def test_a_state_goes_on_with_the_batch_that_was_not_taken(ds, threads):
 
 
 def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):
-    with Loader(ds, 4, rank=0, world_size=1, pad_last=True) as one:
+    with Loader(ds, 4, rank=0, world_size=1, last="pad") as one:
         whole = [batch["indices"].clone() for batch in one]
-        one.load_state_dict(Loader(ds, 4, rank=0, world_size=1, pad_last=True).state_dict())
+        one.load_state_dict(Loader(ds, 4, rank=0, world_size=1, last="pad").state_dict())
         next(iter(one))
         state = one.state_dict()
     parts = []
     for rank in range(2):
-        with Loader(ds, 4, rank=rank, world_size=2, pad_last=True) as loader:
+        with Loader(ds, 4, rank=rank, world_size=2, last="pad") as loader:
             loader.load_state_dict(state)
             parts.append([batch["indices"].clone() for batch in loader])
     both = [torch.cat(pair) for pair in zip(*parts, strict=True)]
@@ -170,11 +159,11 @@ def test_the_plan_states_the_memory_before_any_is_taken(ds, monkeypatch):
     monkeypatch.setattr(loader._device, "allocate", lambda nbytes: pytest.fail("allocated"))
     plan = loader.plan()
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
-    assert (plan.samples, plan.most_masks, plan.slots, plan.threads) == (4, 12, 5, 2)
-    assert plan.host_bytes == 5 * plan.slot_bytes and not plan.pinned and plan.device_bytes == 0
+    assert (plan.samples, plan.most_masks, plan.batches, plan.threads) == (4, 12, 5, 2)
+    assert plan.host_bytes == 5 * plan.batch_bytes and plan.pinned_bytes == plan.device_bytes == 0
     numbers = 12 * (4 * 4 + 8 + 4 + 4 + 2 * 4 + 8)
-    assert 4 * (pixels + masks + numbers) < plan.slot_bytes < 4 * (pixels + masks + numbers) + 1100
-    assert "5 buffers" in str(plan)
+    assert 4 * (pixels + masks + numbers) < plan.batch_bytes < 4 * (pixels + masks + numbers) + 1100
+    assert str(plan).startswith("5 batches at once, of up to 4 samples with up to 12 masks")
 
 
 def test_the_plan_counts_the_samples_of_one_rank(ds):
@@ -182,13 +171,13 @@ def test_the_plan_counts_the_samples_of_one_rank(ds):
     assert (alone.plan().samples, one_of_two.plan().samples) == (4, 2)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", LAYOUTS)
 def test_no_batch_needs_more_than_the_plan_says(ds, form):
     loader = Loader(ds, len(ds), masks=form)
     fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
     loader.close()
-    [(work, errors)] = Feed(ds, loader._form, loader._choice, None).plan([fullest], 0)
-    assert not errors and work.nbytes == loader.plan().slot_bytes
+    [(copy, errors)] = Planner(ds, loader._spec, loader._choice, None).plan([fullest], 0)
+    assert not errors and copy.nbytes == loader.plan().batch_bytes
 
 
 TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
@@ -200,15 +189,15 @@ TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
     ({"order": "random"}, "order is 'random'.*shuffle"),
     ({"order": 3}, "order is 3"),
     ({"masks": "bits"}, "masks is 'bits'.*padded_bits"),
-    ({"max_masks": 0}, "max_masks must be .* got 0"),
+    ({"max_masks": 0}, "max_masks is 0"),
     ({"choose": "best"}, "choose is 'best'"),
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),
     ({"device": "tpu"}, "device is 'tpu'"),
     ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),
-    ({"threads": 0}, "threads must be a whole number of at least 1, got 0"),
-    ({"threads": 1.5}, "threads must be .* got 1.5"),
-    ({"ahead": 0}, "ahead must be .* got 0"),
-    ({"ahead": True}, "ahead must be .* got True"),
+    ({"threads": 0}, "threads is 0: choose a whole number of at least 1"),
+    ({"threads": 1.5}, "threads is 1.5"),
+    ({"ahead": 0}, "ahead is 0"),
+    ({"ahead": True}, "ahead is True"),
     *[({"timeout": value}, re.escape(f"timeout is {value!r}")) for value in TIMEOUTS],
     ({"on_error": "skip"}, "on_error is 'skip'"),
     ({"rank": 0}, "give both or neither"),
@@ -222,7 +211,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(ds):
     numbers = {"max_masks": np.int64(3), "threads": np.int32(2), "ahead": np.uint8(1)}
     with Loader(ds, np.int64(4), rank=np.int64(0), world_size=np.int64(1), **numbers) as loader:
         plan = loader.plan()
-        assert all(type(number) is int for number in (plan.threads, plan.slots, plan.samples))
+        assert all(type(number) is int for number in (plan.threads, plan.batches, plan.samples))
         assert [len(batch["images"]) for batch in loader] == [4, 4, 4]
 
 

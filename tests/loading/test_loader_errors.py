@@ -7,12 +7,14 @@ import threading
 
 import pytest
 import torch
+from batches import clone
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import open as open_pack
-from sa1bpack.errors import LoaderError, LoaderTimeout, ReadError
-from sa1bpack.loading import batch_copy as work_module
-from sa1bpack.loading.batch_copy import Work
+from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
+from sa1bpack.loading import batch_copy
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
@@ -71,7 +73,7 @@ def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, mon
     def failing(low, first, stop, *arguments):
         arguments[-1][first:stop, 0] = errno.EIO
 
-    monkeypatch.setattr(work_module, "fill_samples", failing)
+    monkeypatch.setattr(batch_copy, "copy_samples", failing)
     expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")
     with Loader(ds, 4, order="sequential") as loader, expected as found:
         next(iter(loader))
@@ -82,7 +84,8 @@ def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, mon
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
     ds = open_pack(root)
-    loader = Loader(ds, 4, order="sequential", masks="flat", on_error="drop")
+    options = {"masks": "flat", "on_error": "drop", "max_dropped": 0.25}
+    loader = Loader(ds, 4, order="sequential", **options)
     if when == "before":
         cut(root, "image")
         gone = [9, 10, 11]
@@ -93,33 +96,71 @@ def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
         cut(root, "image")
         gone = [10, 11]
     caplog.set_level(logging.WARNING, "sa1bpack")
-    batches = [{key: value.clone() for key, value in batch.items()} for batch in loader]
+    batches = [clone(batch) for batch in loader]
     loader.close()
     kept = [row for row in range(8, 12) if row not in gone]
     assert batches[2]["indices"].tolist() == kept
     assert batches[2]["dropped"].tolist() == gone
     assert [error.row for error in loader.dropped] == gone
-    assert [record.message for record in caplog.records] == [
-        f"left out: {error}" for error in loader.dropped
-    ]
+    [record] = caplog.records  # one per shard
+    assert record.message.startswith(f"dropped: {loader.dropped[0]} (further samples of shard")
     due = Collate("flat", on_error="drop")([ds[row] for row in kept])
     for key in set(due) - {"dropped"}:
         assert torch.equal(batches[2][key], due[key]), key
 
 
-def test_a_batch_of_which_nothing_is_left_is_empty_so_that_ranks_stay_in_step(root):
+DROPS = {"order": "sequential", "on_error": "drop"}
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+
+@BOTH
+def test_a_batch_of_which_nothing_remains_is_passed_over(root, make):
     cut(root, "mask_bits")
-    with Loader(open_pack(root), 3, order="sequential", on_error="drop") as loader:
-        batches = [{key: value.clone() for key, value in batch.items()} for batch in loader]
-    assert [len(batch["images"]) for batch in batches] == [3, 3, 3, 0]
-    assert batches[3]["masks"].shape == (0, 0, 16, 16)
+    loader = make(open_pack(root)[6:], 3, max_dropped=1, **DROPS)
+    seen = [(batch["number"], len(batch["images"])) for batch in loader]
+    assert seen == [(0, 3)]
+    state = loader.state_dict()
+    assert (state["epoch"], state["samples"]) == (1, 0) and len(loader.dropped) == 3
+
+
+@BOTH
+def test_a_batch_of_which_nothing_remains_is_an_error_where_other_ranks_have_theirs(root, make):
+    cut(root, "mask_bits")
+    loader = make(open_pack(root), 6, max_dropped=1, rank=1, world_size=2, **DROPS)
+    batches = iter(loader)
+    assert next(batches)["indices"].tolist() == [3, 4, 5]
+    with pytest.raises(LoaderError, match=r"no sample of batch 1 of rank 1 .* 2 ranks none"):
+        next(batches)
+    assert loader.state_dict()["samples"] == 6
+
+
+@BOTH
+@pytest.mark.parametrize(("share", "allowed"), [(0, 0), (0.01, 1), (0.25, 3), (1, 12)])
+def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, share, allowed):
+    cut(root, "mask_bits")
+    loader = make(open_pack(root), 1, max_dropped=share, **DROPS)
+    for epoch in range(2):  # the share is of an epoch, not of the loader's life
+        if allowed >= 3:
+            assert [batch["indices"].item() for batch in loader] == list(range(9))
+            continue
+        batches = iter(loader)
+        for row in range(9):
+            assert next(batches)["indices"].item() == row, epoch
+        with pytest.raises(LoaderError, match=rf"of the 12 samples.*allows {allowed}.*max_dropped"):
+            next(batches)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, True, "a", float("nan")])
+def test_a_share_that_is_none_is_refused(packed, share):
+    with pytest.raises(OptionError, match="max_dropped is .* 0 to 1"):
+        Loader(open_pack(packed.root), 4, max_dropped=share)
 
 
 def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatch):
     def failing(self, first, stop, buffer):
         raise MemoryError("no room for sa_1.jpg")
 
-    monkeypatch.setattr(Work, "fill", failing)
+    monkeypatch.setattr(BatchCopy, "copy", failing)
     with Loader(open_pack(packed.root), 4, threads=2) as loader:
         with pytest.raises(MemoryError, match=r"sa_1\.jpg"):
             next(iter(loader))
@@ -129,14 +170,14 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
 
 
 def test_a_read_that_hangs_is_an_error_in_time_that_names_thread_and_samples(packed, monkeypatch):
-    release, original = threading.Event(), Work.fill
+    release, original = threading.Event(), BatchCopy.copy
 
     def hanging(self, first, stop, buffer):
         release.wait(60)
         original(self, first, stop, buffer)
 
-    monkeypatch.setattr(Work, "fill", hanging)
-    monkeypatch.setattr("sa1bpack.loading.loader._STOP_SECONDS", 0.05)
+    monkeypatch.setattr(BatchCopy, "copy", hanging)
+    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.05)
     ds = open_pack(packed.root)
     loader = Loader(ds, 3, threads=1, order="sequential", timeout=0.2)
     try:

@@ -6,10 +6,10 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sa1bpack.loading.ring import Ring
 
 from sa1bpack.errors import LoaderError, LoaderTimeout
 from sa1bpack.loading import ring as ring_module
-from sa1bpack.loading.ring import Ring
 
 
 def owners() -> str:

@@ -1,0 +1,183 @@
+"""Iterations of loaders: what Loader and the DataLoader share of an epoch."""
+
+import os
+import threading
+import traceback
+from typing import Any, Protocol
+
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.dropped import DroppedSamples
+from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.cursor import EpochCursor
+from sa1bpack.order.epoch import EpochBatches
+
+Batch = dict[str, Any]
+
+
+class Run(Protocol):
+    """An epoch in progress."""
+
+    def take(self) -> tuple[Batch | None, list[ReadError]] | None:
+        """The next batch, None if no sample of it remained; and why samples were dropped from it.
+
+        None if the epoch was ended.
+        """
+
+
+class BatchReader:
+    """What makes batches of a dataset in an order: the state of Loader and of PackDataLoader.
+
+    Attributes:
+        dropped: with on_error="drop", why samples were dropped from the batches that came out.
+    """
+
+    _batches: OrderedBatches
+    _options: ReadingOptions
+    _dropped: DroppedSamples
+    _dataset: Dataset
+
+    def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
+        self._dataset, self._batches, self._options = ds, batches, options
+        self._dropped = DroppedSamples(options.max_dropped)
+
+    def _start(self, batches: EpochBatches, iteration: "Iteration") -> Run:
+        """Begin an epoch for this iteration, which is the only one from now on."""
+        raise NotImplementedError
+
+    @property
+    def batches(self) -> OrderedBatches:
+        """The order, cut into batches."""
+        return self._batches
+
+    @property
+    def _cursor(self) -> EpochCursor:
+        return self._batches.cursor
+
+    @property
+    def dropped(self) -> list[ReadError]:
+        """With on_error="drop": why samples were dropped from the batches that came out."""
+        return self._dropped.errors
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch; ends one that runs.
+
+        If it is the next one anyway, the place in it stays what `load_state_dict` said.
+        """
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batch that was taken last: a few numbers and strings.
+
+        It is the same on every rank, and can be loaded on any number of ranks.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next iteration begin after the batch of the state; ends one that runs.
+
+        Raises OptionError if it is not a state of the same order of the same dataset.
+        """
+        self._cursor.load_state_dict(state)
+
+    def _described(self, own: str) -> str:
+        """For `repr`: the dataset, the batches, where the order is, and what is the reader's own."""
+        batches = self.batches
+        return (
+            f"<{type(self).__name__} of {self._dataset!r}: {len(batches)} batches of "
+            f"{batches.batch_size} in {batches.order.kind} order, epoch {self._cursor.epoch}, {own}>"
+        )
+
+
+class Iteration:
+    """One epoch of a reader, from the first `next` on. Threads may share it."""
+
+    def __init__(self, reader: BatchReader):
+        self._reader = reader
+        self._turn = threading.Lock()  # one thread at a time begins, takes, or ends
+        self._run: Run | None = None
+        self._pid: int | None = None  # of the process in which it began
+        self._done = self._dropped = 0  # batches and samples
+        self._over: str | None = None  # why any further `next` is an error; "": the epoch is done
+
+    def __iter__(self) -> "Iteration":
+        return self
+
+    def __next__(self) -> Batch:
+        if self._pid not in (None, os.getpid()):
+            raise LoaderError(
+                "this iteration belongs to the process that forked this one; begin a new one here"
+            )
+        with self._turn:
+            if self._over is None:
+                try:
+                    batch = self._next()
+                except BaseException as error:
+                    self._end(_ended_by(error))
+                    traceback.clear_frames(error.__traceback__)  # they hold buffers
+                    raise
+                if batch is not None:
+                    return batch
+                self._end("")
+            if self._over:
+                raise LoaderError(self._over)
+            raise StopIteration
+
+    def _begin(self) -> None:
+        self._generation, self._batches = self._reader._cursor.begin()
+        self._pid, self._total = os.getpid(), len(self._batches)
+        self._run = self._reader._start(self._batches, self)
+
+    def _next(self) -> Batch | None:
+        """The next batch; None if all have been taken."""
+        if self._run is None:
+            self._begin()
+        reader, cursor = self._reader, self._reader._cursor
+        while self._done < self._total:
+            cursor.check(self._generation)
+            taken = self._run.take()
+            if taken is None:
+                cursor.check(self._generation)
+                raise LoaderError("the loader was closed while a batch was waited for")
+            batch, errors = taken
+            if errors:
+                self._note(batch, errors)
+            number = self._batches.number(self._done)
+            self._done += 1
+            cursor.took(self._generation, self._done)
+            if batch is None:
+                continue
+            batch["epoch"], batch["number"] = self._batches.epoch, number
+            batch["spec"] = reader._dataset.spec_text
+            if reader._options.on_error == "drop":
+                rows = [error.row for error in errors]
+                batch["dropped"] = batch["indices"].new_tensor(rows)
+            return batch
+        return None
+
+    def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:
+        batches = self._batches
+        samples = -(-len(batches.order) // batches.world_size)  # of an epoch, on this rank
+        self._dropped = self._reader._dropped.add(errors, self._dropped, samples)
+        if batch is None and batches.world_size > 1:
+            raise LoaderError(
+                f"no sample of batch {self._done} of rank {batches.rank} could be read, and with "
+                f"{batches.world_size} ranks none may have a batch less: {errors[0]}. Repair the "
+                "pack, or take a larger batch_size"
+            )
+
+    def _end(self, why: str) -> None:
+        """Say no more than why it ended. Ends its epoch, unless a later iteration runs."""
+        if self._run is not None:
+            self._reader._cursor.end(self._generation)
+        self._over = self._over or why
+        self._run = None
+
+
+def _ended_by(error: BaseException) -> str:
+    """What an iteration says when it is asked for more after an error."""
+    text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
+    if isinstance(error, ReadError):
+        text += "; with on_error='drop' samples that cannot be read do not end it"
+    return text

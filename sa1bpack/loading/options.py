@@ -1,0 +1,127 @@
+"""The options that Loader and make_dataloader share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any
+
+from sa1bpack.arguments import choice, seconds
+from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
+from sa1bpack.batch.layout import MaskLayout, mask_layout
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import OptionError
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.named import make_batches, order_seed
+from sa1bpack.order.orders import Order
+
+# Options of other loaders, and what they are called here.
+_ELSEWHERE = {
+    "shuffle": "order: 'shuffle', 'local' or 'sequential'",
+    "sampler": "order: an Order, or a subset of the dataset",
+    "batch_sampler": "order: an Order",
+    "drop_last": "last='drop'",
+    "pad_last": "last='pad'",
+    "generator": "seed",
+    "mask_transform": "transform of sa1bpack.open, with make_dataloader",
+    "transform": "transform of sa1bpack.open, with make_dataloader",
+    "collate_fn": "sa1bpack.Collate with torch's DataLoader",
+    "persistent_workers": "nothing: workers always persist",
+}
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """Options that Loader and make_dataloader share.
+
+    order
+        "shuffle", "local" (shuffle within a few shards at a time), "sequential", or an Order of this
+        dataset.
+    masks
+        "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
+    max_masks
+        Keep at most this many masks of a sample; None keeps all.
+    choose
+        Which: "largest", "iou" or "random", as in `Collate`.
+    pad_to_max
+        Padded arrays always have room for `max_masks`.
+    seed
+        Of a named order and of the random choice. None: that of the order, or 0.
+    last
+        What becomes of the samples that do not fill a batch: "short", "drop" or "pad", as in
+        `OrderedBatches`.
+    rank, world_size
+        None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
+        initialized; that is refused where WORLD_SIZE announces more.
+    on_error
+        What to do with samples that cannot be read. "raise": raise ReadError. "drop": drop them,
+        log a warning for the first one of each shard, and list them in `dropped` and in the batch.
+        A batch of which nothing remains is passed over; with several ranks, which must all have the
+        same number of batches, it is a LoaderError.
+    max_dropped
+        The share of an epoch's samples that may be dropped before it is a LoaderError, 0 to 1.
+    timeout
+        Seconds after which a batch that does not come is an error.
+    """
+
+    order: str | Order = "shuffle"
+    masks: str = "padded"
+    max_masks: int | None = None
+    choose: str = "largest"
+    pad_to_max: bool = False
+    seed: int | None = None
+    last: str = "short"
+    rank: int | None = None
+    world_size: int | None = None
+    on_error: str = "raise"
+    max_dropped: float = 0.01
+    timeout: float = 120.0
+
+    def __post_init__(self):
+        choice("on_error", self.on_error, ON_ERROR)
+        share = self.max_dropped
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
+            raise OptionError(f"max_dropped is {share!r}: choose a share of the samples, 0 to 1")
+        object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        _ = self.capacity  # checks masks, max_masks, choose, pad_to_max and seed
+
+    @property
+    def layout(self) -> MaskLayout:
+        """Of the masks in a batch."""
+        return mask_layout(self.masks)
+
+    @property
+    def capacity(self) -> int | None:
+        """Masks per sample in padded arrays, if all batches have the same; else None."""
+        masks = MaskChoice(self.max_masks, self.choose, self.seed or 0)
+        return fixed_capacity(self.pad_to_max, masks, self.layout)
+
+    def batches(self, ds: Dataset, batch_size: int) -> OrderedBatches:
+        """The batches of a dataset. Raises OptionError as `make_batches` does."""
+        return make_batches(
+            ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size
+        )
+
+    def mask_choice(self, order: Order) -> MaskChoice:
+        """Which masks are kept; a random choice has the seed of the order."""
+        return MaskChoice(self.max_masks, self.choose, order_seed(order, self.seed))
+
+
+def reading_options(
+    reader: str, given: Mapping[str, Any], own: Mapping[str, str]
+) -> ReadingOptions:
+    """The options that `reader` was given.
+
+    own  options of other loaders → what they are called in this one
+
+    Raises OptionError for a name that is none of the options, with the one that is meant.
+    """
+    known = {field.name for field in fields(ReadingOptions)}
+    for name in given.keys() - known:
+        meant = {**_ELSEWHERE, **own}.get(name)
+        if meant is not None:
+            raise OptionError(f"{reader} has no option {name!r}: use {meant}")
+        raise OptionError(
+            f"{reader} has no option {name!r}; valid options: {', '.join(sorted(known))}"
+        )
+    return ReadingOptions(**given)

@@ -1,0 +1,29 @@
+"""Batches of loaders in tests."""
+
+import torch
+
+# What batches of a loader have and those of a plain Collate do not.
+OF_LOADERS = {"epoch", "number", "spec"}
+
+
+def tensors_of(batch: dict) -> dict[str, torch.Tensor]:
+    """The tensors of a batch, which must have nothing else but what loaders add."""
+    tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    assert set(batch) - set(tensors) == OF_LOADERS, set(batch) - set(tensors)
+    return tensors
+
+
+def clone(batch: dict) -> dict[str, torch.Tensor]:
+    """The tensors of a batch, copied out of the loader's buffers."""
+    return {key: tensor.clone() for key, tensor in tensors_of(batch).items()}
+
+
+def same(batch: dict, expected: dict) -> None:
+    """Assert that two batches have the same tensors: keys, types, shapes and values."""
+    found = tensors_of(batch) if set(batch) >= OF_LOADERS else batch
+    expected = tensors_of(expected) if set(expected) >= OF_LOADERS else expected
+    assert set(found) == set(expected)
+    for key, tensor in expected.items():
+        assert found[key].dtype == tensor.dtype, key
+        assert found[key].shape == tensor.shape, key
+        assert torch.equal(found[key].cpu(), tensor.cpu()), key
