@@ -14,7 +14,7 @@ in the order; `OrderedBatches` puts both into a batch sampler for one rank, and 
 one for libraries that deal batches out to the ranks themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -184,10 +184,16 @@ class DealtBatches:
     `state_dict` of the cursor raises LoaderError until `set_epoch` or `load_state_dict`.
 
     It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
+
+    Args:
+        batches: whose order and place to use.
+        on_begin: called with the batches of each iteration that begins, before the first is cut.
     """
 
-    def __init__(self, batches: OrderedBatches):
-        self.batches = batches
+    def __init__(
+        self, batches: OrderedBatches, on_begin: Callable[[EpochBatches], None] | None = None
+    ):
+        self.batches, self._on_begin = batches, on_begin
 
     @property
     def batch_size(self) -> int:
@@ -211,6 +217,8 @@ class DealtBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         generation, batches = self.batches.cursor.begin()
+        if self._on_begin is not None:
+            self._on_begin(batches)
         size = batches.batch_size // batches.world_size
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()

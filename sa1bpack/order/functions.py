@@ -1,9 +1,10 @@
 """The order of the samples in an epoch: pure functions of (seed, epoch, fingerprint).
 
-Nothing here has state. The same arguments give the same order on every machine, in every process
+Nothing here has state. The same arguments yield the same order on every machine, in every process
 and with every version of numpy: randomness is raw output of PCG64 seeded through SeedSequence, both
-of which numpy keeps for ever (NEP 19), and the rest is integer arithmetic. `Generator.permutation`
-and `Generator.choice` are not used because numpy may change what they return.
+of which numpy guarantees not to change (NEP 19), and the rest is integer arithmetic.
+`Generator.permutation` and `Generator.choice` are not used, because numpy may change what they
+return.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from sa1bpack.errors import OptionError
 
 MAX_SAMPLES = 2**32
 
-# What random words are for. Each use has a stream of its own, so that no draw repeats another.
+# What random words are used for. Each use has its own stream, so that no draw repeats another.
 _SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS = range(4)
 
 _CHUNK = 1 << 20
@@ -23,15 +24,15 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """What an order is a function of.
+    """What an order is a pure function of.
 
     Attributes:
         seed: 0 to 2**64 - 1.
         epoch: 0 to 2**64 - 1.
-        fingerprint: 16 hexadecimal digits that stand for the data.
+        fingerprint: of the data, 16 hexadecimal digits.
 
     Raises:
-        OptionError: one of them is something else.
+        OptionError: a value is out of range or malformed.
     """
 
     seed: int
@@ -48,7 +49,7 @@ class Key:
 
         SeedSequence mixes the whole key, so neighbouring seeds and epochs have unrelated streams
         and (seed 1, epoch 0) is not (seed 0, epoch 1). Every part takes two 32-bit words, whatever
-        its size, so that no two keys are spelt alike.
+        its size, so that no two keys are encoded alike.
         """
         parts = (int(self.seed), int(self.epoch), int(self.fingerprint, 16), purpose, number)
         halves = [half for part in parts for half in (part & 0xFFFFFFFF, part >> 32)]
@@ -57,7 +58,7 @@ class Key:
 
 
 def check_fingerprint(fingerprint: object) -> str:
-    """Return it, if it is 16 lower-case hexadecimal digits; else raise OptionError."""
+    """Return the fingerprint; raise OptionError unless it is 16 lower-case hexadecimal digits."""
     if (
         not isinstance(fingerprint, str)
         or len(fingerprint) != 16
@@ -72,13 +73,13 @@ def check_fingerprint(fingerprint: object) -> str:
 def permutation(words: np.ndarray) -> np.ndarray:
     """Return uint32 (n,), a random permutation of range(n).
 
-    The numbers are sorted by their random words. Each number takes the low bits of its own word, so
-    a plain sort of the words carries it along; that is several times faster than argsort, and all
-    keys are distinct, so the result does not depend on how numpy sorts. At n = 11.2 million 40
-    random bits remain: 57 of the 6e13 pairs are expected to tie, and keep their order.
+    The numbers are sorted by their random words. Each number replaces the low bits of its own word,
+    so a plain sort of the words carries it along; that is several times faster than argsort, and
+    all keys are distinct, so the result does not depend on numpy's sorting algorithm. At n = 11.2
+    million, 40 random bits remain: 57 of the 6e13 pairs are expected to tie, and keep their order.
 
     Args:
-        words: uint64 (n,) random words, n <= 2**32. They are overwritten.
+        words: uint64 (n,) random words, n <= 2**32; overwritten.
     """
     n = len(words)
     tag = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
@@ -92,27 +93,27 @@ def permutation(words: np.ndarray) -> np.ndarray:
 
 
 def shuffle(key: Key, size: int) -> np.ndarray:
-    """Return uint32 (size,), all of range(size) in one random order: 4 bytes a sample."""
+    """Return uint32 (size,), range(size) in random order: 4 bytes per sample."""
     return permutation(key.words(_SAMPLES, 0, size))
 
 
 def window_plan(
     key: Key, bounds: np.ndarray, window: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the order of the shards, and how it is cut into windows.
+    """Return the order of the shards and its division into windows.
 
-    The shards are put in a random order and cut into as few windows as possible of at most `window`
-    shards. The windows differ by at most one shard: a small one at the end would be mixed badly.
+    The shards are put in random order and cut into as few windows as possible of at most `window`
+    shards. Windows differ by at most one shard: a small one at the end would be mixed poorly.
 
     Args:
         key: seed, epoch, fingerprint.
-        bounds: int64 (k + 1,), shard i holds samples bounds[i] to bounds[i + 1].
-        window: shards in a window, at least 1.
+        bounds: int64 (k + 1,); shard i holds samples bounds[i] to bounds[i + 1].
+        window: shards per window, at least 1.
 
     Returns:
-        shards: uint32 (k,), in the order in which they are used.
-        cuts: int64 (w + 1,), window j has shards[cuts[j] : cuts[j + 1]].
-        starts: int64 (w + 1,), window j gives positions starts[j] to starts[j + 1] of the epoch.
+        shards: uint32 (k,), in order of use.
+        cuts: int64 (w + 1,); window j has shards[cuts[j] : cuts[j + 1]].
+        starts: int64 (w + 1,); window j covers positions starts[j] to starts[j + 1] of the epoch.
     """
     shards = permutation(key.words(_SHARDS, 0, len(bounds) - 1))
     windows = -(-len(shards) // window)
@@ -126,20 +127,20 @@ def window_order(
 ) -> np.ndarray:
     """Return the samples of one window of shards, mixed.
 
-    Every shard is cut into blocks of `block` neighbouring samples, and the blocks of all shards of
-    the window are put in one random order; within a block the order stays. Where the cuts lie is
-    drawn anew in every epoch, so the same neighbours are not always together: the first and the
-    last block of a shard may be shorter. With `block` 1 every sample moves on its own.
+    Each shard is cut into blocks of `block` neighbouring samples, and the blocks of all shards of
+    the window are put in one random order; within a block the order stays. The positions of the
+    cuts are drawn again for every epoch, so that different neighbours share a block: the first and
+    the last block of a shard may be shorter. With `block` 1 every sample moves on its own.
 
     Args:
         key: seed, epoch, fingerprint.
-        bounds: int64 (k + 1,), shard i holds samples bounds[i] to bounds[i + 1].
+        bounds: int64 (k + 1,); shard i holds samples bounds[i] to bounds[i + 1].
         shards: (m,), the shards of the window.
-        number: which window of the epoch it is.
+        number: of the window in the epoch.
         block: neighbouring samples that stay together, at least 1.
 
     Returns:
-        int64 (n,), n the samples of these shards together.
+        int64 (n,), n samples in all of these shards.
     """
     first, end = bounds[shards], bounds[np.add(shards, 1, dtype=np.int64)]
     phase = key.words(_BLOCK_PHASES, number, len(shards)) % np.uint64(block)
@@ -154,7 +155,7 @@ def window_order(
 
 
 def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return int64 (sum of length,): first[i], first[i] + 1, ... length[i] numbers, for each i."""
+    """Return int64 (sum of length,): first[i], first[i] + 1, ..., length[i] numbers for each i."""
     numbers = np.repeat(first - (np.cumsum(length) - length), length)
     numbers += np.arange(len(numbers))
     return numbers
@@ -163,15 +164,15 @@ def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
 def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> np.ndarray:
     """Return int64 (stop - start,), draws `start` to `stop` of an epoch, with replacement.
 
-    Draw i depends on the key and i alone. It takes the top 53 bits of random word i as u in [0, 1)
-    and gives the first sample whose cumulative weight exceeds u times the total; u < 1 keeps the
+    Draw i depends only on the key and i. The top 53 bits of random word i are u in [0, 1), and the
+    draw is the first sample whose cumulative weight exceeds u times the total; u < 1 keeps the
     product below the total in floating point as well, so weight 0 is never drawn.
 
     Args:
         key: seed, epoch, fingerprint.
-        cumulative: float64 (n,), np.cumsum of the weights; the last one is above 0.
+        cumulative: float64 (n,), np.cumsum of the weights; the last is above 0.
         start: first draw.
-        stop: end of the draws.
+        stop: end of the draws, exclusive.
     """
     words = key.words(_DRAWS, 0, stop - start, first=start)
     uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,6 +1,6 @@
-"""Which samples come when: the orders of an epoch. `ordered_batches.py` cuts them into batches.
+"""The order of the samples in each epoch; `epoch.py` cuts it into batches.
 
-A subset is a dataset as well (`ds[rows]`, `ds.where(...)`), so every order works over subsets; its
+A subset is a dataset as well (`ds[rows]`, `ds.where(...)`), so every order works over subsets. Its
 fingerprint differs, and so does its order.
 """
 
@@ -19,24 +19,24 @@ from sa1bpack.order.functions import Key
 
 
 class Ordered(Protocol):
-    """What an order needs of a dataset."""
+    """What an order requires of a dataset."""
 
     fingerprint: str
 
     def __len__(self) -> int: ...
 
     def shard_bounds(self) -> np.ndarray:
-        """Return int64 (k + 1,); asked only by LocalShuffleOrder."""
+        """Return int64 (k + 1,); only LocalShuffleOrder calls it."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Stands for a dataset that sa1bpack did not open, such as torch's ConcatDataset of packs.
+    """Describes a dataset that sa1bpack did not open, such as torch's ConcatDataset of packs.
 
     Attributes:
         size: number of samples.
         fingerprint: 16 hexadecimal digits that change whenever the data do.
-        bounds: (k + 1,), samples bounds[i] to bounds[i + 1] lie in one shard; None for one shard.
+        bounds: (k + 1,); samples bounds[i] to bounds[i + 1] lie in one shard; None for one shard.
     """
 
     size: int
@@ -51,7 +51,7 @@ class Extent:
 
 
 class _Latest:
-    """Keeps the value of the latest key. Threads may share it; a pickle leaves the value out."""
+    """Keeps the value of the latest key. Threads may share it; a pickle omits the value."""
 
     def __init__(self):
         self._found: tuple[Hashable, object] | None = None
@@ -75,28 +75,28 @@ class Order(ABC):
         fingerprint: of the dataset.
 
     Raises:
-        OptionError: the dataset is empty or has 2**32 samples or more, or a value is out of range.
+        OptionError: the dataset has no samples or at least 2**32, or a value is out of range.
     """
 
     kind: ClassVar[str]
 
     def __init__(self, dataset: Ordered):
         if len(dataset) == 0:
-            raise OptionError("the dataset has no samples, so there is nothing to put in order")
+            raise OptionError("the dataset has no samples: an order needs at least one")
         self.size = whole_number("the number of samples", len(dataset), 1, pure.MAX_SAMPLES - 1)
         if not hasattr(dataset, "fingerprint"):
             raise OptionError(f"a {type(dataset).__name__} has no fingerprint; wrap it in Extent")
         self.fingerprint = pure.check_fingerprint(dataset.fingerprint)
 
     def __len__(self) -> int:
-        """Return how many samples an epoch gives."""
+        """Return the number of samples per epoch."""
         return self.size
 
     def take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Return int64 (stop - start,), the samples at these positions of an epoch.
 
         Raises:
-            OptionError: not 0 <= start <= stop <= len(self), or the epoch is negative.
+            OptionError: not 0 <= start <= stop <= len(self), or the epoch is out of range.
         """
         if not 0 <= start <= stop <= len(self):
             raise OptionError(
@@ -108,7 +108,7 @@ class Order(ABC):
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
 
     def identity(self) -> dict[str, int | str]:
-        """Return everything that decides the order, as numbers and strings for a checkpoint."""
+        """Return everything that decides the order, as numbers and strings to save in a state."""
         return {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
 
     def __repr__(self) -> str:
@@ -140,8 +140,8 @@ class _SeededOrder(Order):
 class ShuffleOrder(_SeededOrder):
     """Every sample once, in an order that is random over the whole dataset.
 
-    The order of the current epoch is kept, 4 bytes a sample (45 MB for all of SA-1B, 135 MB for a
-    moment while it is made).
+    The order of the current epoch is kept: 4 bytes per sample, 45 MB for all of SA-1B, and 135 MB
+    briefly while it is computed.
     """
 
     kind = "shuffle"
@@ -155,17 +155,17 @@ class ShuffleOrder(_SeededOrder):
 
 
 class LocalShuffleOrder(_SeededOrder):
-    """Every sample once; at any time only a few shards are in use, and their samples are mixed.
+    """Every sample once; only a few shards are in use at any time, and their samples are mixed.
 
     The shards come in random order, at most `window` at a time; a window is used up before the next
-    begins. Within it, blocks of `block` neighbouring samples come in random order.
+    begins. Within a window, blocks of `block` neighbouring samples come in random order.
     `docs/order.md` shows what each setting costs in randomness. A subset whose rows are not sorted
     has a shard boundary wherever the shard changes; sort its rows first.
 
     Args:
-        dataset: what to order.
-        window: shards that are mixed, 1 or more.
-        block: neighbouring samples that stay together, 1 or more. More than 1 makes reads longer.
+        dataset: the dataset to order.
+        window: shards mixed at a time, 1 or more.
+        block: neighbouring samples that stay together, 1 or more; larger blocks make longer reads.
         seed: 0 to 2**64 - 1.
     """
 
@@ -207,18 +207,18 @@ def _checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
     if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != size:
         raise OptionError(f"shard bounds must be a row of numbers from 0 to {size}, got {bounds}")
     if np.any(np.diff(bounds) < 0):
-        raise OptionError("shard bounds must never fall")
+        raise OptionError(f"shard bounds must be non-decreasing, got {bounds}")
     return bounds
 
 
 class WeightedOrder(_SeededOrder):
-    """Samples drawn with replacement, each in proportion to its weight; weight 0 never comes.
+    """Samples drawn with replacement, in proportion to their weights; weight 0 is never drawn.
 
     Args:
-        dataset: what to draw from.
+        dataset: the dataset to draw from.
         weights: (len(dataset),), finite and at least 0, not all 0; for instance
-            `ds.column("mask_count")`. 8 bytes a sample are kept.
-        samples: draws an epoch; None for as many as the dataset has samples.
+            `ds.column("mask_count")`. 8 bytes per sample are kept.
+        samples: draws per epoch; None for as many as the dataset has samples.
         seed: 0 to 2**64 - 1.
     """
 
@@ -245,11 +245,11 @@ class WeightedOrder(_SeededOrder):
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
-    """Return float64 (size,), the sums of the first 1, 2, ... weights."""
+    """Return float64 (size,), the cumulative sums of the weights."""
     weights = np.asarray(weights, np.float64)
     if weights.shape != (size,):
         raise OptionError(
-            f"weights must be one number for each of {size} samples, got shape {weights.shape}"
+            f"weights must be one number per sample, shape ({size},), got shape {weights.shape}"
         )
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(bad):
@@ -260,5 +260,5 @@ def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
         cumulative = np.cumsum(weights)
     # Far above the subnormal numbers, where u * total could round up to the total itself.
     if not 1e-300 < cumulative[-1] < np.inf:
-        raise OptionError(f"weights must have a finite sum above 0, theirs is {cumulative[-1]}")
+        raise OptionError(f"weights must have a finite sum above 0, their sum is {cumulative[-1]}")
     return cumulative

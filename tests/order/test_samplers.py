@@ -1,4 +1,4 @@
-"""What each order and OrderedBatches promise by themselves."""
+"""Orders and OrderedBatches, each on its own."""
 
 from itertools import chain, islice
 
@@ -47,7 +47,7 @@ def test_weights_of_any_number_type_select(dtype):
     assert set(WeightedOrder(EXTENT, weights).take(0, 0, 20).tolist()) == {3, 7}
 
 
-def test_a_weighted_epoch_has_as_many_draws_as_asked_for():
+def test_a_weighted_epoch_has_the_requested_number_of_draws():
     order = WeightedOrder(EXTENT, np.ones(20), samples=50)
     assert len(order) == 50
     assert sum(map(len, OrderedBatches(order, 8))) == 50
@@ -56,16 +56,16 @@ def test_a_weighted_epoch_has_as_many_draws_as_asked_for():
 @pytest.mark.parametrize(
     ("weights", "named"),
     [
-        (np.ones(19), r"each of 20 samples, got shape \(19,\)"),
+        (np.ones(19), r"shape \(20,\), got shape \(19,\)"),
         (np.ones((20, 1)), r"got shape \(20, 1\)"),
         (np.r_[np.ones(19), -1], "sample 19 has -1.0"),
         (np.r_[1, np.nan, np.ones(18)], "sample 1 has nan"),
         (np.r_[np.inf, np.ones(19)], "sample 0 has inf"),
-        (np.zeros(20), "a finite sum above 0, theirs is 0.0"),
-        (np.full(20, 1e308), "a finite sum above 0, theirs is inf"),
+        (np.zeros(20), "a finite sum above 0, their sum is 0.0"),
+        (np.full(20, 1e308), "a finite sum above 0, their sum is inf"),
     ],
 )
-def test_weights_that_cannot_be_drawn_by_are_refused(weights, named):
+def test_weights_that_cannot_be_drawn_from_are_refused(weights, named):
     with pytest.raises(OptionError, match=named):
         WeightedOrder(EXTENT, weights)
 
@@ -95,12 +95,12 @@ def test_shard_bounds_that_do_not_cover_the_dataset_are_refused(bounds):
         (lambda: SequentialOrder(EXTENT).take(-1, 0, 2), "epoch is"),
     ],
 )
-def test_an_order_of_impossible_values_is_refused(make, named):
+def test_an_order_with_impossible_values_is_refused(make, named):
     with pytest.raises(OptionError, match=named):
         make()
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_integers_are_accepted():
     order = ShuffleOrder(EXTENT, seed=np.int64(3))
     batches = OrderedBatches(order, np.int64(5), rank=np.int32(0), world_size=np.int8(1))
     batches.set_epoch(np.uint8(2))
@@ -127,7 +127,7 @@ def test_numbers_of_numpy_are_numbers():
         ({"batch_size": 9, "world_size": 3}, "the last batch has 2 samples for 3 ranks"),
     ],
 )
-def test_batches_of_impossible_values_are_refused(options, named):
+def test_batches_with_impossible_values_are_refused(options, named):
     with pytest.raises(OptionError, match=named):
         OrderedBatches(SequentialOrder(EXTENT), **options)
 
@@ -152,7 +152,7 @@ def test_batches_are_numbered_from_the_first_sample_of_the_epoch(size, numbers):
     assert [whole.number(k) for k in range(len(whole))] == [*range(len(whole))]
 
 
-def test_a_rest_that_leaves_a_rank_without_samples_is_refused_on_loading():
+def test_a_state_whose_rest_leaves_a_rank_without_samples_is_refused():
     state = OrderedBatches(SequentialOrder(EXTENT), 6).state_after(1)
     resumed = OrderedBatches(SequentialOrder(EXTENT), 13, world_size=13, last="pad")
     resumed.load_state_dict(state)
@@ -161,7 +161,7 @@ def test_a_rest_that_leaves_a_rank_without_samples_is_refused_on_loading():
         OrderedBatches(SequentialOrder(EXTENT), 5, world_size=5).load_state_dict(state)
 
 
-def test_batches_are_read_only_as_to_what_they_were_made_with():
+def test_what_batches_were_made_with_is_read_only():
     batches = OrderedBatches(SequentialOrder(EXTENT), 8, rank=1, world_size=2, last="pad")
     assert (batches.batch_size, batches.rank, batches.world_size) == (8, 1, 2)
     assert (batches.last, batches.most_samples) == ("pad", 4)
@@ -197,7 +197,7 @@ def test_every_iteration_is_the_next_epoch_even_after_a_break():
     lambda batches: next(iter(batches)), lambda batches: batches.set_epoch(4),
     lambda batches: batches.load_state_dict(batches.state_after(0)),
 ])  # fmt: skip
-def test_an_iteration_that_was_ended_raises_and_leaves_the_state_alone(end):
+def test_an_ended_iteration_raises_and_does_not_change_the_state(end):
     batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
     old = iter(batches)
     next(old)
@@ -208,18 +208,18 @@ def test_an_iteration_that_was_ended_raises_and_leaves_the_state_alone(end):
     assert batches.state_dict() == state
 
 
-def test_something_that_is_no_order_is_refused():
+def test_something_that_is_not_an_order_is_refused():
     with pytest.raises(OptionError, match="order is 3: give an Order, such as ShuffleOrder"):
         OrderedBatches(3, 8)
 
 
-def test_an_iterator_that_gave_nothing_uses_up_no_epoch():
+def test_an_iterator_that_yielded_nothing_uses_up_no_epoch():
     batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
     iter(batches)
     assert flat(batches) == ShuffleOrder(EXTENT).take(0, 0, 20).tolist()
 
 
-def test_set_epoch_repeats_an_epoch_that_was_used_and_keeps_one_that_was_loaded():
+def test_set_epoch_repeats_a_used_epoch_and_keeps_a_loaded_place():
     order = ShuffleOrder(EXTENT)
     batches = OrderedBatches(order, 8)
     first = list(batches)
@@ -235,7 +235,7 @@ def test_set_epoch_repeats_an_epoch_that_was_used_and_keeps_one_that_was_loaded(
         batches.set_epoch(-1)
 
 
-def test_len_is_that_of_a_whole_epoch_also_after_resuming():
+def test_len_is_that_of_a_complete_epoch_even_after_resuming():
     batches = OrderedBatches(ShuffleOrder(EXTENT), 8)
     batches.load_state_dict(batches.state_after(2))
     assert len(batches) == 3

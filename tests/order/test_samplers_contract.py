@@ -1,4 +1,4 @@
-"""One contract for every order, on 1 to 8 ranks and with every treatment of the last batch."""
+"""One contract for every order, on 1 to 8 ranks, with every choice for the last batch."""
 
 import json
 import pickle
@@ -19,8 +19,8 @@ from sa1bpack.order.orders import (
 )
 
 RANKS = range(1, 9)
-BATCH = 840  # a multiple of all of them
-SIZE = 3 * BATCH + 13  # the last batch is short, but enough for 8 ranks
+BATCH = 840  # a multiple of each
+SIZE = 3 * BATCH + 13  # the last batch is short, but has enough for 8 ranks
 EXTENT = Extent(SIZE, "0123456789abcdef", np.array([0, 300, 301, 900, 900, 1500, SIZE]))
 
 ORDERS = {
@@ -50,7 +50,7 @@ def epoch_of(make, epoch=0, seed=0):
 
 
 def on_all_ranks(order, ranks, state=None, batch_size=BATCH, last="short"):
-    """Return a list of global batches, put together from what every rank yields."""
+    """Return the global batches, joined from what the ranks yield."""
     per_rank = []
     for rank in range(ranks):
         batches = OrderedBatches(order, batch_size, rank=rank, world_size=ranks, last=last)
@@ -64,7 +64,7 @@ def on_all_ranks(order, ranks, state=None, batch_size=BATCH, last="short"):
 
 
 @each_order
-def test_positions_taken_in_any_pieces_and_order_are_the_same(make):
+def test_positions_taken_in_any_pieces_and_any_order_are_the_same(make):
     order, whole = make(), epoch_of(make)
     assert len(whole) == SIZE
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_every_epoch_has_every_sample_once(name):
 
 
 @pytest.mark.parametrize("name", SHUFFLED)
-def test_epochs_and_seeds_give_unrelated_orders(name):
+def test_epochs_and_seeds_have_unrelated_orders(name):
     seen = [tuple(epoch_of(ORDERS[name], e, s)) for e in range(5) for s in range(5)]
     assert len(set(seen)) == 25  # among them: seed 1, epoch 0 is not seed 0, epoch 1
 
@@ -120,7 +120,7 @@ def test_an_order_survives_a_pickle_without_its_cached_permutation(make):
         ("weighted", [1601, 969, 2415, 1944, 427, 1114]),
     ],
 )
-def test_the_beginning_of_epoch_2_is_pinned(name, pinned):
+def test_the_start_of_epoch_2_is_pinned(name, pinned):
     assert ORDERS[name](5).take(2, 0, 6).tolist() == pinned
 
 
@@ -129,7 +129,7 @@ def test_the_beginning_of_epoch_2_is_pinned(name, pinned):
 
 @each_last
 @each_order
-def test_any_number_of_ranks_gives_the_same_global_batches(make, last):
+def test_any_number_of_ranks_yields_the_same_global_batches(make, last):
     whole = epoch_of(make)
     expected = [whole[i : i + BATCH] for i in range(0, SIZE, BATCH)]
     if last == "drop":
@@ -163,7 +163,7 @@ def test_without_padding_every_sample_comes_once_over_all_ranks(name):
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_padded_counts_the_samples_that_come_again(name):
+def test_padded_counts_the_repeated_samples(name):
     batches = EpochBatches(ORDERS[name](), BATCH, last="pad")
     counts = Counter(flat(b.tolist() for b in batches))
     assert batches.padded == BATCH - SIZE % BATCH == sum(counts.values()) - SIZE
@@ -172,7 +172,7 @@ def test_padded_counts_the_samples_that_come_again(name):
     assert last[-batches.padded :].tolist() == batches[0][: batches.padded].tolist()
 
 
-def test_padding_goes_round_as_often_as_a_tiny_dataset_needs():
+def test_padding_repeats_a_tiny_dataset_as_often_as_needed():
     order = SequentialOrder(Extent(3, "0" * 16))
     assert list(OrderedBatches(order, 8, last="pad")) == [[0, 1, 2, 0, 1, 2, 0, 1]]
     assert EpochBatches(order, 8, last="pad").padded == 5
@@ -191,7 +191,7 @@ def test_batches_that_fit_exactly_are_neither_dropped_nor_padded(last):
 
 @each_last
 @each_order
-def test_a_run_resumed_after_any_batch_gives_the_rest_on_any_number_of_ranks(make, last):
+def test_a_run_resumed_after_any_batch_yields_the_rest_on_any_number_of_ranks(make, last):
     straight = OrderedBatches(make(), BATCH, last=last)
     epochs = [list(straight), list(straight)]
     saved_on = OrderedBatches(make(), BATCH, rank=1, world_size=2, last=last)
@@ -215,7 +215,7 @@ def test_the_state_after_a_batch_is_the_same_taken_or_computed_and_on_every_rank
 
 @pytest.mark.parametrize("name", ONCE)
 @pytest.mark.parametrize("done", range(4))
-def test_another_batch_size_in_mid_epoch_still_gives_every_sample_once(name, done):
+def test_another_batch_size_in_mid_epoch_still_yields_every_sample_once(name, done):
     first = OrderedBatches(ORDERS[name](), BATCH)
     given = list(first)[:done]
     rest = on_all_ranks(ORDERS[name](), 2, first.state_after(done), batch_size=50)
@@ -234,7 +234,7 @@ def test_a_resumed_run_can_be_saved_again_anywhere():
     assert (state["epoch"], state["samples"]) == (1, 0)
 
 
-def test_where_too_little_is_left_for_a_batch_the_next_epoch_comes():
+def test_where_too_few_samples_remain_for_a_batch_the_next_epoch_follows():
     state = OrderedBatches(ORDERS["shuffle"](), BATCH, last="drop").state_after(2)
     assert state["samples"] == 1680
     resumed = OrderedBatches(ORDERS["shuffle"](), 900, last="drop")
@@ -244,7 +244,7 @@ def test_where_too_little_is_left_for_a_batch_the_next_epoch_comes():
 
 
 @each_order
-def test_a_state_of_another_order_is_refused_with_every_difference_named(make):
+def test_a_state_of_another_order_is_refused_naming_every_difference(make):
     state = OrderedBatches(make(), BATCH).state_dict()
     other = make(extent=Extent(SIZE + 1, "e" * 16, np.array([0, SIZE + 1])))
     with pytest.raises(OptionError) as caught:
@@ -272,7 +272,7 @@ def test_whatever_decides_the_order_must_be_the_same(order, named):
         OrderedBatches(order, BATCH).load_state_dict(state)
 
 
-def test_an_option_that_the_saved_order_does_not_have_is_a_difference_too():
+def test_an_option_that_the_saved_order_lacks_is_a_difference_too():
     state = OrderedBatches(ORDERS["sequential"](), BATCH).state_dict()
     with pytest.raises(OptionError, match=r"block was None, is 1; .*window was None, is 2"):
         OrderedBatches(ORDERS["local"](), BATCH).load_state_dict(state)

@@ -1,0 +1,222 @@
+"""Hugging Face Accelerate drives both loaders: the right images in every epoch, also when resumed.
+
+What it needs of `make_dataloader`, whose loader `prepare` replaces by one of its own around the
+same dataset, batch sampler and collate_fn:
+
+- `loader.batch_sampler` is a DealtBatches for anyone but the loader itself: the batches of all
+  ranks in turn, because Accelerate gives batch i to process i % n;
+- `set_epoch` on the batch sampler and on `loader.dataset`, the one object that Accelerate finds
+  under any number of wrappers;
+- `loader.state_dict()` is an error while Accelerate takes the batches: it counts them, by fetching
+  one ahead;
+- `loader.drop_last` tells `gather_for_metrics` that no sample of a full batch is padding.
+
+A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches by rank itself.
+`register_for_checkpointing` saves its place; `skip_first_batches` cannot work, and the error says
+what does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator, skip_first_batches
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.orders import ShuffleOrder
+
+EPOCHS, BATCH = 3, 4
+OPTIONS = {"seed": 3, "max_masks": 2, "choose": "random"}
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+
+def content(batch) -> list:
+    """What a batch holds: its images, and its random choice of masks, which goes by the epoch."""
+    return [batch["image_ids"].tolist(), batch["areas"].tolist()]
+
+
+def train(prepared, epochs, first=0, done=0) -> list:
+    """Accelerate's own loop; from epoch `first` on, of which `done` batches were trained before."""
+    seen = []
+    for epoch in range(first, epochs):
+        prepared.set_epoch(epoch)
+        rest = skip_first_batches(prepared, done) if epoch == first and done else prepared
+        seen.append([content(batch) for batch in rest])
+    return seen
+
+
+def train_as_trainer(prepared, epochs, first=0, done=0) -> list:
+    """The loop of transformers.Trainer (5.23, `_run_epoch`): it skips first, then sets the epoch,
+    of a loader that it has wrapped once more."""
+    seen = []
+    for epoch in range(first, epochs):
+        rest = skip_first_batches(prepared, done) if epoch == first and done else prepared
+        if hasattr(rest, "set_epoch"):
+            rest.set_epoch(epoch)
+        underlying = getattr(getattr(rest, "batch_sampler", None), "batch_sampler", None)
+        if hasattr(underlying, "set_epoch"):
+            underlying.set_epoch(epoch)
+        seen.append([content(batch) for batch in rest])
+    return seen
+
+
+LOOPS = {"accelerate": train, "trainer": train_as_trainer}
+
+# One of two processes, by their own environment. It prints what it saw.
+SCRIPT = """
+import json, os, sys
+sys.path.insert(0, sys.argv[3])
+import torch
+import test_accelerate as test
+root, meeting = sys.argv[1:3]
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank,
+                                     world_size=2)
+print(json.dumps(test.one_of_two(root, rank)))
+torch.distributed.destroy_process_group()
+"""
+
+
+def one_of_two(root, rank) -> dict:
+    ds = open_pack(root)
+    early = make_dataloader(ds, BATCH, **OPTIONS)  # it has no process group to know of here
+    found = {"early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
+    for name, loop in LOOPS.items():
+        for done in range(1, len(ds) // BATCH):
+            prepared = Accelerator(cpu=True).prepare(make_dataloader(ds, BATCH, **OPTIONS))
+            assert len(prepared) == len(ds) // BATCH
+            assert prepared.total_batch_size == BATCH
+            found[f"{name} {done}"] = loop(prepared, EPOCHS, 1, done)
+    with Loader(ds, BATCH, **OPTIONS) as loader:
+        assert Accelerator(cpu=True).prepare(loader) is loader
+        found["loader"] = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
+    short = Accelerator(cpu=True).prepare(make_dataloader(ds, 8, seed=3, last="short"))
+    found["short"] = [batch["image_ids"].tolist() for batch in short]
+    batches = OrderedBatches(ShuffleOrder(ds, seed=3), BATCH, rank=rank, world_size=2)
+    try:
+        Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(ds, batch_sampler=batches))
+    except LoaderError as error:
+        found["cut twice"] = str(error)
+    return found
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+@pytest.fixture
+def whole(ds) -> list:
+    """What a run without Accelerate sees on one rank."""
+    loader = make_dataloader(ds, BATCH, rank=0, world_size=1, **OPTIONS)
+    seen = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
+    assert len({str(sorted(ids for ids, _ in epoch)) for epoch in seen}) == EPOCHS
+    return seen
+
+
+def prepared(ds, **options):
+    return Accelerator(cpu=True).prepare(make_dataloader(ds, BATCH, **OPTIONS | options))
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(ds, whole, loop, workers):
+    assert loop(prepared(ds, workers=workers), EPOCHS) == whole
+    for done in range(1, len(whole[1])):
+        expected = [whole[1][done:], whole[2]]
+        assert loop(prepared(ds, workers=workers), EPOCHS, 1, done) == expected
+    assert loop(prepared(ds, workers=workers), EPOCHS, 2) == whole[2:]
+
+
+def test_an_epoch_that_nobody_sets_is_the_next_one(ds, whole):
+    loader = prepared(ds)
+    assert [[content(batch) for batch in loader] for _ in range(EPOCHS)] == whole
+
+
+def test_two_processes_see_what_one_sees_wherever_they_resume(packed, whole, tmp_path):
+    here = str(Path(__file__).parent)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(packed.root), str(tmp_path / "meeting"), here],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2",
+                              "LOCAL_WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true",
+                              "MASTER_ADDR": "localhost", "MASTER_PORT": "1"},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    try:
+        outputs = [process.communicate(timeout=240) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    first, second = (json.loads(output) for output, _ in outputs)
+    images = [[ids for ids, _ in epoch] for epoch in whole]
+
+    def together(name):
+        """The images of both ranks by epoch and step."""
+        epochs = zip(first[name], second[name], strict=True)
+        return [[a[0] + b[0] for a, b in zip(*epoch, strict=True)] for epoch in epochs]
+
+    assert together("early") == together("loader") == images
+    for name in LOOPS:
+        for done in range(1, len(images[1])):
+            assert together(f"{name} {done}") == [images[1][done:], images[2]], name
+    # 12 = 8 + 4: the end is one batch of a rank, to which Accelerate adds another from the start.
+    ends = first["short"] + second["short"]
+    assert [len(ids) for ids in ends] == [4] * 4
+    assert {*chain(*ends)} == {*chain(*images[0])}
+    for found in (first, second):
+        assert "a part of its part" in found["cut twice"]
+
+
+def test_the_state_of_a_loader_whose_batches_accelerate_takes_is_refused(ds):
+    loader = make_dataloader(ds, BATCH, **OPTIONS)
+    for _ in Accelerator(cpu=True).prepare(loader):
+        with pytest.raises(LoaderError, match=r"taken by another library.*skip_first_batches"):
+            loader.state_dict()
+    loader.set_epoch(2)
+    assert loader.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize(("last", "seen"), [("short", 12), ("pad", 12), ("drop", 10)])
+def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, seen):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(make_dataloader(ds, 5, last=last))
+    gathered = [accelerator.gather_for_metrics(batch["image_ids"]) for batch in loader]
+    ids = torch.cat(gathered).tolist()
+    assert len(ids) == len({*ids}) == seen
+
+
+@BOTH
+def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, whole, tmp_path):
+    accelerator = Accelerator(cpu=True)
+    loader = make(ds, BATCH, **OPTIONS)
+    accelerator.register_for_checkpointing(loader)
+    loader.set_epoch(1)
+    next(iter(loader))
+    accelerator.save_state(tmp_path)
+    resumed, other = make(ds, BATCH, **OPTIONS), Accelerator(cpu=True)
+    other.register_for_checkpointing(resumed)
+    other.load_state(tmp_path)
+    assert [content(batch) for batch in resumed] == whole[1][1:]
+    assert [content(batch) for batch in resumed] == whole[2]
+
+
+def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):
+    with Loader(ds, BATCH) as loader:
+        assert Accelerator(cpu=True).prepare(loader) is loader
+        with pytest.raises(AttributeError, match=r"load_state_dict.*make_dataloader"):
+            skip_first_batches(loader, 1)
+        assert not hasattr(loader, "sampler")
