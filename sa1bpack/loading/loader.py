@@ -14,7 +14,8 @@ from typing import Any
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES
 from sa1bpack.loading.buffer_pool import Buffer, BufferPool
@@ -97,7 +98,7 @@ class Loader(BatchReader):
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
         """
-        ds = as_dataset(ds, "a Loader")
+        ds = as_dataset(ds)
         chosen = reading_options("Loader", options, _OTHER_NAMES)
         if ds.options.transform is not None:
             raise OptionError(

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 
 from sa1bpack.batch.copy_samples import NO_FILE
-from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.dataset.open_shard import OpenShard
 
 _MOST_SHARDS = 4096
 
