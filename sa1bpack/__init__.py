@@ -38,7 +38,6 @@ _HOMES = {
     "OrderedBatches": "sa1bpack.order.batches",
     "Loader": "sa1bpack.loading.loader",
     "make_dataloader": "sa1bpack.loading.dataloader",
-    "describe_dataloader": "sa1bpack.loading.dataloader",
     "ReadError": "sa1bpack.errors",
     "LoaderError": "sa1bpack.errors",
 }

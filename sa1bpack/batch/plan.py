@@ -142,12 +142,11 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target
         else:
             kept = value if rows is None else value[rows]
             target[...] = np.packbits(kept, axis=-1, bitorder="little")
-    elif rows is None:
-        target[...] = value
-    elif value.dtype == target.dtype:
+    elif value.dtype == target.dtype and rows is not None:
         np.take(value, rows, axis=0, out=target, mode="clip")  # "raise" would copy twice
     else:
-        target[...] = value[rows]
+        with np.errstate(over="ignore"):  # a damaged float64 becomes an infinite float32
+            target[...] = value if rows is None else value[rows]
 
 
 def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[int, ...], np.dtype]:

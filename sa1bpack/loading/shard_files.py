@@ -12,6 +12,8 @@ from collections import OrderedDict
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
+from sa1bpack.dataset.resources import is_shortage
+from sa1bpack.dataset.shard_cache import CACHE
 
 _MOST_SHARDS = 4096
 
@@ -63,7 +65,14 @@ class _Cache:
             if held is not None:
                 self._files[key] = held  # after the others: it was used last
                 return held[1]
-        files = ShardFiles(shard, names)  # other threads need not wait for a slow file system
+        # Without the lock: other threads need not wait for a slow file system.
+        try:
+            files = ShardFiles(shard, names)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            self._drop_half()
+            files = CACHE.with_resources(lambda: ShardFiles(shard, names))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
         most, dropped = most_open_shards(), []
         with self._lock:
@@ -71,6 +80,12 @@ class _Cache:
             while len(self._files) > most:
                 dropped.append(self._files.popitem(last=False))
         return files
+
+    def _drop_half(self) -> None:
+        with self._lock:
+            count = (len(self._files) + 1) // 2
+            dropped = [self._files.popitem(last=False) for _ in range(count)]
+        del dropped
 
     def begin_in_child(self) -> None:
         """After a fork: another thread may have held the lock."""
@@ -82,5 +97,8 @@ os.register_at_fork(after_in_child=_cache.begin_in_child)
 
 
 def shard_files(shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
-    """The files of these two arrays, for as long as the caller keeps them. Raises OSError."""
+    """The files of these two arrays, for as long as the caller keeps them.
+
+    Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
+    """
     return _cache.get(shard, names)

@@ -1,0 +1,72 @@
+"""Masks of a batch are those of its samples, whatever the values that they are chosen by."""
+
+import numpy as np
+import pytest
+from batches import clone
+
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import LoaderError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+DAMAGED = {
+    "negative": lambda rng, values: -np.abs(values) - 1,
+    "mixed": lambda rng, values: rng.permutation(np.linspace(-3, 3, len(values))),
+    "random bytes": lambda rng, values: np.frombuffer(rng.bytes(values.nbytes), values.dtype),
+}
+
+
+@pytest.fixture
+def root(pack_writer, tmp_path):
+    pack_writer(tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def overwrite(root, array: str, damage) -> None:
+    """Put other values in the place of an array's, in every shard."""
+    rng = np.random.default_rng(1)
+    for path in sorted(root.glob(f"shards/*/{array}/c.0*")):
+        stored = np.memmap(path, "<i8" if array == "area" else "<f8", "r+", shape=_rows(path))
+        stored[...] = damage(rng, stored)
+        stored.flush()
+
+
+def _rows(path) -> tuple[int]:
+    return (int(np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2].max()),)
+
+
+@BOTH
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize(("choose", "array"), [("iou", "predicted_iou"), ("largest", "area")])
+@pytest.mark.parametrize("masks", ["padded", "flat_bits"])
+def test_a_loader_yields_masks_of_its_own_samples_alone(root, make, damage, choose, array, masks):
+    overwrite(root, array, DAMAGED[damage])
+    ds = open_pack(root)
+    loader = make(ds, 4, order="sequential", masks=masks, max_masks=3, choose=choose)
+    batches = [clone(batch) for batch in loader]
+    assert sum(len(batch["indices"]) for batch in batches) == len(ds) == 12
+    for batch in batches:
+        offsets = np.concatenate([[0], np.cumsum(batch["mask_counts"].numpy())])
+        for k, row in enumerate(batch["indices"].tolist()):
+            sample, count = ds[row], int(batch["mask_counts"][k])
+            assert count == min(3, len(sample["areas"]))
+            at = (k, slice(count)) if masks == "padded" else slice(offsets[k], offsets[k + 1])
+            ids = batch["annotation_ids"][at].tolist()
+            kept = [sample["annotation_ids"].tolist().index(number) for number in ids]
+            assert kept == sorted(set(kept))
+            found, expected = batch["masks"][at].numpy(), sample["masks"][kept]
+            if masks == "padded":
+                expected = np.unpackbits(expected, axis=-1, bitorder="little").view(bool)
+            assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [[], [0], [0, 1, 2, 3], [-1, 0, 1], [0, 1, 99]])
+def test_a_choice_of_another_length_or_of_other_masks_is_refused_before_it_is_used(
+    packed, monkeypatch, wrong
+):
+    monkeypatch.setattr(MaskChoice, "rows", lambda *args: np.array(wrong, np.int64))
+    expected = pytest.raises(LoaderError, match=r"choice of masks of image_id .* it must return")
+    with Loader(open_pack(packed.root), 4, max_masks=3) as loader, expected:
+        next(iter(loader))

@@ -1,0 +1,109 @@
+"""Shards are opened, and files, while other threads go on copying; a shortage drops no sample."""
+
+import errno
+import os
+import threading
+
+import pytest
+
+from sa1bpack.dataset import shards as shards_module
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import ResourceShortage
+from sa1bpack.loading import shard_files as files_module
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+
+@pytest.fixture
+def root(pack_writer, tmp_path):
+    pack_writer(tmp_path / "pack", {f"sa_{k:06d}-000": (2, 1) for k in range(6)})
+    return tmp_path / "pack"
+
+
+def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypatch):
+    """The first batch is planned alone; opening the shards of the next ones hangs."""
+    opened, hangs = threading.Event(), threading.Event()
+    real = shards_module.open_checked
+
+    def slow(folder, *rest):
+        if not folder.name.startswith("sa_000000"):
+            hangs.set()
+            assert opened.wait(60)
+        return real(folder, *rest)
+
+    monkeypatch.setattr(shards_module, "open_checked", slow)
+    with Loader(open_pack(root), 2, order="sequential", threads=2) as loader:
+        batches = iter(loader)
+        try:
+            assert next(batches)["indices"].tolist() == [0, 1]
+            assert hangs.wait(60)
+        finally:
+            opened.set()
+        assert [batch["indices"].tolist() for batch in batches] == [
+            [k, k + 1] for k in range(2, 12, 2)
+        ]
+
+
+def test_a_file_that_is_slow_to_open_holds_no_other_copy_back(root, monkeypatch):
+    opened, hangs, copied = threading.Event(), threading.Event(), threading.Event()
+    real = files_module.ShardFiles
+
+    def slow(shard, names):
+        if shard.shard.folder.name.startswith("sa_000000"):
+            hangs.set()
+            assert opened.wait(60)
+        else:
+            copied.set()
+        return real(shard, names)
+
+    monkeypatch.setattr(files_module, "ShardFiles", slow)
+    with Loader(open_pack(root), 2, order="sequential", threads=2) as loader:
+        batches, found = iter(loader), []
+        thread = threading.Thread(target=lambda: found.append(next(batches)["indices"].tolist()))
+        thread.start()
+        try:
+            assert hangs.wait(60)
+            assert copied.wait(60)  # the second batch's files, while the first one's hang
+        finally:
+            opened.set()
+            thread.join(60)
+    assert found == [[0, 1]]
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("check", ["open", "read"])
+@BOTH
+def test_an_open_file_that_the_system_refuses_drops_no_sample(root, make, check, code, monkeypatch):
+    ds, real = open_pack(root, check=check), os.open
+    loader = make(ds, 2, order="sequential", on_error="drop", max_dropped=1)
+    assert len(list(loader)) == 6
+    loader = make(open_pack(root, check=check), 2, order="sequential", on_error="drop")
+
+    def refused(path, *rest, **options):
+        if str(root) in str(path):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **options: refused(path, *rest))
+    with pytest.raises(ResourceShortage, match=r"ulimit -n|fs\.file-max"):
+        next(iter(loader))
+    monkeypatch.undo()
+    assert loader.dropped == []
+    assert len(list(loader)) == 6
+
+
+def test_a_file_is_opened_again_after_older_ones_were_closed_to_make_room(root, monkeypatch):
+    ds, real, refusals = open_pack(root), os.open, []
+
+    def refused_once(path, *rest, **options):
+        if "sa_000003-000/image/c" in str(path) and not refusals:
+            refusals.append(path)
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(files_module.os, "open", refused_once)
+    with Loader(ds, 2, order="sequential") as loader:
+        assert len(list(loader)) == 6 and len(refusals) == 1

@@ -1,0 +1,106 @@
+"""Options of Loader and make_dataloader: refused by name, and with the name that is meant."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from batches import OF_LOADERS
+
+import sa1bpack
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("shuffle", "use order"), ("drop_last", "use last='drop'"), ("pad_last", "last='pad'"),
+        ("sampler", "use order"), ("collate_fn", "use sa1bpack.Collate"), ("mask_transform", "use"),
+        ("maxmasks", "valid options: choose, .*max_masks"),
+    ],
+)  # fmt: skip
+def test_an_option_of_other_loaders_is_refused_with_its_name_here(ds, make, option, named):
+    name = make.__name__
+    with pytest.raises(OptionError, match=rf"{name} has no option '{option}'.*{named}"):
+        make(ds, 4, **{option: True})
+
+
+def test_num_workers_are_threads_or_workers(ds):
+    with pytest.raises(OptionError, match="Loader has no option 'num_workers': use threads"):
+        Loader(ds, 4, num_workers=2)
+    with pytest.raises(OptionError, match="make_dataloader has no .* 'num_workers': use workers"):
+        make_dataloader(ds, 4, num_workers=2)
+
+
+@BOTH
+def test_bools_are_no_numbers_and_numpy_integers_are(ds, make):
+    for name in ("max_masks", "workers" if make is make_dataloader else "threads"):
+        with pytest.raises(OptionError, match=f"{name} is True: choose a whole number"):
+            make(ds, 4, **{name: True})
+        make(ds, np.uint8(4), **{name: np.int64(2)})
+    with pytest.raises(OptionError, match="batch_size is True"):
+        make(ds, True)
+
+
+@BOTH
+def test_parts_of_random_split_are_read_as_what_they_are(ds, make):
+    generator = torch.Generator().manual_seed(3)
+    train, val = torch.utils.data.random_split(ds, [9, 3], generator)
+    inner = torch.utils.data.Subset(train, [4, 0, 4])
+    for part, rows in ((val, val.indices), (inner, [train.indices[k] for k in (4, 0, 4)])):
+        loader = make(part, 2, order="sequential")
+        found = [row for batch in loader for row in batch["indices"].tolist()]
+        assert found == list(rows)
+
+
+@BOTH
+def test_what_is_no_dataset_is_refused_with_the_remedy(make):
+    with pytest.raises(OptionError, match=r"sa1bpack\.open"):
+        make(torch.utils.data.Subset([1, 2], [0]), 2)
+
+
+@BOTH
+def test_the_repr_says_what_is_read_and_where_the_order_is(ds, make):
+    loader = make(ds, 5, order="local")
+    loader.set_epoch(3)
+    text = repr(loader)
+    assert (
+        str(ds.root) in text
+        and "12 samples" in text
+        and text.startswith(f"<{type(loader).__name__}")
+    )
+    assert "3 batches of 5, local-shuffle order, epoch 3" in text
+
+
+@BOTH
+def test_every_batch_carries_epoch_number_and_spec(ds, make):
+    """Peeking uses up an epoch, so that only the batch knows which one it is of."""
+    loader = make(ds, 5)
+    peeked = next(iter(loader))
+    assert set(peeked) >= OF_LOADERS and (peeked["epoch"], peeked["number"]) == (0, 0)
+    seen = [(batch["epoch"], batch["number"], batch["spec"]) for batch in loader]
+    assert seen == [(1, number, ds.spec_text) for number in range(3)]
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    resumed = make(ds, 5)
+    resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+    assert [(batch["epoch"], batch["number"]) for batch in resumed] == [(2, 1), (2, 2)]
+
+
+def test_the_plans_of_both_are_of_one_kind(ds):
+    plans = [make(ds, 5).plan() for make in (Loader, make_dataloader)]
+    assert type(plans[0]) is type(plans[1])
+    assert plans[0].batch_bytes == plans[1].batch_bytes
+    assert not hasattr(sa1bpack, "describe_dataloader")
