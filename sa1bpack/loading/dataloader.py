@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
@@ -32,6 +33,9 @@ from sa1bpack.wording import size_text
 # Where batches of worker processes are sent through.
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_WORKERS = 8
+
+# How long a worker has to end, of those that started before another one failed to.
+_END_SECONDS = 5.0
 
 _OTHER_NAMES = {
     "num_workers": "workers",
@@ -112,7 +116,11 @@ class PackDataLoader(BatchReader, DataLoader):
             _loaders.add(self)
         self.batch_sampler.epoch = batches
         self.collate_fn.set_epoch(batches.epoch)
-        return _TorchRun(DataLoader.__iter__(self))
+        try:
+            return _TorchRun(DataLoader.__iter__(self))
+        except BaseException as error:
+            _end_half_made(error)
+            raise
 
     def _end_workers(self) -> None:
         if self._iterator is not None and self._pid == os.getpid():
@@ -148,6 +156,27 @@ class PackDataLoader(BatchReader, DataLoader):
             shared_bytes=shared,
             workers=workers,
         )
+
+
+def _end_half_made(error: BaseException) -> None:
+    """End the workers of a torch iterator whose start failed with this error.
+
+    It has no way to do that itself: it fails in `__del__`, or, if a later worker inherits it, with
+    "can only test a child process" there.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        made = trace.tb_frame.f_locals.get("self")
+        if isinstance(made, _MultiProcessingDataLoaderIter):
+            made._workers_done_event.set()
+            for queue, worker in zip(made._index_queues, made._workers, strict=False):
+                queue.put(None)
+                worker.join(_END_SECONDS)
+                if worker.is_alive():
+                    worker.terminate()
+                    worker.join()
+            made._shutdown = True
+        trace = trace.tb_next
 
 
 class _TorchRun:
