@@ -38,18 +38,23 @@ _HOMES = {
     "OrderedBatches": "sa1bpack.order.batches",
     "Loader": "sa1bpack.loading.loader",
     "make_dataloader": "sa1bpack.loading.dataloader",
+    "FormatError": "sa1bpack.errors",
+    "OptionError": "sa1bpack.errors",
     "ReadError": "sa1bpack.errors",
     "LoaderError": "sa1bpack.errors",
 }
 
-__all__ = ["__version__", *sorted(_HOMES), "transforms"]
+# Namespaces of their own.
+_ROOMS = ("errors", "masks", "transforms")
+
+__all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
 
 
 def __getattr__(name: str):
     if name == "__version__":
         return import_module("importlib.metadata").version("sa1bpack")
-    if name == "transforms":
-        return import_module("sa1bpack.transforms")
+    if name in _ROOMS:
+        return import_module(f"sa1bpack.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")

@@ -163,9 +163,9 @@ class Collate:
         shapes = plan.shapes()
         tensors = _new_tensors(shapes) if out is None else _given_tensors(shapes, out)
         buffers = {key: tensor.numpy() for key, tensor in tensors.items()}
-        plan.fill_counts(buffers)
+        plan.write_counts(buffers)
         for k in range(len(plan)):
-            plan.fill(k, buffers)
+            plan.copy_sample(k, buffers)
         batch: Batch = tensors
         if "run_ends" in samples[0]:
             batch["runs"] = _joined_runs(plan)

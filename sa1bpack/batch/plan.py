@@ -4,9 +4,9 @@ In use::
 
     plan = plan_batch(samples, layout, choice, epoch)  sizes; nothing of the pixels is read
     buffers = {key: empty(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
-    plan.fill_counts(buffers)
+    plan.write_counts(buffers)
     for k in range(len(plan)):    in any order, in any number of threads
-        plan.fill(k, buffers)
+        plan.copy_sample(k, buffers)
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,10 +40,10 @@ class BatchPlan:
     layout   of the masks
     chosen   per sample: int64 rows of the masks that are kept, None for all
     counts   int64 (B,): masks of each sample
-    offsets  int64 (B + 1,): where its masks begin if all stand one after the other
+    offsets  int64 (B + 1,): where the masks of each sample begin in flat arrays
     capacity  masks per sample in padded arrays
-    canvas   side of the canvas that images without one are put on; None: they are all of one shape
-    as_bool  masks are known to be bool, so that uint8 ones are no bits
+    canvas   side of the canvas that images without one are put on; None: all have one shape
+    as_bool  masks are known to be bool, so uint8 ones are not bits
     """
 
     samples: Sequence[Sample]
@@ -76,14 +76,14 @@ class BatchPlan:
             shapes[field.batch] = ((*masks, *row), field.dtype or dtype)
         return shapes
 
-    def fill_counts(self, buffers: Mapping[str, np.ndarray]) -> None:
-        """Write mask_counts and, in the flat forms, mask_offsets."""
+    def write_counts(self, buffers: Mapping[str, np.ndarray]) -> None:
+        """Write mask_counts and, in the flat layouts, mask_offsets."""
         buffers["mask_counts"][...] = self.counts
         if not self.layout.padded:
             buffers["mask_offsets"][...] = self.offsets
 
-    def fill(self, k: int, buffers: Mapping[str, np.ndarray]) -> None:
-        """Copy sample k into its place, once; zero what is padding.
+    def copy_sample(self, k: int, buffers: Mapping[str, np.ndarray]) -> None:
+        """Copy sample k into its place, once; zero its padding.
 
         buffers  arrays of exactly the shapes and dtypes of `shapes()`
 
@@ -122,10 +122,10 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
     planes = image.ndim == 1
     height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
     side = canvas.shape[1]
-    due = canvas.shape == _canvas_shape(image, side) and image.dtype == canvas.dtype == np.uint8
-    if not due or max(height, width) > side or (planes and side % 2):
+    fits = canvas.shape == _canvas_shape(image, side) and image.dtype == canvas.dtype == np.uint8
+    if not fits or max(height, width) > side or (planes and side % 2):
         raise OptionError(
-            f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not go on a canvas "
+            f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "
             f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and no larger, and "
             "planes need an even canvas"
         )
@@ -152,7 +152,7 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target
 def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
 
-    Raises OptionError for masks that the form cannot be made of.
+    Raises OptionError for masks that cannot be laid out so.
     """
     row, bits = value.shape[1:], plan.layout.packed
     if field.batch != "masks":
@@ -162,11 +162,11 @@ def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[i
     if value.dtype == np.bool_ and len(row) == 2 and row[1] % 8 == 0:
         return (row[0], row[1] // 8), np.dtype(np.uint8)
     if value.dtype == np.uint8 and len(row) == 2:
-        # A grid of bits has eight times as many rows as bytes a row.
+        # A grid of bits has eight times as many rows as bytes per row.
         if plan.as_bool or row[0] == row[1]:
             raise OptionError(
                 f"the masks of a sample are uint8 {value.shape}, which would be taken for packed "
-                "bits: a hook must give unpacked masks as bool, `masks.astype(bool)`"
+                "bits: a transform must return unpacked masks as bool, `masks.astype(bool)`"
             )
         return (row, value.dtype) if bits else ((row[0], 8 * row[1]), np.dtype(np.bool_))
     raise OptionError(
@@ -177,7 +177,7 @@ def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[i
 
 
 def present(fields: Sequence[Field], sample: Sample) -> list[Field]:
-    """The fields that a sample has; a transform may have taken some out."""
+    """The fields that a sample has; a transform may have removed some."""
     return [field for field in fields if field.sample in sample]
 
 
@@ -190,7 +190,7 @@ def plan_batch(
     canvas: int | None = None,
     as_bool: bool = False,
 ) -> BatchPlan:
-    """Plan a batch of samples as a dataset gives them.
+    """Plan a batch of samples as a dataset yields them.
 
     layout  of the masks
     choice  which masks to keep; None for all
@@ -198,8 +198,8 @@ def plan_batch(
     capacity  masks per sample in padded arrays; None: as many as the fullest sample has
     canvas, as_bool  see BatchPlan
 
-    Raises OptionError for samples that do not go together: other keys than the first one's, or
-    per-mask arrays of different lengths; and for samples that are no dicts.
+    Raises OptionError for no samples, samples that are not dicts, that have other keys than the first
+    one, or whose per-mask arrays have different lengths.
     """
     if not samples:
         raise OptionError("a batch has at least one sample, this is an empty list")
@@ -226,7 +226,7 @@ def _mask_count(sample: Sample, first: Sample) -> int:
     if sample.keys() != first.keys():
         raise OptionError(
             f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch "
-            f"{sorted(first)}: transform must give all samples the same"
+            f"{sorted(first)}: the transform must return the same keys for all"
         )
     lengths = {
         field.sample: len(sample[field.sample]) for field in present(_BATCH_MASK_FIELDS, sample)
@@ -243,13 +243,13 @@ def _mask_count(sample: Sample, first: Sample) -> int:
 
 def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, target) -> None:
     """Raise OptionError unless a row of this shape and dtype can become one of `target`."""
-    due, remedy = target.shape[1:], "transform must give all samples the same"
-    if shape != due:
+    expected, remedy = target.shape[1:], "the transform must return the same for all samples"
+    if shape != expected:
         if field.batch == "images":
             remedy += "; for images without a canvas (fit native) pass Collate(sample_spec=ds.spec)"
         raise OptionError(
             f"{_name(sample)}: {field.sample} has the shape {shape}, but the first sample of the "
-            f"batch {due}: {remedy}"
+            f"batch {expected}: {remedy}"
         )
     if field.dtype is None and dtype != target.dtype:
         raise OptionError(
@@ -259,7 +259,7 @@ def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, tar
     if not np.can_cast(dtype, target.dtype, "same_kind"):
         raise OptionError(
             f"{_name(sample)}: {field.sample} is {dtype}, but {field.batch} of a batch are "
-            f"{target.dtype}: transform must give what that can hold"
+            f"{target.dtype}: the transform must return values that fit into it"
         )
 
 

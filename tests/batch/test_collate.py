@@ -133,9 +133,9 @@ def test_several_threads_fill_one_batch(ds, form):
     rows = [10, 4, 1, 8, 2, 0]
     plan = plan_batch(ds.__getitems__(rows), LAYOUTS[form], MaskChoice(5))
     arrays = {key: np.empty(*spec) for key, spec in plan.shapes().items()}
-    plan.fill_counts(arrays)
+    plan.write_counts(arrays)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda k: plan.fill(k, arrays), reversed(range(len(plan)))))
+        list(pool.map(lambda k: plan.copy_sample(k, arrays), reversed(range(len(plan)))))
     alone = Collate(form, max_masks=5)(ds.__getitems__(rows))
     for key, tensor in alone.items():
         np.testing.assert_array_equal(arrays[key], tensor.numpy(), err_msg=key)

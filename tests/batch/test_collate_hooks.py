@@ -66,7 +66,7 @@ def as_bytes(masks):
 @pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
 def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, form, hook):
     ds = open_pack(packed.root, masks="bool", transform=of_masks(hook))
-    with pytest.raises(OptionError, match=r"would be taken for packed bits: .* give .* as bool"):
+    with pytest.raises(OptionError, match=r"would be taken for packed bits: .* return .* as bool"):
         next(iter(make_dataloader(ds, 4, masks=form, workers=0)))
     square = ds.with_options(transform=of_masks(as_bytes))
     with pytest.raises(OptionError, match=r"would be taken for packed bits"):
