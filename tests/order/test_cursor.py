@@ -57,6 +57,7 @@ STEPS = st.lists(
         st.tuples(st.just("take"), st.integers(0, 3)),  # by the iteration begun so many ago
         st.tuples(st.just("set_epoch"), st.integers(0, 3)),
         st.tuples(st.just("load"), st.integers(0, 2), st.sampled_from([0, 5, 8, 16, 20])),
+        st.tuples(st.just("end"), st.integers(0, 3)),  # as of "take"
         st.just(("end",)),
     ),
     max_size=25,
@@ -108,6 +109,13 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
             epoch, samples = values
             cursor.load_state_dict(new_cursor(epoch=epoch, start=samples).state_dict())
             model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
+        elif values and len(begun) > values[0]:
+            generation = begun[-1 - values[0]][0]
+            cursor.end(generation)
+            if generation != model.live:
+                was_live = 0  # ends nothing
+            else:
+                model = replace(model, live=0)
         else:
             cursor.end()
             model = replace(model, live=0)
