@@ -20,6 +20,7 @@
     │   │   ├── OutputLocked       another process packs into it
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
+    ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
     └── LoaderError        a loader cannot give the next batch, for a reason other than the data
         └── LoaderTimeout      the batch did not come in time (also TimeoutError)
 
@@ -144,13 +145,13 @@ class TooManyRejects(PackError):
     """More members were rejected than allowed."""
 
 
+class ResourceShortage(Sa1bpackError, OSError):
+    """The system refuses a memory map or an open file: not the data's fault."""
+
+
 class LoaderError(Sa1bpackError):
     """A loader cannot give the next batch, for a reason other than the data."""
 
 
 class LoaderTimeout(LoaderError, TimeoutError):
     """A batch did not come in time."""
-
-
-class ResourceShortage(Sa1bpackError, OSError):
-    """Stand-in."""

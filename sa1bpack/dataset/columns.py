@@ -4,19 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from sa1bpack.arguments import choice
+from sa1bpack.dataset import shard_cache
+from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
+from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, row_array
-from sa1bpack.dataset.shards import Pack
-from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
 
-SAMPLE_COLUMNS = ("image_id", "mask_count", "size", "annotation_count", "file_name", "checksum")
-MASK_COLUMNS = (
-    "bbox", "area", "predicted_iou", "stability_score", "point_coords", "crop_box",
-    "annotation_id", "number_types",
-)  # fmt: skip
-# What makes one number of a sample's masks; a sample without masks has 0.
+# How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -30,10 +27,10 @@ class Columns:
     columns["annotation_count"]  (k,) int32: masks in the JSON record
     columns["file_name"]    (k,) S64
     columns["checksum"]     (k,) uint64
-    columns["area"], columns["bbox"], ...   (m, ...): a row a mask, types as in docs/format.md
-    columns.reduced("area", "max")          (k, ...): one value a sample
+    columns["area"], columns["bbox"], ...   (m, ...): one row per mask, types as in docs/format.md
+    columns.reduced("area", "max")          (k, ...): one value per sample
 
-    positions  where the samples are in the dataset: slice, or int64 (k,)
+    positions  indices of the samples in the dataset: slice, or int64 (k,)
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class Columns:
         self._pack = pack
         self._check = check
         number, local, first, _ = pack.locate(int(rows[0]))
-        self._shard = pack.shards[number]  # checks the offsets that are used from here on
+        self._shard = pack.shards[number]  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
             self._rows = slice(rows.start, rows.stop)
             self._local = slice(local, local + len(rows))
@@ -61,7 +58,7 @@ class Columns:
         return len(self["mask_offset"]) - 1
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The column of that name. Raises KeyError with the names there are."""
+        """The column of that name. Raises KeyError naming the columns that exist."""
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -75,33 +72,48 @@ class Columns:
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._local]
-        check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS)
+        _check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS)
         return self._array(name)[self._masks]
 
     def _array(self, name: str) -> np.ndarray:
-        if self._check == "read":
-            return read_array_rows(self._shard, name)
-        return self._shard[name]
+        read = read_array_rows if self._check == "read" else Shard.__getitem__
+        return shard_cache.CACHE.with_resources(lambda: read(self._shard, name))
 
     def reduced(self, name: str, how: str) -> np.ndarray:
-        """A column of masks as one value a sample: (k, ...). `how` is "sum", "max" or "min".
+        """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
-        A sample without masks has 0. Raises KeyError for a name that is no column of masks,
+        A sample without masks has 0. Raises KeyError for a name that is not a column of masks,
         OptionError for another `how`.
         """
-        check_name(name, MASK_COLUMNS)
-        if how not in REDUCTIONS:
-            raise OptionError(f"reduce is {how!r}: choose one of {', '.join(REDUCTIONS)}")
+        check_mask_column(name)
+        choice("reduce", how, REDUCTIONS)
         values, counts = self[name], self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
         filled = counts > 0
         if filled.any():
-            out[filled] = REDUCTIONS[how].reduceat(values, self["mask_offset"][:-1][filled])
+            with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+                out[filled] = REDUCTIONS[how].reduceat(values, self["mask_offset"][:-1][filled])
         return out
 
 
-def check_name(name: str, names: tuple[str, ...]) -> None:
-    """Raise KeyError if there is no column of that name."""
+def check_sample_column(name: str) -> None:
+    """Raise KeyError, naming the columns or the remedy, unless it is a column of samples."""
+    if name in MASK_COLUMNS:
+        raise KeyError(
+            f"{name!r} has one value per mask: use mask_column({name!r}), or "
+            f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
+        )
+    _check_name(name, SAMPLE_COLUMNS)
+
+
+def check_mask_column(name: str) -> None:
+    """Raise KeyError, naming the columns or the remedy, unless it is a column of masks."""
+    if name in SAMPLE_COLUMNS:
+        raise KeyError(f"{name!r} has one value per sample: use column({name!r})")
+    _check_name(name, MASK_COLUMNS)
+
+
+def _check_name(name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise KeyError(f"{name!r}; the columns are {', '.join(names)}")
 
@@ -114,7 +126,7 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 
 
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """All rows of n ranges one after the other: range i begins at first[i].
+    """The rows of n ranges, one range after another: range i begins at first[i].
 
     first    int64 (n,)
     offsets  int64 (n + 1,) from 0: range i has offsets[i + 1] - offsets[i] rows
@@ -123,7 +135,7 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def iterate_columns(pack: Pack, rows: Rows, check: str) -> Iterator[Columns]:
-    """Columns of each shard that has samples of the dataset; every sample comes exactly once."""
+    """Columns of each shard that has samples of the dataset; every sample is in exactly one."""
     for positions, part in _parts(pack, rows):
         yield Columns(pack, positions, part, check)
 
@@ -146,9 +158,9 @@ def shard_bounds(pack: Pack, rows: Rows) -> np.ndarray:
     """int64 (k + 1,): positions in the dataset from 0 to n where the shard changes."""
     if len(rows) == 0:
         return np.zeros(1, np.int64)
-    edges = pack.index.shard_offset
+    edges = np.array(pack.shards.first_row)
     if isinstance(rows, range) and rows.step > 0:
-        # The first position whose row is at or behind the edge.
+        # The first position whose row is at or after the edge.
         inner = -((rows.start - edges) // rows.step)
         return np.unique(np.concatenate([[0], np.clip(inner, 0, len(rows)), [len(rows)]]))
     changes = np.flatnonzero(np.diff(_shard_numbers(pack, rows))) + 1
@@ -156,16 +168,16 @@ def shard_bounds(pack: Pack, rows: Rows) -> np.ndarray:
 
 
 def _shard_numbers(pack: Pack, rows: Rows) -> np.ndarray:
-    return np.searchsorted(pack.index.shard_offset, row_array(rows), side="right") - 1
+    return np.searchsorted(pack.shards.first_row, row_array(rows), side="right") - 1
 
 
 def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: str) -> np.ndarray:
     """See `Dataset.column`."""
-    check_name(name, SAMPLE_COLUMNS if reduce is None else MASK_COLUMNS)
+    check_sample_column(name) if reduce is None else check_mask_column(name)
     if name == "image_id":
         return _indexed(pack.index.image_id, rows)
     if name == "mask_count":
-        return _mask_counts(pack, rows)
+        return np.diff(mask_offsets(pack, rows))
     out = None
     for columns in iterate_columns(pack, rows, check):
         part = columns[name] if reduce is None else columns.reduced(name, reduce)
@@ -177,7 +189,7 @@ def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: 
 
 def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
     """See `Dataset.mask_column`."""
-    check_name(name, MASK_COLUMNS)
+    check_mask_column(name)
     offsets = mask_offsets(pack, rows)
     spec = pack.layout.array(name)
     out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
@@ -192,19 +204,11 @@ def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
 
 def mask_offsets(pack: Pack, rows: Rows) -> np.ndarray:
     """See `Dataset.mask_offsets`."""
-    offsets = pack.index.mask_offset
+    offsets = pack.mask_offset
     if isinstance(rows, range) and rows == range(len(pack)):
         return offsets
     part = row_array(rows)
     return offsets_of(offsets[part + 1] - offsets[part])
-
-
-def _mask_counts(pack: Pack, rows: Rows) -> np.ndarray:
-    counts = np.diff(mask_offsets(pack, rows))
-    if counts.min(initial=0) < 0:  # else somebody would make room for the masks that are too many
-        path = pack.root / pack.manifest.index / "mask_offset"
-        raise FormatError(f"{path}: an offset is below the one before it; {REMEDY}")
-    return counts
 
 
 def _indexed(column: np.ndarray, rows: Rows) -> np.ndarray:

@@ -1,7 +1,9 @@
 """The map-style dataset over a pack."""
 
 import dataclasses
+import logging
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from sa1bpack.arguments import local_path, whole_number
 from sa1bpack.dataset.columns import (
     Columns,
     iterate_columns,
@@ -17,16 +20,20 @@ from sa1bpack.dataset.columns import (
     sample_column,
     shard_bounds,
 )
+from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Lookup, Rows, concatenated, row_array, rows_at, take
 from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec, read_sample
-from sa1bpack.dataset.shards import Pack, Shards
+from sa1bpack.dataset.shards import Shards
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.zarr_metadata import canonical_json
 
+_log = logging.getLogger("sa1bpack")
+_reported: set[Path] = set()  # incomplete packs that a warning was logged for
+
 
 def open(
-    path: str | Path,
+    path: str | os.PathLike,
     *,
     masks: str = "bits",
     mask_size: int | None = None,
@@ -34,55 +41,65 @@ def open(
     pixels: str = "rgb",
     coordinates: str = "source",
     transform: Callable[[Sample], Any] | None = None,
-    mask_transform: Callable[[np.ndarray], Any] | None = None,
     on_error: str = "raise",
     check: str = "open",
 ) -> "Dataset":
     """Open a pack for training.
 
     Args:
-        path: folder of the pack.
-        masks: "bits" gives packed bits, "bool" unpacks them. They are the stored ones, bits without
-            a copy, or drawn from the exact runs if `mask_size` or `mask_sampling` is another than
+        path: folder of the pack; `~` is expanded.
+        masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
+            a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
             the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
-            runs; without one, `run_ends` and `run_offset` are given in place of masks.
-        mask_size: cells a side of the grid, a multiple of 8 up to 4096; None: the pack's.
+            runs; without one, `run_ends` and `run_offset` take the place of masks.
+        mask_size: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
         mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
-        pixels: of a pack of yuv420 pixels. "rgb" converts them; "stored" gives the planes as they
-            are stored, see docs/format.md, for the device to convert. RGB is RGB in either case.
+        pixels: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
+            stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
         coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
             "stored": pixels of the stored image: x is multiplied by stored width / source width,
-            y by stored height / source height. Widths and heights alike; areas never.
-        transform: called with the sample dict; what it returns is the sample. Its arrays are
-            read-only: `.copy()` one before `torch.from_numpy`, which does not know that, so that
-            writing to the tensor ends the process (SIGSEGV).
-        mask_transform: called with a sample's masks; what it returns is put in their place.
+            y by stored height / source height, widths and heights likewise. Areas are never scaled.
+        transform: called with the sample dict; what it returns is the sample. The arrays are
+            read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
+            to the tensor ends the process (SIGSEGV).
         on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
             sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
-            the list in place of the sample, for `Collate(on_error="drop")` to count and leave out.
+            the list in place of the sample, for `Collate(on_error="drop")` to count and drop.
         check: what is compared with what was written. "open": the structure, when the pack and each
             shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read":
-            in addition the bytes, whenever something is read. The index is compared with its
-            digests at once (24 bytes a sample). A sample is copied out of its files and compared
-            with its checksum, all of it; what `ds[i]`, Loader and make_dataloader give is that
-            copy, so no later change of a file shows in it. Columns are compared with the digest of
-            their file. What differs, is cut short or cannot be read is a ReadError, of columns and
-            the index a FormatError. `ds.shards` stays what it is: unchecked memory maps.
+            also the bytes, whenever something is read. The index is compared with its digests at
+            once (24 bytes per sample). A sample is copied out of its files and all of it is
+            compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no
+            later change of a file shows in it. Columns are compared with the digest of their file.
+            What differs, is cut short or cannot be read is a ReadError; for columns and the index,
+            a FormatError. `ds.shards` remains unchecked memory maps.
 
-    Hooks go to worker processes with the dataset; to spawned ones they must be picklable.
+    A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
+
+    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has one warning per
+    process and pack that names the counts.
 
     Raises:
-        FormatError: the folder is no pack, or its manifest or index is not what the format demands.
-            Shards are checked when they are first used.
+        FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
+            index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
-        OptionError: a value that is none of the choices.
+        OptionError: a value that is not one of the choices, or a path that is a URL.
+        ResourceShortage: the system refuses a memory map or an open file.
     """
     options = SampleOptions(
-        masks, coordinates, transform, mask_transform, on_error, check, mask_size, mask_sampling,
-        pixels,
-    )  # fmt: skip
-    pack = Pack(path)
+        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
+    )
+    pack = Pack(local_path("path", path))
+    _report_missing(pack)
     return Dataset(pack, range(len(pack)), options)
+
+
+def _report_missing(pack: Pack) -> None:
+    """Log what an incomplete pack holds, once per process and pack."""
+    missing = pack.missing()
+    if missing is not None and pack.root not in _reported:
+        _reported.add(pack.root)
+        _log.warning("%s", missing)
 
 
 class Dataset:
@@ -90,7 +107,7 @@ class Dataset:
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
     used is not read. With `check="read"` it is a dict of read-only copies that were compared with
-    the sample's checksum. With m masks, S and Sm the layout's image and mask size:
+    the sample's checksum. m is the number of masks, S and Sm are the layout's image and mask size:
 
     ========================  ===================  ==========================================
     key                       type                 content
@@ -100,7 +117,7 @@ class Dataset:
                               uint8 (S*3/2, S)     or (n,), planes with pixels="stored"
     masks                     uint8 (m, Sm, Sm/8)  bits, lowest first: cell x is bit x mod 8 of
                                                    byte x div 8
-                              bool (m, Sm, Sm)     with masks="bool", a fresh array
+                              bool (m, Sm, Sm)     with masks="bool", a new array
     run_ends, run_offset      int32 (r,),          with masks="runs": ends of runs in column-major
                               int64 (m + 1,)       source pixels, and where each mask's begin
     bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin
@@ -117,14 +134,15 @@ class Dataset:
     ========================  ===================  ==========================================
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
-    the pack and cost no reading. A view keeps its memory map alive, whatever becomes of the rest.
-    But it shows what is in the file when it is used: a file that is changed in place shows through,
-    and one that is cut short ends the process (SIGBUS). With `check="read"` neither happens.
+    the pack; nothing is read for them. A view keeps its memory map alive, whatever happens to the
+    dataset. But it shows what is in the file when it is used: a file that is changed in place shows
+    through, and one that is cut short ends the process (SIGBUS). With `check="read"` neither can
+    happen.
 
     Works in a torch DataLoader with any sampler, in threads, after fork, and after spawn: it
     pickles to its path and options. A subset by slices, `source` or `shard` adds a few bytes; one
-    by an irregular index array adds 8 bytes a sample. It opens the same state of the pack again, or
-    raises FormatError if the pack was changed meanwhile.
+    by an irregular index array adds 8 bytes per sample. Unpickled, it opens the same state of the
+    pack again, or raises FormatError if the pack has changed since.
     """
 
     def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):
@@ -146,23 +164,32 @@ class Dataset:
     def __getitem__(self, index: Any) -> Any:
         """A sample for an integer; a dataset for a slice, an index array or a bool array.
 
-        Raises IndexError as lists do, ReadError naming the sample if it cannot be read.
+        Raises IndexError as lists do, ReadError naming the sample if it cannot be read,
+        ResourceShortage if the system refuses a memory map or an open file.
         """
         try:
             position = operator.index(index)
         except TypeError:
             return Dataset(self._pack, take(self._rows, index), self._options)
-        return read_sample(self._pack, self._row(position), self._options, self._spec)
+        return self._sample(self._row(position))
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at several indices: what torch's DataLoader calls for a batch."""
-        if self._options.on_error == "raise":
-            return [self[index] for index in indices]
-        return [self._sample_or_error(index) for index in indices]
+        """The samples at several indices: what torch's DataLoader calls for a batch.
 
-    def _sample_or_error(self, index: int) -> Any:
+        Shards that are not open yet are opened at the same time.
+        """
+        rows = [self._row(operator.index(index)) for index in indices]
+        self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
+        if self._options.on_error == "raise":
+            return [self._sample(row) for row in rows]
+        return [self._sample_or_error(row) for row in rows]
+
+    def _sample(self, row: int) -> Any:
+        return read_sample(self._pack, row, self._options, self._spec)
+
+    def _sample_or_error(self, row: int) -> Any:
         try:
-            return self[index]
+            return self._sample(row)
         except ReadError as error:
             return error
 
@@ -184,13 +211,10 @@ class Dataset:
     def index_of(self, image_id: int) -> int:
         """The index in this dataset of the (first) sample with that image id.
 
-        Raises KeyError if the dataset has none, OptionError for what is no whole number. The first
-        call on an irregular subset sorts it.
+        Raises KeyError if the dataset has none, OptionError for what is not a whole number of 64
+        bits. The first call on an irregular subset sorts it.
         """
-        try:
-            image_id = operator.index(image_id)
-        except TypeError:
-            raise OptionError(f"image_id is {image_id!r}: give a whole number") from None
+        image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
         row = self._pack.row_of(image_id)
         index = None if row is None else self._index_of_row(row)
         if index is None:
@@ -234,7 +258,7 @@ class Dataset:
         """The samples that fulfil a condition, in the same order.
 
         condition  bool (n,), or a function of metadata that returns bool (k,). The function is
-                   called once a shard with the `Columns` of those k samples that are in it:
+                   called once per shard with the `Columns` of those k samples that are in it:
                    `ds.where(lambda c: c["mask_count"] >= 10)`,
                    `ds.where(lambda c: c.reduced("area", "max") > 100_000)`.
 
@@ -243,7 +267,7 @@ class Dataset:
         if not callable(condition):
             flags = np.asarray(condition)
             if flags.dtype != np.bool_:
-                raise OptionError(f"where() takes bools or a function, this is {flags.dtype}")
+                raise OptionError(f"where() takes bools or a function, not {flags.dtype}")
             return self[flags]
         keep = np.zeros(len(self), bool)
         for columns in self.columns():
@@ -251,57 +275,61 @@ class Dataset:
             if found.dtype != np.bool_ or found.shape != (len(columns),):
                 raise OptionError(
                     f"the condition returned {found.dtype} {found.shape}: it must return one bool "
-                    f"a sample, here ({len(columns)},)"
+                    f"per sample, here ({len(columns)},)"
                 )
             keep[columns.positions] = found
         return self[keep]
 
     def with_options(self, **options: Any) -> "Dataset":
-        """The same samples in another form: options of `sa1bpack.open` by name, the rest as now.
+        """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
-        a value that is none of the choices, TypeError for an unknown name.
+        a value that is not one of the choices, TypeError for an unknown name.
         """
         return Dataset(self._pack, self._rows, dataclasses.replace(self._options, **options))
 
     # ------------------------------------------------------------------------------------ metadata
 
     def column(self, name: str, reduce: str | None = None) -> np.ndarray:
-        """One value a sample: (n, ...), read-only views where possible.
+        """One value per sample: (n, ...), read-only views where possible.
 
-        name    image_id, mask_count (both from the index, at no cost), size, annotation_count,
-                file_name or checksum (read from all shards); with `reduce`, a column of masks
+        name    image_id, mask_count (both from the index, without reading shards), size,
+                annotation_count, file_name or checksum (read from all shards); with `reduce`, a
+                column of masks
         reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`
 
-        Raises KeyError with the names there are, FormatError if a shard cannot be read.
+        Raises KeyError naming the columns that exist, FormatError if a shard cannot be read.
         """
         return sample_column(self._pack, self._rows, name, reduce, self._options.check)
 
     def mask_column(self, name: str) -> np.ndarray:
-        """One value a mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
+        """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
 
         name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id or
               number_types
 
-        It holds all of them in memory (1.1 billion masks of SA-1B: 9 GB a number); `columns()`
-        goes through them a shard at a time. Raises as `column` does.
+        All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
+        iterates over them, one shard at a time. Raises as `column` does.
         """
         return mask_column(self._pack, self._rows, name, self._options.check)
 
     @property
     def mask_offsets(self) -> np.ndarray:
-        """int64 (n + 1,): where the masks of each sample begin in `mask_column`."""
+        """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
+
+        Raises FormatError if the index of the pack has an offset below the one before it.
+        """
         return mask_offsets(self._pack, self._rows)
 
     def columns(self) -> Iterator[Columns]:
-        """Metadata of all samples, one shard at a time, so that little memory is used."""
+        """Metadata of all samples, one shard at a time, which takes little memory."""
         return iterate_columns(self._pack, self._rows, self._options.check)
 
-    # -------------------------------------------------------------------------------- where it lies
+    # --------------------------------------------------------------------------------- where it is
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
-        """(shard number, row in the shard, first mask row, end of mask rows) of a sample.
+        """(shard number, row in the shard, first mask row, one past the last) of a sample.
 
         Mask rows are those of the shard; open `shards[number]`, which checks them, before use.
         """
@@ -321,7 +349,7 @@ class Dataset:
 
     @property
     def rows(self) -> np.ndarray | None:
-        """int64 (n,): the rows of the pack that the dataset holds; None if it is all, in order."""
+        """int64 (n,): the rows of the pack that the dataset holds; None for all rows in order."""
         return None if self._is_whole else row_array(self._rows)
 
     @property
@@ -335,7 +363,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of what the samples are and how they are ordered.
+        """16 hex digits that identify the samples and their order.
 
         An XXH3-64 of the format version, the layout, the name of the index (which depends on all
         contents) and the rows. Orders of samplers depend on it.
@@ -363,7 +391,7 @@ class Dataset:
 
     @property
     def manifest(self) -> Manifest:
-        """What the whole pack holds."""
+        """What the complete pack holds, whatever the dataset selects."""
         return self._pack.manifest
 
     @property
@@ -373,26 +401,32 @@ class Dataset:
 
     @property
     def spec(self) -> SampleSpec:
-        """How pixels and masks look: what the options and the pack's layout come to."""
+        """How pixels and masks look, by the options and the pack's layout."""
         return self._spec
 
     @property
     def spec_text(self) -> str:
-        return "stand-in"
+        """How samples look, in one line: "pad 1024 rgb, masks 256 area, source coordinates".
+
+        The same for datasets whose batches mean the same to a `transforms.Pipeline`, subsets
+        included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
+        difference, nor do native images, which a batch puts on canvases.
+        """
+        return self._spec.as_text(self._options.coordinates)
 
     @property
     def mask_size(self) -> int:
-        """Cells a side of the masks' grid."""
+        """Cells per side of the masks' grid."""
         return self._spec.masks.size
 
     @property
     def mask_sampling(self) -> str:
-        """By which sampling masks are drawn, or were when the pack was made."""
+        """How masks are drawn, or were drawn when the pack was made."""
         return self._spec.masks.sampling
 
     @property
     def options(self) -> SampleOptions:
-        """The form in which samples are given."""
+        """The options that the dataset was opened with."""
         return self._options
 
     def __repr__(self) -> str:
@@ -404,18 +438,11 @@ class Dataset:
 
 
 def _reopened(root: Path, index: str, rows: Rows, options: SampleOptions) -> Dataset:
-    """A pickled dataset in another process: the same state of the same pack, or an error."""
+    """A dataset that was pickled: the same state of the same pack, or an error."""
     pack = Pack(root)
     if pack.manifest.index != index:
         raise FormatError(
             f"{root}: its index is {pack.manifest.index}, but was {index} when the dataset was "
-            "pickled: the pack was changed meanwhile; open it again"
+            "pickled: the pack has changed since; open it again"
         )
     return Dataset(pack, rows, options)
-
-
-def as_dataset(ds, reader):
-    """Stand-in."""
-    if not isinstance(ds, Dataset):
-        raise OptionError(f"{reader} reads a dataset of sa1bpack.open, not {type(ds).__name__}")
-    return ds

@@ -1,8 +1,8 @@
-"""The fields of a sample, each once: its names in shard, sample and batch, and its type.
+"""The fields of a sample, each defined once: its names in shard, sample and batch, and its type.
 
-Samples, metadata columns, batches, the buffers of the Loader and blank samples are derived from
-these two tables, and tests hold the tables of the documentation against them. A new field is a line
-here, beside its array in `sa1bpack.format.layout`.
+Samples, metadata columns, batches, the Loader's buffers and blank samples are derived from these
+two tables, and tests hold the tables in the documentation against them. A new field is one line
+here, next to its array in `sa1bpack.format.layout`.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ _UINT8, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "i4", "i8", "f4"))
 class Field(NamedTuple):
     """One quantity of a sample (`SAMPLE_FIELDS`) or of each of its masks (`MASK_FIELDS`).
 
-    array    the shard's array; "" if the quantity is not stored under a name of its own
-    sample   key of a sample; "" if a sample does not have it
-    batch    key of a batch; "" if it stays out of batches
-    dtype    type in a batch; None: the sample's own. In a sample it is that of the shard's array
-    columns  values per sample or mask; 0: of a shape that depends on the options
-    scaled   x, y values that are scaled where coordinates are those of the stored image
+    array    the shard's array; "" if no array stores it
+    sample   key in a sample
+    batch    key in a batch; "" if batches do not have it
+    dtype    type in a batch; None: the same as in a sample, where it is that of the shard's array
+    columns  values per sample or mask; 0: the shape depends on the layout or the options
+    scaled   x, y values, scaled if coordinates are those of the stored image
     """
 
     array: str
@@ -54,5 +54,18 @@ MASK_FIELDS = (
     Field("annotation_id", "annotation_ids", "annotation_ids", _INT64),
 )
 
-# Fields of masks that are plain numbers, so not the masks themselves.
+# Fields of masks that are plain numbers: all but the masks themselves.
 NUMBER_FIELDS = tuple(field for field in MASK_FIELDS if field.columns)
+
+# Fields that a sample takes from its shard's arrays. The id comes from the index of the pack.
+STORED_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS
+                             if field.array not in ("", "image_id"))  # fmt: skip
+# Keys of a sample that are scaled to the stored image.
+SCALED_KEYS = tuple(field.sample for field in MASK_FIELDS if field.scaled)
+
+# Columns of metadata: the fields above, and the arrays that no sample has.
+SAMPLE_COLUMNS = (
+    *(field.array for field in SAMPLE_FIELDS if field.array not in ("", "image")),
+    "mask_count", "annotation_count", "checksum",
+)  # fmt: skip
+MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")

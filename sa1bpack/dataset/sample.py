@@ -1,15 +1,17 @@
-"""What a sample is: read-only views of one row of a pack, in the form that was asked for."""
+"""What a sample is: read-only views of one row of a pack, converted as the options ask."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from sa1bpack import masks as kernels
 from sa1bpack import pixels
 from sa1bpack.arguments import choice
-from sa1bpack.dataset.shards import MASK_ARRAYS, Pack
+from sa1bpack.dataset.fields import MASK_FIELDS, SCALED_KEYS, STORED_SAMPLE_FIELDS
+from sa1bpack.dataset.open_shard import OpenShard
+from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.specs import (
     AS_STORED,
     MASKS,
@@ -20,37 +22,31 @@ from sa1bpack.dataset.specs import (
     image_spec,
     mask_spec,
 )
-from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError
-from sa1bpack.format import Layout, Manifest, Shard
+from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
+from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.format.image_place import image_planes
+from sa1bpack.format.image_place import image_nbytes, image_planes
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
 CHECKS = ("open", "read")
-
-# Keys of a sample for MASK_ARRAYS, in their order.
-MASK_KEYS = (
-    "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords", "crop_boxes",
-    "annotation_ids", "masks",
-)  # fmt: skip
-_SCALED = ("bboxes", "point_coords", "crop_boxes")
 
 Sample = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """In which form a dataset gives its samples; see `sa1bpack.open`.
+    """How a dataset's samples look and what happens to them; see `sa1bpack.open`.
 
-    Raises OptionError for a value that is none of the choices.
+    Raises OptionError for a value that is not one of the choices.
     """
+
+    mask_transform: ClassVar[None] = None  # for loaders that still ask for it
 
     masks: str = "bits"
     coordinates: str = "source"
     transform: Callable[[Sample], Any] | None = None
-    mask_transform: Callable[[np.ndarray], Any] | None = None
     on_error: str = "raise"
     check: str = "open"
     mask_size: int | None = None
@@ -63,76 +59,87 @@ class SampleOptions:
         choice("coordinates", self.coordinates, COORDINATES)
         choice("on_error", self.on_error, ON_ERROR)
         choice("check", self.check, CHECKS)
-        for name in ("transform", "mask_transform"):
-            hook = getattr(self, name)
-            if hook is not None and not callable(hook):
-                raise OptionError(f"{name} is {hook!r}: give a function or None")
+        if self.transform is not None and not callable(self.transform):
+            raise OptionError(f"transform is {self.transform!r}: choose a function or None")
 
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """The form of a pack's samples; see `forms`."""
+    """How the images and masks of a pack's samples look; see `specs`."""
 
     image: ImageSpec
     masks: MaskSpec
 
     @classmethod
     def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleSpec":
-        """The form that the options ask for. Raises OptionError if the pack does not have it."""
+        """What the options ask for. Raises OptionError if the pack cannot provide it."""
         masks = mask_spec(manifest, options.masks, options.mask_size, options.mask_sampling)
-        if masks.source == "runs" and options.mask_transform is not None:
-            raise OptionError(
-                "mask_transform is for masks, but masks='runs' without a mask_size gives runs; use "
-                "transform for those"
-            )
         return cls(image_spec(manifest.layout, options.pixels), masks)
+
+    def as_text(self, coordinates: str) -> str:
+        """One line, such as "pad 1024 rgb, masks 256 area, source coordinates".
+
+        It is the same wherever batches mean the same: packed and unpacked masks of one grid, drawn
+        or stored; canvases and native images, which a batch puts on canvases.
+        """
+        fit = "squash" if self.masks.fit == "squash" else "pad"
+        pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
+        kind = "runs" if self.masks.source == "runs" else "masks"
+        return (
+            f"{fit} {self.image.side} {pixels}, {kind} {self.masks.size} {self.masks.sampling}, "
+            f"{coordinates} coordinates"
+        )
 
 
 def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) -> Any:
-    """One sample of a pack: a dict as `Dataset` describes it, or what `transform` made of it.
+    """One sample of a pack: a dict as `Dataset` describes it, or what `transform` returned for it.
 
-    Raises ReadError with the sample's name if it cannot be read. An exception of a hook is passed
-    on with a note that names the sample.
+    Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
+    refuses a map or a file. An exception of the transform passes with a note that names the sample.
     """
     number, local, first, stop = pack.locate(row)
     try:
         if options.check == "read":
             sample = _checked_sample(pack, row, spec)
         else:
-            image, size, file_name, *arrays = pack.shards.arrays(number)
-            sample = {"size": size[local], "file_name": file_name[local]}
-            for key, array in zip(MASK_KEYS, arrays, strict=False):  # perhaps without bits
-                sample[key] = array[first:stop]
-            if not pack.layout.flat:
-                sample["image"] = image[local]
-            else:
-                sample["image"] = image[slice(*pack.shards[number].image_range(local))]
-            if spec.masks.source != "bits":
-                sample |= _runs(pack.shards[number], first, stop)
+            sample = _sample_views(pack.shards.open(number), local, first, stop, spec)
         sample["file_name"] = _file_name(sample["file_name"])
         _convert(sample, pack.layout, spec)
+    except ResourceShortage:
+        raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, row, number, local, error) from error
     sample["image_id"] = int(pack.index.image_id[row])
     sample["index"] = row
     if options.coordinates == "stored":
         _scale(sample)
-    if options.mask_transform is None and options.transform is None:
-        return sample
-    return _transformed(sample, options)
+    return sample if options.transform is None else _transformed(sample, options.transform)
 
 
-def _runs(shard: Shard, first: int, stop: int) -> Sample:
+def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: SampleSpec) -> Sample:
+    """The stored rows of a sample as views; `first` to `stop` are its masks."""
+    sample = {key: array[row] for key, array in opened.per_sample}
+    for key, array in opened.per_mask:
+        sample[key] = array[first:stop]
+    if opened.image_edges is not None:
+        start, nbytes = opened.image_span(row)
+        sample["image"] = opened.arrays["image"][start : start + nbytes]
+    if spec.masks.source != "bits":
+        sample |= _runs(opened, first, stop)
+    return sample
+
+
+def _runs(opened: OpenShard, first: int, stop: int) -> Sample:
     """The runs of masks `first` to `stop` of a shard."""
-    offset = shard["run_offset"][first : stop + 1]
+    shard, offset = opened.shard, opened.run_offset[first : stop + 1]
     begin, end = int(offset[0]), int(offset[-1])
     # Compared, not subtracted: a difference of two int64 may wrap round.
     if begin < 0 or end > shard.extent.runs or (offset[1:] < offset[:-1]).any():
         raise FormatError(
-            f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} do not rise within 0 "
-            f"and {shard.extent.runs}; {REPAIR}"
+            f"{shard.folder / 'run_offset'}: runs of masks {first} to {stop} are not "
+            f"non-decreasing from 0 to {shard.extent.runs}; {REPAIR}"
         )
-    return {"run_ends": shard["run_ends"][begin:end], "run_offset": offset - begin}
+    return {"run_ends": opened.arrays["run_ends"][begin:end], "run_offset": offset - begin}
 
 
 def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
@@ -140,11 +147,12 @@ def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
     rows = pack.read_rows(row)
     for array in rows.values():
         array.flags.writeable = False
-    sample = {"image": rows["image"] if pack.layout.flat else rows["image"][0]}
-    sample |= {"size": rows["size"][0], "file_name": rows["file_name"][0]}
-    sample |= {
-        key: rows[name] for key, name in zip(MASK_KEYS, MASK_ARRAYS, strict=True) if name in rows
-    }
+    sample = {field.sample: rows[field.array][0] for field in STORED_SAMPLE_FIELDS}
+    for field in MASK_FIELDS:
+        if field.array in rows:
+            sample[field.sample] = rows[field.array]
+    if pack.layout.flat:
+        sample["image"] = rows["image"]
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
@@ -152,7 +160,7 @@ def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
 
 
 def _convert(sample: Sample, layout: Layout, spec: SampleSpec) -> None:
-    """Bring stored pixels and masks into the form that was asked for, in place."""
+    """Convert stored pixels and masks to what was asked for, in place."""
     if layout.flat or spec.image.how != AS_STORED:
         sample["image"] = _pixels(sample["image"], layout, sample["size"], spec.image)
     masks = spec.masks
@@ -169,8 +177,13 @@ def _convert(sample: Sample, layout: Layout, spec: SampleSpec) -> None:
 
 
 def _pixels(stored: np.ndarray, layout: Layout, size: np.ndarray, spec: ImageSpec) -> np.ndarray:
-    """Views of native pixels, or new RGB of planes."""
-    height, width = int(size[2]), int(size[3])
+    """Views of native pixels, or RGB in a new array that is converted from planes."""
+    height, width = size[2:].tolist()
+    if stored.size != image_nbytes(layout, height, width):
+        raise FormatError(
+            f"an image of {stored.size} bytes, but its size of {height} x {width} takes "
+            f"{image_nbytes(layout, height, width)}; {REPAIR}"
+        )
     if layout.pixels == "rgb":
         return stored.reshape(height, width, 3)
     if spec.how != RGB_OF_YUV:
@@ -191,25 +204,22 @@ def _file_name(stored: np.ndarray) -> str:
 def _scale(sample: Sample) -> None:
     """Source pixels to stored-image pixels: x by stored w / source w, y by stored h / source h.
 
-    Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0 and a
-    side's length becomes the stored side's.
+    Both ends of an axis are mapped onto each other (pixel edges, not centres), so 0 stays 0 and the
+    length of a side becomes that of the stored side.
     """
     height, width, stored_height, stored_width = sample["size"].tolist()
     xy = (stored_width / width, stored_height / height)
-    for key in _SCALED:
-        sample[key] = sample[key] * np.array(xy * (sample[key].shape[-1] // 2))
+    with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+        for key in SCALED_KEYS:
+            sample[key] = sample[key] * np.array(xy * (sample[key].shape[-1] // 2))
 
 
-def _transformed(sample: Sample, options: SampleOptions) -> Any:
+def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:
     name = f"{sample['file_name']} (image_id {sample['image_id']}, row {sample['index']})"
-    hook = "mask_transform"
     try:
-        if options.mask_transform is not None:
-            sample["masks"] = options.mask_transform(sample["masks"])
-        hook = "transform"
-        return sample if options.transform is None else options.transform(sample)
+        return transform(sample)
     except Exception as error:
-        error.add_note(f"raised by {hook} for sample {name}")
+        error.add_note(f"raised by transform for sample {name}")
         raise
 
 
@@ -226,7 +236,7 @@ def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) 
 
 
 def _name_if_readable(pack: Pack, number: int, local: int) -> str | None:
-    """The file name straight from its own file, whatever else is wrong with the shard."""
+    """The file name directly from its own file, whatever else is wrong with the shard."""
     samples = pack.manifest.shards[number].samples
     try:
         names = map_array(pack.shards.folder(number), pack.layout.array("file_name"), samples)

@@ -1,20 +1,20 @@
-"""In which form samples give pixels and masks: what was asked for, and what the pack has."""
+"""How the pixels and masks of samples look: what was asked for, and what the pack has."""
 
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from sa1bpack import masks
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout, Manifest
 
-# How an image goes into a batch.
-AS_STORED = 0  # a canvas as it is
+# How an image is put into a batch.
+AS_STORED = 0  # a stored canvas, unchanged
 RGB_ON_CANVAS = 1  # native rgb
 YUV_ON_CANVAS = 2  # native yuv420, planes stay planes
-RGB_OF_YUV = 3  # yuv420 of either kind, converted
+RGB_OF_YUV = 3  # yuv420, native or on a canvas, converted
 
 MASKS = ("bits", "bool", "runs")
 PIXELS = ("rgb", "stored")
@@ -22,13 +22,13 @@ PIXELS = ("rgb", "stored")
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """How the masks of a sample come about.
+    """How the masks of a sample are made.
 
     source    "bits": from the stored bits. "drawn": from the exact runs, on a grid of `size`.
-              "runs": they are the runs
-    size      cells a side
-    as_bool   unpacked; else bits. "runs" are neither
-    sampling  by which they are drawn, or were when the pack was made
+              "runs": not at all, a sample has the runs
+    size      cells per side
+    as_bool   unpacked, otherwise bits; of no meaning for "runs"
+    sampling  how they are drawn, or were drawn when the pack was made
     fit       of the grid
     """
 
@@ -41,10 +41,10 @@ class MaskSpec:
     def draw(
         self, run_ends: np.ndarray, run_offset: np.ndarray, size: np.ndarray, out=None
     ) -> np.ndarray:
-        """Bits uint8 (m, size, size / 8) of masks, into `out` if that is given.
+        """The bits of masks, uint8 (m, size, size / 8), drawn into `out` if that is given.
 
         run_ends    int32 (r,)
-        run_offset  int64 (m + 1,), into it
+        run_offset  int64 (m + 1,), into run_ends
         size        int32 (4,), the sample's: source height and width come first
 
         Raises MaskError for runs that do not fit the image.
@@ -56,14 +56,14 @@ class MaskSpec:
 
 
 def mask_spec(manifest: Manifest, kind: str, size: Any, sampling: str | None) -> MaskSpec:
-    """The form of masks that options ask for, of the pack with this manifest.
+    """The masks that options ask for, of the pack with this manifest.
 
-    Without a size or a sampling they are the pack's own. What is asked for and not stored is drawn.
+    Size and sampling default to the pack's own. Masks that are not stored are drawn from the runs.
 
-    Raises OptionError for a size that cannot be drawn, or where the pack has no runs to draw from.
+    Raises OptionError for a size that cannot be drawn, or if the pack has no runs to draw from.
     """
     layout, own = manifest.layout, pack_sampling(manifest)
-    cells = layout.mask_size if size is None else _checked_size(size)
+    cells = layout.mask_size if size is None else _grid_size(size)
     used = own if sampling is None else sampling
     if kind == "runs" and size is None:
         source = "runs"
@@ -71,36 +71,36 @@ def mask_spec(manifest: Manifest, kind: str, size: Any, sampling: str | None) ->
         source = "drawn"
     else:
         source = "bits"
-    # What a later release has sampled in its own way can be read all the same.
-    if (source != "bits" or sampling is not None) and used not in masks.SAMPLINGS:
-        raise OptionError(f"mask_sampling is {used!r}: choose one of {', '.join(masks.SAMPLINGS)}")
+    # Stored bits can be read whatever the sampling, also one that a later release has added.
+    if source != "bits" or sampling is not None:
+        choice("mask_sampling", used, masks.SAMPLINGS)
     if source != "bits" and not layout.runs:
         raise OptionError(
             f"{_asked(kind, size, sampling)} needs the exact runs, but this pack was made without "
-            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; take "
-            "masks='bits' or 'bool' as they are, or pack again with --masks bits+runs"
+            f"them: it has bits of mask_size {layout.mask_size}, mask_sampling {own!r}; use "
+            "masks='bits' or 'bool' without other options, or pack again with --masks bits+runs"
         )
     return MaskSpec(source, cells, kind != "bits", used, layout.fit)
 
 
 def pack_sampling(manifest: Manifest) -> str:
-    """The sampling of a pack's own masks, see docs/format.md: the only record that is read here."""
+    """The sampling of a pack's own masks; see docs/format.md."""
     return manifest.options.get("mask_sampling", "area")
 
 
 def _asked(kind: str, size: Any, sampling: str | None) -> str:
-    """What was asked for of masks, in words."""
+    """The options for masks that were given, as text."""
     options = {"masks": kind, "mask_size": size, "mask_sampling": sampling}
     return " with ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
 
 
-def _checked_size(size: Any) -> int:
-    """A grid's cells a side, of an int or what can stand for one."""
+def _grid_size(size: Any) -> int:
+    """A grid's cells per side."""
     try:
-        cells = 0 if isinstance(size, bool) else index(size)
-    except TypeError:
-        cells = 0
-    if not 8 <= cells <= masks.MAX_MASK_SIZE or cells % 8:
+        cells = whole_number("mask_size", size, 8, masks.MAX_MASK_SIZE)
+    except OptionError:
+        cells = None
+    if cells is None or cells % 8:
         raise OptionError(
             f"mask_size is {size!r}: choose a multiple of 8 from 8 to {masks.MAX_MASK_SIZE}, or "
             "None"
@@ -110,11 +110,11 @@ def _checked_size(size: Any) -> int:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How an image gets onto its canvas in a batch.
+    """How an image is put onto its canvas in a batch.
 
     how    AS_STORED, RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
     shape  of the canvas: (S, S, 3), or I420 (S * 3 / 2, S)
-    flat   a sample's image has no canvas of its own: it is (h, w, 3), or the bytes of its planes
+    flat   a sample's image has no canvas: it is (h, w, 3), or the bytes of its planes (n,)
     """
 
     how: int
@@ -123,12 +123,12 @@ class ImageSpec:
 
     @property
     def side(self) -> int:
-        """Pixels of a side of the canvas."""
+        """Pixels per side of the canvas."""
         return self.shape[1]
 
 
 def image_spec(layout: Layout, pixels: str) -> ImageSpec:
-    """The canvas of images, for the option `pixels`: "rgb", or "stored", which converts nothing.
+    """The canvas of images for the option `pixels`: "rgb", or "stored", which converts nothing.
 
     Raises OptionError for planes on a canvas with an odd side.
     """
@@ -139,8 +139,8 @@ def image_spec(layout: Layout, pixels: str) -> ImageSpec:
         return ImageSpec(RGB_OF_YUV, (side, side, 3), layout.flat)
     if side % 2:
         raise OptionError(
-            f"pixels='stored' needs canvases for planes, but image_size is {side}, which is odd; "
-            "take pixels='rgb'"
+            f"pixels='stored' puts planes on a canvas, which needs an even image_size; this pack's "
+            f"is {side}: use pixels='rgb'"
         )
     how = YUV_ON_CANVAS if layout.flat else AS_STORED
     return ImageSpec(how, (side * 3 // 2, side), layout.flat)

@@ -10,7 +10,7 @@ from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_samples, copy_s
 from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.columns import offsets_of
-from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.shard_files import ShardFiles, shard_files

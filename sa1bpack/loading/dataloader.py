@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import ReadError
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import ReadingOptions, reading_options
@@ -43,7 +44,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _EpochSampler:
-    """The batches of the epoch that a PackDataLoader has begun, as torch's DataLoader wants them."""
+    """The batches of the epoch that a PackDataLoader has begun, for torch's DataLoader."""
 
     def __init__(self, batches: OrderedBatches):
         self.batches = batches
@@ -206,7 +207,7 @@ def make_dataloader(
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
     """
-    ds = as_dataset(ds, "make_dataloader")
+    ds = as_dataset(ds)
     chosen = reading_options("make_dataloader", options, _OTHER_NAMES)
     if workers is None:
         workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0

@@ -82,11 +82,11 @@ class BatchReader:
         self._cursor.load_state_dict(state)
 
     def _described(self, own: str) -> str:
-        """For `repr`: the dataset, the batches, where the order is, and what is the reader's own."""
+        """For `repr`: the dataset, the batches, the place in the order, and the reader's `own`."""
         batches = self.batches
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {len(batches)} batches of "
-            f"{batches.batch_size} in {batches.order.kind} order, epoch {self._cursor.epoch}, {own}>"
+            f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, {own}>"
         )
 
 

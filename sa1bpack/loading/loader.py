@@ -1,6 +1,6 @@
 """Batches of a pack with one copy: threads fill reused buffers, in order.
 
-One batch goes: `Planner.plan` looks up where its samples are; reader threads copy them from the page
+`Planner.plan` looks up where the samples of a batch are; reader threads copy them from the page
 cache into a buffer (`copy_samples`); a device takes it from there (`devices`); the consumer gets it
 in its turn (`BatchQueue`).
 """
@@ -8,11 +8,14 @@ in its turn (`BatchQueue`).
 import logging
 import os
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.dataset import Dataset, as_dataset
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES
 from sa1bpack.loading.buffer_pool import Buffer, BufferPool
@@ -23,7 +26,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
-from sa1bpack.loading.shard_files import forget_closed_shards, most_open_shards
+from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 
@@ -95,7 +98,7 @@ class Loader(BatchReader):
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
         """
-        ds = as_dataset(ds, "a Loader")
+        ds = as_dataset(ds)
         chosen = reading_options("Loader", options, _OTHER_NAMES)
         if ds.options.transform is not None:
             raise OptionError(
@@ -183,7 +186,8 @@ class Loader(BatchReader):
         if self._pid != os.getpid():
             self._pid, self._pool, self._epoch = os.getpid(), None, None
         if self._pool is None:
-            self._pool = BufferPool(self._allocate, self._ahead + 2)
+            plan = self.plan()
+            self._pool = BufferPool(partial(_allocated, self._device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         planner = kind(self._dataset, self._spec, self._choice, self._options.capacity)
         epoch = Epoch(
@@ -191,19 +195,9 @@ class Loader(BatchReader):
         )
         # Of the iteration, not the loader: a loop that is left early ends its threads at once.
         self._epoch = weakref.finalize(iteration, epoch.end, _END_SECONDS)
+        self._cursor.on_end = _ends_epoch_of(self)
         _log.debug("epoch %d of %r", batches.epoch, self)
         return epoch
-
-    def _allocate(self) -> Buffer:
-        """A buffer. Raises LoaderError if there is no memory for it."""
-        try:
-            return self._device.allocate(self.plan().batch_bytes)
-        except (MemoryError, RuntimeError) as error:  # torch has no class of its own for pinned
-            reason = str(error)
-        raise LoaderError(
-            f"no memory for {self.plan()}; lower batch_size, max_masks or ahead, keep fewer "
-            f"batches, or take packed masks (masks='flat_bits'): {reason}"
-        )
 
     def _end_epoch(self, wait: float = _END_SECONDS) -> None:
         """End the threads of the iteration that runs, if there is one."""
@@ -222,7 +216,6 @@ class Loader(BatchReader):
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
-        forget_closed_shards()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None, "_epoch": None}
@@ -232,3 +225,26 @@ class Loader(BatchReader):
 
     def __exit__(self, *exc) -> None:
         self.close()
+
+
+def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
+    """A buffer. Raises LoaderError if there is no memory for it."""
+    try:
+        return device.allocate(plan.batch_bytes)
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for pinned
+        reason = str(error)
+    raise LoaderError(
+        f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or take "
+        f"packed masks (masks='flat_bits'): {reason}"
+    )
+
+
+def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
+    """What the cursor calls when an iteration was ended; it must not keep the loader."""
+    found = weakref.ref(loader)
+
+    def end() -> None:
+        if (loader := found()) is not None:
+            loader._end_epoch()
+
+    return end

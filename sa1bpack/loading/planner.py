@@ -20,14 +20,16 @@ from sa1bpack.batch.mask_choice import CHOICES, MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.columns import expanded, offsets_of
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import MASK_FIELDS
+from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.sample import read_error
-from sa1bpack.dataset.shards import OpenShard
-from sa1bpack.errors import FormatError, LoaderError, ReadError, ResourceShortage
+from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_place import image_nbytes
 from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
 
-Found = tuple[int, Exception]
+# Key of a sample → array of a shard.
+_ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 
 
 class Planner:
@@ -52,10 +54,7 @@ class Planner:
         """
         indices = np.concatenate(batches)
         numbers, local, first, stop = self.ds.locate_many(indices)
-        shards, failed = self.ds.shards.open_many(set(numbers.tolist()))
-        for error in failed.values():
-            if isinstance(error, ResourceShortage):
-                raise error
+        shards, failed = self.ds.shards.open_many(numbers.tolist())
         wrong: dict[int, Exception] = {}
         for k, number in enumerate(numbers.tolist()):
             error = failed.get(number) or _masks_outside(shards[number], first[k], stop[k])
@@ -77,19 +76,20 @@ class Planner:
         return BatchCopy(self, lookup, low, high)
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
-        """The lookup of the samples that are not `wrong`, which grows by what is found here."""
-        spec, layout = self.spec, self.ds.layout
+        """The lookup of the samples that are not in `wrong`, to which this adds what it finds."""
+        spec = self.spec
         sizes = np.zeros((len(indices), 4), np.int32)
         spans = np.zeros((len(indices), 2), np.int64)
         for k, (number, row) in enumerate(zip(numbers.tolist(), local.tolist(), strict=True)):
             if k not in wrong:
                 shard = shards[number]
-                sizes[k], spans[k] = shard.sizes[row], shard.image_span(row)
-                error = _image_outside(shard, layout, row, sizes[k], *spans[k].tolist())
-                if error is None and spec.masks.source != "bits":
-                    error = _runs_outside(shard, row, int(first[k]), int(stop[k]))
-                if error is not None:
-                    wrong[k] = error
+                try:
+                    sizes[k], spans[k] = shard.sizes[row], shard.image_span(row)
+                    _check_image(shard, row, sizes[k], *spans[k].tolist())
+                    if spec.masks.source != "bits":
+                        _check_runs(shard, row, int(first[k]), int(stop[k]))
+                except FormatError as error:
+                    wrong[k] = without_frames(error)
         good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
         indices, numbers, local, first, stop = (
             array[good] for array in (indices, numbers, local, first, stop)
@@ -103,7 +103,7 @@ class Planner:
         mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)
         addresses = np.empty((len(rows), len(spec.arrays)), np.int64)
         for k, shard in enumerate(found):
-            addresses[k] = shard.addresses_of(spec.arrays)
+            addresses[k] = [shard.addresses[name] for name in spec.arrays]
         if self.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
@@ -138,7 +138,7 @@ class Planner:
         sample = {"image_id": image_id}
         if masks > self.choice.max_masks and self.choice.choose != "random":
             key = CHOICES[self.choice.choose]
-            sample[key] = shard.field(key)[first:stop]
+            sample[key] = shard.arrays[_ARRAY_OF[key]][first:stop]
         kept = self.choice.rows(sample, masks, epoch)
         return np.arange(masks) if kept is None else kept
 
@@ -170,32 +170,31 @@ def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | Non
     )
 
 
-def _image_outside(shard: OpenShard, layout, row: int, size, start, nbytes) -> FormatError | None:
-    """The error of sizes, or of a place of the pixels, that do not fit the arrays."""
-    side, (height, width) = layout.image_size, size[2:].tolist()
-    if size.min() < 1 or max(height, width) > side:
-        return FormatError(
-            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be 1 or "
-            f"more, and stored ones at most {side}; {REPAIR}"
+def _check_image(shard: OpenShard, row: int, size: np.ndarray, start: int, nbytes: int) -> None:
+    """Raise FormatError for sizes, or pixels, that the arrays do not have.
+
+    size  int32 (4,), copied: it cannot change any more
+    """
+    layout = shard.shard.layout
+    height, width = size[2:].tolist()
+    if size.min() < 1 or max(height, width) > layout.image_size:
+        raise FormatError(
+            f"{shard.path('size')}: sides of sample {row} are {size.tolist()}; they must be at "
+            f"least 1, and stored ones at most {layout.image_size}; {REPAIR}"
         )
-    if not layout.flat:
-        return None
-    end, needed = len(shard.arrays["image"]), image_nbytes(layout, height, width)
-    if start >= 0 and nbytes == needed and start + nbytes <= end:
-        return None
-    return FormatError(
-        f"{shard.path('image_offset')}: the pixels of sample {row} are bytes {start} to "
-        f"{start + nbytes} of {end}, but its {height} x {width} take {needed}; {REPAIR}"
-    )
+    if layout.flat and nbytes != image_nbytes(layout, height, width):
+        raise FormatError(
+            f"{shard.path('image_offset')}: the pixels of sample {row} are {nbytes} bytes, but its "
+            f"{height} x {width} take {image_nbytes(layout, height, width)}; {REPAIR}"
+        )
 
 
-def _runs_outside(shard: OpenShard, row: int, first: int, stop: int) -> FormatError | None:
-    """The error of runs that do not follow one another within their array."""
+def _check_runs(shard: OpenShard, row: int, first: int, stop: int) -> None:
+    """Raise FormatError for runs that do not follow one another within their array."""
     edges, runs = shard.run_offset[first : stop + 1], shard.shard.extent.runs
     # Compared, not subtracted: a difference of two int64 may wrap round.
-    if edges[0] >= 0 and edges[-1] <= runs and (edges[1:] >= edges[:-1]).all():
-        return None
-    return FormatError(
-        f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be non-decreasing "
-        f"and from 0 to {runs}; {REPAIR}"
-    )
+    if edges[0] < 0 or edges[-1] > runs or (edges[1:] < edges[:-1]).any():
+        raise FormatError(
+            f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be "
+            f"non-decreasing and from 0 to {runs}; {REPAIR}"
+        )

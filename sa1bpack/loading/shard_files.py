@@ -1,17 +1,17 @@
 """Open files of shards, which batches are read from: one budget for the whole process.
 
-The files that were used last stay open, two per shard, together at most a quarter of the process's
-limit of open files, however many Loaders there are. A file that is used meanwhile stays open
-until nobody needs it.
+The files that were used last stay open as long as their shards are, two per shard, together at most
+a quarter of the process's limit of open files, however many Loaders there are.
 """
 
 import os
 import resource
 import threading
 import weakref
+from collections import OrderedDict
 
 from sa1bpack.batch.copy_samples import NO_FILE
-from sa1bpack.dataset.shards import OpenShard
+from sa1bpack.dataset.open_shard import OpenShard
 
 _MOST_SHARDS = 4096
 
@@ -44,35 +44,33 @@ class ShardFiles:
 
 
 class _Cache:
-    """The files that were used last, by shard. Files are opened and closed without the lock."""
+    """The files that were used last, by shard, until their shard is closed.
+
+    Files are opened and closed without the lock. Shards may be collected in the middle of anything,
+    so every change of the dictionary is one step.
+    """
 
     def __init__(self):
         self._lock = threading.Lock()
         # A shard's number in memory stands for it as long as the reference beside it lives: a pack
         # that was opened again, perhaps after a repair, has other shards.
-        self._files: dict[tuple, tuple[weakref.ref, ShardFiles]] = {}
+        self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
     def get(self, shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
         key = (id(shard), names)
         with self._lock:
             held = self._files.pop(key, None)
-            if held is not None and held[0]() is shard:
+            if held is not None:
                 self._files[key] = held  # after the others: it was used last
                 return held[1]
         files = ShardFiles(shard, names)  # other threads need not wait for a slow file system
-        most, dropped = most_open_shards(), [held]
+        reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
+        most, dropped = most_open_shards(), []
         with self._lock:
-            self._files[key] = (weakref.ref(shard), files)
+            self._files[key] = (reference, files)
             while len(self._files) > most:
-                dropped.append(self._files.pop(next(iter(self._files))))
+                dropped.append(self._files.popitem(last=False))
         return files
-
-    def forget(self) -> None:
-        """Let go of files whose shards are gone; those that a batch still needs stay open."""
-        with self._lock:
-            gone = [key for key, (shard, _) in self._files.items() if shard() is None]
-            dropped = [self._files.pop(key) for key in gone]
-        del dropped
 
     def begin_in_child(self) -> None:
         """After a fork: another thread may have held the lock."""
@@ -86,8 +84,3 @@ os.register_at_fork(after_in_child=_cache.begin_in_child)
 def shard_files(shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
     """The files of these two arrays, for as long as the caller keeps them. Raises OSError."""
     return _cache.get(shard, names)
-
-
-def forget_closed_shards() -> None:
-    """Close the files of shards that nobody has open any more."""
-    _cache.forget()

@@ -18,7 +18,7 @@ from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.plan import plan_batch
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.dataset import open as open_pack
-from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.errors import LoaderError, OptionError, ReadError
 
 PER_MASK = (
     "masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords",
@@ -75,7 +75,8 @@ def check(batch, due):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6), form=st.sampled_from(LAYOUTS),
+    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6),
+    form=st.sampled_from(sorted(LAYOUTS)),
     cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
 )  # fmt: skip
 def test_batches_are_those_of_a_plain_reference(ds, packed, rows, form, cap, choose):
@@ -130,7 +131,7 @@ def test_buffers_that_do_not_fit_are_refused(ds):
 def test_several_threads_fill_one_batch(ds, form):
     """In any order: what a sample writes does not overlap with another's."""
     rows = [10, 4, 1, 8, 2, 0]
-    plan = plan_batch(ds.__getitems__(rows), form, MaskChoice(5))
+    plan = plan_batch(ds.__getitems__(rows), LAYOUTS[form], MaskChoice(5))
     arrays = {key: np.empty(*spec) for key, spec in plan.shapes().items()}
     plan.fill_counts(arrays)
     with ThreadPoolExecutor(3) as pool:
@@ -299,37 +300,11 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
 
 
 @pytest.mark.parametrize("form", LAYOUTS)
-@pytest.mark.parametrize("known", ["form", "sample"])
-def test_a_batch_of_which_nothing_is_left_has_all_keys(damaged, ds, form, known):
-    """By the layout, or by a sample that came before."""
-    collate = Collate(form, on_error="drop", sample_spec=ds.spec if known == "form" else None)
-    full = collate(ds.__getitems__([3])) if known == "sample" else Collate(form)([ds[3]])
-    empty = collate(damaged.__getitems__([5]))
-    assert empty.pop("dropped").tolist() == [5]
-    full.pop("dropped", None)
-    assert empty.keys() == full.keys()
-    for key, tensor in full.items():
-        rows = 1 if key == "mask_offsets" else 0
-        ragged = key in PER_MASK and form.startswith("padded")
-        due = (0, 0, *tensor.shape[2:]) if ragged else (rows, *tensor.shape[1:])
-        assert empty[key].shape == due and empty[key].dtype == tensor.dtype, key
-
-
-def test_an_empty_batch_has_the_keys_and_shapes_that_a_transform_gives(damaged):
-    """And nothing but counts if none is known."""
-
-    def transform(sample):
-        return {"image": sample["image"][:6].astype(np.float32), "text": sample["file_name"],
-                "masks": np.zeros((1, 4, 5), bool)}  # fmt: skip
-
-    dataset = damaged.with_options(transform=transform)
-    collate = Collate(on_error="drop", max_masks=3, pad_to_max=True)
-    assert collate(dataset.__getitems__([5])).keys() == {"mask_counts", "dropped"}
-    collate(dataset.__getitems__([0]))
-    empty = collate(dataset.__getitems__([5]))
-    assert empty["images"].shape == (0, 6, 24, 3) and empty["images"].dtype == torch.float32
-    assert empty["masks"].shape == (0, 3, 4, 5) and empty["text"] == []
-    assert empty.keys() == {"images", "masks", "text", "mask_counts", "dropped"}
+def test_a_batch_of_which_nothing_remains_is_an_error(damaged, form):
+    with pytest.raises(LoaderError, match=r"none of the 2 samples .* could be read: row 4"):
+        Collate(form, on_error="drop")(damaged.__getitems__([4, 5]))
+    with pytest.raises(OptionError, match="at least one sample"):
+        Collate(form)([])
 
 
 @pytest.mark.parametrize("made", [None, [1, 2], 7])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from batches import same
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import open as open_pack
@@ -52,6 +53,11 @@ def test_numbers_that_a_batch_can_hold_may_be_of_any_type(ds):
     assert batch["bboxes"].dtype == torch.float32 and batch["indices"].tolist() == [3, 3]
 
 
+def of_masks(change):
+    """A transform that changes the masks alone."""
+    return lambda sample: sample | {"masks": change(sample["masks"])}
+
+
 def as_bytes(masks):
     return np.asarray(masks).astype(np.uint8)
 
@@ -59,16 +65,16 @@ def as_bytes(masks):
 @pytest.mark.parametrize("form", ["padded", "flat_bits"])
 @pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
 def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, form, hook):
-    ds = open_pack(packed.root, masks="bool", mask_transform=hook)
+    ds = open_pack(packed.root, masks="bool", transform=of_masks(hook))
     with pytest.raises(OptionError, match=r"would be taken for packed bits: .* give .* as bool"):
         next(iter(make_dataloader(ds, 4, masks=form, workers=0)))
-    square = ds.with_options(mask_transform=as_bytes)
+    square = ds.with_options(transform=of_masks(as_bytes))
     with pytest.raises(OptionError, match=r"would be taken for packed bits"):
         Collate(form)(square.__getitems__([0, 2]))
 
 
 def test_bits_that_a_hook_cut_are_still_bits(packed):
-    ds = open_pack(packed.root, mask_transform=lambda bits: bits[:, 4:12, :1])
+    ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
     batch = next(iter(make_dataloader(ds, 4, order="sequential", workers=0)))
     whole = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
     assert torch.equal(batch["masks"], whole[:, :, 4:12, :8])
@@ -83,12 +89,11 @@ def test_both_loaders_give_bits_of_a_dataset_that_unpacks_them(ds, form, cap):
         for batches in zip(made, loader, plain, strict=True):
             assert batches[0]["masks"].dtype == torch.uint8
             for batch in batches[:2]:
-                assert batch.keys() == batches[2].keys()
-                assert all(torch.equal(batch[key], batches[2][key]) for key in batch)
+                same(batch, batches[2])
 
 
 def test_masks_of_an_odd_width_cannot_become_bits(packed):
-    ds = open_pack(packed.root, masks="bool", mask_transform=lambda masks: masks[:, :, :9])
+    ds = open_pack(packed.root, masks="bool", transform=of_masks(lambda masks: masks[:, :, :9]))
     with pytest.raises(OptionError, match=r"bool \(2, 16, 9\): .* a multiple of 8"):
         Collate("flat_bits")([ds[0]])
     assert Collate("flat")([ds[0]])["masks"].shape == (2, 16, 9)
@@ -96,7 +101,7 @@ def test_masks_of_an_odd_width_cannot_become_bits(packed):
 
 @pytest.mark.parametrize("make", [Loader, make_dataloader])
 def test_bits_of_a_dataset_of_runs_are_refused_when_the_loader_is_made(ds, make):
-    with pytest.raises(OptionError, match="the dataset gives their runs"):
+    with pytest.raises(OptionError, match="the dataset yields their runs"):
         make(ds.with_options(masks="runs"), 4, masks="padded_bits")
 
 
@@ -113,8 +118,8 @@ def test_runs_of_fewer_masks_than_the_rest_are_an_error_with_the_name(ds):
 
 
 def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
-    assert Collate(canvas=16384).plan([]).samples == []
-    with pytest.raises(OptionError, match="canvas is .*: choose a whole number from 1 to 16384"):
+    assert Collate(canvas=16384).plan([ds[0]]).canvas == 16384
+    with pytest.raises(OptionError, match=r"canvas is .*: choose a whole number from 1 to 16384"):
         Collate(canvas=16385)
 
 
@@ -122,7 +127,7 @@ def test_what_is_no_list_of_samples_is_refused(ds):
     for wrong in (ds[0], None, 3):
         with pytest.raises(OptionError, match=r"a list of samples, .* give \[sample\]"):
             Collate()(wrong)
-    with pytest.raises(OptionError, match="sample_spec is 3: give the `form` of a dataset"):
+    with pytest.raises(OptionError, match="sample_spec is 3: give the `spec` of a dataset"):
         Collate(sample_spec=3)
 
 

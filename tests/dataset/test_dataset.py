@@ -179,10 +179,22 @@ def test_unknown_columns_are_named_with_those_there_are(ds):
     """As misspelt names must be."""
     with pytest.raises(KeyError, match=r"areas.*mask_count"):
         ds.column("areas")
-    with pytest.raises(KeyError, match=r"image_id.*area"):
-        ds.mask_column("image_id")
-    with pytest.raises(OptionError, match=r"mean.*sum, max, min"):
+    with pytest.raises(KeyError, match=r"image_ids.*the columns are bbox, area"):
+        ds.mask_column("image_ids")
+    with pytest.raises(KeyError, match=r"the columns are image_id.*bbox"):
+        next(ds.columns())["areas"]
+    with pytest.raises(OptionError, match=r"reduce is 'mean': choose one of sum, max, min"):
         ds.column("area", "mean")
+
+
+def test_a_column_of_masks_or_samples_asked_for_as_the_other_names_the_remedy(ds):
+    with pytest.raises(KeyError, match=r"one value per mask: use mask_column\('area'\), or column"):
+        ds.column("area")
+    with pytest.raises(KeyError, match=r"column\('area', reduce=...\) with one of sum, max, min"):
+        ds.column("area")
+    for read in (ds.mask_column, lambda name: ds.column(name, "max")):
+        with pytest.raises(KeyError, match=r"one value per sample: use column\('image_id'\)"):
+            read("image_id")
 
 
 def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
@@ -202,8 +214,9 @@ def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
     for number in (0, -5, numbers[0] + 1, 2**62):
         with pytest.raises(KeyError):
             ds.by_id(number)
-    for wrong in (None, "100", 100.0):
-        with pytest.raises(OptionError, match=f"image_id is {wrong!r}: give a whole number"):
+    assert ds.index_of(np.int64(numbers[3])) == 3
+    for wrong in (None, "100", 100.0, True, 2**63):
+        with pytest.raises(OptionError, match=f"image_id is {wrong!r}: choose a whole number"):
             ds.index_of(wrong)
 
 
@@ -268,28 +281,27 @@ def test_stored_coordinates_are_source_ones_times_the_ratio_of_sides(packed):
         np.testing.assert_array_equal(found["areas"], due["area"])
 
 
-def test_hooks_run_after_everything_else(packed):
-    """mask_transform gets the masks, transform the sample with its result."""
+def test_a_transform_runs_after_everything_else(packed):
+    """It is called with the complete sample, and what it returns is the sample."""
     ds = open_pack(
-        packed.root, masks="bool", mask_transform=lambda masks: masks.sum(axis=(1, 2)),
-        transform=lambda sample: (sample["index"], sample["masks"]),
+        packed.root, masks="bool", coordinates="stored",
+        transform=lambda sample: (sample, sample["masks"].sum(axis=(1, 2))),
     )  # fmt: skip
-    index, cells = ds[4]
-    assert index == 4
-    assert (
-        cells.tolist()
-        == np.unpackbits(packed.samples[4]["mask_bits"]).reshape(9, -1).sum(1).tolist()
-    )
+    sample, cells = ds[4]
+    plain = open_pack(packed.root, masks="bool", coordinates="stored")[4]
+    assert sample.keys() == plain.keys()
+    assert all(np.array_equal(sample[key], plain[key]) for key in plain)
+    bits = np.unpackbits(packed.samples[4]["mask_bits"]).reshape(9, -1)
+    assert cells.tolist() == bits.sum(1).tolist()
 
 
-@pytest.mark.parametrize("hook", ["transform", "mask_transform"])
-def test_an_exception_of_a_hook_passes_with_the_name_of_the_sample(packed, hook):
+def test_an_exception_of_a_transform_passes_with_the_name_of_the_sample(packed):
     """It is the user's, and is neither dropped nor wrapped."""
-    ds = open_pack(packed.root, on_error="return", **{hook: lambda given: 1 // 0})
+    ds = open_pack(packed.root, on_error="return", transform=lambda sample: 1 // 0)
     with pytest.raises(ZeroDivisionError) as caught:
         ds.__getitems__([2])
     assert caught.value.__notes__ == [
-        f"raised by {hook} for sample sa_4994.jpg (image_id 4994, row 2)"
+        "raised by transform for sample sa_4994.jpg (image_id 4994, row 2)"
     ]
 
 
@@ -333,7 +345,7 @@ def test_fingerprints_tell_packs_apart(packed, pack_writer, tmp_path):
 def test_an_empty_pack_is_refused(pack_writer, tmp_path):
     """It cannot train anything, and its manifest names no index."""
     pack_writer(tmp_path / "empty", {})
-    with pytest.raises(FormatError, match="without shards"):
+    with pytest.raises(FormatError, match="a complete pack without samples"):
         open_pack(tmp_path / "empty")
     with pytest.raises(FormatError, match="no pack"):
         open_pack(tmp_path / "nothing")

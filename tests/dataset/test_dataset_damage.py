@@ -3,13 +3,9 @@
 import json
 import pickle
 import shutil
-import threading
-import weakref
 
-import numpy as np
 import pytest
 
-from sa1bpack.dataset import shards as shards_module
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
 
@@ -69,7 +65,7 @@ DEFECTS = {
     ),
     "another offset than the index": (
         lambda folder: write_at(folder / "mask_offset/c.0", 8, (8).to_bytes(8, "little")),
-        "mask_offset: not what",
+        "mask_offset: differs from what .*/index-[0-9a-f]{8}/mask_offset",
     ),
     "a last offset behind the end": (
         lambda folder: write_at(folder / "mask_offset/c.0", 24, (17).to_bytes(8, "little")),
@@ -191,43 +187,5 @@ def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, pack
     assert pickle.loads(pickled)[0]["index"] == 2
     shutil.rmtree(root)
     pack_writer(root, first_id=9000)
-    with pytest.raises(FormatError, match="changed meanwhile"):
+    with pytest.raises(FormatError, match="has changed since"):
         pickle.loads(pickled)
-
-
-def test_open_shards_keep_within_the_budget_of_mappings(packed, monkeypatch):
-    """Over all packs of the process, with views of closed shards still valid."""
-    monkeypatch.setattr(shards_module, "mapping_budget", lambda: 2 * 18 + 5)
-    monkeypatch.setattr(shards_module, "_all_shards", weakref.WeakSet())
-    one, two = open_pack(packed.root), open_pack(packed.root)
-    kept = one[0]
-    for index in np.random.default_rng(0).integers(0, 12, 200).tolist():
-        for ds in (one, two):
-            sample = ds[index]
-            np.testing.assert_array_equal(sample["image"], packed.samples[index]["image"])
-        assert len(one.shards._open) + len(two.shards._open) <= 2
-    np.testing.assert_array_equal(kept["image"], packed.samples[0]["image"])
-
-
-def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, monkeypatch):
-    """Every thread sees right samples, and the budget holds."""
-    monkeypatch.setattr(shards_module, "mapping_budget", lambda: 2 * 18)
-    ds = open_pack(packed.root)
-    failures = []
-
-    def read(seed):
-        try:
-            for index in np.random.default_rng(seed).integers(0, 12, 100).tolist():
-                found = ds[index]
-                assert found["index"] == index
-                np.testing.assert_array_equal(found["areas"], packed.samples[index]["area"])
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures and not any(thread.is_alive() for thread in threads)
-    assert len(ds.shards._open) <= 2

@@ -1,6 +1,5 @@
 """The dataset in other processes and in torch's DataLoader."""
 
-import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -57,19 +56,6 @@ def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_pa
     pickled = pickle.dumps(ds)
     monkeypatch.chdir(tmp_path)
     assert ds[0]["index"] == pickle.loads(pickled)[0]["index"] == 0
-
-
-def test_a_child_forked_while_a_thread_opens_a_shard_does_not_hang(packed):
-    """The child has the lock as it was, and no thread that would let go of it."""
-    ds = open_pack(packed.root)
-    queue = multiprocessing.get_context("fork").SimpleQueue()
-    with ds.shards._lock:
-        child = multiprocessing.get_context("fork").Process(
-            target=lambda: queue.put(ds[4]["image_id"]), daemon=True
-        )
-        child.start()
-    child.join(30)
-    assert child.exitcode == 0 and queue.get() == 4988
 
 
 def batches(ds, workers, context, **sampling):

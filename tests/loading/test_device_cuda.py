@@ -32,7 +32,7 @@ def test_batches_on_cuda_are_those_of_collate(packed, form, max_masks):
                     assert torch.equal(batch[key].cpu(), tensor), key
 
 
-def test_batches_that_are_kept_do_not_change_while_slots_are_reused(packed):
+def test_batches_that_are_kept_do_not_change_while_buffers_are_reused(packed):
     ds = open_pack(packed.root)
     with Loader(ds, 1, device="cuda", ahead=1, order="sequential") as loader:
         kept = [batch for _ in range(5) for batch in loader]
@@ -81,7 +81,7 @@ def test_the_plan_states_pinned_and_device_memory(packed):
         for _ in loader:
             pass
     loader.close()
-    assert plan.pinned and plan.host_bytes >= plan.slots * plan.slot_bytes
+    assert plan.pinned_bytes == plan.host_bytes >= plan.batches * plan.batch_bytes
     # The allocator rounds every tensor up to 512 bytes; unpacking needs the masks twice.
     room = 2 * plan.device_bytes + 512 * 64
     assert torch.cuda.max_memory_allocated() - before <= room

@@ -152,7 +152,7 @@ def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, sha
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "a", float("nan")])
 def test_a_share_that_is_none_is_refused(packed, share):
-    with pytest.raises(OptionError, match="max_dropped is .* 0 to 1"):
+    with pytest.raises(OptionError, match=r"max_dropped is .* 0 to 1"):
         Loader(open_pack(packed.root), 4, max_dropped=share)
 
 

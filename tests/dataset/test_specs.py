@@ -322,8 +322,6 @@ def test_native_images_without_a_canvas_name_the_remedy(packs):
 
 
 def test_what_does_not_go_together_is_refused_at_once(packs):
-    with pytest.raises(OptionError, match="mask_transform is for masks"):
-        sa1bpack.open(packs(), masks="runs", mask_transform=np.asarray)
     with pytest.raises(OptionError, match="gives no runs with check='read'"):
         sa1bpack.Loader(sa1bpack.open(packs(), masks="runs", check="read"), 2, device="cpu")
 

@@ -1,0 +1,176 @@
+"""An open shard: everything checked that reading relies on, and its arrays as memory maps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.dataset.fields import MASK_FIELDS, STORED_SAMPLE_FIELDS
+from sa1bpack.errors import FormatError
+from sa1bpack.format import Layout, Shard, ShardEntry, open_shard
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format.image_place import image_nbytes
+
+# Arrays that columns need and samples do not: mapped when they are first asked for.
+_MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
+
+# (key of a sample, array), each with all rows of the shard.
+KeyedArrays = tuple[tuple[str, np.ndarray], ...]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class OpenShard:
+    """A shard that was found sound, and its maps, which live as long as this or a view of them.
+
+    shard        the format's Shard
+    arrays       name → read-only memory map, all rows
+    addresses    name → address of its first byte in this process
+    per_sample   what a sample takes one row of; without `image` if images have no canvas
+    per_mask     what a sample takes the rows of its masks of
+    sizes        int32 (N, 4): source height and width, stored height and width
+    image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
+    run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
+    mappings     memory maps that the shard has once all its arrays are in use
+    """
+
+    shard: Shard
+    arrays: Mapping[str, np.ndarray]
+    addresses: Mapping[str, int]
+    per_sample: KeyedArrays
+    per_mask: KeyedArrays
+    sizes: np.ndarray
+    image_edges: np.ndarray | None
+    run_offset: np.ndarray | None
+    mappings: int
+
+    @classmethod
+    def of(cls, shard: Shard) -> "OpenShard":
+        """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
+        names = [spec.name for spec in shard.layout.arrays]
+        arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
+        return cls(
+            shard=shard,
+            arrays=arrays,
+            addresses={
+                name: array.__array_interface__["data"][0] for name, array in arrays.items()
+            },
+            per_sample=tuple(
+                (field.sample, arrays[field.array]) for field in STORED_SAMPLE_FIELDS
+                if field.array != "image" or not shard.layout.flat
+            ),
+            per_mask=tuple(
+                (field.sample, arrays[field.array]) for field in MASK_FIELDS
+                if field.array in arrays
+            ),
+            sizes=arrays["size"],
+            image_edges=arrays.get("image_offset"),
+            run_offset=arrays.get("run_offset"),
+            mappings=sum(rows > 0 for rows in shard.layout.array_rows(shard.extent).values()),
+        )  # fmt: skip
+
+    def image_span(self, row: int) -> tuple[int, int]:
+        """First byte in the chunk file of `image`, and number of bytes, of one sample's image.
+
+        Raises FormatError if the span is not within the file or does not fit the sample's size.
+        """
+        layout = self.shard.layout
+        if self.image_edges is None:
+            nbytes = layout.array("image").row_bytes
+            return row * nbytes, nbytes
+        start, stop = self.image_edges[row : row + 2].tolist()
+        height, width = self.sizes[row, 2:].tolist()
+        due = image_nbytes(layout, height, width)
+        # The files were checked when the shard was opened, and may have changed since.
+        if stop - start != due or start < 0 or stop > self.shard.extent.image_bytes:
+            raise FormatError(
+                f"{self.shard.folder / 'image_offset'}: the pixels of sample {row} are bytes "
+                f"{start} to {stop} of {self.shard.extent.image_bytes}, but its {height} x {width} "
+                f"take {due}; {REPAIR}"
+            )
+        return start, due
+
+    def run_spans(self, rows: np.ndarray) -> np.ndarray:
+        """int64 (k, 2): first run of each mask and one past its last; -1 if they are out of order.
+
+        rows  int64 (k,), masks of the shard
+
+        All zero if the shard has no runs.
+        """
+        if self.run_offset is None:
+            return np.zeros((len(rows), 2), np.int64)
+        spans = np.stack([self.run_offset[rows], self.run_offset[rows + 1]], 1)
+        low, high = spans[:, 0], spans[:, 1]
+        spans[(low < 0) | (high < low) | (high > self.shard.extent.runs)] = -1
+        return spans
+
+    def path(self, name: str) -> str:
+        """The chunk file of an array."""
+        return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
+
+
+def open_checked(
+    folder: Path, entry: ShardEntry, layout: Layout, ids: np.ndarray, offsets: np.ndarray,
+    index: Path,
+) -> OpenShard:  # fmt: skip
+    """Open a shard and check everything that reading it relies on.
+
+    That is its metadata against the manifest, the exact length of all its files, that its offsets
+    are non-decreasing, its sizes, and that ids and mask offsets are those of the pack's index.
+
+    folder   of the shard
+    entry    of the shard in the manifest
+    layout   of the pack
+    ids      int64 (N,): image ids according to the index
+    offsets  int64 (N + 1,): mask offsets according to the index, counted from the shard's first
+    index    folder of the index, for messages
+
+    Raises FormatError naming the file and what is wrong with it, OSError if one cannot be opened.
+    """
+    shard = open_shard(folder, layout, deep=False)
+    if shard.extent != entry.extent:
+        raise FormatError(
+            f"{folder}: {shard.extent}, but the manifest says {entry.extent}; {REMEDY}"
+        )
+    check_offsets_rise(folder / "mask_offset", shard["mask_offset"])
+    found = map_array(folder, layout.array("image_id"), len(shard))  # not needed any longer
+    for name, same in (
+        ("image_id", np.array_equal(ids, found)),
+        ("mask_offset", np.array_equal(offsets, shard["mask_offset"])),
+    ):
+        if not same:
+            raise FormatError(
+                f"{folder / name}: differs from what {index / name} says of this shard; run "
+                "`sa1bpack verify` to see which of them is damaged"
+            )
+    _check_sizes(shard)
+    _check_image_offsets(shard)
+    return OpenShard.of(shard)
+
+
+def _check_sizes(shard: Shard) -> None:
+    """Check that no side is below 1 and that stored images are within the canvas."""
+    size = shard["size"]  # (N, 4): source h, w, stored h, w
+    if size.size and (size.min() < 1 or size[:, 2:].max() > shard.layout.image_size):
+        raise FormatError(
+            f"{shard.folder / 'size'}: sides must be at least 1, and stored ones at most "
+            f"{shard.layout.image_size}; found {size.min()} and {size[:, 2:].max()}; {REMEDY}"
+        )
+
+
+def _check_image_offsets(shard: Shard) -> None:
+    """Check that images without a canvas have exactly the bytes that their sizes take."""
+    if not shard.layout.flat:
+        return
+    edges = shard["image_offset"]
+    height, width = shard["size"][:, 2].astype(np.int64), shard["size"][:, 3].astype(np.int64)
+    due = image_nbytes(shard.layout, height, width)
+    # A difference of two int64 may wrap round, but not if every one is right: the first is 0.
+    wrong = np.flatnonzero(np.diff(edges) != due)
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(
+            f"{shard.folder / 'image_offset'}: the pixels of sample {row} are bytes {edges[row]} "
+            f"to {edges[row + 1]}, but its {height[row]} x {width[row]} take {due[row]}; {REMEDY}"
+        )

@@ -1,0 +1,192 @@
+"""A pack open for reading: manifest, index, and shards that are opened when first needed."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.dataset import shard_cache
+from sa1bpack.dataset.shards import Shards
+from sa1bpack.errors import FormatError
+from sa1bpack.format import Layout, Manifest
+from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
+from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
+from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.index_check import check_index
+from sa1bpack.format.publish import shard_folders
+from sa1bpack.wording import counted, printable
+
+
+class Pack:
+    """A pack open for reading; datasets over rows of it share it.
+
+    root      its folder, absolute
+    manifest  its Manifest
+    index     its Index, memory-mapped
+    layout    its Layout
+    shards    its Shards
+
+    Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
+    sample, ResourceShortage if the system refuses a map or a file for want of resources.
+    """
+
+    def __init__(self, root: Path):
+        self.manifest, index = shard_cache.CACHE.with_resources(
+            lambda: open_manifest_and_index(Path(root))
+        )
+        self.root = Path(root).absolute()  # shards are opened later, from whatever folder
+        if index is None:
+            raise FormatError(_nothing_there(self.root, self.manifest))
+        self.index = index
+        self.shards = Shards(self.root, self.manifest, self.index)
+        if self.index.shard_offset.tolist() != self.shards.first_row:
+            raise FormatError(
+                f"{self._index_path('shard_offset')}: not the numbers of samples that the manifest "
+                f"says the shards have; {REMEDY}"
+            )
+        self._first_row = np.array(self.shards.first_row)
+        self._first_mask = np.array(self.shards.first_mask)
+        self._index_is_checked = False
+        self._offsets_are_checked = False
+
+    @property
+    def layout(self) -> Layout:
+        """What arrays there are and how wide their rows are."""
+        return self.manifest.layout
+
+    def __len__(self) -> int:
+        return self.manifest.samples
+
+    def _index_path(self, name: str) -> Path:
+        return self.root / self.manifest.index / name
+
+    def check_index(self) -> None:
+        """Compare the index with its digests, once. Raises FormatError naming the array."""
+        if not self._index_is_checked:
+            shard_cache.CACHE.with_resources(
+                lambda: check_index(self.root, self.manifest, self.index)
+            )
+            self._index_is_checked = True
+
+    @property
+    def mask_offset(self) -> np.ndarray:
+        """int64 (N + 1,): where the masks of each sample begin, found non-decreasing.
+
+        Raises FormatError if they are not.
+        """
+        offsets = self.index.mask_offset
+        if not self._offsets_are_checked:  # the ends were, when the index was opened
+            check_offsets_rise(self._index_path("mask_offset"), offsets)
+            self._offsets_are_checked = True
+        return offsets
+
+    def read_rows(
+        self, row: int, out: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, np.ndarray]:
+        """All rows of a sample, copied, and compared with its checksum and with the index.
+
+        out  arrays to read into, as of `format.checked_rows.read_sample_rows`
+
+        Raises FormatError if they are not what was written, OSError if they cannot be read,
+        ResourceShortage if the system refuses an open file for want of resources.
+        """
+        number, local, first, stop = self.locate(row)
+        shard = self.shards[number]
+        rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out))
+        found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
+        due = [int(self.index.image_id[row]), first, stop]
+        if found != due:
+            raise FormatError(
+                f"{shard.folder}: image_id and mask offsets of sample {local} are {found}, but the "
+                f"index says {due}; {REPAIR}"
+            )
+        return rows
+
+    def locate(self, row: int) -> tuple[int, int, int, int]:
+        """Where a row of the pack is: shard number, row in it, first mask row in it, and one past
+        the last.
+
+        Mask rows may only be used once `shards[number]` was opened, which checks them.
+        """
+        number = bisect_right(self.shards.first_row, row) - 1
+        base = self.shards.first_mask[number]
+        first, stop = self.index.mask_offset[row : row + 2].tolist()
+        return number, row - self.shards.first_row[number], first - base, stop - base
+
+    def locate_many(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """`locate` for int64 (n,) rows: four int64 (n,) arrays."""
+        numbers = np.searchsorted(self._first_row, rows, side="right") - 1
+        base, offsets = self._first_mask[numbers], self.index.mask_offset
+        local = rows - self._first_row[numbers]
+        return numbers, local, offsets[rows] - base, offsets[rows + 1] - base
+
+    def row_of(self, image_id: int) -> int | None:
+        """The first row with that id, an int64; None if no row has it.
+
+        Raises FormatError if the index names a row that does not exist.
+        """
+        ids, order = self.index.image_id, self.index.id_order
+        try:
+            at = int(np.searchsorted(ids, image_id, sorter=order))
+            row = int(order[at]) if at < len(order) else None
+        except (IndexError, ValueError):  # numpy's words for a row that does not exist
+            row = -1
+        if row is None:
+            return None
+        if not 0 <= row < len(ids):
+            raise FormatError(
+                f"{self._index_path('id_order')}: a row is not from 0 to {len(ids) - 1}; {REMEDY}"
+            )
+        return row if ids[row] == image_id else None
+
+    def missing(self) -> str | None:
+        """What an incomplete pack holds and lacks, as far as that is known, and the remedy.
+
+        None for a complete pack.
+        """
+        manifest = self.manifest
+        if manifest.complete:
+            return None
+        finished = {str(source.get("name")) for source in manifest.sources}
+        parts = sorted({entry.source for entry in manifest.shards} - finished)
+        return (
+            f"{self.root}: not complete: {_counts(manifest)}"
+            + (f"; packed in part: {_some(parts)}" if parts else "")
+            + _unlisted(self.root, manifest)
+            + f". {_RESUME}"
+        )
+
+
+_RESUME = "Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
+
+
+def _nothing_there(root: Path, manifest: Manifest) -> str:
+    """What to say of a pack without shards."""
+    if manifest.complete:
+        return f"{root}: a complete pack without samples; pack some sources into it"
+    return (
+        f"{root}: holds no complete shard yet: {_counts(manifest)}{_unlisted(root, manifest)}. "
+        f"{_RESUME}"
+    )
+
+
+def _counts(manifest: Manifest) -> str:
+    return (
+        f"{counted(manifest.samples, 'image')} in {counted(len(manifest.shards), 'shard')}, "
+        f"{counted(len(manifest.sources), 'source')} complete"
+    )
+
+
+def _unlisted(root: Path, manifest: Manifest) -> str:
+    """Shards that were published after the manifest was last written."""
+    try:
+        count = len({path.name for path in shard_folders(root)} - {s.name for s in manifest.shards})
+    except OSError:
+        return ""
+    return f"; {counted(count, 'shard')} not listed yet" if count else ""
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return printable(", ".join(names[:8])) + more

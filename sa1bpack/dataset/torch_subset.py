@@ -1,0 +1,38 @@
+"""A torch Subset of a dataset, as a dataset: without importing torch."""
+
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import OptionError
+
+
+def as_dataset(value: Any) -> Dataset:
+    """The Dataset that `value` is, or that it is a torch `Subset` of, nested ones included.
+
+    A Subset, such as `random_split` returns, becomes the same samples as a Dataset. Raises
+    OptionError for anything else, IndexError for a Subset with indices out of range.
+    """
+    found, selections = value, []
+    while _is_torch_subset(found):
+        selections.append(found.indices)
+        found = found.dataset
+    if not isinstance(found, Dataset):
+        kind = type(found)
+        inside = " inside a torch Subset" if selections else ""
+        raise OptionError(
+            f"the dataset is a {kind.__module__}.{kind.__qualname__}{inside}: choose a dataset of "
+            "sa1bpack.open, or a torch Subset of one. For other datasets use "
+            "torch.utils.data.DataLoader; what they do to samples can be a `transform` of "
+            "sa1bpack.open"
+        )
+    for indices in reversed(selections):
+        found = found[np.asarray(indices, np.int64)]
+    return found
+
+
+def _is_torch_subset(value: Any) -> bool:
+    """Whether this is torch.utils.data.Subset itself: torch need not be loaded to tell."""
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")

@@ -1,0 +1,228 @@
+"""The queue of an epoch and the pool of buffers: order, bounds, wake-ups, and no buffer lost."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.errors import LoaderTimeout
+from sa1bpack.loading.batch_queue import BatchQueue
+from sa1bpack.loading.buffer_pool import Buffer, BufferPool
+
+
+def doing() -> str:
+    return "reader-0 has been copying sa_7.jpg for 3.0 s"
+
+
+def pool_of(count: int) -> BufferPool:
+    return BufferPool(lambda: Buffer(np.zeros(8, np.uint8)), count)
+
+
+def lent(pool: BufferPool, queue: BatchQueue) -> Buffer:
+    """Fill the next batch, take it, and lend its buffer to the consumer, as devices do."""
+    ticket = queue.begin(1)
+    queue.commit(ticket, "batch")
+    assert queue.take(1, doing).batch == "batch"
+    pool.lend(ticket.buffer)
+    return ticket.buffer
+
+
+def test_batches_come_out_in_the_order_in_which_they_were_begun():
+    queue = BatchQueue(pool_of(3), total=3, ahead=2)
+    for ticket in reversed([queue.begin(1) for _ in range(3)]):
+        queue.commit(ticket, f"batch {ticket.number}")
+    taken = [queue.take(1, doing).batch for _ in range(3)]
+    assert taken == ["batch 0", "batch 1", "batch 2"]
+    assert queue.take(1, doing) is None and queue.over
+
+
+def test_no_more_than_ahead_batches_are_begun_before_the_next_one_is_taken():
+    queue = BatchQueue(pool_of(6), total=9, ahead=1)
+    first, _ = queue.begin(1), queue.begin(1)
+    assert queue.begin(0) is None and not queue.over
+    queue.commit(first, "batch")
+    queue.take(1, doing)
+    assert queue.begin(1).number == 2
+
+
+def test_a_buffer_comes_back_only_when_it_is_released():
+    pool = pool_of(1)
+    queue = BatchQueue(pool, total=2, ahead=3)
+    buffer = lent(pool, queue)
+    assert queue.begin(0) is None
+    pool.release(buffer)
+    assert queue.begin(1).buffer is buffer
+
+
+def test_a_buffer_that_a_device_has_copied_comes_back_at_once():
+    pool = pool_of(1)
+    queue = BatchQueue(pool, total=2, ahead=3)
+    first = queue.begin(1)
+    queue.commit(first, "batch", free=True)
+    assert queue.begin(1).buffer is first.buffer
+
+
+def test_an_error_comes_out_in_its_turn_and_its_buffer_is_free():
+    queue = BatchQueue(pool_of(1), total=2, ahead=3)
+    error = ValueError("sa_7.jpg")
+    queue.abort(queue.begin(1), error)
+    assert queue.take(1, doing).error is error
+    assert queue.begin(1) is not None
+
+
+def test_a_batch_that_does_not_come_is_an_error_that_names_its_owner_and_the_remedy():
+    queue = BatchQueue(pool_of(2), total=5, ahead=1)
+    queue.begin(1)
+    with pytest.raises(
+        LoaderTimeout, match=r"batch 0 of 5 .* 0\.05 s; reader-0 .*sa_7\.jpg.*raise"
+    ):
+        queue.take(0.05, doing)
+
+
+@pytest.mark.parametrize("kept", [2, 9])
+def test_a_consumer_that_keeps_every_buffer_gets_more_and_is_told_once(kept, caplog):
+    pool = pool_of(2)
+    queue = BatchQueue(pool, total=20, ahead=1)
+    stop = threading.Event()
+
+    def fill():
+        while not stop.is_set() and not queue.over:
+            if (ticket := queue.begin(1)) is not None:
+                queue.commit(ticket, ticket)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    buffers = []
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        for _ in range(kept + 1):
+            buffers.append(queue.take(30, doing).batch.buffer)
+            pool.lend(buffers[-1])
+    stop.set()
+    queue.close()
+    thread.join(30)
+    assert len(set(buffers)) == kept + 1
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "batches that are still in use hold all 2 buffers of the loader"
+    ]
+    for buffer in buffers:
+        pool.release(buffer)
+    assert pool.lent == 0 and pool.free == 2  # the further ones are gone with their batches
+
+
+def test_a_late_thread_alone_does_not_make_the_pool_grow():
+    """Its buffer comes back when it is done; there is nothing that the consumer keeps."""
+    pool = pool_of(1)
+    old = BatchQueue(pool, total=2, ahead=1)
+    late = old.begin(1)
+    old.close()
+    queue = BatchQueue(pool, total=2, ahead=1)
+    with pytest.raises(LoaderTimeout):
+        queue.take(0.05, doing)
+    assert queue.begin(0) is None
+    old.commit(late, "too late")
+    assert queue.begin(1).buffer is late.buffer
+
+
+@pytest.mark.parametrize("wait", ["begin", "take"])
+def test_close_wakes_whoever_waits(wait):
+    pool = pool_of(1)
+    queue = BatchQueue(pool, total=3, ahead=0)
+    queue.begin(1)
+    found, waiting = [], threading.Event()
+    wait_for = pool.changed.wait_for
+
+    def noted(condition, timeout):
+        waiting.set()  # the lock is held until it really waits
+        return wait_for(condition, timeout)
+
+    pool.changed.wait_for = noted
+    waits = {"begin": lambda: queue.begin(60), "take": lambda: queue.take(60, doing)}
+    thread = threading.Thread(target=lambda: found.append(waits[wait]()))
+    thread.start()
+    assert waiting.wait(30)
+    queue.close()
+    thread.join(30)
+    assert not thread.is_alive() and found == [None]
+
+
+def test_an_epoch_reaches_nothing_of_the_next():
+    """Batches that were ready, or are finished after the end, are lost; their buffers are not."""
+    pool = pool_of(3)
+    old = BatchQueue(pool, total=5, ahead=3)
+    old.commit(old.begin(1), "ready")
+    late, failed = old.begin(1), old.begin(1)
+    old.close()
+    queue = BatchQueue(pool, total=5, ahead=3)
+    assert pool.free == 1
+    old.commit(late, "too late")
+    old.abort(failed, ValueError("too late"))
+    assert pool.free == 3 and old.take(1, doing) is None
+    tickets = [queue.begin(1) for _ in range(3)]
+    assert [ticket.number for ticket in tickets] == [0, 1, 2]
+    assert len({ticket.buffer for ticket in tickets}) == 3
+    queue.commit(tickets[0], "new")
+    assert queue.take(1, doing).batch == "new"
+
+
+def test_the_garbage_collector_may_release_and_close_in_the_middle_of_anything():
+    pool = pool_of(2)
+    queue = BatchQueue(pool, total=5, ahead=3)
+    queue.commit(queue.begin(1), "ready")
+    buffer = queue.begin(1).buffer
+    pool.lend(buffer)
+
+    def inside():
+        with pool.changed:  # as if a collection began while this thread holds the lock
+            pool.release(buffer)
+            queue.close()
+
+    thread = threading.Thread(target=inside, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive() and queue.closed and pool.free == 2
+
+
+def test_a_closed_pool_keeps_no_buffer():
+    pool = pool_of(2)
+    queue = BatchQueue(pool, total=5, ahead=3)
+    buffer = lent(pool, queue)
+    pool.close()
+    pool.release(buffer)
+    assert pool.free == pool.lent == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 4), max_size=60))
+def test_buffers_are_neither_lost_nor_given_twice(count, ahead, steps):
+    pool = pool_of(count)
+    known = set(pool._free)
+    queue = BatchQueue(pool, 20, ahead)
+    filling, held, ready = [], [], {}
+    for step in steps:
+        if step == 0 and (ticket := queue.begin(0)) is not None:
+            filling.append((queue, ticket))
+        elif step == 1 and filling:
+            owner, ticket = filling.pop(0)
+            owner.commit(ticket, ticket)
+            if owner is queue:
+                ready[ticket.number] = ticket
+        elif step == 2 and queue._taken in ready:
+            ticket = ready.pop(queue._taken)
+            assert queue.take(1, doing).batch is ticket
+            pool.lend(ticket.buffer)
+            held.append(ticket.buffer)
+        elif step == 3 and held:
+            pool.release(held.pop())
+        elif step == 4:
+            queue.close()
+            queue, ready = BatchQueue(pool, 20, ahead), {}
+        busy = [ticket.buffer for _, ticket in filling]
+        waiting = [ticket.buffer for ticket in ready.values()]
+        everywhere = [*pool._free, *busy, *waiting, *held]
+        assert len(everywhere) == len(set(everywhere)) == count
+        assert set(everywhere) == known
+        mine = sum(owner is queue for owner, _ in filling)
+        assert mine + len(waiting) <= ahead + 1

@@ -1,0 +1,135 @@
+"""A thread of an epoch that has ended reaches nothing of the next, however long it still reads."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+from batches import clone
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.loader import Loader
+
+
+@pytest.fixture
+def ds(pack_writer, tmp_path):
+    """24 samples."""
+    pack_writer(tmp_path / "pack", {"sa_000000-000": (2,) * 12, "sa_000001-000": (3,) * 12})
+    return open_pack(tmp_path / "pack")
+
+
+class Gate:
+    """Holds copies back after they have begun, as a slow disk does, until it is opened."""
+
+    def __init__(self):
+        self.passes = 1  # copies that go through
+        self.opened, self.late = threading.Event(), 0
+        self._lock = threading.Lock()
+        self.some_wait = threading.Event()
+
+    def pass_through(self) -> None:
+        with self._lock:
+            self.passes -= 1
+            waits = self.passes < 0
+            self.late += waits
+        if waits:
+            self.some_wait.set()
+            assert self.opened.wait(60)
+
+
+@contextmanager
+def slow_copies(monkeypatch):
+    """Every copy but the first one hangs, before it writes, until the end of this block."""
+    gate, copy = Gate(), BatchCopy.copy
+
+    def slow(self, first, stop, buffer):
+        gate.pass_through()
+        copy(self, first, stop, buffer)
+
+    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.0)
+    monkeypatch.setattr(BatchCopy, "copy", slow)
+    try:
+        yield gate
+    finally:
+        gate.opened.set()
+
+
+def join_readers() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("sa1bpack-reader"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def rows_of(batches) -> list[list[int]]:
+    return [batch["indices"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("then", ["the next epoch", "set_epoch", "load_state_dict"])
+@pytest.mark.parametrize("opened", ["before", "while", "after"])
+def test_a_loop_left_while_copies_hang_spoils_neither_the_next_epoch_nor_its_state(
+    ds, monkeypatch, then, opened
+):
+    options = {"threads": 2, "seed": 3}
+    with Loader(ds, 2, **options) as undisturbed:
+        epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
+    loader = Loader(ds, 2, **options)
+    with slow_copies(monkeypatch) as gate:
+        for _ in loader:
+            state = loader.state_dict()
+            assert gate.some_wait.wait(60)
+            break
+        expected, epoch = epochs[1], 1
+        if then == "set_epoch":
+            loader.set_epoch(0)
+            expected, epoch = epochs[0], 0
+        elif then == "load_state_dict":
+            loader.load_state_dict(state)
+            expected, epoch = epochs[0][1:], 0
+        gate.passes = 10**6  # of the next epoch all go through
+        if opened == "before":
+            gate.opened.set()
+        batches, found = iter(loader), []
+        for number in range(len(expected)):
+            found.append(clone(next(batches)))
+            if opened == "while" and number == 3:
+                gate.opened.set()
+        assert next(batches, None) is None
+        after = loader.state_dict()
+    assert gate.late >= 1
+    for batch, due in zip(found, expected, strict=True):
+        for key, tensor in due.items():
+            assert batch[key].equal(tensor), key
+    assert (after["epoch"], after["samples"]) == (epoch + 1, 0)
+    join_readers()
+    # And the buffers that the late threads had are back.
+    assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
+    loader.close()
+
+
+def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
+    """Late threads keep the buffers that they write to, and no others are made for them."""
+    loader = Loader(ds, 2, threads=2, ahead=2, timeout=60)
+    with slow_copies(monkeypatch) as gate:
+        for _ in loader:
+            assert gate.some_wait.wait(60)
+            break
+        pool = loader._pool
+        gate.passes = 10**6
+        for _ in range(3):
+            assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
+    join_readers()
+    assert loader._pool is pool and pool.free == 4 and pool.lent == 0
+    loader.close()
+
+
+def test_closing_waits_no_longer_than_it_says_for_a_copy_that_hangs(ds, monkeypatch):
+    monkeypatch.setattr("sa1bpack.loading.loader._CLOSE_SECONDS", 0.0)
+    with slow_copies(monkeypatch) as gate:
+        loader = Loader(ds, 2, threads=1)
+        batch = clone(next(batches := iter(loader)))
+        assert gate.some_wait.wait(60)
+        loader.close()
+        del batches
+    join_readers()
+    assert batch["images"].shape == (2, 24, 24, 3)
