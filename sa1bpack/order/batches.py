@@ -14,7 +14,7 @@ in the order; `OrderedBatches` puts both into a batch sampler for one rank, and 
 one for libraries that deal batches out to the ranks themselves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -186,14 +186,11 @@ class DealtBatches:
     It has no `drop_last` and no `sampler`: Lightning would make another one of its class from them.
 
     Args:
-        batches: whose order and place to use.
-        on_begin: called with the batches of each iteration that begins, before the first is cut.
+        batches: of any rank; all ranks together share their order and their place in it.
     """
 
-    def __init__(
-        self, batches: OrderedBatches, on_begin: Callable[[EpochBatches], None] | None = None
-    ):
-        self.batches, self._on_begin = batches, on_begin
+    def __init__(self, batches: OrderedBatches):
+        self.batches = batches
 
     @property
     def batch_size(self) -> int:
@@ -203,6 +200,10 @@ class DealtBatches:
     def set_epoch(self, epoch: int) -> None:
         """As of OrderedBatches."""
         self.batches.set_epoch(epoch)
+
+    def begin(self) -> tuple[int, EpochBatches]:
+        """Begin an iteration as of the cursor; a subclass may prepare for its epoch here."""
+        return self.batches.cursor.begin()
 
     def __len__(self) -> int:
         """Return the batches of a complete epoch, all ranks together."""
@@ -216,9 +217,7 @@ class DealtBatches:
         return -(-samples // (batches.batch_size // batches.world_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        generation, batches = self.batches.cursor.begin()
-        if self._on_begin is not None:
-            self._on_begin(batches)
+        generation, batches = self.begin()
         size = batches.batch_size // batches.world_size
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()

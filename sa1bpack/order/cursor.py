@@ -122,7 +122,7 @@ class EpochCursor:
             self._place = replace(self._place, done=done)
 
     def end(self, generation: int | None = None) -> None:
-        """End the running iteration, if there is one; with a number, only if it is that one."""
+        """End the running iteration, if there is one; with a number, only that iteration."""
         with self._lock:
             before = self._place
             if generation not in (None, before.generation):

@@ -9,6 +9,7 @@ same dataset, batch sampler and collate_fn:
   under any number of wrappers;
 - `loader.state_dict()` is an error while Accelerate takes the batches: it counts them, by fetching
   one ahead;
+- `loader.collate_fn` returns a batch as a dict, with its epoch, whoever calls it;
 - `loader.drop_last` tells `gather_for_metrics` that no sample of a full batch is padding.
 
 A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches by rank itself.
@@ -40,8 +41,8 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 def content(batch) -> list:
-    """What a batch holds: its images, and its random choice of masks, which goes by the epoch."""
-    return [batch["image_ids"].tolist(), batch["areas"].tolist()]
+    """The images of a batch, its random choice of masks, which goes by the epoch, and the epoch."""
+    return [batch["image_ids"].tolist(), batch["areas"].tolist(), batch["epoch"]]
 
 
 def train(prepared, epochs, first=0, done=0) -> list:
@@ -119,7 +120,7 @@ def whole(ds) -> list:
     """What a run without Accelerate sees on one rank."""
     loader = make_dataloader(ds, BATCH, rank=0, world_size=1, **OPTIONS)
     seen = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
-    assert len({str(sorted(ids for ids, _ in epoch)) for epoch in seen}) == EPOCHS
+    assert len({str(sorted(ids for ids, *_ in epoch)) for epoch in seen}) == EPOCHS
     return seen
 
 
@@ -162,7 +163,7 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, whole, tmp
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors
     first, second = (json.loads(output) for output, _ in outputs)
-    images = [[ids for ids, _ in epoch] for epoch in whole]
+    images = [[ids for ids, *_ in epoch] for epoch in whole]
 
     def together(name):
         """The images of both ranks by epoch and step."""

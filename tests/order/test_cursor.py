@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderError, OptionError
@@ -57,6 +57,7 @@ STEPS = st.lists(
         st.tuples(st.just("take"), st.integers(0, 3)),  # by the iteration begun so many ago
         st.tuples(st.just("set_epoch"), st.integers(0, 3)),
         st.tuples(st.just("load"), st.integers(0, 2), st.sampled_from([0, 5, 8, 16, 20])),
+        st.tuples(st.just("end"), st.integers(0, 3)),  # as of "take"
         st.just(("end",)),
     ),
     max_size=25,
@@ -65,6 +66,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
+@example([("load", 1, 8), ("begin",), ("take", 0), ("set_epoch", 1), ("begin",)])
 def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps):
     cursor, model, ended = new_cursor(), Model(), []
     cursor.on_end = lambda: ended.append(cursor.state_dict())
@@ -108,6 +110,13 @@ def test_any_order_of_calls_leaves_the_state_that_a_simple_model_predicts(steps)
             epoch, samples = values
             cursor.load_state_dict(new_cursor(epoch=epoch, start=samples).state_dict())
             model = Model(epoch + 1) if samples == 20 else Model(epoch, samples)
+        elif values and len(begun) > values[0]:
+            generation = begun[-1 - values[0]][0]
+            cursor.end(generation)
+            if generation != model.live:
+                was_live = 0  # ends nothing
+            else:
+                model = replace(model, live=0)
         else:
             cursor.end()
             model = replace(model, live=0)
