@@ -198,8 +198,8 @@ def plan_batch(
     capacity  masks per sample in padded arrays; None: as many as the fullest sample has
     canvas, as_bool  see BatchPlan
 
-    Raises OptionError for no samples, samples that are not dicts, that have other keys than the first
-    one, or whose per-mask arrays have different lengths.
+    Raises OptionError for no samples, samples that are not dicts, that have other keys than the
+    first one, or whose per-mask arrays have different lengths.
     """
     if not samples:
         raise OptionError("a batch has at least one sample, this is an empty list")

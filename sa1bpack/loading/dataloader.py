@@ -21,7 +21,8 @@ from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
-from sa1bpack.errors import ReadError
+from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.foreign import EpochDataset, LoaderBatchSampler
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
@@ -47,28 +48,25 @@ _OTHER_NAMES = {
 _log = logging.getLogger("sa1bpack")
 
 
-class _EpochSampler:
-    """The batches of the epoch that a PackDataLoader has begun, for torch's DataLoader."""
+class _SentBatch(dict):
+    """A batch, and why samples were dropped from it; no keys if no sample remained.
 
-    def __init__(self, batches: OrderedBatches):
-        self.batches = batches
-        self.epoch: EpochBatches | None = None
+    The errors are not a key: a batch of this class is what other libraries get.
+    """
 
-    def __len__(self) -> int:
-        return len(self.batches)
+    errors: Sequence[ReadError] = ()
 
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch = self.epoch
-        assert epoch is not None, "the loader has begun no epoch"
-        for k in range(len(epoch)):
-            yield epoch[k].tolist()
+    def __missing__(self, key: str) -> Any:
+        if not self:
+            raise LoaderError("no sample of this batch could be read; its errors are logged")
+        raise KeyError(key)
 
 
 class _SendingCollate(Collate):
     """Collate for what a dataset yields, hooks and all.
 
-    Returns a batch and why samples were dropped from it; None for a batch of which nothing remains.
-    The consumer needs both, and a worker's own attributes stay in the worker.
+    Returns a batch with the reasons why samples were dropped from it: a worker's own attributes
+    stay in the worker.
     """
 
     def __init__(self, ds: Dataset, options: ReadingOptions, seed: int):
@@ -79,13 +77,15 @@ class _SendingCollate(Collate):
             sample_spec=None if ds.options.transform is not None else ds.spec,
         )  # fmt: skip
         self._as_bool = gives_bool(ds.spec)
+        self._spec_text = ds.spec_text
 
-    def __call__(
-        self, samples: Sequence[Sample | ReadError], out=None
-    ) -> tuple[Batch | None, list[ReadError]]:
-        errors = [sample for sample in samples if isinstance(sample, ReadError)]
+    def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> _SentBatch:
         kept = [sample for sample in samples if not isinstance(sample, ReadError)]
-        return super().__call__(kept, out) if kept else None, errors
+        batch = _SentBatch(super().__call__(kept, out) if kept else {})
+        batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
+        if kept:
+            batch["epoch"], batch["spec"] = self.epoch, self._spec_text
+        return batch
 
 
 class PackDataLoader(BatchReader, DataLoader):
@@ -105,7 +105,17 @@ class PackDataLoader(BatchReader, DataLoader):
     ):  # fmt: skip
         """Made by `make_dataloader`."""
         self._set_up(ds, batches, options)
-        super().__init__(ds, batch_sampler=_EpochSampler(batches), collate_fn=collate, **of_torch)
+        super().__init__(
+            EpochDataset(ds, batches), batch_sampler=LoaderBatchSampler(batches, collate),
+            collate_fn=collate, **of_torch,
+        )  # fmt: skip
+        # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
+        # padding. torch reads it of iterable datasets alone, and its __setattr__ refuses it.
+        self.__dict__["drop_last"] = batches.last == "drop"
+
+    def __len__(self) -> int:
+        """Batches of a complete epoch."""
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
         return Iteration(self)
@@ -114,10 +124,9 @@ class PackDataLoader(BatchReader, DataLoader):
         if self._iterator is None:
             self._pid = os.getpid()
             _loaders.add(self)
-        self.batch_sampler.epoch = batches
-        self.collate_fn.set_epoch(batches.epoch)
         try:
-            return _TorchRun(DataLoader.__iter__(self))
+            with self.batch_sampler.yielding(batches):
+                return _TorchRun(DataLoader.__iter__(self))
         except BaseException as error:
             _end_half_made(error)
             raise
@@ -182,12 +191,13 @@ def _end_half_made(error: BaseException) -> None:
 class _TorchRun:
     """An epoch of torch's own iteration."""
 
-    def __init__(self, batches: Iterator[tuple[Batch | None, list[ReadError]]]):
+    def __init__(self, batches: Iterator[_SentBatch]):
         self._batches = batches
 
     def take(self) -> tuple[Batch | None, list[ReadError]]:
         """The next batch, and why samples were dropped from it."""
-        return next(self._batches)
+        sent = next(self._batches)
+        return dict(sent) or None, list(sent.errors)
 
 
 _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()

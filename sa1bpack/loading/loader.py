@@ -121,6 +121,7 @@ class Loader(BatchReader):
         self._epoch: weakref.finalize | None = None
         self._pid = os.getpid()
         self._closed = False
+        self._cursor.on_end = _ends_epoch_of(self)
 
     @property
     def dataset(self) -> Dataset:
@@ -195,7 +196,6 @@ class Loader(BatchReader):
         )
         # Of the iteration, not the loader: a loop that is left early ends its threads at once.
         self._epoch = weakref.finalize(iteration, epoch.end, _END_SECONDS)
-        self._cursor.on_end = _ends_epoch_of(self)
         _log.debug("epoch %d of %r", batches.epoch, self)
         return epoch
 
@@ -217,8 +217,21 @@ class Loader(BatchReader):
             self._pool.close()
         self._pool = None
 
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sampler", "batch_sampler"):  # of a DataLoader; Accelerate asks for them
+            raise AttributeError(
+                f"a Loader has no {name}, so skip_first_batches cannot make a DataLoader of it: "
+                "resume with load_state_dict, which accelerator.register_for_checkpointing(loader) "
+                "makes load_state call; or use make_dataloader, as Trainer requires"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None, "_epoch": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cursor.on_end = _ends_epoch_of(self)
 
     def __enter__(self) -> "Loader":
         return self

@@ -1,0 +1,70 @@
+"""What other libraries find in a PackDataLoader, when they make a DataLoader of their own from it.
+
+Accelerate (1.15) and the Trainer of transformers keep the dataset, the batch sampler and the
+collate_fn of a loader, deal the batches out to processes, and look for `set_epoch` on the batch
+sampler, on what it wraps, and on the dataset.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.order.epoch import EpochBatches
+
+
+class LoaderBatchSampler(DealtBatches):
+    """The batch sampler of a PackDataLoader: for it, the batches of the epoch that it has begun.
+
+    A library that makes a DataLoader of its own around the same batch sampler, as Accelerate does,
+    gets the batches of all ranks in turn.
+    """
+
+    def __init__(self, batches: OrderedBatches, collate: Collate):
+        """Of the batches of a loader and its collate_fn."""
+        super().__init__(batches)
+        self._collate = collate
+        self._own: dict[int, EpochBatches] = {}  # by thread, which begins one epoch at a time
+
+    def begin(self) -> tuple[int, EpochBatches]:
+        """As of DealtBatches; a random choice of masks goes by the epoch."""
+        generation, batches = super().begin()
+        self._collate.set_epoch(batches.epoch)
+        return generation, batches
+
+    @contextmanager
+    def yielding(self, batches: EpochBatches) -> Iterator[None]:
+        """Meanwhile, `iter` yields these batches: torch's DataLoader calls it twice to begin."""
+        self._collate.set_epoch(batches.epoch)
+        self._own[get_ident()] = batches
+        try:
+            yield
+        finally:
+            del self._own[get_ident()]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        own = self._own.get(get_ident())
+        if own is None:
+            return super().__iter__()
+        return (indices.tolist() for indices in own)
+
+
+class EpochDataset(Dataset):
+    """The dataset of a PackDataLoader, which sets the loader's epoch.
+
+    Accelerate looks for `set_epoch` here, however deep it has wrapped the batch sampler.
+    """
+
+    def __init__(self, ds: Dataset, batches: OrderedBatches):
+        """Of a loader's dataset and its batches."""
+        super().__init__(ds._pack, ds._rows, ds.options)
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """As of the loader."""
+        self._batches.set_epoch(epoch)
+
+    def __reduce__(self):
+        return EpochDataset, (self.with_options(), self._batches)
