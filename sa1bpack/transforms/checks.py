@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.runs import RunBatch
 
@@ -46,6 +47,43 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
                 f"{key} is a {_kind(batch[key])}: a pipeline needs torch tensors; "
                 "torch.from_numpy makes one of an array"
             )
+
+
+def check_spec(batch: Mapping, spec: str | None) -> None:
+    """Raise OptionError if the batch comes from a dataset with another spec than the pipeline's.
+
+    spec  of the pipeline's dataset; None if it has none. A batch without one is not checked here.
+    """
+    found = batch.get("spec")
+    if spec is not None and found is not None and found != spec:
+        raise OptionError(
+            f"the samples of the batch are {found!r}, but those of this pipeline's dataset are "
+            f"{spec!r}: create the pipeline with the dataset that the batches come from"
+        )
+
+
+def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
+    """Return the epoch of a batch, or `epoch` for a batch without one.
+
+    Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
+    value that is not a whole number from 0 to 2**64 - 1.
+    """
+    given = None if epoch is None else whole_number("epoch", epoch, 0, MAX_WORD)
+    own = batch.get("epoch")
+    if own is None:
+        if needed and given is None:
+            raise OptionError(
+                "the pipeline has random steps and the batch has no 'epoch': call it as "
+                "pipeline(batch, epoch=...)"
+            )
+        return given
+    own = whole_number("batch['epoch']", own, 0, MAX_WORD)
+    if given is not None and given != own:
+        raise OptionError(
+            f"epoch is {given}, but the batch is from epoch {own}: call pipeline(batch), which "
+            "takes the epoch from the batch"
+        )
+    return own
 
 
 def _kind(value: Any) -> str:

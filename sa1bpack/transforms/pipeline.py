@@ -13,10 +13,12 @@ from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
     check_boxes,
     check_dataset,
+    check_epoch,
     check_grids,
     check_images,
     check_runs,
     check_sizes,
+    check_spec,
     check_tensors,
 )
 from sa1bpack.transforms.color import ColorJitter
@@ -46,7 +48,7 @@ class Pipeline:
 
         pipeline = transforms.Pipeline(ds, [transforms.RandomFlip(), transforms.ColorJitter(0.4)])
         for batch in loader:
-            batch = pipeline(batch, epoch)
+            batch = pipeline(batch)
 
     The result is a dict with the keys of the batch, of which these are other than before. "..." is
     (B, M) for padded masks and (T,) for flat ones; the canvas has H x W pixels, the mask grid of
@@ -74,9 +76,13 @@ class Pipeline:
 
     No mask is left out, so that all arrays keep their shapes: ignore what is not `valid`.
 
-    Everything random depends on (seed, epoch, image_id) and on the place of the step among the
-    steps. So an image is treated alike in whatever batch and on whatever rank it comes, and there
-    is no state to save.
+    Everything random depends on (seed, epoch, image_id) and on the position of the step among the
+    steps; the epoch is `batch["epoch"]`. So an image is treated the same in every batch and on every
+    rank, and there is no state to save. That includes an image that a batch order repeats within an
+    epoch: its place in the batch, which could tell the two apart, depends on the number of ranks.
+
+    `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
+    images. A batch whose `spec` differs from that of `ds` is refused.
     """
 
     def __init__(
@@ -114,7 +120,8 @@ class Pipeline:
         check_dataset(ds)
         self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
-        self.cells = ds.mask_size  # a side of the grid in the batch
+        self.cells = ds.mask_size  # side of the grid in the batch
+        self.spec = getattr(ds, "spec_text", None)
         side = self.image_size
         self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
         if mask_size is None:
@@ -142,25 +149,28 @@ class Pipeline:
             self._shrinks *= step.shrinks
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
-        """Make training input of a batch.
+        """Make training input from a batch.
 
         Args:
-            batch: its tensors all on one device. They are not changed.
-            epoch: which the random steps depend on; needed if there are any.
+            batch: tensors, all on one device; they are not changed. If `batch["spec"]` is present,
+                it must be that of the pipeline's dataset.
+            epoch: for a batch without `batch["epoch"]`, as plain `Collate` makes them. Random steps
+                depend on it.
 
         Raises:
-            OptionError: what is given is no batch of tensors, the batch does not fit the dataset,
-                its runs do not fit its masks, or the epoch is missing. On a device what sizes,
-                counts and boxes hold is not checked: that would wait for it.
+            OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
+                runs that do not fit its masks; or its epoch is missing though there are random
+                steps, or differs from `epoch`. On a device the contents of sizes, counts and boxes
+                are not checked: that would wait for the device.
             MaskError: runs on the CPU are damaged.
         """
-        if self.steps and epoch is None:
-            raise OptionError("the pipeline has random steps: call it as pipeline(batch, epoch)")
         self._check(batch)
+        epoch = check_epoch(batch, epoch, needed=bool(self.steps))
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
             frame = step(frame, self._uniform(batch, epoch, number))
         done = dict(batch)
+        done.pop("spec", None)  # it describes the images of the batch, not those of the result
         done["images"] = self._images(batch, frame, epoch)
         done["maps"] = self._to_source(batch).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
@@ -177,6 +187,7 @@ class Pipeline:
     def _check(self, batch: Mapping) -> None:
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
         check_tensors(batch, needed, MASK_KEYS)
+        check_spec(batch, self.spec)
         check_images(batch["images"], self.image_size)
         check_sizes(batch["sizes"], len(batch["images"]), self.image_size, self.fit)
         if "masks" in batch and "runs" not in batch:

@@ -81,4 +81,6 @@ def covered(low: float, high: float, step: float, count: int) -> np.ndarray:
 
 def moved(batch: dict, device: torch.device) -> dict:
     """The batch on a device."""
-    return {key: value.to(device) for key, value in batch.items()}
+    return {
+        key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()
+    }

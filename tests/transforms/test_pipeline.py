@@ -533,5 +533,48 @@ def test_a_batch_of_another_pack_and_a_missing_epoch_are_named():
     for masks in (batch["masks"].float(), batch["masks"].bool(), batch["masks"][..., :64, :]):
         with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
             Pipeline(dataset(LAYOUT))({**batch, "masks": masks})
-    with pytest.raises(OptionError, match=r"call it as pipeline\(batch, epoch\)"):
+    with pytest.raises(OptionError, match=r"no 'epoch': call it as pipeline\(batch, epoch=...\)"):
         Pipeline(dataset(LAYOUT), [RandomFlip()])(batch)
+
+
+def test_the_epoch_is_that_of_the_batch(device):
+    """As Loader and DataLoader yield batches; `epoch=` is for those that do not name theirs."""
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    pipeline = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4), Mixup()])
+    expected = pipeline(batch, epoch=3)
+    numbered = {**batch, "epoch": 3, "number": 17}
+    for found in (pipeline(numbered), pipeline(numbered, epoch=3), pipeline(numbered, np.int64(3))):
+        assert (found.pop("epoch"), found.pop("number")) == (3, 17)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert not torch.equal(pipeline({**batch, "epoch": 4})["maps"], expected["maps"])
+    with pytest.raises(OptionError, match="^epoch is 4, but the batch is from epoch 3: call"):
+        pipeline(numbered, epoch=4)
+    for wrong in (-1, 2**64, True, 1.0, "1"):
+        with pytest.raises(OptionError, match="^epoch is .*choose a whole number from 0 to"):
+            pipeline(batch, epoch=wrong)
+        with pytest.raises(OptionError, match=r"^batch\['epoch'\] is .*choose a whole number"):
+            pipeline({**batch, "epoch": wrong})
+
+
+def test_without_steps_an_epoch_is_not_needed_but_checked():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    pipeline = Pipeline(dataset(LAYOUT))
+    assert "epoch" not in pipeline(batch)
+    assert pipeline({**batch, "epoch": 5})["epoch"] == 5
+    with pytest.raises(OptionError, match="^epoch is 4, but the batch is from epoch 5"):
+        pipeline({**batch, "epoch": 5}, 4)
+
+
+def test_a_batch_of_another_spec_is_refused_by_name():
+    """Same sizes throughout: only the spec tells source from stored coordinates here."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    ds = dataset(LAYOUT)
+    ds.spec_text = "pad 96 rgb, masks 96 area, source coordinates"
+    pipeline = Pipeline(ds)
+    assert "spec" not in pipeline({**batch, "spec": ds.spec_text})  # images are no longer uint8
+    assert "images" in pipeline(batch)  # made by Collate: checked by its arrays alone
+    other = ds.spec_text.replace("source", "stored")
+    with pytest.raises(OptionError, match=f"{other!r}, but those of .* {ds.spec_text!r}: create"):
+        pipeline({**batch, "spec": other})
+    assert "images" in Pipeline(dataset(LAYOUT))({**batch, "spec": other})
