@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.arguments import choice, whole_number
+from sa1bpack.errors import MaskError
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE
 
 SAMPLINGS = ("area", "center")
@@ -51,17 +52,20 @@ def make_axis(
     return Axis(pixels, cells, pixel // unit, cell // unit, start // unit, mirrored)
 
 
-def check_image(height: int, width: int) -> None:
-    """Check that an image's size is one that masks can have.
+def check_image(height: int, width: int) -> tuple[int, int]:
+    """Return the size of an image as ints.
 
     Raises:
-        MaskError: it is not.
+        MaskError: an image of this size cannot have masks.
+        OptionError: a side is not a whole number of at least 0.
     """
+    height, width = whole_number("height", height, 0), whole_number("width", width, 0)
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_RUN_END):
         raise MaskError(
             f"masks of {height}x{width} pixels cannot be used; the limits are "
-            f"{MAX_SIDE} a side and {MAX_RUN_END} pixels"
+            f"{MAX_SIDE} per side and {MAX_RUN_END} pixels"
         )
+    return height, width
 
 
 def check_sampling(sampling: str) -> None:
@@ -70,8 +74,7 @@ def check_sampling(sampling: str) -> None:
     Raises:
         OptionError: it is unknown.
     """
-    if sampling not in SAMPLINGS:
-        raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r}")
+    choice("sampling", sampling, SAMPLINGS)
 
 
 class AreaGrid(NamedTuple):

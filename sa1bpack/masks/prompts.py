@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array
-from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles, words
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.regions import REGIONS, check_region, find_pixels
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -67,7 +68,7 @@ def draw_points(
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
     check_ids(ids, masks)
-    points = check_word("points", points, 31)
+    points = whole_number("points", points, 0, 2**31 - 1)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
     count, numbers = np.empty(masks, np.int64), np.empty((masks, points), np.int64)
     pixels = np.empty((masks, points, 2), np.int64)
@@ -91,7 +92,7 @@ def prompt_draw(kind: str, draw: int) -> int:
     Raises:
         OptionError: `draw` is not 0 to 2**32 - 1.
     """
-    return DRAWS[kind] + check_word("draw", draw, 32)
+    return DRAWS[kind] + whole_number("draw", draw, 0, 2**32 - 1)
 
 
 def jitter_boxes(

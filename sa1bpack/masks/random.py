@@ -6,12 +6,11 @@ Generators", 2014) over a chain: each part of the key is added, times an odd con
 """
 
 from functools import lru_cache
-from operator import index
 from statistics import NormalDist
 
 import numpy as np
 
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import MAX_WORD, whole_number
 
 GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -34,24 +33,9 @@ def words(seed: int, epoch: int, ids: np.ndarray, draw: int, n: int) -> np.ndarr
     """
     key = np.zeros(1, np.uint64)  # an array, because numpy lets only arrays wrap in silence
     for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        key = _mix(key + np.uint64((check_word(name, part) + 1) * GAMMA % 2**64))
+        key = _mix(key + np.uint64((whole_number(name, part, 0, MAX_WORD) + 1) * GAMMA % 2**64))
     streams = _mix(ids.astype(np.uint64) * np.uint64(GAMMA) + key)
     return _mix(streams[:, None] + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GAMMA))
-
-
-def check_word(name: str, value: object, bits: int = 64) -> int:
-    """Return `value`, an int or what can stand for one.
-
-    Raises:
-        OptionError: it is not a whole number from 0 to 2**bits - 1.
-    """
-    try:
-        number = None if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = None
-    if number is None or not 0 <= number < 1 << bits:
-        raise OptionError(f"{name} must be a whole number from 0 to 2**{bits} - 1, got {value!r}")
-    return number
 
 
 def _mix(z: np.ndarray) -> np.ndarray:

@@ -16,11 +16,11 @@ elsewhere, are mirrored or have other sizes are drawn by the same kernels:
 """
 
 from functools import lru_cache
-from operator import index
 
 import numpy as np
 from numba import njit
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import (
@@ -230,19 +230,8 @@ def draw_grid(
 
 @lru_cache(maxsize=64)
 def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, Axis]:
-    """Return the axes, y and x, of the grid that a pack stores; see the module.
-
-    Raises:
-        OptionError: `mask_size` is not a multiple of 8 in 8..4096, or `fit` is unknown.
-        MaskError: the image's size is outside what a mask can have.
-    """
-    if not 8 <= mask_size <= MAX_MASK_SIZE or mask_size % 8:
-        raise OptionError(
-            f"mask_size must be a multiple of 8 from 8 to {MAX_MASK_SIZE}, got {mask_size}"
-        )
-    if fit not in FITS:
-        raise OptionError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
-    check_image(height, width)
+    """Return the axes, y and x, of the grid that a pack stores; see the module. Arguments are
+    checked."""
     cells = (height, width) if fit == "squash" else (max(height, width),) * 2
     return tuple(
         make_axis(pixels, mask_size, mask_size, cell)
@@ -279,5 +268,11 @@ def rasterize(
         MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
         OptionError: an option, a dtype or a shape is wrong.
     """
-    y, x = fit_axes(index(height), index(width), index(mask_size), fit)
+    mask_size = whole_number("mask_size", mask_size, 8, MAX_MASK_SIZE)
+    if mask_size % 8:
+        raise OptionError(
+            f"mask_size is {mask_size}: choose a multiple of 8 from 8 to {MAX_MASK_SIZE}"
+        )
+    choice("fit", fit, FITS)
+    y, x = fit_axes(*check_image(height, width), mask_size, fit)
     return draw_grid(run_ends, run_offset, y, x, sampling, out)

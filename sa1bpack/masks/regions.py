@@ -10,12 +10,10 @@ column-major positions, and its n-th pixel is found by a search in their running
 for each run of the mask, however large it is.
 """
 
-from operator import index
-
 import numpy as np
 from numba import njit
 
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import choice
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
 
@@ -150,26 +148,15 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
 
 def check_region(run_ends, run_offset, height, width, region, boxes):
     """Return the arguments of `count_pixels` as `find_pixels` takes them."""
-    height, width = index(height), index(width)
-    check_image(height, width)
+    height, width = check_image(height, width)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    check_region_name(region)
+    choice("region", region, REGIONS)
     if boxes is None:
         boxes = np.empty((0, 4), np.int64)
     else:
         check_array("boxes", boxes, "int64", (len(run_offset) - 1, 4))
     boxes = np.ascontiguousarray(boxes)
     return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
-
-
-def check_region_name(region: str) -> None:
-    """Check the name of a region.
-
-    Raises:
-        OptionError: it is unknown.
-    """
-    if region not in REGIONS:
-        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
 
 
 _NO_WORDS = np.empty((0, 0), np.uint64)

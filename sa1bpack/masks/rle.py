@@ -14,11 +14,10 @@ background runs, ends at odd places close foreground runs. Runs of length 0 are 
 text can be written out again byte for byte.
 """
 
-from operator import index
-
 import numpy as np
 from numba import njit
 
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import MaskError
 from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_only
 
@@ -154,12 +153,13 @@ def parse_counts(
         MaskError: a text is empty, has a character outside 48..111, ends within a number, has a
             number of more than 12 groups or a negative count, or its counts do not add up to
             `pixels`; the message and the error's `mask` give the index of the mask.
-        OptionError: an array has the wrong dtype or the offsets do not fit the text.
+        OptionError: an array has the wrong dtype, the offsets do not fit the text, or `pixels` is
+            not a whole number of at least 0.
     """
     text = read_only("text", text, np.uint8)
     text_offset = read_only("text_offset", text_offset, np.int64)
     check_offsets("text_offset", text_offset, len(text))
-    pixels = index(pixels)
+    pixels = whole_number("pixels", pixels, 0)
     if not 1 <= pixels <= MAX_RUN_END:
         raise MaskError(
             f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 
 import numpy as np
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
@@ -17,13 +19,15 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
         raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
 
 
-def _check_bound(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+def _bound(name: str, value: object) -> int | float:
+    """Return a threshold as a number of Python's. Raises OptionError unless it is in its range."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
         raise OptionError(f"{name} must be a finite number, got {value!r}")
     if value > _HIGHEST[name]:
         raise OptionError(
-            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is no percentage"
+            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is not a percentage"
         )
+    return value if isinstance(value, int) else float(value)
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,17 @@ class MaskRule:
     def __post_init__(self):
         if self.max_masks is not None:
             _check_int("max_masks", self.max_masks, 0, 2**31)
-        if self.select not in ORDERS:
-            raise OptionError(f"select must be one of {', '.join(ORDERS)}, got {self.select!r}")
-        _check_int("seed", self.seed, 0, 2**32)
-        _check_int("min_area", self.min_area, 0, 2**31)
+        choice("select", self.select, ORDERS)
+        self._set("seed", whole_number("seed", self.seed, 0, 2**32 - 1))
+        self._set("min_area", whole_number("min_area", self.min_area, 0, 2**31 - 1))
         for name in _HIGHEST:
             if getattr(self, name) is not None:
-                _check_bound(name, getattr(self, name))
+                self._set(name, _bound(name, getattr(self, name)))
         if self.max_area_frac is not None and self.max_area_frac < 0:
             raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)  # frozen; a number of numpy becomes one of Python
 
 
 def _passing(

@@ -17,10 +17,9 @@ What is drawn is defined in whole numbers, so that a CPU and a device give the s
 What lies outside the source is background.
 """
 
-from operator import index
-
 import numpy as np
 
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import MAX_MASK_SIZE, Axis, check_image, check_sampling, make_axis
@@ -52,19 +51,23 @@ def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]
     return np.array([[(x1 - x0) / width, 0, x0], [0, (y1 - y0) / height, y0]], np.float64)
 
 
-def check_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return (h, w), the cells of an output, as ints.
+def check_size(
+    size: tuple[int, int], name: str = "size", most: int = MAX_MASK_SIZE
+) -> tuple[int, int]:
+    """Return (h, w), the sides of an output, as ints.
 
     Raises:
-        OptionError: `size` is not two whole numbers from 1 to 4096.
+        OptionError: `size` is not two whole numbers from 1 to `most`; the message has its name.
     """
     try:
-        height, width = (index(side) for side in size)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"size must be two whole numbers, h and w, got {size!r}") from error
-    if not (1 <= height <= MAX_MASK_SIZE and 1 <= width <= MAX_MASK_SIZE):
-        raise OptionError(f"size must be from 1 to {MAX_MASK_SIZE} a side, got {size!r}")
-    return height, width
+        height, width = size
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"{name} is {size!r}: give (height, width), whole numbers from 1 to {most}"
+        ) from None
+    return tuple(
+        whole_number(f"{name}[{i}]", side, 1, most) for i, side in enumerate((height, width))
+    )
 
 
 def check_maps(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -152,8 +155,7 @@ def draw_window(
         MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
         OptionError: an option, a dtype or a shape is wrong, or the map reaches too far.
     """
-    height, width = index(height), index(width)
-    check_image(height, width)
+    height, width = check_image(height, width)
     rows, columns = check_size(size)
     check_sampling(sampling)
     affine = np.asarray(affine)

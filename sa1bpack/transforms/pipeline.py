@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
-from sa1bpack.masks.random import check_word
 from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
@@ -77,9 +77,10 @@ class Pipeline:
     No mask is left out, so that all arrays keep their shapes: ignore what is not `valid`.
 
     Everything random depends on (seed, epoch, image_id) and on the position of the step among the
-    steps; the epoch is `batch["epoch"]`. So an image is treated the same in every batch and on every
-    rank, and there is no state to save. That includes an image that a batch order repeats within an
-    epoch: its place in the batch, which could tell the two apart, depends on the number of ranks.
+    steps; the epoch is `batch["epoch"]`. So an image is treated the same in every batch and on
+    every rank, and there is no state to save. This also holds for an image that an order draws
+    more than once per epoch: its place in the batch, which could tell the copies apart, depends on
+    the number of ranks.
 
     `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
     images. A batch whose `spec` differs from that of `ds` is refused.
@@ -137,7 +138,8 @@ class Pipeline:
                 f"mean is {mean!r} and std {std!r}: give three numbers each, those of std above 0"
             )
         self.dtype, self.mask_dtype = dtype, mask_dtype
-        self.min_area, self.seed = check_word("min_area", min_area, 31), check_word("seed", seed)
+        self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
+        self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self._mean, self._std = torch.tensor(means).float(), torch.tensor(stds).float()
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.masks import boxes as box_kernels
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
@@ -22,8 +23,8 @@ from sa1bpack.masks.prompts import (
     check_ids,
     prompt_draw,
 )
-from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles
-from sa1bpack.masks.regions import check_region_name
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
+from sa1bpack.masks.regions import REGIONS
 from sa1bpack.transforms.random import words
 from sa1bpack.transforms.regions import Region, bounds
 from sa1bpack.transforms.runs import RunBatch, compiled_samples
@@ -109,7 +110,7 @@ def draw_points(
     """
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
-    points = check_word("points", points, 31)
+    points = whole_number("points", points, 0, 2**31 - 1)
     if _on_cpu(runs):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
     found = Region(runs, region, boxes)
@@ -132,7 +133,7 @@ def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tenso
 
 
 def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> None:
-    check_region_name(region)
+    choice("region", region, REGIONS)
     if boxes is not None:
         check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
 

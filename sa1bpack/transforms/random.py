@@ -10,7 +10,7 @@ Generators", 2014) over a chain: each part of the key is added, times an odd con
 
 import torch
 
-from sa1bpack.masks.random import check_word
+from sa1bpack.arguments import MAX_WORD, whole_number
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
@@ -28,7 +28,7 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
     """
     key = 0
     for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        key = _mix_number((key + (check_word(name, part) + 1) * _GAMMA) & _MASK)
+        key = _mix_number((key + (whole_number(name, part, 0, MAX_WORD) + 1) * _GAMMA) & _MASK)
     streams = _mix(ids * _signed(_GAMMA) + _signed(key))
     steps = torch.arange(1, n + 1, dtype=torch.int64, device=ids.device) * _signed(_GAMMA)
     return _mix(streams[:, None] + steps)

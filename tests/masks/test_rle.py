@@ -173,10 +173,17 @@ def test_any_bytes_parse_to_sound_runs_or_are_refused(reference, texts):
         assert (written == text) != noncanonical[m]
 
 
-@pytest.mark.parametrize("pixels", [0, -1, 2**31])
+@pytest.mark.parametrize("pixels", [0, 2**31])
 def test_an_impossible_number_of_pixels_is_refused(reference, pixels):
     with pytest.raises(MaskError, match=str(pixels)):
         parse_counts(*reference.joined([GOOD]), pixels)
+
+
+@pytest.mark.parametrize("pixels", [-1, True, 12.0, "12"])
+def test_pixels_must_be_a_whole_number(reference, pixels):
+    with pytest.raises(OptionError, match=r"^pixels is .*: choose a whole number of at least 0"):
+        parse_counts(*reference.joined([GOOD]), pixels)
+    assert len(parse_counts(*reference.joined([GOOD]), np.int16(12))[1]) == 2
 
 
 def test_no_masks_are_fine():

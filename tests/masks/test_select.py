@@ -1,5 +1,7 @@
 """Which masks are kept, held against sorting by hand."""
 
+import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -121,17 +123,18 @@ def test_random_draws_every_mask_about_equally_often():
         ({"max_masks": True}, "max_masks .* got True"),
         (
             {"select": "smallest"},
-            "select must be one of largest, random, iou, stability, got 'smal",
+            "select is 'smallest': choose one of largest, random, iou, stability",
         ),
-        ({"seed": -1}, "seed .* got -1"),
-        ({"seed": 2**32}, "seed .* got 4294967296"),
-        ({"min_area": -1}, "min_area .* got -1"),
-        ({"min_area": None}, "min_area .* got None"),
+        ({"seed": -1}, "seed is -1: choose a whole number from 0 to 4294967295"),
+        ({"seed": 2**32}, "seed is 4294967296: choose"),
+        ({"min_area": -1}, "min_area is -1: choose a whole number from 0"),
+        ({"min_area": True}, "min_area is True: choose a whole number"),
+        ({"min_area": None}, "min_area is None: choose a whole number"),
         ({"max_area_frac": 1.1}, "max_area_frac must be at most 1, got 1.1"),
         ({"max_area_frac": -0.1}, "max_area_frac must be at least 0, got -0.1"),
         ({"max_area_frac": float("nan")}, "max_area_frac must be a finite number, got nan"),
         ({"min_iou": float("inf")}, "min_iou must be a finite number, got inf"),
-        ({"min_iou": 88}, "min_iou must be at most 2, got 88; it is no percentage"),
+        ({"min_iou": 88}, "min_iou must be at most 2, got 88; it is not a percentage"),
         ({"min_stability": 1.001}, "min_stability must be at most 1, got 1.001"),
         ({"min_stability": "0.9"}, "min_stability must be a finite number, got '0.9'"),
     ],
@@ -139,3 +142,10 @@ def test_random_draws_every_mask_about_equally_often():
 def test_a_wrong_rule_is_refused_by_name(option, message):
     with pytest.raises(OptionError, match=message):
         MaskRule(**option)
+
+
+def test_numbers_of_numpy_are_kept_as_those_of_python():
+    """A rule is written into the manifest as JSON."""
+    rule = MaskRule(seed=np.uint32(5), min_area=np.int64(3), min_iou=np.float32(0.5))
+    assert rule == MaskRule(seed=5, min_area=3, min_iou=0.5)
+    assert json.loads(json.dumps(asdict(rule)))["min_iou"] == 0.5

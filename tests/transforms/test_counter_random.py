@@ -81,5 +81,5 @@ def test_neighbouring_keys_have_unrelated_numbers():
 @pytest.mark.parametrize("key", [(-1, 0, 0), (0, 2**64, 0), (0, 0, 1.5), (True, 0, 0)])
 def test_a_key_that_is_no_word_is_refused(key):
     seed, epoch, draw = key
-    with pytest.raises(OptionError, match="whole number from 0 to 2"):
+    with pytest.raises(OptionError, match="choose a whole number from 0 to 18446744073709551615"):
         words(seed, epoch, torch.tensor([1]), draw, 1)

@@ -150,15 +150,15 @@ def test_padding_and_batches_without_masks_have_no_points(device):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
+        ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
         ({"ids": torch.zeros(5, dtype=torch.int64)}, r"ids must be int64 \(6,\)"),
         ({"ids": torch.zeros(6)}, r"ids must be int64 .*got float32 \(6,\)"),
         ({"ids": [1] * 6}, r"ids must be a torch.Tensor of int64 \(6,\).*got a list"),
         ({"boxes": torch.zeros((6, 4))}, r"boxes must be int64 \(6, 4\), got float32"),
         ({"boxes": np.zeros((6, 4), int)}, "boxes must be a torch.Tensor.* got a numpy.ndarray"),
-        ({"points": -1}, "points must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number"),
-        ({"draw": 2**32}, "draw must be a whole number"),
+        ({"points": -1}, "points is -1: choose a whole number"),
+        ({"seed": -1}, "seed is -1: choose a whole number"),
+        ({"draw": 2**32}, "draw is 4294967296: choose a whole number"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(option, message):
