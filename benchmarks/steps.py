@@ -40,7 +40,7 @@ def made_batch(samples: int, masks: int, device: torch.device) -> dict:
         "sizes": torch.tensor([[*SOURCE, *stored]] * samples, dtype=torch.int32),
     }
     batch["images"][:, stored[0] :] = 0
-    return {key: value.to(device) for key, value in batch.items()}
+    return {"epoch": 0} | {key: value.to(device) for key, value in batch.items()}
 
 
 def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
@@ -72,7 +72,7 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
     runs = made_runs(samples, masks, device)
     scale = torch.tensor([[SOURCE[1] / 256] * 2] * samples, dtype=torch.float64, device=device)
     maps = transforms.affine.scaling(scale)
-    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes")}
+    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes", "epoch")}
     ends = runs.run_ends.numel() * 4
 
     def pipeline(batch: dict, *chosen, dtype=torch.float32) -> Callable[[], object]:
@@ -81,7 +81,7 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
             options=SimpleNamespace(coordinates="source"),
         )  # fmt: skip
         made = transforms.Pipeline(ds, chosen, dtype=dtype)
-        return lambda: made(batch, 0)
+        return lambda: made(batch)
 
     jitter = transforms.ColorJitter(0.4, 0.4, 0.4)
     return {

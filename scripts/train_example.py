@@ -75,12 +75,12 @@ def prompt_maps(prompts: torch.Tensor, side: int) -> torch.Tensor:
     return torch.cat([*maps, torch.stack([torch.exp(-10 * outside), is_box], 1)], 1)
 
 
-def draw_prompts(batch: dict, image_size: int, seed: int, epoch: int) -> torch.Tensor:
+def draw_prompts(batch: dict, image_size: int, seed: int) -> torch.Tensor:
     """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, image).
 
     So they are the same on any number of ranks, and no generator's state need be saved.
     """
-    masks, counts = batch["masks"], batch["mask_counts"].tolist()
+    masks, counts, epoch = batch["masks"], batch["mask_counts"].tolist(), batch["epoch"]
     numbers = np.concatenate([
         np.random.default_rng((seed, epoch, image)).random((count, 2))
         for image, count in zip(batch["image_ids"].tolist(), counts, strict=True)
@@ -148,13 +148,16 @@ class Trainer:
             torch.save({"step": self.step, **state}, part)
             part.replace(path)
 
-    def train_step(self, batch: dict, epoch: int, stop: bool) -> dict:
+    def train_step(self, batch: dict, stop: bool) -> dict:
         """One step; returns what to log, and whether any rank wants to stop."""
         self.step += 1
         # Whatever else you make random (dropout, augmentation) then needs no saved state either.
         own_seed = np.random.SeedSequence((self.args.seed, self.step, self.rank))
         torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0]))
-        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        batch = {
+            key: value.to(self.device, non_blocking=True) if torch.is_tensor(value) else value
+            for key, value in batch.items()
+        }
         if not len(batch["masks"]):
             # Every rank has to take part in DDP's sums: with an empty mask, which has no weight.
             batch["masks"] = batch["masks"].new_zeros((1, *batch["masks"].shape[1:]))
@@ -164,7 +167,7 @@ class Trainer:
         images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
         images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
         owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
-        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed, epoch)
+        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed)
         with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
             logits = self.parallel(images, owner, prompts)
         losses, ious = score(logits, masks)
@@ -181,15 +184,16 @@ class Trainer:
         self.scaler.scale(loss * (self.world / total)).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return {"step": self.step, "epoch": epoch, "loss": loss_sum / total, "iou": iou_sum / total,
-                "images": batch["image_ids"].tolist(), "stop": stops > 0}  # fmt: skip
+        return {"step": self.step, "epoch": batch["epoch"], "loss": loss_sum / total,
+                "iou": iou_sum / total, "images": batch["image_ids"].tolist(),
+                "stop": stops > 0}  # fmt: skip
 
     def train(self, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set on any rank; returns whether it was."""
         args, first = self.args, self.step + 1
-        for epoch in range(self.loader.state_dict()["epoch"], args.epochs):
+        for _ in range(self.loader.state_dict()["epoch"], args.epochs):
             for batch in self.loader:
-                line = self.train_step(batch, epoch, stop.is_set())
+                line = self.train_step(batch, stop.is_set())
                 stopped = line.pop("stop")
                 ends = stopped or self.step == args.steps
                 if args.history is not None:

@@ -216,7 +216,7 @@ def test_a_drawn_point_is_a_cell_of_its_mask_and_a_box_is_that_of_the_sample(scr
     (batch,) = sa1bpack.Loader(ds, len(ds), order="sequential", masks="flat")
     kinds = set()
     for epoch in range(5):
-        prompts = script.draw_prompts(batch, 64, 0, epoch).double()
+        prompts = script.draw_prompts({**batch, "epoch": epoch}, 64, 0).double()
         assert len(prompts) == len(batch["masks"]) == batch["mask_counts"].sum()
         for mask, box, prompt in zip(batch["masks"], batch["bboxes"], prompts, strict=True):
             x0, y0, x1, y1, is_box = prompt.tolist()

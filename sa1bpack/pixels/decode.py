@@ -25,6 +25,7 @@ import numpy as np
 import simplejpeg
 from numba import njit
 
+from sa1bpack.arguments import choice
 from sa1bpack.errors import ImageError, OptionError
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
@@ -167,10 +168,8 @@ def _planes_target(height, width, planes, fit, resample) -> tuple[int, int]:
 
 def _stored_within(height, width, shape, fit, resample) -> tuple[int, int]:
     """Return the size that the image takes, after a check that `shape` is what `fit` asks for."""
-    if resample not in RESAMPLES:
-        raise OptionError(f"resample is {resample!r}; it must be one of {', '.join(RESAMPLES)}")
-    if fit not in FITS:
-        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    choice("resample", resample, RESAMPLES)
+    choice("fit", fit, FITS)
     size = max(shape)
     h, w = stored_size(height, width, size, fit)
     expected = (h, w) if fit == "native" else (size, size)

@@ -9,6 +9,7 @@ native   as pad, without the canvas
 ======== =========================================================================
 """
 
+from sa1bpack.arguments import choice
 from sa1bpack.errors import OptionError
 
 FITS = ("pad", "squash", "native")
@@ -30,8 +31,7 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
         )
     if fit == "squash":
         return image_size, image_size
-    if fit not in FITS:
-        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    choice("fit", fit, FITS)
     longer = max(height, width)
 
     def scaled(side: int) -> int:

@@ -53,5 +53,5 @@ def test_sizes_below_one_are_refused(arguments, fit):
 
 def test_an_unknown_fit_is_refused():
     """With the names that there are."""
-    with pytest.raises(OptionError, match="'crop'; it must be one of pad, squash, native"):
+    with pytest.raises(OptionError, match="fit is 'crop': choose one of pad, squash, native"):
         stored_size(5, 5, 8, "crop")
