@@ -1,4 +1,4 @@
-"""Which masks of an image are kept: thresholds first, then a cap on their number."""
+"""Which masks of an image are kept: first thresholds, then a cap on their number."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -10,7 +10,7 @@ from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
-# What is higher was meant as a percentage: a predicted IoU may exceed 1, but a little only.
+# A higher value was meant as a percentage: a predicted IoU may exceed 1, but only slightly.
 _HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
 
 
@@ -20,7 +20,7 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 
 
 def _bound(name: str, value: object) -> int | float:
-    """Return a threshold as a number of Python's. Raises OptionError unless it is in its range."""
+    """Return a threshold as a Python number. Raises OptionError if it is out of range."""
     if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
         raise OptionError(f"{name} must be a finite number, got {value!r}")
     if value > _HIGHEST[name]:
@@ -32,21 +32,21 @@ def _bound(name: str, value: object) -> int | float:
 
 @dataclass(frozen=True)
 class MaskRule:
-    """What to keep of an image's masks. The default keeps all of them.
+    """Which masks of an image to keep. The default keeps all.
 
-    Thresholds are inclusive, and a NaN passes none. They come first, the cap second.
+    Thresholds are inclusive, and NaN passes none. They are applied before the cap.
 
     Attributes:
         max_masks: the cap, 0 or more; None for no cap.
         select: which masks the cap keeps. "largest": by area; "iou": by predicted IoU; "stability":
-            by stability score, the highest first and among equals the lower index first; "random":
-            drawn without replacement by (seed, image_id, index of the mask) alone, so that a higher
-            cap keeps the same masks and more.
+            by stability score; the highest first, and the lower index first among equals; "random":
+            drawn without replacement, depending only on (seed, image_id, index of the mask), so
+            that a higher cap keeps the same masks and more.
         seed: of "random"; 0 to 2**32 - 1.
         min_area: keep masks of at least this many source pixels.
-        max_area_frac: keep masks that cover at most this part of the image; None for no limit.
-        min_iou: keep masks with at least this predicted IoU, which may exceed 1; at most 2; None
-            for no limit.
+        max_area_frac: keep masks that cover at most this fraction of the image; None for no limit.
+        min_iou: keep masks with at least this predicted IoU, at most 2 (a predicted IoU may exceed
+            1); None for no limit.
         min_stability: keep masks with at least this stability score; at most 1; None for no limit.
 
     Raises:
@@ -74,7 +74,7 @@ class MaskRule:
             raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
 
     def _set(self, name: str, value: float) -> None:
-        object.__setattr__(self, name, value)  # frozen; a number of numpy becomes one of Python
+        object.__setattr__(self, name, value)  # frozen; numpy numbers become Python numbers
 
 
 def _passing(
@@ -96,7 +96,7 @@ def _passing(
 
 
 def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
-    """Return uint64 (masks,); raw output, because numpy keeps that stream the same for ever."""
+    """Return uint64 (masks,): raw output, because numpy guarantees never to change this stream."""
     return np.random.PCG64(np.random.SeedSequence([seed, image_id % 2**64])).random_raw(masks)
 
 
@@ -116,7 +116,7 @@ def select_masks(
         predicted_iou: (n,).
         stability_score: (n,).
         pixels: height x width of the source image.
-        image_id: 0 or more; "random" draws by it.
+        image_id: 0 or more; "random" depends on it.
 
     Returns:
         int64 (k,), in the original order.
@@ -128,6 +128,6 @@ def select_masks(
         order = np.argsort(_random_keys(rule.seed, image_id, len(area))[kept], kind="stable")
     else:
         score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[rule.select]
-        # Stable on the negated score, not reversed: among equals the lower index comes first.
+        # A stable sort of the negated score: among equals the lower index comes first.
         order = np.argsort(-score[kept].astype(np.float64), kind="stable")
     return np.sort(kept[order[: rule.max_masks]])

@@ -125,11 +125,11 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     wrong = stored != side if fit == "squash" else stored > side
     bad = np.flatnonzero((found < 1).any(1) | wrong.any(1))
     if bad.size:
-        due = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
+        expected = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
         raise OptionError(
             f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
             f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
-            f"images with {due}; give it batches of that dataset"
+            f"images with {expected}; give it batches of that dataset"
         )
 
 
@@ -175,12 +175,12 @@ def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> 
         raise OptionError(f"there are runs of {len(runs.sizes)} samples, but {len(counts)} samples")
     if counts.device.type != "cpu":
         return
-    found, due = np.diff(runs.mask_offset.numpy()), counts.numpy()
+    found, expected = np.diff(runs.mask_offset.numpy()), counts.numpy()
     if not flat and (found == shape[1]).all():
         return  # with padding
-    wrong = np.flatnonzero(found != due)
+    wrong = np.flatnonzero(found != expected)
     if wrong.size:
         raise OptionError(
             f"sample {wrong[0]} of the batch has runs of {found[wrong[0]]} masks, but "
-            f"{due[wrong[0]]} masks: {remedy}"
+            f"{expected[wrong[0]]} masks: {remedy}"
         )

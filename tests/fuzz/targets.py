@@ -134,10 +134,10 @@ def annotations(data: bytes) -> None:
     with _refusing(AnnotationError, MaskError):
         found = parse_annotations(data)
         try:
-            due = json.loads(data, parse_int=_integer)
+            expected = json.loads(data, parse_int=_integer)
         except RecursionError:  # our limit of depth is not exactly json's
             return
-        image, masks = due["image"], due["annotations"]
+        image, masks = expected["image"], expected["annotations"]
         assert (found.image_id, found.width) == (image["image_id"], image["width"])
         assert found.file_name == image["file_name"]
         assert found.area.tolist() == [mask["area"] for mask in masks]
@@ -161,15 +161,15 @@ def counts(data: bytes) -> None:
     texts = data[4:].split(b"|")
     text = np.frombuffer(b"".join(texts), np.uint8)
     offset = np.array([0, *itertools.accumulate(map(len, texts))], np.int64)
-    due = [_ends_of(text, height * width) for text in texts]
+    expected = [_ends_of(text, height * width) for text in texts]
     with _refusing(MaskError):
         try:
             run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
         except MaskError as error:
-            assert due[error.mask] is None
+            assert expected[error.mask] is None
             raise
-        assert run_ends.tolist() == [end for ends in due for end in ends]
-        assert np.diff(run_offset).tolist() == [len(ends) for ends in due]
+        assert run_ends.tolist() == [end for ends in expected for end in ends]
+        assert np.diff(run_offset).tolist() == [len(ends) for ends in expected]
         again, again_offset = encode_counts(run_ends, run_offset)
         for m, text in enumerate(texts):
             written = again[again_offset[m] : again_offset[m + 1]].tobytes()
@@ -316,7 +316,7 @@ def index(data: bytes) -> None:
 
 
 def offsets(data: bytes) -> None:
-    """The offset arrays of a shard, at their due length; the first byte says which."""
+    """The offset arrays of a shard, at their expected length; the first byte says which."""
     names = [f"{SHARD}/{array}/c.0" for array in ("mask_offset", "run_offset")]
     name = names[data[0] % len(names)] if data else names[0]
     size = len(pristine()[name])

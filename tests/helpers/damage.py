@@ -25,7 +25,7 @@ KINDS = {
 
 @dataclass
 class Damage:
-    """What was done, and what is due.
+    """What was done, and what is expected.
 
     what        for messages
     kind        one of KINDS
@@ -171,7 +171,7 @@ class Damager:
             f"shard {name} {way}", "shard", "shard", (names,), hit, harmless=way == "linked"
         )
 
-    # ------------------------------------------------------------------------------- what is due
+    # ------------------------------------------------------------------------------- what is expected
 
     def _damage(self, name: str, kind: str, how: str) -> Damage:
         shard, array = _parts_of(name)

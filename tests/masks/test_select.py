@@ -1,4 +1,4 @@
-"""Which masks are kept, held against sorting by hand."""
+"""Which masks are kept, compared with sorting by hand."""
 
 import json
 from dataclasses import asdict
@@ -101,7 +101,7 @@ def test_a_higher_random_cap_keeps_the_same_masks_and_more():
     assert all(a < b for a, b in pairwise(kept))
 
 
-def test_a_random_cap_draws_among_those_that_pass():
+def test_a_random_cap_draws_from_the_masks_that_pass():
     area = [1, 9] * 20
     kept = select(MaskRule(max_masks=6, select="random", min_area=9), area)
     assert len(kept) == 6 and all(m % 2 for m in kept)
@@ -144,8 +144,8 @@ def test_a_wrong_rule_is_refused_by_name(option, message):
         MaskRule(**option)
 
 
-def test_numbers_of_numpy_are_kept_as_those_of_python():
-    """A rule is written into the manifest as JSON."""
+def test_numpy_numbers_become_python_numbers():
+    """A rule is written to the manifest as JSON."""
     rule = MaskRule(seed=np.uint32(5), min_area=np.int64(3), min_iou=np.float32(0.5))
     assert rule == MaskRule(seed=5, min_area=3, min_iou=0.5)
     assert json.loads(json.dumps(asdict(rule)))["min_iou"] == 0.5

@@ -124,9 +124,9 @@ def test_the_integers_match_bt601_to_half_a_level():
         [-0.299 / 1.772, -0.587 / 1.772, 0.5],
         [0.5, -0.587 / 1.402, -0.114 / 1.402],
     ])  # fmt: skip
-    due = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
+    expected = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
     for found, channel in zip((y[::2, ::2], cb, cr), range(3), strict=True):
-        assert abs(found - due[..., channel].clip(0, 255)).max() < 0.505
+        assert abs(found - expected[..., channel].clip(0, 255)).max() < 0.505
 
 
 @pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
@@ -140,8 +140,8 @@ def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
         image.draft("YCbCr", (width // scale, height // scale))
         assert image.size == (-(-width // scale), -(-height // scale)) and image.mode == "YCbCr"
         planes += [np.asarray(image.getchannel(channel)) for channel in channels]
-    due = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    np.testing.assert_array_equal(yuv420_to_rgb(*planes), due)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(yuv420_to_rgb(*planes), expected)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 9), (7, 4)])
@@ -187,9 +187,9 @@ def test_planes_are_computed_from_the_pixels_of_rgb(kind, fit, resample):
         else:
             rgb = np.empty((h, w, 3) if fit == "native" else (size, size, 3), np.uint8)
             decode_into(data, H, W, rgb, fit=fit, resample=resample)
-        for plane, due in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
-            rows, columns = due.shape
-            np.testing.assert_array_equal(plane[:rows, :columns], due)
+        for plane, expected in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
+            rows, columns = expected.shape
+            np.testing.assert_array_equal(plane[:rows, :columns], expected)
             assert not plane[rows:].any() and not plane[:, columns:].any()
 
 

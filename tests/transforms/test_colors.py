@@ -46,21 +46,21 @@ def number(value: float) -> torch.Tensor:
 )
 def test_factors_do_what_the_enhancers_of_pil_do(adjust, enhancer, factor):
     pixels = image()
-    due = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
+    expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
     found = adjust(planes(pixels), number(factor))[0].permute(1, 2, 0).numpy()
-    assert np.abs(found - due).max() <= 1.5  # PIL rounds grey and the result
+    assert np.abs(found - expected).max() <= 1.5  # PIL rounds grey and the result
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 1e-3, 0.3, 0.5])
 def test_hue_is_turned_as_colorsys_turns_it(turn):
     pixels = image()
     pixels[0] = [[0, 0, 0], [255] * 3, [9, 9, 9], [255, 0, 0], [0, 7, 7], [7, 0, 7], [7, 7, 0]]
-    due = np.empty(pixels.shape)
+    expected = np.empty(pixels.shape)
     for at in np.ndindex(pixels.shape[:2]):
         hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[at] / 255))
-        due[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
+        expected[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
     found = adjust_hue(planes(pixels), number(turn))[0].permute(1, 2, 0).numpy()
-    np.testing.assert_allclose(found, due, atol=2e-3)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_padding_has_no_part_in_the_mean_of_contrast():
@@ -73,8 +73,8 @@ def test_padding_has_no_part_in_the_mean_of_contrast():
         adjust_contrast(planes(each), number(0.3), inside)[..., :4, :] for each in (pixels, other)
     ]
     assert torch.equal(*found)
-    due = adjust_contrast(planes(pixels[:4]), number(0.3), ALL[..., :4, :])
-    torch.testing.assert_close(found[0], due)
+    expected = adjust_contrast(planes(pixels[:4]), number(0.3), ALL[..., :4, :])
+    torch.testing.assert_close(found[0], expected)
 
 
 def test_factors_are_drawn_for_each_image_and_applied_in_order(device):
@@ -111,8 +111,8 @@ def test_a_pair_is_the_range_of_its_factor(device):
     spread = jittered(0.4, 1.5, 0.25, 0.1)
     assert torch.equal(jittered((0.6, 1.4), (0, 2.5), (0.75, 1.25), (-0.1, 0.1)), spread)
     drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)[:, 0, None, None, None].float()
-    due = (batch * (0.5 + 0.25 * drawn)).clamp(0, 255)
-    torch.testing.assert_close(jittered((0.5, 0.75)), due)
+    expected = (batch * (0.5 + 0.25 * drawn)).clamp(0, 255)
+    torch.testing.assert_close(jittered((0.5, 0.75)), expected)
     turned = adjust_hue(batch.clone(), torch.full((4, 1, 1, 1), 0.25, device=device))
     torch.testing.assert_close(jittered(0, 0, 0, (0.25, 0.25)), turned)
     assert torch.equal(jittered((1, 1), (1, 1), (1, 1), (0, 0)), batch)

@@ -57,8 +57,8 @@ def test_uniform_numbers_are_the_upper_53_bits_of_the_words():
 
 def test_whole_numbers_of_numpy_and_torch_are_whole_numbers():
     ids = torch.arange(3)
-    due = words(1, 2, ids, 3, 1)
-    assert torch.equal(words(np.int64(1), np.uint8(2), ids, torch.tensor(3), 1), due)
+    expected = words(1, 2, ids, 3, 1)
+    assert torch.equal(words(np.int64(1), np.uint8(2), ids, torch.tensor(3), 1), expected)
 
 
 def test_neighbouring_keys_have_unrelated_numbers():

@@ -46,9 +46,9 @@ def test_planes_become_the_same_bytes_on_every_device(device):
     planes = torch.randint(0, 256, (3, 24, 16), dtype=torch.uint8)
     sizes = torch.tensor([[16, 16], [9, 16], [16, 3]], dtype=torch.int32)
     found = yuv420_to_rgb(planes.to(device), sizes.to(device)).cpu()
-    due = yuv420_to_rgb(planes, sizes)
+    expected = yuv420_to_rgb(planes, sizes)
     for k, (h, w) in enumerate(sizes.tolist()):
-        assert torch.equal(found[k, :h, :w], due[k, :h, :w])
+        assert torch.equal(found[k, :h, :w], expected[k, :h, :w])
 
 
 def test_even_chroma_gives_the_colours_of_pil():
@@ -59,8 +59,8 @@ def test_even_chroma_gives_the_colours_of_pil():
         canvas = torch.from_numpy(canvas_of((luma, *chroma), 16, 0))[None]
         found = yuv420_to_rgb(canvas, torch.tensor([[16, 16]]))[0].numpy().astype(int)
         full = np.stack([luma, np.full_like(luma, cb), np.full_like(luma, cr)], -1)
-        due = np.asarray(Image.fromarray(full, "YCbCr").convert("RGB")).astype(int)
-        assert np.abs(found - due).max() <= 1
+        expected = np.asarray(Image.fromarray(full, "YCbCr").convert("RGB")).astype(int)
+        assert np.abs(found - expected).max() <= 1
 
 
 def test_normalising_is_that_of_sam_and_padding_is_zero_after_it(device):
@@ -71,7 +71,7 @@ def test_normalising_is_that_of_sam_and_padding_is_zero_after_it(device):
     mean, std = torch.tensor(SAM_MEAN).to(device), torch.tensor(SAM_STD).to(device)
     images = torch.from_numpy(pixels).to(device)
     found = normalize(images, mean, std, torch.from_numpy(inside).to(device)).cpu().numpy()
-    due = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
+    expected = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, due, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.array_equal(images.cpu().numpy(), pixels)

@@ -33,8 +33,8 @@ def test_cells_are_those_that_numpy_takes_mask_by_mask(packed, device):
     )
     assert found.dtype == torch.bool
     for k, b in enumerate(owner):
-        due = cells[k][np.ix_(rows[b], columns[b])] & np.outer(inside[1][b], inside[0][b])
-        assert np.array_equal(found[k].cpu().numpy(), due)
+        expected = cells[k][np.ix_(rows[b], columns[b])] & np.outer(inside[1][b], inside[0][b])
+        assert np.array_equal(found[k].cpu().numpy(), expected)
 
 
 def test_a_position_is_in_the_cell_below_it_and_in_the_nearest_one_where_there_is_none():

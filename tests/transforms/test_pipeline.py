@@ -74,13 +74,13 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
                 seen += 1
                 row, column = int((y0 + y1) / 2), int((x0 + x1) / 2)
                 image, mask = images[k].mean(0), masks[k, 0]
-                for axis, line, due in (
+                for axis, line, expected in (
                     (0, (row,), (x0, x1)),
                     (1, (slice(None), column), (y0, y1)),
                 ):
-                    np.testing.assert_allclose(span(image[line]), due, atol=0.5)
+                    np.testing.assert_allclose(span(image[line]), expected, atol=0.5)
                     room = 0.5 + off * float(zoom[k, axis]) + 2e-3  # runs are drawn to 1/1024 pixel
-                    np.testing.assert_allclose(span(mask[line]), due, atol=room)
+                    np.testing.assert_allclose(span(mask[line]), expected, atol=room)
                 x, y = done["point_coords"][k, 0].tolist()
                 if done["point_inside"][k, 0]:
                     assert image[int(y), int(x)] > 0.9 and mask[int(y), int(x)]
@@ -112,9 +112,9 @@ def test_masks_from_runs_have_the_cells_that_are_covered_by_half(steps, device):
 
 def test_without_steps_runs_give_the_grid_of_the_pack():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    due = Pipeline(dataset(LAYOUT))(batch)
+    expected = Pipeline(dataset(LAYOUT))(batch)
     found = Pipeline(dataset(LAYOUT))({**batch, "runs": rectangle_runs(RECTANGLES)})
-    assert torch.equal(found["masks"], due["masks"])
+    assert torch.equal(found["masks"], expected["masks"])
 
 
 def test_boxes_and_points_are_the_source_through_the_map(device):
@@ -136,8 +136,8 @@ def test_without_steps_pixels_and_masks_are_what_the_batch_holds():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     batch["images"][:] = torch.randint(0, 256, batch["images"].shape, dtype=torch.uint8)
     done = Pipeline(dataset(LAYOUT), **PLAIN)(batch)
-    due = batch["images"].permute(0, 3, 1, 2).float() / 255
-    assert torch.equal(done["images"][:, :, :64], due[:, :, :64])
+    expected = batch["images"].permute(0, 3, 1, 2).float() / 255
+    assert torch.equal(done["images"][:, :, :64], expected[:, :, :64])
     assert not done["images"][:, :, 64:].any()
     assert torch.equal(done["masks"], unpack_bits(batch["masks"]))
     assert done["images"].is_contiguous()
@@ -149,9 +149,9 @@ def test_a_smaller_canvas_is_what_pil_makes_of_each_image():
     done = Pipeline(dataset(LAYOUT), size=48, **PLAIN)(batch)
     for k in range(4):
         pixels = Image.fromarray(batch["images"][k, :64].numpy())
-        due = np.asarray(pixels.resize((48, 32), Image.Resampling.BILINEAR))
+        expected = np.asarray(pixels.resize((48, 32), Image.Resampling.BILINEAR))
         found = 255 * done["images"][k, :, :32].permute(1, 2, 0).numpy()
-        assert np.abs(found - due).max() <= 1.01  # PIL rounds twice
+        assert np.abs(found - expected).max() <= 1.01  # PIL rounds twice
     assert done["masks"].shape == (4, 1, 48, 48)
 
 
@@ -275,28 +275,28 @@ def test_planes_give_what_their_colours_give(device):
     layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
     steps = [RandomResizedCrop(), ColorJitter(0.3, 0.3)]
     found = Pipeline(dataset(layout), steps)(moved(yuv, device), 0)
-    due = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
-    assert torch.equal(found["images"], due["images"])
+    expected = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
+    assert torch.equal(found["images"], expected["images"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_the_rounded_result(dtype):
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    due = Pipeline(dataset(LAYOUT), [ScaleJitter()])(batch, 0)["images"].to(dtype)
+    expected = Pipeline(dataset(LAYOUT), [ScaleJitter()])(batch, 0)["images"].to(dtype)
     found = Pipeline(dataset(LAYOUT), [ScaleJitter()], dtype=dtype)(batch, 0)["images"]
-    assert torch.equal(found, due)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("form", ["padded", "flat_bits"])
 def test_a_batch_without_samples_or_masks_has_all_keys(form, device):
     steps = [RandomFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
     pipeline = Pipeline(dataset(LAYOUT), steps)
-    due = pipeline(moved(ragged(form), device), 0)
+    expected = pipeline(moved(ragged(form), device), 0)
     offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in form else {}
     batch = {key: value[:0] for key, value in ragged(form).items()} | offsets
     done = pipeline(moved(batch, device), 0)
     assert {key: value.dtype for key, value in done.items()} == {
-        key: value.dtype for key, value in due.items()
+        key: value.dtype for key, value in expected.items()
     }
     assert done["images"].shape == (0, 3, 96, 96) and done["masks"].shape[-2:] == (96, 96)
     bare = ragged(form)
@@ -439,7 +439,7 @@ def test_what_is_no_dataset_is_named():
 
 @pytest.mark.parametrize("form", ["padded", "flat"])
 def test_boxes_in_other_coordinates_than_those_of_the_dataset_are_named(form):
-    """Source pixels where stored ones are due, of images that were stored smaller."""
+    """Source pixels where stored ones are expected, of images that were stored smaller."""
     batch = ragged(form)
     pipeline = Pipeline(dataset(LAYOUT, coordinates="stored"))
     with pytest.raises(OptionError, match=r"sample 0 .*x, y, w, h.*96 x 64 pixels.*'stored'"):

@@ -201,5 +201,5 @@ def test_damaged_runs_have_no_prompts_on_the_cpu():
         lambda: prompts.draw_points(runs, ids, 1, seed=0, epoch=0),
         lambda: prompts.mask_boxes(runs),
     ):
-        with pytest.raises(MaskError, match=r"^mask 5 of 6: run ends must rise"):
+        with pytest.raises(MaskError, match=r"^mask 5 of 6: run ends must be non-decreasing"):
             call()

@@ -76,10 +76,12 @@ def test_the_filter_agrees_with_antialiasing_of_torch(device):
     """All of an image, as `interpolate` scales it: down on one axis, up on the other."""
     source = torch.from_numpy(images(2)).to(device)
     maps, stored = maps_of([((0, 0, S, S), False, (S, S))] * 2, (13, 55), device)
-    due = torch.nn.functional.interpolate(
+    expected = torch.nn.functional.interpolate(
         source.permute(0, 3, 1, 2).float(), (13, 55), mode="bilinear", antialias=True
     )
-    torch.testing.assert_close(resample(source, maps, stored, (13, 55)), due, atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        resample(source, maps, stored, (13, 55)), expected, atol=2e-3, rtol=0
+    )
 
 
 def test_what_lies_beyond_the_stored_image_has_no_part_in_it(device):
