@@ -121,7 +121,7 @@ class CenterGrid(NamedTuple):
         mirror_x: 1 if cell column j must be written as the j-th from the right, otherwise 0.
         center_column: int64 (columns,), the source column under the centre of cell column j, below
             0 or at least W outside the source.
-        edge_center: int32 (H + 1,), the position of edge y among the centres of the cell rows, 0 to rows.
+        edge_center: int32 (H + 1,), the position of edge y among the cell rows' centres.
         column_center: int32 (W,), the number of cell columns whose centre is left of column x.
     """
 

@@ -1,4 +1,4 @@
-"""Options of steps and pipelines: numbers, pairs of numbers, sizes."""
+"""Options of steps and pipelines: numbers, sequences of numbers, sizes."""
 
 from math import isfinite
 from numbers import Real
@@ -7,16 +7,16 @@ from typing import Any
 from sa1bpack.arguments import whole_number
 from sa1bpack.masks.window import check_size
 
-MAX_CANVAS = 16384  # pixels along one side, as of the images of a pack
+MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite real number, of Python or of numpy; a bool is none."""
+    """Whether this is a finite real number, of Python or numpy; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
 def as_numbers(value: Any) -> tuple[float, ...]:
-    """What a sequence of finite numbers holds; empty for anything else."""
+    """The items of a sequence of finite numbers; empty for anything else."""
     try:
         given = tuple(value)
     except TypeError:
