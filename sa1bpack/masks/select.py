@@ -10,13 +10,10 @@ from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
+MAX_MASKS = MAX_AREA = 2**31 - 1
+MAX_SEED = 2**32 - 1
 # A higher value was meant as a percentage: a predicted IoU may exceed 1, but only slightly.
 _HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
 
 
 def _bound(name: str, value: object) -> int | float:
@@ -63,10 +60,10 @@ class MaskRule:
 
     def __post_init__(self):
         if self.max_masks is not None:
-            _check_int("max_masks", self.max_masks, 0, 2**31)
+            self._set("max_masks", whole_number("max_masks", self.max_masks, 0, MAX_MASKS))
         choice("select", self.select, ORDERS)
-        self._set("seed", whole_number("seed", self.seed, 0, 2**32 - 1))
-        self._set("min_area", whole_number("min_area", self.min_area, 0, 2**31 - 1))
+        self._set("seed", whole_number("seed", self.seed, 0, MAX_SEED))
+        self._set("min_area", whole_number("min_area", self.min_area, 0, MAX_AREA))
         for name in _HIGHEST:
             if getattr(self, name) is not None:
                 self._set(name, _bound(name, getattr(self, name)))

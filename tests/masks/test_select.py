@@ -118,9 +118,9 @@ def test_random_draws_every_mask_about_equally_often():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"max_masks": -1}, "max_masks must be a whole number from 0 .* got -1"),
-        ({"max_masks": 2.0}, "max_masks .* got 2.0"),
-        ({"max_masks": True}, "max_masks .* got True"),
+        ({"max_masks": -1}, "max_masks is -1: choose a whole number from 0 to"),
+        ({"max_masks": 2.0}, "max_masks is 2.0: "),
+        ({"max_masks": True}, "max_masks is True: "),
         (
             {"select": "smallest"},
             "select is 'smallest': choose one of largest, random, iou, stability",
@@ -146,6 +146,8 @@ def test_a_wrong_rule_is_refused_by_name(option, message):
 
 def test_numpy_numbers_become_python_numbers():
     """A rule is written to the manifest as JSON."""
-    rule = MaskRule(seed=np.uint32(5), min_area=np.int64(3), min_iou=np.float32(0.5))
-    assert rule == MaskRule(seed=5, min_area=3, min_iou=0.5)
+    rule = MaskRule(
+        max_masks=np.int8(9), seed=np.uint32(5), min_area=np.int64(3), min_iou=np.float32(0.5)
+    )
+    assert rule == MaskRule(max_masks=9, seed=5, min_area=3, min_iou=0.5)
     assert json.loads(json.dumps(asdict(rule)))["min_iou"] == 0.5

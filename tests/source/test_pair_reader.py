@@ -1,11 +1,13 @@
 """Claims about pairing, rejects, limits and errors."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
 import random
 import tarfile
+import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.source import Limits, PairReader, open_source
+from sa1bpack.source import Limits, PairReader, inflate, open_source
 from sa1bpack.source import pairs as pairs_module
 
 
@@ -287,15 +289,26 @@ def test_two_thousand_pairs_at_the_greatest_distance_stay_in_bounded_memory(tmp_
     assert peak < 20 << 20
 
 
-def test_leaving_early_closes_the_file_and_its_thread(sample_tar, tmp_path):
-    def open_files():
-        return len(list(Path("/proc/self/fd").iterdir()))
+def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, monkeypatch):
+    """Its own descriptors and threads: those of other tests may end at any time."""
+    monkeypatch.setattr(inflate, "available_cpus", lambda: 2)
+    before = set(threading.enumerate())
 
-    before = open_files()
+    def held() -> list[str]:
+        """Paths of the tar and of spool files that are open, and new threads."""
+        paths = []
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                paths.append(str(descriptor.readlink()))
+        mine = (str(sample_tar), str(tmp_path))
+        threads = [t.name for t in set(threading.enumerate()) - before]
+        return [path for path in paths if path.startswith(mine)] + threads
+
+    assert held() == []
     with PairReader(open_source(sample_tar), spool_dir=tmp_path, spool_memory=0) as reader:
         next(iter(reader))
-        assert open_files() > before
-    assert open_files() == before
+        assert len(held()) == 3
+    assert held() == []
     assert list(reader) == []
     reader.close()
 
