@@ -98,7 +98,7 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
     Args:
         size: H, W.
         region: index in REGIONS.
-        boxes: int64 (n, 4) or (0, 4) for the whole image.
+        boxes: int64 (n, 4) or (0, 4) for the complete image.
         words: uint64 (n, k), then number k of mask m is words[m, k] modulo the count; or no rows.
         count: int64 (n,), written.
         numbers: int64 (n, k), read; written if there are words.

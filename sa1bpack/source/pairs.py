@@ -212,7 +212,7 @@ class PairReader:
         data = self._stream.read()
         waiting = self._waiting.pop(stem, None)
         if waiting is None:
-            self._check_room(member)
+            self._check_waiting(member)
             self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
             return None
         self._settled[stem] = True
@@ -221,7 +221,7 @@ class PairReader:
             return Pair(index, stem, member.name.rsplit("/", 1)[-1], data, other)
         return Pair(index, stem, waiting.member.rsplit("/", 1)[-1], other, data)
 
-    def _check_room(self, member: Member) -> None:
+    def _check_waiting(self, member: Member) -> None:
         """Raise SourceCorrupt if more bytes wait than in any real source."""
         waiting = self._spool.memory_used + self._spool.spilled + member.size
         if waiting > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):

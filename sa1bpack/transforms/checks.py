@@ -167,9 +167,9 @@ def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> 
             runs may include padding or not
     """
     remedy = "a transform that drops masks must drop their runs as well"
-    flat, room = len(shape) == 1, int(np.prod(shape))
-    if (runs.masks != room) if flat else (runs.masks > room):
-        rows = f"{room} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
+    flat, total = len(shape) == 1, int(np.prod(shape))
+    if (runs.masks != total) if flat else (runs.masks > total):
+        rows = f"{total} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
         raise OptionError(f"the runs have {runs.masks} masks, but the batch has {rows}: {remedy}")
     if len(runs.sizes) != len(counts):
         raise OptionError(

@@ -76,7 +76,7 @@ def _factors(name: str, value: Any) -> Range:
     given = as_numbers(value)
     if len(given) != 2 or not 0 <= given[0] <= given[1] <= MAX_FACTOR:
         raise OptionError(
-            f"{name} is {value!r}: give a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
+            f"{name} is {value!r}: choose a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
             f"high) of 0 to {MAX_FACTOR:g}"
         )
     return given
@@ -89,7 +89,8 @@ def _turns(value: Any) -> Range:
     given = as_numbers(value)
     if len(given) != 2 or not -0.5 <= given[0] <= given[1] <= 0.5:
         raise OptionError(
-            f"hue is {value!r}: give a number from 0 to 0.5, or a range (low, high) of -0.5 to 0.5"
+            f"hue is {value!r}: choose a number from 0 to 0.5, or a range (low, high) of -0.5 to "
+            "0.5"
         )
     return given
 

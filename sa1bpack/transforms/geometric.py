@@ -120,7 +120,7 @@ class ScaleJitter(GeometricStep):
 
 
 class RandomResizedCrop(GeometricStep):
-    """Cut out a rectangle and stretch it over the whole canvas.
+    """Cut out a rectangle and stretch it over the full canvas.
 
     Area and aspect ratio are drawn as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
     Deeper with Convolutions", 2015): area uniform, ratio log-uniform, ten attempts, and after them

@@ -338,8 +338,8 @@ def _owners(
         owner = samples.repeat_interleave(counts, output_size=shape[0])
         return owner, shape, torch.ones_like(owner, dtype=torch.bool)
     shape = tuple(leading[:2])
-    room = torch.arange(shape[1], device=counts.device)
-    return samples.repeat_interleave(shape[1]), shape, (room < counts[:, None]).flatten()
+    row = torch.arange(shape[1], device=counts.device)  # within its sample
+    return samples.repeat_interleave(shape[1]), shape, (row < counts[:, None]).flatten()
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:

@@ -572,7 +572,7 @@ def test_without_steps_an_epoch_is_not_needed_but_checked():
 
 
 def test_a_batch_of_another_spec_is_refused_by_name():
-    """Same sizes throughout: only the spec tells source from stored coordinates here."""
+    """Same sizes throughout: only the spec distinguishes source and stored coordinates."""
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     ds = dataset(LAYOUT)
     ds.spec_text = "pad 96 rgb, masks 96 area, source coordinates"
