@@ -60,7 +60,7 @@ def test_changed_json_raises_only_errors_of_sa1bpack(target, torture):
 def test_no_kernel_accesses_memory_outside_its_arrays(torture, tmp_path):
     """The tests of the kernels, compiled so that an index out of bounds is an IndexError."""
     if not torture.full:
-        pytest.skip("recompiles every kernel: only with --torture")
+        pytest.skip("compiles every kernel again: only with --torture")
     folders = [str(TESTS / name) for name in ("masks", "pixels", "fuzz", "packing/test_rejects.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders],

@@ -142,7 +142,7 @@ def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are identified through Linux's /proc"
+    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
 )
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
@@ -177,7 +177,7 @@ def test_a_signal_at_a_random_moment_stops_tidily(
         runs.root = tmp_path / f"pack{codes.total()}"
         workers = torture.rng.choice((1, 2))
         run = runs.start(workers)
-        # Before that, its signal handlers may not be installed (tests/cli/test_interrupts.py).
+        # Earlier, it may not have its handlers yet (see the next test).
         run.wait_until(lambda: (runs.root / ".lock").exists())
         runs.wait_for_a_moment(run)
         processes = workers_of(run.pid)

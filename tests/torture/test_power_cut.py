@@ -1,7 +1,7 @@
-"""The data flushed before a power cut suffices: the pack is valid, and the next run completes it.
+"""What was flushed before a power cut suffices: the pack is sound, the next run completes it.
 
-The calls of a real run are recorded and replayed into a model of a disk that keeps only flushed
-data.
+The calls of a real run are recorded, and replayed into a model of a disk that keeps no more than
+what was flushed.
 """
 
 import shutil
@@ -24,7 +24,7 @@ def stage(tmp_path_factory) -> Stage:
 
 
 def finished(root: Path) -> dict[str, bytes]:
-    """The contents of a pack without working files, whose removal need not be flushed."""
+    """What a pack holds without working files, whose removal need not be flushed."""
     return {name: data for name, data in contents(root).items() if not name.startswith(".tmp-")}
 
 
@@ -42,7 +42,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_power_cut_at_any_moment_leaves_a_valid_pack(stage, tmp_path, torture, scenario):
+def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture, scenario):
     recorded = Recorded(stage, tmp_path, scenario)
     case, disk = recorded.case, recorded.disk
     assert recorded.case.run(recorded.record)[0] == case.code
