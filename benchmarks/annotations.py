@@ -1,9 +1,9 @@
-"""How fast is one JSON record decoded, by several libraries and by parse_annotations.
+"""The speed of decoding one JSON record, with several libraries and with parse_annotations.
 
     python benchmarks/annotations.py TAR [--repeat N]
 
-Times are CPU milliseconds for each 90 kB of record (about 100 masks), medians over the repeats.
-Only the last row checks the values and makes arrays.
+Times are CPU milliseconds per 90 kB of records (about 100 masks), medians over the repeats. Only
+the last row checks the values and creates arrays.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def rows() -> Iterator[tuple[str, Callable[[bytes], object]]]:
 
 
 def measure(decode: Callable[[bytes], object], records: list[bytes], repeat: int) -> float:
-    """Median CPU milliseconds for RECORD_BYTES."""
+    """Median CPU milliseconds per RECORD_BYTES."""
     times = []
     for _ in range(repeat):
         start = time.process_time()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What decoding one photograph to the stored size costs, and what it does to the pixels.
+"""The cost of decoding a photograph to the stored size, and the effect on its pixels.
 
     python benchmarks/decode.py TAR... [--photos 16] [--size 1024] [--repeats 9]
 
-Prints processor milliseconds an image, medians over repeats on one core, of the ways that public
-code uses, of sa1bpack's two, and of the decoder alone, then the PSNR of each against a full decode
-with antialiased bicubic. To see what another PIL costs, run it in an environment that has it: the
-first lines name the one that runs.
+Prints CPU milliseconds per image, medians over repeats on one core, of the methods of public code,
+of sa1bpack's two, and of the decoder alone; then the PSNR of each against a full decode with
+antialiased bicubic. To measure another PIL, run it in an environment that has it: the first lines
+of the output name the one in use.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BICUBIC = Image.Resampling.BICUBIC
 
 @dataclass(frozen=True)
 class Photo:
-    """One JPEG with its size in pixels and the size that it is stored at."""
+    """One JPEG with its size in pixels and its stored size."""
 
     name: str
     jpeg: bytes
@@ -40,7 +40,7 @@ class Photo:
 
 
 def read_photos(tars: list[str], count: int, size: int) -> list[Photo]:
-    """Take the first `count` JPEGs of the tars, into memory."""
+    """Read the first `count` JPEGs of the tars into memory."""
     return [photo for _, photo in zip(range(count), _photos(tars, size), strict=False)]
 
 
@@ -63,14 +63,14 @@ def pil_full(photo: Photo) -> np.ndarray:
 
 
 def pil_draft(photo: Photo) -> np.ndarray:
-    """Decode with PIL's own DCT scaling, then resize."""
+    """Decode with PIL's DCT scaling, then resize."""
     image = Image.open(io.BytesIO(photo.jpeg))
     image.draft("RGB", photo.stored[::-1])
     return np.asarray(image.convert("RGB").resize(photo.stored[::-1], BICUBIC))
 
 
 def ways(size: int) -> dict[str, Callable[[Photo], np.ndarray | None]]:
-    """Name → function that gives the stored image, or None where it is only part of the work."""
+    """Name → function that returns the stored image, or None if it is only part of the work."""
     out = np.empty((size, size, 3), np.uint8)
     buffer = np.empty(0, np.uint8)
 
@@ -100,13 +100,13 @@ def ways(size: int) -> dict[str, Callable[[Photo], np.ndarray | None]]:
         "sa1bpack fast": ours("fast"),
         "  decoder alone, full size": decoder("RGBX", False),
         "  decoder alone, DCT-scaled": decoder("RGBX", True),
-        "  the same, luminance only": decoder("GRAY", True),
+        "  the same, luma only": decoder("GRAY", True),
     }
 
 
 def milliseconds(run: Callable[[Photo], object], photos: list[Photo], repeats: int) -> float:
-    """Median over repeats of the processor time for all photos, in ms an image."""
-    run(photos[0])  # compiles, and fills the buffers
+    """Median over repeats of the CPU time for all photos, in ms per image."""
+    run(photos[0])  # compiles, and allocates the buffers
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -128,9 +128,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("tars", nargs="+", metavar="TAR", help="tars, or globs of tars")
-    parser.add_argument("--photos", type=int, default=16, help="how many at most (16)")
+    parser.add_argument("--photos", type=int, default=16, help="maximum number (16)")
     parser.add_argument("--size", type=int, default=1024, help="S, the stored size (1024)")
-    parser.add_argument("--repeats", type=int, default=9, help="medians are of so many (9)")
+    parser.add_argument("--repeats", type=int, default=9, help="repeats per median (9)")
     options = parser.parse_args()
     tars = [path for pattern in options.tars for path in sorted(glob.glob(pattern)) or [pattern]]
     photos = read_photos(tars, options.photos, options.size)

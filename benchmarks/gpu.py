@@ -1,12 +1,13 @@
-"""How fast do batches reach a CUDA device and become training input there? Under 10 minutes.
+"""The speed at which batches reach a CUDA device and become training input. Under 10 minutes.
 
     python benchmarks/gpu.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
 
-First the tests that need a device run. Then, page cache warm and every way in turn in each round:
-the ceiling, a copy of as many bytes from pinned buffers that are full already; the Loader with
-packed bits and with masks unpacked on the device; and a pinning DataLoader. Figures are medians;
-a ratio is the median of the ratios to the ceiling of the same round. Last, in the same manner, the
-steps of a pipeline against a copy of memory on the device.
+First it runs the tests that need a device. Then it measures, with a warm page cache and every
+method in turn in each round: the ceiling, a copy of the same number of bytes from pinned buffers
+that are already filled; the Loader with packed bits and with masks unpacked on the device; and a
+pinning DataLoader. Figures are medians; a ratio is the median of the ratios to the ceiling of the
+same round. Last, in the same manner, the steps of a pipeline relative to a copy of memory on the
+device.
 
 Without a CUDA device only the steps are timed, on the CPU.
 """
@@ -28,20 +29,20 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 ROOT = Path(__file__).parents[1]
-SLOTS = 4
+BUFFERS = 4
 
 
 @contextmanager
 def pinned_copy(task: Task) -> Iterator[Epoch]:
-    """Copies of the bytes of a batch from pinned buffers, one after the other on one stream."""
+    """Copies of the bytes of a batch from pinned buffers, sequentially on one stream."""
     batches = -(-len(task.ds) // task.batch)
     size = task.bytes // batches
-    host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS)]
-    device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(SLOTS)]
+    host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
+    device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(BUFFERS)]
 
     def epoch() -> int:
         for number in range(batches):
-            device[number % SLOTS].copy_(host[number % SLOTS], non_blocking=True)
+            device[number % BUFFERS].copy_(host[number % BUFFERS], non_blocking=True)
         torch.cuda.synchronize()
         return len(task.ds)
 
@@ -72,7 +73,10 @@ def dataloader(task: Task) -> Iterator[Epoch]:
 
     def moved() -> Iterator[dict]:
         for batch in batches:
-            yield {key: tensor.to("cuda", non_blocking=True) for key, tensor in batch.items()}
+            yield {
+                key: value.to("cuda", non_blocking=True) if torch.is_tensor(value) else value
+                for key, value in batch.items()
+            }
 
     yield lambda: _count(moved())
 
@@ -87,14 +91,14 @@ WAYS = {
 
 
 def run_tests() -> int:
-    """The tests marked `cuda`; their exit status."""
+    """Run the tests marked `cuda`; returns their exit status."""
     folders = ["tests/data", "tests/transforms"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", *folders]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=240).returncode
 
 
 def loading(options: argparse.Namespace, folder: Path) -> str:
-    """Pack, warm, time every way of loading; the plan and the table."""
+    """Pack, warm the cache, time every method of loading; returns the plan and the table."""
     pack = build(options.tars, folder, options.images, options.masks)
     warm(pack)
     task = Task(open_pack(pack), options.batch, folder)
@@ -112,10 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (7)")
-    parser.add_argument("--images", type=int, default=800, help="images of the pack (800)")
-    parser.add_argument("--masks", type=int, default=64, help="masks of an image (64)")
-    parser.add_argument("--batch", type=int, default=16, help="samples of a batch (16)")
-    parser.add_argument("--folder", type=Path, help="where the pack goes (a temporary folder)")
+    parser.add_argument("--images", type=int, default=800, help="images in the pack (800)")
+    parser.add_argument("--masks", type=int, default=64, help="masks per image (64)")
+    parser.add_argument("--batch", type=int, default=16, help="samples per batch (16)")
+    parser.add_argument("--folder", type=Path, help="folder for the pack (a temporary one)")
     options = parser.parse_args()
     failed = 0
     if torch.cuda.is_available():

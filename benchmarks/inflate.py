@@ -1,11 +1,11 @@
-"""How fast can one tar be read: inflating, md5, and the whole of PairReader.
+"""The speed of reading one tar: inflation, md5, and all of PairReader.
 
     python benchmarks/inflate.py TAR [--repeat N] [--megabytes N] [--folder DIR]
 
 Builds a gzip-compressed tar of realistic size from TAR's members (copies under new names, random
-order, zlib level 6 as `tar czf` does), and reads it, warm in the page cache, in every way. MB/s are
-of the compressed file, medians over the repeats; `cpu` is the time of all threads, `wall` the
-clock. Libraries that are not installed are reported and skipped.
+order, zlib level 6 as in `tar czf`), and reads it from a warm page cache with every method. MB/s
+refer to the compressed file, medians over the repeats; `cpu` is the time of all threads, `wall`
+elapsed time. Libraries that are not installed are reported and skipped.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 from zlib_ng import gzip_ng
 
@@ -31,7 +32,7 @@ CHUNK = 1 << 20
 
 
 def build(tar: Path, folder: Path, megabytes: int) -> Path:
-    """A gzip-compressed tar of about so many MB, made of renamed copies of TAR's pairs."""
+    """A gzip-compressed tar of about `megabytes`, with renamed copies of TAR's pairs."""
     with PairReader(find_sources([tar])[0], spool_dir=folder) as reader:
         pairs = [(pair.jpeg, pair.json) for pair in reader]
     size = sum(len(jpeg) + len(json) for jpeg, json in pairs)
@@ -63,13 +64,13 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def decompressobj(module) -> Callable[[Path], None]:
-    """Inflate with a library's zlib-like object, output bounded as in the product."""
+    """Inflate with a library's zlib-like object, with the same limit of output as the product."""
 
     def run(path: Path) -> None:
         inflater = module.decompressobj(31)
         for chunk in chunks(path):
-            # Held until the next one is there, as a reader does: else malloc gives the pages back
-            # to the system each time, and the page faults cost as much as the inflating.
+            # Kept until the next one exists, as in a reader: otherwise malloc returns the pages to
+            # the system each time, and the page faults cost as much as the inflation.
             output = inflater.decompress(chunk, inflate.INFLATE_BYTES)
             while inflater.unconsumed_tail:
                 output = inflater.decompress(inflater.unconsumed_tail, inflate.INFLATE_BYTES)
@@ -80,7 +81,7 @@ def decompressobj(module) -> Callable[[Path], None]:
 
 
 def rapidgzip(module, threads: int) -> Callable[[Path], None]:
-    """Inflate with rapidgzip on so many threads."""
+    """Inflate with rapidgzip on `threads`."""
 
     def run(path: Path) -> None:
         with module.open(str(path), parallelization=threads) as file:
@@ -98,7 +99,7 @@ def md5(path: Path) -> None:
 
 
 def stream(path: Path) -> None:
-    """The product's stream: inflating and md5."""
+    """The product's stream: inflation and md5."""
     opened = inflate.open_stream(path, gzip=True)
     while opened.skip(CHUNK):
         pass
@@ -110,17 +111,14 @@ def one_core(run: Callable[[Path], None]) -> Callable[[Path], None]:
     """The same with md5 in the reading thread, as on a machine with one core."""
 
     def wrapped(path: Path) -> None:
-        cores, inflate._cores = inflate._cores, lambda: 1
-        try:
+        with mock.patch.object(inflate, "available_cpus", lambda: 1):
             run(path)
-        finally:
-            inflate._cores = cores
 
     return wrapped
 
 
 def pairs(path: Path) -> None:
-    """The product: stream, tar and pairing, all that waits in memory."""
+    """The product: stream, tar and pairing, with all waiting halves in memory."""
     with PairReader(open_source(path), spool_dir=path.parent, spool_memory=1 << 34) as reader:
         for _ in reader:
             pass
@@ -128,7 +126,7 @@ def pairs(path: Path) -> None:
 
 
 def spilled_pairs(path: Path) -> None:
-    """The product with everything that waits in the temporary file."""
+    """The product with all waiting halves in the temporary file."""
     with PairReader(open_source(path), spool_dir=path.parent, spool_memory=0) as reader:
         for _ in reader:
             pass
@@ -144,7 +142,7 @@ def two_at_once(path: Path) -> None:
 
 
 def tarfile_stream(path: Path) -> None:
-    """tarfile's own streaming mode over zlib-ng, without md5 or pairing."""
+    """tarfile's streaming mode over zlib-ng, without md5 and pairing."""
     with gzip_ng.open(path) as file, tarfile.open(fileobj=file, mode="r|") as tar:
         for member in tar:
             if member.isreg():
@@ -152,7 +150,7 @@ def tarfile_stream(path: Path) -> None:
 
 
 def rows() -> Iterator[tuple[str, Callable[[Path], None], int]]:
-    """(label, what to run, how often it reads the file)."""
+    """(label, function, number of times it reads the file)."""
     yield "inflate: zlib", decompressobj(zlib), 1
     for label, name in [("isal", "isal.isal_zlib"), ("zlib-ng", "zlib_ng.zlib_ng")]:
         if module := load(name):
@@ -196,12 +194,12 @@ def main() -> None:
     parser.add_argument("tar", type=Path, help="a tar in SA-1B's layout to take images from")
     parser.add_argument("--repeat", type=int, default=5, help="runs per row (5)")
     parser.add_argument("--megabytes", type=int, default=300, help="size of the test tar (300)")
-    parser.add_argument("--folder", type=Path, help="where the test tar goes (a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder for the test tar (a temporary one)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = build(options.tar, Path(folder), options.megabytes)
         size = path.stat().st_size / 1e6
-        print(f"{'':32}{'wall MB/s':>10}{'cpu MB/s':>10}{'cpu ms a 1.1 MB image':>24}")
+        print(f"{'':32}{'wall MB/s':>10}{'cpu MB/s':>10}{'cpu ms per 1.1 MB image':>24}")
         for label, run, times in rows():
             wall, cpu = measure(run, path, options.repeat)
             megabytes = size * times

@@ -1,22 +1,22 @@
-"""How fast are random batches read from a pack whose files are in the page cache?
+"""The speed of reading random batches from a pack whose files are in the page cache.
 
     python benchmarks/load.py TAR... [--rounds N] [--images N] [--masks N] [--batch N] [--only WAY]
                               [--peers PYTHON [--peer MODULE] [--check]]
 
 Packs copies of the photographs of the tars until there are `--images`, reads everything once, and
-then times every way in turn, `--rounds` times: an epoch that does not count, then the best of
-three. Figures are medians over the rounds; a ratio is the median of the ratios to the ceiling of
-the same round.
+then times every method in turn, `--rounds` times: one epoch to warm up, then the better of two.
+Figures are medians over the rounds; a ratio is the median of the ratios to the ceiling of the same
+round.
 
-The ceiling is a memory copy (memcpy) of the same bytes, 2 threads, from maps of the same files into
-as many reused buffers as the Loader has. The Loader copies past the caches, which memcpy does not,
-so it can be above. Consumers take the batches and do nothing with them.
+The ceiling is a memory copy (memcpy) of the same bytes with 2 threads, from maps of the same files
+into as many reused buffers as the Loader has. Unlike memcpy, the Loader copies past the caches, so
+it can exceed the ceiling. Consumers take the batches and do nothing with them.
 
-`--peers` adds other loaders on the same samples, each in a process of the given Python, whose
-environment comes from requirements-peers.txt. Before one is timed, all that it reads is compared
-with the pack, and the fastest of its settings is found; `--check` stops there. One that is not
-installed or fails is in the table with the reason. The peers write the samples six times over: 3.7
-MB an image each.
+`--peers` adds other loaders on the same samples, each in a process of the given Python, with an
+environment from requirements-peers.txt. Before a loader is timed, everything it reads is compared
+with the pack, and its fastest setting is chosen; `--check` stops there. A loader that is not
+installed or fails is listed with the reason. The peers write the samples six times, 3.7 MB per
+image each.
 """
 
 import argparse
@@ -43,16 +43,16 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
 THREADS = 2
-SLOTS = 4
+BUFFERS = 4
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every way reads: all samples of the dataset once an epoch, in random order."""
+    """What every method reads: all samples of the dataset once per epoch, in random order."""
 
     ds: Dataset
     batch: int
-    folder: Path  # for what a way has to write
+    folder: Path  # for files that a method writes
 
     @property
     def bytes(self) -> int:
@@ -100,12 +100,12 @@ def _copies(task: Task):
     ds, size = task.ds, task.ds.layout.image_size**2 * 3
     width = ds.layout.mask_size**2 // 8
     most = int(ds.column("mask_count").max())
-    buffers = [np.zeros(task.batch * (size + most * width), np.uint8) for _ in range(SLOTS)]
+    buffers = [np.zeros(task.batch * (size + most * width), np.uint8) for _ in range(BUFFERS)]
 
     def jobs(order: np.ndarray) -> list[list[tuple[int, int, int]]]:
         batches = []
         for number, first in enumerate(range(0, len(order), task.batch)):
-            base = buffers[number % SLOTS].ctypes.data
+            base = buffers[number % BUFFERS].ctypes.data
             masks_at, batch = base + task.batch * size, []
             for k, index in enumerate(order[first : first + task.batch]):
                 shard, row, start, stop = ds.locate(int(index))
@@ -133,7 +133,7 @@ def loader(task: Task) -> Iterator[Epoch]:
 
 @contextmanager
 def loader_checked(task: Task) -> Iterator[Epoch]:
-    """The same, and every sample is compared with its checksum."""
+    """The same, comparing every sample with its checksum."""
     ds = task.ds.with_options(check="read")
     with Loader(ds, task.batch, masks="padded_bits", threads=THREADS) as batches:
         yield lambda: _count(batches)
@@ -141,7 +141,7 @@ def loader_checked(task: Task) -> Iterator[Epoch]:
 
 @contextmanager
 def loader_bool(task: Task) -> Iterator[Epoch]:
-    """sa1bpack.Loader that unpacks the masks on the CPU: four times the bytes."""
+    """sa1bpack.Loader, unpacking the masks on the CPU: four times the bytes."""
     with Loader(task.ds, task.batch, masks="padded", threads=THREADS) as batches:
         yield lambda: _count(batches)
 
@@ -159,7 +159,7 @@ def _dataloader(workers: int):
     return way
 
 
-# Name -> context manager that gives an epoch. The first one is what the others are compared with.
+# Name → context manager that yields an epoch. The others are compared with the first.
 WAYS = {
     "memory copy, 2 threads (ceiling)": ceiling,
     "sa1bpack.Loader, bits": loader,
@@ -171,7 +171,7 @@ WAYS = {
 
 
 def build(tars: list[Path], folder: Path, images: int, masks: int) -> Path:
-    """A pack of so many images, each with so many masks, from the photographs of the tars."""
+    """A pack of `images`, each with `masks`, from the photographs of the tars."""
     tar = folder / "sa_bench.tar"
     make_tar(tars, tar, images, masks)
     sa1bpack.pack(str(tar), folder / "pack")
@@ -180,7 +180,7 @@ def build(tars: list[Path], folder: Path, images: int, masks: int) -> Path:
 
 
 def warm(pack: Path) -> None:
-    """Read every file, so that the page cache has it."""
+    """Read every file into the page cache."""
     for path in pack.rglob("*"):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
@@ -190,9 +190,9 @@ def warm(pack: Path) -> None:
 
 
 def measure(task: Task, ways: dict, rounds: int, failures: dict) -> dict[str, list[float]]:
-    """Samples a second of every way in every round; a first round is not counted.
+    """Samples per second of every method in every round, after one that is not counted.
 
-    A peer that fails is moved to `failures`, name to reason.
+    A peer that fails is moved to `failures` (name → reason).
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-1, rounds):
@@ -210,7 +210,7 @@ def measure(task: Task, ways: dict, rounds: int, failures: dict) -> dict[str, li
 
 
 def _speed(task: Task, name: str, way: Callable) -> float:
-    """Samples a second of the better of two epochs, after one that warms up."""
+    """Samples per second of the better of two epochs, after one to warm up."""
     with way(task) as epoch:
         epoch()  # starts threads or workers, touches the buffers
         times = []
@@ -226,7 +226,7 @@ def _speed(task: Task, name: str, way: Callable) -> float:
 def table(task: Task, found: dict[str, list[float]], failures: dict[str, str]) -> str:
     """The figures as a markdown table."""
     first = next(iter(found))
-    lines = ["| way | samples/s | MB/s | of the ceiling |", "|---|---:|---:|---:|"]
+    lines = ["| method | samples/s | MB/s | of the ceiling |", "|---|---:|---:|---:|"]
     for name, speeds in found.items():
         speed = statistics.median(speeds)
         ratio = statistics.median(a / b for a, b in zip(speeds, found[first], strict=True))
@@ -238,23 +238,25 @@ def table(task: Task, found: dict[str, list[float]], failures: dict[str, str]) -
 
 
 def main() -> None:
-    """Build a pack, warm it, run every way in turn, print the table."""
+    """Build a pack, warm the cache, run every method in turn, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (5)")
-    parser.add_argument("--images", type=int, default=400, help="images of the pack (400)")
-    parser.add_argument("--masks", type=int, default=64, help="masks of an image (64)")
-    parser.add_argument("--batch", type=int, default=8, help="samples of a batch (8)")
-    parser.add_argument("--only", action="append", help="a way to run besides the ceiling")
+    parser.add_argument("--images", type=int, default=400, help="images in the pack (400)")
+    parser.add_argument("--masks", type=int, default=64, help="masks per image (64)")
+    parser.add_argument("--batch", type=int, default=8, help="samples per batch (8)")
+    parser.add_argument("--only", action="append", help="method to run besides the ceiling")
     parser.add_argument("--peers", metavar="PYTHON", help="run other loaders with this Python")
-    parser.add_argument("--peer", action="append", choices=PEERS, help="only this one of them")
-    parser.add_argument("--check", action="store_true", help="only check what the peers read")
-    parser.add_argument("--folder", type=Path, help="where the pack goes (a temporary folder)")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="run only this one")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the samples that the peers read"
+    )
+    parser.add_argument("--folder", type=Path, help="folder for the pack (a temporary one)")
     options = parser.parse_args()
     if (options.peer or options.check) and not options.peers:
         parser.error("--peer and --check need --peers PYTHON")
     if options.peers and not shutil.which(options.peers):
-        parser.error(f"--peers {options.peers}: no such program")
+        parser.error(f"--peers {options.peers}: program not found")
     names = [next(iter(WAYS)), *(options.only or list(WAYS)[1:])]
     ways = {name: WAYS[name] for name in names}
     with tempfile.TemporaryDirectory(dir=options.folder) as name, ExitStack() as stack:

@@ -1,20 +1,20 @@
-"""What masks cost: CPU milliseconds an image, of sa1bpack and of pycocotools, on the same tar.
+"""The cost of masks: CPU milliseconds per image of sa1bpack and of pycocotools, on the same tar.
 
     python benchmarks/masks.py sa_000000.tar [--mask-size 256] [--images 16] [--repeats 21]
                                [--sizes 256 512 1024] [--no-reference]
 
-First the grid that a pack stores, beside pycocotools. Every figure is the median process time of
-one pass over the images, divided by their number; text and buffers are in memory before the
+First the grid that a pack stores, compared with pycocotools. Every figure is the median process
+time of one pass over the images, divided by their number; text and buffers are in memory before the
 clock starts. The reference decodes with pycocotools to full size, then takes the pixel under each
-cell's centre ("center") or the covered area by products with overlap matrices ("area"), and packs
-the bits; both ways are checked to give the same bits before they are timed. It takes minutes;
-`--no-reference` leaves it out.
+cell's centre ("center") or computes the covered area with overlap matrices ("area"), and packs the
+bits; before timing, both are checked to produce the same bits. The reference takes minutes;
+`--no-reference` skips it.
 
-Then masks at load time, in milliseconds for 100 masks, over all images: stored bits to bool, which
-is what a loader does with them, against bits drawn from the runs at several sizes, by area and at
-centers: the whole image ("whole"), a mirrored crop with other edges for every image and pass, an
-eighth to all of it ("crop"), and the whole image turned by 10 degrees ("turned"). Last, 8 points a
-mask from each region.
+Then masks at load time, in milliseconds per 100 masks, over all images: stored bits to bool, as a
+loader converts them, compared with bits drawn from the runs at several sizes, by area and at
+centres: the complete image ("whole"), a mirrored crop of an eighth to all of the image, different
+for every image and pass ("crop"), and the complete image rotated by 10 degrees ("turned"). Last, 8
+points per mask from each region.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def read_images(tar: Path, limit: int) -> list[tuple[int, int, list[bytes]]]:
 
 
 def milliseconds(work: Callable[[], object], repeats: int, count: float) -> float:
-    """Return the median process time of `work` for each of `count` things that it does."""
+    """Return the median process time of `work`, divided by `count`."""
     work()
     times = []
     for _ in range(repeats):
@@ -72,13 +72,13 @@ def milliseconds(work: Callable[[], object], repeats: int, count: float) -> floa
 
 
 def overlap(length: int, cell: int, cells: int) -> np.ndarray:
-    """Return float32 (cells, length): how much of each cell each pixel covers, in 1/cells pixel."""
+    """Return float32 (cells, length): the overlap of each cell and each pixel, in 1/cells pixel."""
     pixel, at = np.arange(length) * cells, np.arange(cells)[:, None] * cell
     return np.maximum(np.minimum(pixel + cells, at + cell) - np.maximum(pixel, at), 0).astype("f4")
 
 
 def reference(image: tuple[int, int, list[bytes]], mask_size: int, sampling: str) -> np.ndarray:
-    """Return uint8 (n, Sm, Sm // 8), the bits for fit "pad", by way of full-size masks."""
+    """Return uint8 (n, Sm, Sm // 8), the bits for fit "pad", from full-size masks."""
     height, width, texts = image
     longest = max(height, width)
     cells = np.zeros((len(texts), mask_size, mask_size), np.bool_)
@@ -90,31 +90,31 @@ def reference(image: tuple[int, int, list[bytes]], mask_size: int, sampling: str
             rows, columns = centers[centers < height], centers[centers < width]
             cells[m, : len(rows), : len(columns)] = full[np.ix_(rows, columns)]
         else:
-            # Whole numbers below 2**24, so float32 holds them exactly.
+            # Whole numbers below 2**24, exact in float32.
             cells[m] = 2 * (down @ full.astype("f4") @ across.T) >= longest * longest
     return pack_bits(cells)
 
 
 def crop_map(height: int, width: int, size: int, random: np.random.Generator) -> np.ndarray:
-    """A rectangle of an eighth to all of the image, left and right exchanged."""
+    """A rectangle of an eighth to all of the image, mirrored left and right."""
     part = np.sqrt(random.uniform(0.125, 1))
     x, y = random.random(2) * (1 - part) * (width, height)
     return window_map(x + part * width, y, x, y + part * height, (size, size))
 
 
 def turned_map(height: int, width: int, size: int) -> np.ndarray:
-    """The whole image, turned by 10 degrees about its top left corner."""
+    """The complete image, rotated by 10 degrees about its top left corner."""
     sine, cosine = np.sin(np.pi / 18), np.cos(np.pi / 18)
     turn = np.array([[cosine, -sine, 0], [sine, cosine, 0]])
     return turn * (max(height, width) / size)
 
 
 def time_loading(runs: Runs, sizes: list[int], repeats: int) -> None:
-    """Print what masks cost at load time, for 100 masks."""
+    """Print the cost of masks at load time, per 100 masks."""
     masks = sum(len(run_offset) - 1 for _, run_offset, _, _ in runs)
     per_100 = masks / 100
     random = np.random.default_rng(0)
-    print("\nms for 100 masks, unpack: stored bits to bool, the others: runs to bits")
+    print("\nms per 100 masks; unpack: stored bits to bool, others: runs to bits")
     print(
         f"{'size':>8}{'unpack':>9}{'':>8}" + "".join(f"{n:>9}" for n in ("whole", "crop", "turned"))
     )
@@ -155,7 +155,7 @@ def time_loading(runs: Runs, sizes: list[int], repeats: int) -> None:
 
 
 def time_stored(images: list, texts: list, runs: Runs, options: argparse.Namespace) -> None:
-    """Print what the grid that a pack stores costs an image."""
+    """Print the cost per image of the grid that a pack stores."""
     size, count, repeats = options.mask_size, len(images), options.repeats
     outs = [np.empty((len(image[2]), size, size // 8), np.uint8) for image in images]
 
@@ -170,8 +170,8 @@ def time_stored(images: list, texts: list, runs: Runs, options: argparse.Namespa
     masks = sum(len(image[2]) for image in images) / count
     kilobytes = sum(len(text[0]) for text in texts) / count / 1e3
     print(
-        f"{count} images, {masks:.0f} masks and {kilobytes:.1f} kB of text an image, "
-        f"to {size}x{size} bits, ms an image"
+        f"{count} images, {masks:.0f} masks and {kilobytes:.1f} kB of text per image, "
+        f"to {size}x{size} bits, ms per image"
     )
     print(f"  {'parse':<8}{milliseconds(parse, repeats, count):10.3f}")
     for sampling in SAMPLINGS:
@@ -179,7 +179,7 @@ def time_stored(images: list, texts: list, runs: Runs, options: argparse.Namespa
         if options.reference:
             for image, out in zip(images, outs, strict=True):
                 if not np.array_equal(reference(image, size, sampling), out):
-                    raise SystemExit(f"{sampling}: the reference gives other bits")
+                    raise SystemExit(f"{sampling}: the bits of the reference differ")
             theirs = milliseconds(
                 lambda s=sampling: [reference(i, size, s) for i in images], 1, count
             )

@@ -1,18 +1,18 @@
-"""How far packing is from its floor, and from the usual way: `make bench-pack`.
+"""Packing compared with its floor and with the usual method: `make bench-pack`.
 
-On one tar, in one run, one after the other and again (medians are shown):
+On one tar, in one run, in turn and repeatedly (medians are shown):
 
-    floor       inflate the tar with the fastest library and drop what comes out; decode its JPEGs,
-                already in memory, with libjpeg-turbo at the DCT scale that suffices, into a reused
+    floor       inflate the tar with the fastest library and discard the output; decode its JPEGs,
+                already in memory, with libjpeg-turbo at the sufficient DCT scale, into a reused
                 buffer; nothing else
-    pack x1     the whole pack in one process: tar, md5, pairing, JSON, RLE, pixels, checksums,
+    pack x1     a complete pack in one process: tar, md5, pairing, JSON, RLE, pixels, checksums,
                 fsync, publication
     pack x2     the same with two workers
     usual way   PIL decode and resize, pycocotools decode of every mask at full size, each resized
                 to the mask grid, stacked; in memory, nothing is written
 
-CPU is user + system time of all processes, start-up of the worker processes included. Each way runs
-in a fresh process; its imports and compiled kernels are warm before the clock starts.
+CPU is user + system time of all processes, including start-up of the worker processes. Each method
+runs in a new process; its imports and compiled kernels are loaded before the clock starts.
 """
 
 import argparse
@@ -36,7 +36,7 @@ USUAL_IMAGES = 12
 
 
 def clock(work) -> tuple[float, float]:
-    """(wall, CPU) seconds of work(), child processes included."""
+    """(wall, CPU) seconds of work(), including child processes."""
     wall, cpu = time.perf_counter(), _cpu()
     work()
     return time.perf_counter() - wall, _cpu() - cpu
@@ -50,7 +50,7 @@ def _cpu() -> float:
 
 
 def run_floor(tar: Path, out: Path, images: int) -> tuple[float, float]:
-    """Inflate the tar, dropping what comes out; decode its JPEGs, which lie in memory already."""
+    """Inflate the tar, discarding the output; decode its JPEGs, which are already in memory."""
     import simplejpeg
     from zlib_ng import zlib_ng
 
@@ -92,7 +92,7 @@ def run_pack(tar: Path, out: Path, images: int, workers: int) -> tuple[float, fl
 
 
 def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
-    """The sample loader of public code, on the first images of the tar."""
+    """The usual sample loader of public code, on the first images of the tar."""
     from PIL import Image
     from pycocotools import mask as coco
 
@@ -144,7 +144,7 @@ def main() -> None:
     )
     parser.add_argument("tars", nargs="+", metavar="TAR", help="tars to take photographs from")
     parser.add_argument("--images", type=int, default=480, help="images in the measured tar")
-    parser.add_argument("--masks", type=int, default=100, help="masks of each image")
+    parser.add_argument("--masks", type=int, default=100, help="masks per image")
     parser.add_argument("--repeat", type=int, default=5, help="rounds")
     parser.add_argument("--scratch", type=Path, help="folder for the tar and the packs")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
@@ -158,7 +158,7 @@ def main() -> None:
 
 
 def measure(scratch: Path, options) -> None:
-    """Run all ways in turn and print the table."""
+    """Run all methods in turn and print the table."""
     tar = scratch / "sa_bench.tar"
     make_tar(options.tars, tar, options.images, options.masks)
     nbytes = tar.stat().st_size
@@ -179,10 +179,10 @@ def measure(scratch: Path, options) -> None:
 
 
 def settle(scratch: Path, images: int) -> None:
-    """Leave no work of the last way to the next, and memory that the machine has touched before.
+    """Finish pending writes of the last method, and leave memory that was touched before.
 
-    On a virtual machine the first touch of a page costs ten times a later one; a file as large as
-    the pack, written and removed, takes that away.
+    On a virtual machine the first touch of a page costs ten times as much as later ones; writing
+    and removing a file as large as the pack avoids that.
     """
     os.sync()
     ballast = scratch / "ballast"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What each layout takes on disk, what yuv420 does to the pixels, and what making it costs.
+"""The disk space of each layout, the effect of yuv420 on the pixels, and its cost.
 
     python benchmarks/pixels.py TAR... [--size 1024] [--mask-size 256] [--photos 16] [--repeats 9]
 
-Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes that a
-sample takes, what they are of the tars' own bytes, and what 11,185,362 such samples come to. Then
-PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back as
-docs/format.md says, and processor milliseconds an image, medians over repeats on one core.
+Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes per
+sample, their ratio to the bytes of the tars, and the total for 11,185,362 such samples. Then the
+PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back by the rules
+of docs/format.md, and CPU milliseconds per image, medians over repeats on one core.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def print_storage(tars: list[str], options: argparse.Namespace) -> None:
     """Pack in every layout and print the table."""
     tar_bytes = sum(Path(tar).stat().st_size for tar in tars)
     print(
-        f"{'kB a sample':<26}{'pixels':>8}{'bits':>7}{'runs':>7}{'rest':>6}{'all':>8}"
+        f"{'kB per sample':<26}{'pixels':>8}{'bits':>7}{'runs':>7}{'rest':>6}{'all':>8}"
         f"{'of the tar':>12}{'SA-1B':>10}{'holes counted':>15}"
     )
     for fit, pixels, masks in product(
@@ -117,16 +117,16 @@ def yuv420(resample: str) -> Callable[[Photo], Planes]:
 
 
 def own_planes(photo: Photo) -> Planes:
-    """The JPEG's own planes, decoded by PIL at the DCT scale of `fast`, each resized by itself."""
+    """The JPEG's own planes, decoded by PIL at the DCT scale of `fast`, each resized separately."""
     image = Image.open(io.BytesIO(photo.jpeg))
     image.draft("YCbCr", photo.stored[::-1])
-    scale = 2 ** round(np.log2(photo.width / image.width))  # a scaled image may reach past the edge
+    scale = 2 ** round(np.log2(photo.width / image.width))  # a scaled image may exceed the edge
     columns, rows = photo.width / scale, photo.height / scale
     h, w = photo.stored
     planes = []
     for plane, step in zip(image.convert("YCbCr").split(), (1, 2, 2), strict=True):
         height, width = -(-h // step), -(-w // step)
-        # A chroma plane of an odd side reaches half a sample past the image.
+        # A chroma plane of an odd side extends half a sample beyond the image.
         right, bottom = columns * width * step / w, rows * height * step / h
         box = (0, 0, min(image.width, right), min(image.height, bottom))
         planes.append(np.asarray(plane.resize((width, height), BICUBIC, box=box)))
@@ -134,7 +134,7 @@ def own_planes(photo: Photo) -> Planes:
 
 
 def repeated(planes: Planes) -> np.ndarray:
-    """RGB with each chroma sample repeated, the cheaper way to enlarge, which is not ours."""
+    """RGB with each chroma sample repeated: cheaper upsampling, which sa1bpack does not use."""
     y, cb, cr = planes
     doubled = (np.repeat(np.repeat(plane, 2, 0), 2, 1) for plane in (cb, cr))
     rows, columns = y.shape
@@ -143,7 +143,7 @@ def repeated(planes: Planes) -> np.ndarray:
 
 
 def print_quality(photos: list[Photo], repeats: int) -> None:
-    """PSNR of each photo and time of each way."""
+    """PSNR of each photo and time of each method."""
     ways: dict[str, tuple[Callable, Callable]] = {
         "rgb fast": (rgb("fast"), np.asarray),
         "yuv420 fast": (yuv420("fast"), lambda planes: yuv420_to_rgb(*planes)),
@@ -157,7 +157,7 @@ def print_quality(photos: list[Photo], repeats: int) -> None:
         values = [psnr(back(run(photo)), truth) for run, back in ways.values()]
         size = f"{photo.stored[1]} x {photo.stored[0]}"
         print(f"{photo.name:<20}{size:>12}" + "".join(f"{value:23.1f}" for value in values))
-    print(f"{'ms an image':<32}", end="")
+    print(f"{'ms per image':<32}", end="")
     for name, (run, _) in ways.items():
         own = "" if "repeated" in name else f"{milliseconds(run, photos, repeats):.2f}"
         print(f"{own:>23}", end="", flush=True)
@@ -172,8 +172,8 @@ def main() -> None:
     parser.add_argument("tars", nargs="+", metavar="TAR", help="tars, or globs of tars")
     parser.add_argument("--size", type=int, default=1024, help="S, the stored size (1024)")
     parser.add_argument("--mask-size", type=int, default=256, help="Sm, the mask grid (256)")
-    parser.add_argument("--photos", type=int, default=16, help="how many to decode at most (16)")
-    parser.add_argument("--repeats", type=int, default=9, help="medians are of so many (9)")
+    parser.add_argument("--photos", type=int, default=16, help="maximum number to decode (16)")
+    parser.add_argument("--repeats", type=int, default=9, help="repeats per median (9)")
     options = parser.parse_args()
     tars = [path for pattern in options.tars for path in sorted(glob.glob(pattern)) or [pattern]]
     print_storage(tars, options)

@@ -1,13 +1,13 @@
-"""Opening and reading at the size of all of SA-1B, against a small pack.
+"""Opening and reading at the size of all of SA-1B, compared with a small pack.
 
     python benchmarks/scale.py                       11,185,362 samples in 2000 shards
-    python benchmarks/scale.py --folder /scratch     where the sparse files go
+    python benchmarks/scale.py --folder /scratch     folder for the sparse files
     python benchmarks/scale.py --json                one JSON object instead of a table
 
 Both packs have the full logical size of their pixels and masks, as sparse files: metadata, manifest
-and index are real, pixels read as zero, and arrays that are the same in all shards are there once.
-The large one takes about 0.7 GB of disk and 60,000 files and folders, and is removed at the end.
-Each pack is read by a process of its own, page cache warm.
+and index are real, pixels read as zero, and arrays that are the same in all shards exist once. The
+large pack takes about 0.7 GB of disk and 60,000 files and folders, and is removed at the end. Each
+pack is read by a separate process, with a warm page cache.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from sa1bpack.format.zarr_metadata import (
 
 SAMPLES = 11_185_362  # images of SA-1B
 SHARDS = 2000
-MASKS = 100  # of a sample, on average
-RUNS = 250  # of a mask
+MASKS = 100  # per sample, on average
+RUNS = 250  # per mask
 LAYOUT = Layout()
 
 
@@ -53,7 +53,7 @@ class ScalePack:
         self.mask_offset = np.cumsum(counts, dtype=np.int64)
 
     def write(self) -> None:
-        """Write the whole pack."""
+        """Write the complete pack."""
         entries = []
         for first in range(0, self.samples, self.rows):
             entries.append(self._write_shard(first, min(self.rows, self.samples - first)))
@@ -96,7 +96,7 @@ class ScalePack:
         return Extent(rows, masks, RUNS * masks)
 
     def _template(self, rows: int, extent: Extent) -> Path:
-        """A folder with what all shards of so many samples have alike."""
+        """A folder with the files that all shards of `rows` samples share."""
         folder = self.root / f".template-{rows}"
         if folder.exists():
             return folder
@@ -134,9 +134,10 @@ def _write_sparse(path: Path, data: np.ndarray, size: int) -> None:
 
 
 def memory() -> dict[str, float]:
-    """MB of this process: private as the kernel counts it, and the part of it that is no file's.
+    """MB of this process: private as the kernel counts it, and the anonymous part of that.
 
-    A file's page counts as private while no other process maps it, though it is the page cache's.
+    A page of a file counts as private while no other process maps it, though it belongs to the page
+    cache.
     """
     found = {"Private_Clean": 0, "Private_Dirty": 0, "Anonymous": 0}
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
@@ -186,7 +187,7 @@ def measure(root: Path, copies: int, repeats: int = 2000) -> dict[str, float]:
 
 
 def _calls(work) -> int:
-    """Function calls, Python's and C's, that some work makes."""
+    """The number of function calls, of Python and C, that some work makes."""
     calls = 0
 
     def count(frame, event, argument):
@@ -202,7 +203,7 @@ def _calls(work) -> int:
 
 
 def _copier(ds):
-    """A function that makes functions which copy a sample's pixels and 64 masks."""
+    """A function from a dataset to one that copies a sample's pixels and 64 masks."""
     side, grid = ds.layout.image_size, ds.layout.mask_size
     image = np.zeros((side, side, 3), np.uint8)
     masks = np.zeros((64, grid, grid // 8), np.uint8)
@@ -233,11 +234,11 @@ ROWS = {
     "shards": ("shards", "{:,.0f}"),
     "open_ms": ("open, ms", "{:.1f}"),
     "open_private_mb": ("private memory after opening, MB", "{:.1f}"),
-    "grown_mb": ("  of that by opening", "{:.1f}"),
+    "grown_mb": ("  of which by opening", "{:.1f}"),
     "touch_ms_a_shard": ("first sample of a shard, ms", "{:.2f}"),
     "mappings": ("memory maps with every shard open", "{:,.0f}"),
-    "touched_anonymous_mb": ("memory that is no file's then, MB", "{:.1f}"),
-    "calls": ("function calls of a sample", "{:,.0f}"),
+    "touched_anonymous_mb": ("anonymous memory then, MB", "{:.1f}"),
+    "calls": ("function calls per sample", "{:,.0f}"),
     "sample_us": ("random sample, us", "{:.2f}"),
     "sample_again_us": ("the same again", "{:.2f}"),
     "copy_us": ("copy of pixels and 64 masks, us", "{:.0f}"),
@@ -264,14 +265,14 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--shards", type=int, default=SHARDS)
     parser.add_argument("--copies", type=int, default=200, help="samples to copy (4 MB each)")
-    parser.add_argument("--folder", help="where to make the packs (default: the temporary folder)")
+    parser.add_argument("--folder", help="folder for the packs (default: the temporary folder)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", metavar="PACK", help="only measure a pack, as JSON")
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(Path(options.measure), options.copies)))
         return
-    os.fsync = lambda fd: None  # packs of holes need not outlive a power failure
+    os.fsync = lambda fd: None  # packs of holes need not survive a power failure
     results = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         rows = -(-options.samples // options.shards)

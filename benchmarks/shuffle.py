@@ -1,21 +1,21 @@
-"""What shuffling locally costs in randomness and gains in locality, at the scale of SA-1B.
+"""The randomness that local shuffling costs and the locality that it gains, at SA-1B's scale.
 
     python benchmarks/shuffle.py [--samples 11185362] [--shards 2000] [--batch 256]
 
-No pack is needed: an order depends on the number of samples and the bounds of the shards alone.
-The first table takes whole epochs of each order, cuts them into batches, and counts:
+No pack is needed: an order depends only on the number of samples and the bounds of the shards. The
+first table takes complete epochs of each order, splits them into batches, and shows:
 
 - shards: different shards in a batch, mean over the batches;
-- samples a read: neighbours in a batch that one read can fetch, mean over the reads;
-- noise: chi-square of the shards in a batch against the whole dataset, divided by its degrees of
-  freedom, mean over the batches. It is the variance of a batch's mean of something that is constant
-  within a shard, over that of independent draws;
+- samples per read: adjacent samples of a batch that one read can fetch, mean over the reads;
+- noise: chi-square of the shards in a batch against the complete dataset, divided by its degrees of
+  freedom, mean over the batches. For a quantity that is constant within a shard, it is the variance
+  of a batch's mean relative to that of independent draws;
 - correlation of the position of a sample before and after, absolute;
-- neighbours kept: positions whose sample is followed by a neighbour of it in the pack;
-- meet again: pairs of a batch that share a batch in the next epoch as well.
+- neighbours kept: positions whose sample is followed by an adjacent one of the pack;
+- meet again: pairs of a batch that also share a batch in the next epoch.
 
-The second table compares ways to make a full shuffle: median process time, and the peak and what
-stays of the memory that numpy allocates.
+The second table compares methods for a full shuffle: median process time, and the peak and the
+retained part of the memory that numpy allocates.
 """
 
 import argparse
@@ -34,12 +34,12 @@ SETTINGS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (64, 1), (8, 4), (8, 16), (
 
 
 def even_bounds(samples: int, shards: int) -> np.ndarray:
-    """Return int64 (shards + 1,), shards of equal size as nearly as possible."""
+    """Return int64 (shards + 1,), for shards of nearly equal size."""
     return np.arange(shards + 1) * samples // shards
 
 
 def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
-    """Yield what is compared: name and order."""
+    """Yield the orders to compare: name and order."""
     yield "sequential", SequentialOrder(extent)
     for window, block in SETTINGS:
         name = "all" if window is None else window
@@ -62,7 +62,7 @@ def run_lengths(rows: np.ndarray, joined: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def meet_again(first: np.ndarray, second: np.ndarray, batch: int) -> float:
-    """Return the share of the pairs of a batch that are in one batch in the second epoch too."""
+    """Return the share of a batch's pairs that are also in one batch in the second epoch."""
     used = len(first) // batch * batch
     batch_of = np.full(len(first), -1, np.int64)
     batch_of[second[:used]] = np.arange(used) // batch
@@ -72,7 +72,7 @@ def meet_again(first: np.ndarray, second: np.ndarray, batch: int) -> float:
 
 
 def figures(order: Order, bounds: np.ndarray, batch: int) -> list[float]:
-    """Return the numbers of one line of the first table."""
+    """Return the numbers of one row of the first table."""
     whole = order.take(0, 0, len(order))
     kept = np.mean(np.abs(np.diff(whole)) == 1)
     correlation = abs(np.corrcoef(whole, np.arange(len(whole)))[0, 1])
@@ -93,7 +93,7 @@ def figures(order: Order, bounds: np.ndarray, batch: int) -> list[float]:
 def feistel(positions: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
     """Return int64, a bijection of range(size) at some positions: Feistel rounds, cycle walking.
 
-    The way to shuffle that needs no memory, to be compared with.
+    A shuffle that needs no memory, for comparison.
     """
     half = np.uint64(((size - 1).bit_length() + 1) // 2)
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -111,7 +111,7 @@ def feistel(positions: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
 
 
 def ways(samples: int, batch: int) -> dict[str, Callable[[], object]]:
-    """Return name → what makes a full shuffle."""
+    """Return name → function that computes a full shuffle."""
     key = Key(0, 0, FINGERPRINT)
     rounds = key.words(0, 0, 8)
 
@@ -120,7 +120,7 @@ def ways(samples: int, batch: int) -> dict[str, Callable[[], object]]:
             feistel(np.arange(start, min(start + batch, samples)), samples, rounds)
 
     return {
-        "sort of words that carry their number (ours)": lambda: permutation(
+        "sort of words that include their index (sa1bpack)": lambda: permutation(
             key.words(0, 0, samples)
         ),
         "argsort of words": lambda: key.words(0, 0, samples).argsort(kind="stable"),
@@ -132,7 +132,7 @@ def ways(samples: int, batch: int) -> dict[str, Callable[[], object]]:
 
 
 def cost(work: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Return median process seconds, peak bytes and the bytes that the result holds."""
+    """Return median process seconds, peak bytes and the bytes of the result."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -156,7 +156,7 @@ def main() -> None:
     bounds = even_bounds(options.samples, options.shards)
     print(f"{options.samples:,} samples, {options.shards} shards, batches of {options.batch}\n")
     print(
-        "| order | shards | samples a read | noise | correlation | neighbours kept | meet again |"
+        "| order | shards | samples per read | noise | correlation | neighbours kept | meet again |"
     )
     print("|---|---|---|---|---|---|---|")
     for name, order in orders(Extent(options.samples, FINGERPRINT, bounds)):
@@ -166,7 +166,7 @@ def main() -> None:
             f"| {kept:.2%} | {again:.4%} |",
             flush=True,
         )
-    print("\n| a full shuffle by | ms | MB at the peak | MB held |\n|---|---|---|---|")
+    print("\n| full shuffle | ms | MB at peak | MB retained |\n|---|---|---|---|")
     for name, work in ways(options.samples, options.batch).items():
         seconds, peak, held = cost(work, options.repeats)
         print(f"| {name} | {seconds * 1e3:.0f} | {peak / 1e6:.0f} | {held / 1e6:.0f} |", flush=True)

@@ -1,7 +1,7 @@
-"""The steps of a pipeline on one device, each against a copy of memory there; for gpu.py.
+"""The steps of a pipeline on one device, relative to a copy of memory there; for gpu.py.
 
-Batches are made up: pixels at random, and rectangles as masks. How long a step takes depends on the
-shapes alone, but for drawing from runs, which goes by their number.
+Batches are synthetic: random pixels, and rectangles as masks. The time of a step depends only on
+shapes, except for drawing from runs, where it depends on their number.
 """
 
 import statistics
@@ -17,16 +17,16 @@ from sa1bpack.format import Layout
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize
 from sa1bpack.transforms.runs import RunBatch, draw_runs
 
-SOURCE = (1500, 2250)  # height, width of SA-1B's usual photograph
+SOURCE = (1500, 2250)  # height and width of a typical photograph of SA-1B
 LAYOUT = Layout(image_size=1024, mask_size=256)
 CROP = (transforms.RandomResizedCrop(), transforms.RandomFlip())
-RUNS = 150  # foreground runs of a mask
+RUNS = 150  # foreground runs per mask
 
-Step = tuple[Callable[[], object], int]  # what to do, and the bytes it has to read and to write
+Step = tuple[Callable[[], object], int]  # function, and the bytes that it must read and write
 
 
 def made_batch(samples: int, masks: int, device: torch.device) -> dict:
-    """A padded batch with bits, and the exact runs of as many masks."""
+    """A padded batch with packed bits."""
     side, grid = LAYOUT.image_size, LAYOUT.mask_size
     stored = (round(side * SOURCE[0] / SOURCE[1]), side)
     batch = {
@@ -40,11 +40,11 @@ def made_batch(samples: int, masks: int, device: torch.device) -> dict:
         "sizes": torch.tensor([[*SOURCE, *stored]] * samples, dtype=torch.int32),
     }
     batch["images"][:, stored[0] :] = 0
-    return {key: value.to(device) for key, value in batch.items()}
+    return {"epoch": 0} | {key: value.to(device) for key, value in batch.items()}
 
 
 def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
-    """Rectangles at random, each `RUNS` columns wide."""
+    """The exact runs of random rectangles, each `RUNS` columns wide."""
     rng = np.random.default_rng(0)
     height, width = SOURCE
     taken = []
@@ -72,7 +72,7 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
     runs = made_runs(samples, masks, device)
     scale = torch.tensor([[SOURCE[1] / 256] * 2] * samples, dtype=torch.float64, device=device)
     maps = transforms.affine.scaling(scale)
-    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes")}
+    alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes", "epoch")}
     ends = runs.run_ends.numel() * 4
 
     def pipeline(batch: dict, *chosen, dtype=torch.float32) -> Callable[[], object]:
@@ -81,7 +81,7 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
             options=SimpleNamespace(coordinates="source"),
         )  # fmt: skip
         made = transforms.Pipeline(ds, chosen, dtype=dtype)
-        return lambda: made(batch, 0)
+        return lambda: made(batch)
 
     jitter = transforms.ColorJitter(0.4, 0.4, 0.4)
     return {
@@ -110,7 +110,7 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
 
 
 def timed(work: Callable[[], object], device: torch.device, least: float) -> float:
-    """Seconds of one call: the mean of as many as take `least` seconds."""
+    """Seconds per call: the mean of as many calls as take `least` seconds."""
 
     def run(times: int) -> float:
         synchronize(device)
@@ -133,10 +133,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def steps_table(samples: int, masks: int, device: torch.device, rounds: int, least: float) -> str:
-    """Time every step in turn in each round; medians, as a markdown table.
+    """Time every step in turn in each round; returns medians as a Markdown table.
 
-    "of the ceiling": the bytes that a step must read and write, by what a copy in the same round
-    would have moved in its time.
+    "of the ceiling": the bytes that a step must read and write, relative to those that a copy of
+    the same round would have moved in its time.
     """
     ways = steps(samples, masks, device)
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -146,7 +146,7 @@ def steps_table(samples: int, masks: int, device: torch.device, rounds: int, lea
             if number >= 0:
                 found[name].append(taken)
     ceiling, (_, copied) = next(iter(found.values())), next(iter(ways.values()))
-    lines = ["| step | ms a batch | images/s | of the ceiling |", "|---|---:|---:|---:|"]
+    lines = ["| step | ms per batch | images/s | of the ceiling |", "|---|---:|---:|---:|"]
     for name, taken in found.items():
         seconds, moved = statistics.median(taken), ways[name][1]
         share = statistics.median(
@@ -154,5 +154,5 @@ def steps_table(samples: int, masks: int, device: torch.device, rounds: int, lea
         )
         lines.append(f"| {name} | {1e3 * seconds:.2f} | {samples / seconds:.0f} | {share:.3f} |")
     speed = copied / statistics.median(ceiling) / 1e9
-    lines += ["", f"The copy reads and writes {speed:.1f} GB/s together."]
+    lines += ["", f"The copy reads and writes {speed:.1f} GB/s in total."]
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""Larger tars from a few photographs: the same pictures again under other ids, in SA-1B's layout.
+"""Larger tars from a few photographs: the same pictures under other ids, in SA-1B's layout.
 
     python benchmarks/synthetic.py tests/samples/sa_000000.tar /tmp/sa_big.tar --images 400
 
-Members are in random order and the stream is gzip under a .tar name, as published. `--masks`
-repeats or drops annotations of an image until it has so many; SA-1B has about 100.
+Members are in random order, and the stream is gzip under a .tar name, as published. `--masks` sets
+the number of annotations per image, by repeating or dropping some; SA-1B has about 100.
 """
 
 import argparse

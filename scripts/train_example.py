@@ -1,10 +1,10 @@
-"""Train a small promptable mask predictor from a pack: an image and a point or a box give a mask.
+"""Train a small promptable mask predictor from a pack: from an image and a point or box to a mask.
 
     python scripts/train_example.py packed
     torchrun --nproc-per-node 2 scripts/train_example.py packed --checkpoint run.pt --resume
 
-It is here to be copied: one file, plain PyTorch, one process or many, CPU or CUDA. A run that was
-interrupted goes on as if it had not been; docs/training.md says what exactly is promised.
+It is meant to be copied: one file, plain PyTorch, one process or many, CPU or CUDA. A run that was
+interrupted resumes as if it had not been; docs/training.md has the exact guarantees.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PROGRESS = "step {step:5}  epoch {epoch:4}  loss {loss:.4f}  IoU {iou:.4f}"
 
 
 class MaskPredictor(nn.Module):
-    """One mask for each prompt. No batch norm: it would depend on how ranks divide a batch."""
+    """One mask per prompt. No batch norm: it would depend on how a batch is split over ranks."""
 
     def __init__(self, width: int = 32):
         super().__init__()
@@ -46,10 +46,10 @@ class MaskPredictor(nn.Module):
         )  # fmt: skip
 
     def forward(self, images, owner, prompts):
-        """Logits (T, G, G) from images (B, 3, G, G) of 0 to 1, G a multiple of 4, and T prompts.
+        """Logits (T, G, G) from images (B, 3, G, G) in 0 to 1 (G a multiple of 4) and T prompts.
 
         owner    int64 (T,), the image of each prompt
-        prompts  (T, 5): x0, y0, x1, y1 as fractions of the image (a point has x0 = x1), 1 for boxes
+        prompts  (T, 5): x0, y0, x1, y1 as fractions of the image (a point has x0 = x1); 1 for boxes
         """
         features = self.encoder(images)  # (B, C, G/4, G/4)
         side = features.shape[-1]
@@ -65,22 +65,25 @@ def convolution(inputs: int, outputs: int, stride: int = 1, dilation: int = 1) -
 
 
 def prompt_maps(prompts: torch.Tensor, side: int) -> torch.Tensor:
-    """(T, 10, side, side): where each cell lies as seen from its prompt."""
+    """(T, 10, side, side): the position of each cell relative to its prompt."""
     cell = (torch.arange(side, device=prompts.device) + 0.5) / side
     x0, y0, x1, y1, is_box = prompts[:, :, None, None].expand(-1, -1, side, side).unbind(1)
-    # Distances to the left, right, top and bottom of a box, or to a point; positive is inside.
+    # Distances to the left, right, top and bottom of a box, or to a point; positive inside.
     sides = torch.stack([cell - x0, x1 - cell, cell[:, None] - y0, y1 - cell[:, None]], 1)
     outside = (-sides).clamp(min=0).square().sum(1).sqrt()
-    maps = [torch.tanh(4 * sides), torch.tanh(side / 2 * sides)]  # over the image, and to the cell
+    maps = [
+        torch.tanh(4 * sides),
+        torch.tanh(side / 2 * sides),
+    ]  # at the scale of the image, and of a cell
     return torch.cat([*maps, torch.stack([torch.exp(-10 * outside), is_box], 1)], 1)
 
 
-def draw_prompts(batch: dict, image_size: int, seed: int, epoch: int) -> torch.Tensor:
+def draw_prompts(batch: dict, image_size: int, seed: int) -> torch.Tensor:
     """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, image).
 
-    So they are the same on any number of ranks, and no generator's state need be saved.
+    They are the same on any number of ranks, and there is no generator state to save.
     """
-    masks, counts = batch["masks"], batch["mask_counts"].tolist()
+    masks, counts, epoch = batch["masks"], batch["mask_counts"].tolist(), batch["epoch"]
     numbers = np.concatenate([
         np.random.default_rng((seed, epoch, image)).random((count, 2))
         for image, count in zip(batch["image_ids"].tolist(), counts, strict=True)
@@ -98,7 +101,7 @@ def draw_prompts(batch: dict, image_size: int, seed: int, epoch: int) -> torch.T
 
 
 def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """BCE + dice loss and IoU of each mask, float32 (T,) both."""
+    """BCE + dice loss and IoU of each mask, both float32 (T,)."""
     logits, target = logits.float(), masks.float()
     bce = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean((1, 2))
     found = logits.sigmoid()
@@ -108,15 +111,15 @@ def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 class Trainer:
-    """Model, optimizer, batches, and what it takes to go on later."""
+    """Model, optimizer, batches, and the state to resume from."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device):
         self.args, self.device, self.step = args, device, 0
-        # Boxes in pixels of the stored image, which the mask grid covers as well.
+        # Boxes in pixels of the stored image, which the mask grid covers.
         ds = sa1bpack.open(args.pack, coordinates="stored")
         self.layout = ds.layout
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
-        # so that every sample comes exactly once; `train_step` weights the ranks' unequal parts.
+        # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
         options = {"batch_size": args.batch_size, "order": args.order, "seed": args.seed,
                    "masks": "flat", "max_masks": args.masks, "choose": "largest"}  # fmt: skip
         if args.workers is None:
@@ -140,7 +143,7 @@ class Trainer:
             getattr(self, name).load_state_dict(part)
 
     def save(self) -> None:
-        """All ranks have the same state; one writes it, and nobody ever sees half a file."""
+        """All ranks have the same state; one writes it, atomically."""
         if (path := self.args.checkpoint) is not None and self.rank == 0:
             parts = ("model", "optimizer", "scaler", "loader")
             state = {name: getattr(self, name).state_dict() for name in parts}
@@ -148,15 +151,18 @@ class Trainer:
             torch.save({"step": self.step, **state}, part)
             part.replace(path)
 
-    def train_step(self, batch: dict, epoch: int, stop: bool) -> dict:
-        """One step; returns what to log, and whether any rank wants to stop."""
+    def train_step(self, batch: dict, stop: bool) -> dict:
+        """One step; returns the values to log, and whether any rank must stop."""
         self.step += 1
-        # Whatever else you make random (dropout, augmentation) then needs no saved state either.
+        # So anything else that is random (dropout, augmentation) needs no saved state either.
         own_seed = np.random.SeedSequence((self.args.seed, self.step, self.rank))
         torch.manual_seed(int(own_seed.generate_state(1, np.uint64)[0]))
-        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        batch = {
+            key: value.to(self.device, non_blocking=True) if torch.is_tensor(value) else value
+            for key, value in batch.items()
+        }
         if not len(batch["masks"]):
-            # Every rank has to take part in DDP's sums: with an empty mask, which has no weight.
+            # Every rank must take part in DDP's sums: with an empty mask, which has no weight.
             batch["masks"] = batch["masks"].new_zeros((1, *batch["masks"].shape[1:]))
             batch["bboxes"] = batch["bboxes"].new_zeros((1, 4))
             batch["mask_counts"] = (torch.arange(len(batch["images"])) == 0).long().to(self.device)
@@ -164,7 +170,7 @@ class Trainer:
         images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
         images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
         owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
-        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed, epoch)
+        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed)
         with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
             logits = self.parallel(images, owner, prompts)
         losses, ious = score(logits, masks)
@@ -176,20 +182,21 @@ class Trainer:
         total, loss_sum, iou_sum, stops = sums.tolist()
         total = max(total, 1)
         self.optimizer.zero_grad()
-        # DDP averages gradients over ranks. Scaled so, they are those of the mean over all masks of
-        # the global batch, however samples and masks are spread over the ranks.
+        # DDP averages gradients over ranks. With this scale they are those of the mean over all
+        # masks of the global batch, however samples and masks are distributed over the ranks.
         self.scaler.scale(loss * (self.world / total)).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return {"step": self.step, "epoch": epoch, "loss": loss_sum / total, "iou": iou_sum / total,
-                "images": batch["image_ids"].tolist(), "stop": stops > 0}  # fmt: skip
+        return {"step": self.step, "epoch": batch["epoch"], "loss": loss_sum / total,
+                "iou": iou_sum / total, "images": batch["image_ids"].tolist(),
+                "stop": stops > 0}  # fmt: skip
 
     def train(self, stop: threading.Event) -> bool:
-        """Train to the end, or until `stop` is set on any rank; returns whether it was."""
+        """Train to the end, or until `stop` is set on any rank; returns whether it was set."""
         args, first = self.args, self.step + 1
-        for epoch in range(self.loader.state_dict()["epoch"], args.epochs):
+        for _ in range(self.loader.state_dict()["epoch"], args.epochs):
             for batch in self.loader:
-                line = self.train_step(batch, epoch, stop.is_set())
+                line = self.train_step(batch, stop.is_set())
                 stopped = line.pop("stop")
                 ends = stopped or self.step == args.steps
                 if args.history is not None:
@@ -211,20 +218,33 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("pack", type=Path, help="folder of the pack")
     add("--epochs", type=int, default=150, help="passes over the pack")
-    add("--steps", type=int, help="end after this step, counted from a run's start")
-    add("--batch-size", type=int, default=4, help="images, of all ranks together")
-    add("--masks", type=int, default=16, help="the largest masks of each image, at most so many")
-    add("--seed", type=int, default=0, help="of weights, order and prompts")
-    add("--order", choices=["shuffle", "local", "sequential"], default="shuffle", help="of images")
-    add("--workers", type=int, help="so many processes of make_dataloader instead of the Loader")
-    add("--checkpoint", type=Path, help=f"file, written every {SAVE_EVERY} steps and at the end")
-    add("--resume", action="store_true", help="go on from the checkpoint, if there is one yet")
-    add("--history", type=Path, help="folder; each rank writes a JSON line a step to rank<r>.jsonl")
+    add("--steps", type=int, help="stop after this step, counted from the start of the first run")
+    add("--batch-size", type=int, default=4, help="images, over all ranks")
+    add("--masks", type=int, default=16, help="largest masks to use per image")
+    add("--seed", type=int, default=0, help="seed of weights, order and prompts")
+    add(
+        "--order",
+        choices=["shuffle", "local", "sequential"],
+        default="shuffle",
+        help="order of images",
+    )
+    add(
+        "--workers",
+        type=int,
+        help="use make_dataloader with this many processes instead of the Loader",
+    )
+    add("--checkpoint", type=Path, help=f"file to write every {SAVE_EVERY} steps and at the end")
+    add("--resume", action="store_true", help="resume from the checkpoint, if it exists")
+    add(
+        "--history",
+        type=Path,
+        help="folder; each rank writes one JSON line per step to rank<r>.jsonl",
+    )
     args = parser.parse_args(argv)
     if args.resume and args.checkpoint is None:
         parser.error("--resume needs --checkpoint FILE")
     if args.checkpoint is not None and args.checkpoint.exists() and not args.resume:
-        parser.error(f"{args.checkpoint} exists: go on from it with --resume, or remove it")
+        parser.error(f"{args.checkpoint} exists: resume from it with --resume, or remove it")
     return args
 
 
@@ -233,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.history is not None:
         args.history.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # seen at the end of a step
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # checked at the end of a step
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -243,16 +263,16 @@ def main(argv: list[str] | None = None) -> int:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         trainer = Trainer(args, device)
-    except Sa1bpackError as error:  # a path or an option that cannot be used
+    except Sa1bpackError as error:  # an invalid path or option
         print(f"train_example.py: {error}", file=sys.stderr)
         return 2
     if args.resume and args.checkpoint.exists():
         trainer.load()
     if trainer.rank == 0:
-        print(f"{trainer.loader.plan()}\nbeginning after step {trainer.step}", flush=True)
+        print(f"{trainer.loader.plan()}\nstarting after step {trainer.step}", flush=True)
     stopped = args.steps != trainer.step and trainer.train(stop)
     trainer.save()
-    del trainer  # and DDP with it, before its group: with gloo the other order can hang
+    del trainer  # and with it DDP, before its group: with gloo the other order can hang
     if dist.is_initialized():
         dist.destroy_process_group()
     return 128 + signal.SIGTERM if stopped else 0

@@ -1,4 +1,4 @@
-"""scripts/train_example.py in processes of its own."""
+"""scripts/train_example.py, in its own processes."""
 
 import importlib.util
 import json
@@ -17,8 +17,8 @@ import sa1bpack
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_example.py"
 IDS = range(100, 107)
-BATCH = 4  # two steps an epoch; the second has three images
-_PATIENCE = 90  # seconds; a process that takes longer hangs
+BATCH = 4  # two steps per epoch; the second has three images
+_PATIENCE = 90  # seconds; a process that takes longer has hung
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -55,7 +55,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def train(pack: Path, folder: Path, *options, launcher=()) -> list[dict]:
-    """Train to the end, with history and checkpoint in `folder`; returns the first rank's lines."""
+    """Train to the end, with history and checkpoint in `folder`; returns the lines of rank 0."""
     files = ("--history", folder, "--checkpoint", folder / "run.pt", "--batch-size", BATCH)
     code, out = finish(start(pack, *files, *options, launcher=launcher))
     assert code == 0, out
@@ -80,14 +80,14 @@ def undisturbed(pack, tmp_path_factory) -> Path:
 
 
 def same_as(undisturbed: Path, folder: Path) -> bool:
-    """Whether a run had the very same images, losses and weights."""
+    """Whether a run had exactly the same images, losses and weights."""
     expected, found = weights(undisturbed), weights(folder)
     return lines(undisturbed) == lines(folder) and all(
         torch.equal(expected[name], found[name]) for name in expected | found
     )
 
 
-def test_resuming_in_mid_epoch_gives_bit_for_bit_the_losses_of_an_undisturbed_run(
+def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
     pack, undisturbed, tmp_path
 ):
     assert train(pack, tmp_path, "--steps", 3)[-1]["epoch"] == 1
@@ -96,7 +96,7 @@ def test_resuming_in_mid_epoch_gives_bit_for_bit_the_losses_of_an_undisturbed_ru
     assert same_as(undisturbed, tmp_path)
 
 
-def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(pack, undisturbed, tmp_path):
+def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undisturbed, tmp_path):
     options = ("--history", tmp_path, "--checkpoint", tmp_path / "run.pt", "--batch-size", BATCH,
                "--resume", "--epochs", 100_000)  # fmt: skip
     process = start(pack, *options)
@@ -115,7 +115,7 @@ def test_sigterm_saves_after_the_step_and_the_same_command_goes_on(pack, undistu
     assert found[:7] == lines(undisturbed)
 
 
-def test_two_ranks_see_every_sample_once_an_epoch_with_the_losses_of_one(
+def test_two_ranks_see_every_sample_once_per_epoch_with_the_losses_of_one(
     pack, undisturbed, tmp_path
 ):
     train(pack, tmp_path, "--steps", 7, launcher=TORCHRUN)
@@ -133,7 +133,7 @@ def test_two_ranks_see_every_sample_once_an_epoch_with_the_losses_of_one(
         assert not seen[0] & seen[1]
 
 
-def test_one_process_goes_on_as_two(pack, undisturbed, tmp_path):
+def test_a_run_of_one_process_resumes_as_two(pack, undisturbed, tmp_path):
     train(pack, tmp_path, "--steps", 3)
     train(pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
     rest = lines(undisturbed)[3:]
@@ -144,7 +144,7 @@ def test_one_process_goes_on_as_two(pack, undisturbed, tmp_path):
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory) -> Path:
-    """A pack of four images, of which two have masks."""
+    """A pack of four images, two of which have masks."""
     folder = tmp_path_factory.mktemp("sparse")
     found = members(range(100, 104), masks=lambda number: 3 * (number % 2))
     tar = write_tar(folder / "sa_000000.tar", found)
@@ -182,7 +182,7 @@ def script():
 
 @pytest.fixture
 def deterministic():
-    """In this process for one test, as the script asks for it in its own."""
+    """The settings of the script, in this process for one test."""
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -191,7 +191,7 @@ def deterministic():
     signal.signal(signal.SIGTERM, handler)
 
 
-def test_make_dataloader_trains_the_same(script, deterministic, pack, undisturbed, tmp_path):
+def test_make_dataloader_trains_identically(script, deterministic, pack, undisturbed, tmp_path):
     files = ["--history", str(tmp_path), "--checkpoint", str(tmp_path / "run.pt")]
     assert script.main([str(pack), *files, "--steps", "7", "--workers", "0"]) == 0
     assert same_as(undisturbed, tmp_path)
@@ -211,12 +211,12 @@ def test_loss_falls_and_iou_rises_on_the_sample_photos(script, deterministic, sa
     assert last["iou"] > first["iou"] + 0.3
 
 
-def test_a_drawn_point_is_a_cell_of_its_mask_and_a_box_is_that_of_the_sample(script, pack):
+def test_a_drawn_point_is_in_its_mask_and_a_box_is_that_of_the_sample(script, pack):
     ds = sa1bpack.open(pack, coordinates="stored")
     (batch,) = sa1bpack.Loader(ds, len(ds), order="sequential", masks="flat")
     kinds = set()
     for epoch in range(5):
-        prompts = script.draw_prompts(batch, 64, 0, epoch).double()
+        prompts = script.draw_prompts({**batch, "epoch": epoch}, 64, 0).double()
         assert len(prompts) == len(batch["masks"]) == batch["mask_counts"].sum()
         for mask, box, prompt in zip(batch["masks"], batch["bboxes"], prompts, strict=True):
             x0, y0, x1, y1, is_box = prompt.tolist()
@@ -234,14 +234,14 @@ def test_a_checkpoint_is_never_overwritten_by_a_new_run(script, pack, tmp_path, 
     (tmp_path / "run.pt").touch()
     with pytest.raises(SystemExit):
         script.main([str(pack), "--checkpoint", str(tmp_path / "run.pt")])
-    assert "go on from it with --resume" in capsys.readouterr().err
+    assert "resume from it with --resume" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         script.main([str(pack), "--resume"])
     assert "--resume needs --checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("none",), ("{pack}", "--batch-size", "0")], ids=str)
-def test_a_pack_or_an_option_that_cannot_be_used_is_one_line_and_exit_code_2(
+def test_an_invalid_pack_or_option_is_one_line_and_exit_code_2(
     script, deterministic, pack, capsys, arguments
 ):
     assert script.main([argument.format(pack=pack) for argument in arguments]) == 2

@@ -1,17 +1,17 @@
-"""Other loaders on the same samples, each in a process of its own, as ways of benchmarks/load.py.
+"""Other loaders on the same samples, each in its own process, as methods of benchmarks/load.py.
 
 A module of this package stores the samples in a peer's format and reads them back:
 
-    DISTRIBUTION                          its name as pip knows it
-    WAYS                                  line of the table → {name of a setting: its arguments};
-                                          the fastest setting is the one that is shown
+    DISTRIBUTION                          its name in pip
+    WAYS                                  row of the table → {name of a setting: its arguments};
+                                          the fastest setting is shown
     prepare(samples, folder)              write the peer's format
     open_reader(folder, batch, **setting) → Epoch: order of rows → batches (see samples.py)
-    NOTES                                 optional: line of the table → what one must know about it
+    NOTES                                 optional: row of the table → remarks
 
-Peers want other versions of common libraries than sa1bpack, and some bring Pillow, which would be
-installed over pillow-simd. So they live in an environment of their own (requirements-peers.txt).
-sa1bpack need not be there: they read a pack's arrays with numpy.
+Peers need other versions of common libraries than sa1bpack, and some install Pillow, which would
+overwrite pillow-simd. They therefore have a separate environment (requirements-peers.txt), which
+does not need sa1bpack: they read a pack's arrays with numpy.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-# Module → what the table calls it if it cannot even be started.
+# Module → name in the table if it cannot be started.
 PEERS = {
     "ffcv_raw": "FFCV, raw fields",
     "litdata": "LitData",
@@ -36,16 +36,16 @@ PEERS = {
     "tensorstore": "tensorstore",
     "zarr_python": "zarr-python",
 }
-TIMEOUT = 300  # seconds for any one command
+TIMEOUT = 300  # seconds per command
 _SEEDS = itertools.count()
 
 
 class PeerError(Exception):
-    """A peer is not installed, failed, or read something else than was written."""
+    """A peer is not installed, failed, or did not read the samples that were written."""
 
 
 class Peer:
-    """The process of one peer. Raises PeerError from every method when it cannot go on."""
+    """The process of one peer. Every method raises PeerError if the peer failed."""
 
     def __init__(self, module: str, python: str, pack: Path, folder: Path, batch: int):
         folder.mkdir(parents=True)
@@ -61,17 +61,17 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                start_new_session=True,  # so that its own workers can be ended with it
+                start_new_session=True,  # so that its workers can be ended with it
             )
 
     def start(self) -> dict:
-        """Wait for its imports, and let it write its format: {"version", "ways", "notes"}."""
+        """Wait for its imports and make it write its format: {"version", "ways", "notes"}."""
         self._answer()
         return self.ask("prepare")
 
     def ask(self, *command) -> dict:
         """Send a command and wait for its answer."""
-        with suppress(BrokenPipeError):  # it has ended; why is in its log
+        with suppress(BrokenPipeError):  # it has ended; the reason is in its log
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
         return self._answer()
 
@@ -94,7 +94,9 @@ class Peer:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next(
+            (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
+        )
 
     def close(self) -> None:
         """End the process and its workers."""
@@ -106,12 +108,12 @@ class Peer:
         self._process.stdout.close()
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):  # nobody of its group is left
+        with suppress(ProcessLookupError):  # its group has no processes left
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """No network, no files but in the folder, and no warnings before the last words in the log."""
+    """No network, files only in the folder, and no warnings that hide the error in the log."""
     return {
         "TMPDIR": str(folder),
         "DATA_OPTIMIZER_CACHE_FOLDER": str(folder / "litdata"),
@@ -125,19 +127,19 @@ def _environment(folder: Path) -> dict[str, str]:
 def open_peers(
     pack: Path, folder: Path, batch: int, python: str, only: list[str] | None = None
 ) -> Iterator[tuple[dict[str, Callable], dict[str, str], list[str]]]:
-    """Start all peers, check what they read, and find their best settings.
+    """Start all peers, check the samples that they read, and find their best settings.
 
     Args:
         pack: a pack of one shard with the same number of masks in every sample.
-        folder: what the peers write goes below it.
-        batch: samples of a batch.
-        python: the interpreter of the environment that the peers are installed in.
+        folder: for the files of the peers.
+        batch: samples per batch.
+        python: the interpreter of the peers' environment.
         only: keys of PEERS; all by default.
 
-    Yields (ways, failures, notes): ways as `load.py` has them; for what does not run, its name and
-    the reason; for the others a line with version and setting.
+    Yields (ways, failures, notes): ways as in `load.py`; name → reason of those that do not run;
+    for the others a line with version and setting.
     """
-    # Not resolved: the program of an environment is a link, and its place names the environment.
+    # Not resolved: the interpreter of an environment is a link, whose path identifies it.
     python = str(Path.cwd() / (shutil.which(python) or python))
     pack, folder = pack.resolve(), folder.resolve()
     ways, failures, notes = {}, {}, []

@@ -1,6 +1,6 @@
 """FFCV: one .beton file with raw array fields, read by its compiled Loader.
 
-Needs a compiler, pkg-config and the headers of OpenCV and libturbojpeg to install (Debian:
+Installing it needs a compiler, pkg-config and the headers of OpenCV and libturbojpeg (Debian:
 g++ pkg-config libopencv-dev libturbojpeg0-dev), even if no JPEG is ever read.
 """
 
@@ -28,7 +28,7 @@ WAYS = {
 
 
 class _Tuples:
-    """Samples as the tuples that FFCV's writer indexes."""
+    """Samples as tuples, as FFCV's writer expects them."""
 
     def __init__(self, samples: Samples):
         self.samples = samples
@@ -52,7 +52,7 @@ def prepare(samples: Samples, folder: Path) -> None:
 
 
 def open_reader(folder: Path, batch_size: int, **setting) -> Epoch:
-    """FFCV shuffles by itself; the given order is not used."""
+    """FFCV shuffles itself; the given order is not used."""
     path = str(folder / "samples.beton")
     loader = Loader(path, batch_size, order=OrderOption.RANDOM, drop_last=False, **setting)
 

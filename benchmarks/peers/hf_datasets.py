@@ -61,7 +61,7 @@ def open_reader(folder: Path, batch_size: int, kind: str, at_once: bool) -> Epoc
 
 
 def _view(column, shape: tuple[int, ...]) -> np.ndarray:
-    """The one array of a table column with one row: nested lists, whose values are contiguous."""
+    """The array of a table column with one row: nested lists with contiguous values."""
     values = column.chunk(0).storage
     for _ in shape:
         values = values.flatten()

@@ -1,7 +1,7 @@
 """LitData: its own chunks in a local folder, read by StreamingDataset.
 
-Arrays are stored as torch tensors, which it gives back as views of the mapped chunk; numpy arrays
-it would copy once more.
+Arrays are stored as torch tensors, which it returns as views of the mapped chunk; it would copy
+numpy arrays once more.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ WAYS = {
 
 
 class _Tensors:
-    """Makes the record of a row: what `optimize` calls in a process of its own."""
+    """Creates the record of a row; `optimize` calls this in a separate process."""
 
     def __init__(self, pack: Path):
         self.pack = pack
@@ -41,7 +41,7 @@ class _Tensors:
 
 
 def prepare(samples: Samples, folder: Path) -> None:
-    """Write chunks of 64 MB, LitData's own default size."""
+    """Write chunks of 64 MB, LitData's default size."""
     optimize(
         _Tensors(samples.pack),
         inputs=list(range(len(samples))),
@@ -53,7 +53,7 @@ def prepare(samples: Samples, folder: Path) -> None:
 
 
 def open_reader(folder: Path, batch_size: int, workers: int | None) -> Epoch:
-    """By index in the given order (`workers` None); or as it iterates, shuffled by itself."""
+    """By index in the given order (`workers` None), or by iteration, shuffled by LitData."""
     dataset = StreamingDataset(str(folder / "chunks"), shuffle=workers is not None)
     stack = Stacker()
 

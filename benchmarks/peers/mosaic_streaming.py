@@ -19,7 +19,7 @@ WAYS = {
 
 
 def prepare(samples: Samples, folder: Path) -> None:
-    """Write MDS shards of 64 MiB, the library's own default size, not compressed."""
+    """Write uncompressed MDS shards of 64 MiB, the library's default size."""
     columns = {
         "row": "int",
         "image": _encoding(samples.images),
@@ -35,7 +35,7 @@ def _encoding(array: np.ndarray) -> str:
 
 
 def open_reader(folder: Path, batch_size: int, by_index: bool) -> Epoch:
-    """By index in the given order; or as it iterates, shuffled by itself."""
+    """By index in the given order, or by iteration, shuffled by the library."""
     clean_stale_shared_memory()
     dataset = StreamingDataset(
         local=str(folder / "mds"), shuffle=not by_index, batch_size=batch_size

@@ -1,7 +1,7 @@
 """The samples that every peer stores in its own format, read from a pack with numpy alone.
 
-A peer may need other versions of common libraries than sa1bpack does, so that it runs in an
-environment of its own, where sa1bpack need not be installed.
+A peer may need other versions of common libraries than sa1bpack, so it runs in a separate
+environment, where sa1bpack need not be installed.
 """
 
 import json
@@ -14,23 +14,23 @@ Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 """rows (B,) int, images (B, S, S, 3) uint8, masks (B, m, Sm, Sm/8) uint8; or tensors of these."""
 
 Epoch = Callable[[np.ndarray], Iterator[Batch]]
-"""Called with an order of rows, int (N,); yields the batches of an epoch, in memory of their own,
-not mapped files. A batch is valid until the next but one is asked for."""
+"""Called with an order of rows, int (N,); yields the batches of an epoch, in ordinary memory, not
+mapped files. A batch is valid until the one after the next is requested."""
 
 
 class Samples(Sequence):
     """The samples of a pack that has one shard and the same number of masks in every sample.
 
-    `samples[i]` is {"row": i, "image": uint8 (S, S, 3), "masks": uint8 (m, Sm, Sm/8)}, the arrays
-    being views of memory maps.
+    `samples[i]` is {"row": i, "image": uint8 (S, S, 3), "masks": uint8 (m, Sm, Sm/8)}; the arrays
+    are views of memory maps.
     """
 
     def __init__(self, pack: str | Path):
-        """Raises ValueError if the pack has several shards, or its samples differ in masks."""
+        """Raises ValueError if the pack has several shards or its samples' mask counts differ."""
         self.pack = Path(pack)
         shards = json.loads((self.pack / "manifest.json").read_text())["shards"]
         if len(shards) != 1:
-            raise ValueError(f"{pack} has {len(shards)} shards; the benchmark wants a pack of one")
+            raise ValueError(f"{pack} has {len(shards)} shards; the benchmark needs a pack of one")
         self.shard = self.pack / "shards" / shards[0]["name"]
         self.images = self._array("image", np.uint8)
         counts = np.diff(self._array("mask_offset", np.int64))
@@ -63,10 +63,10 @@ class Samples(Sequence):
 
 
 class Stacker:
-    """Copies samples to batches, in two buffers in turn.
+    """Copies samples into batches, in two alternating buffers.
 
-    The kindest way to stack what a peer gives sample by sample: fresh memory for each batch would
-    cost the page faults of 29 MB. A batch is valid until the next but one is made.
+    The cheapest way to stack the samples of a peer: new memory per batch would cost the page faults
+    of 29 MB. A batch is valid until the one after the next is made.
     """
 
     def __init__(self):

@@ -21,8 +21,8 @@ WAYS = {
 }
 
 NOTES = {
-    "tensorstore, pack held in its cache": "It reads its own memory, where it holds a second copy "
-    "of the whole pack, and not the page cache; a pack larger than memory cannot be read like this"
+    "tensorstore, pack held in its cache": "It reads a second copy of the complete pack in its own "
+    "memory, not the page cache; this does not work for packs larger than memory"
 }
 
 
@@ -32,7 +32,7 @@ def prepare(samples: Samples, folder: Path) -> None:
 
 
 def open_reader(folder: Path, batch_size: int, gather: bool, memmap: bool, cache: int) -> Epoch:
-    """By row numbers, in the given order; all reads of a batch are under way at the same time."""
+    """By row numbers, in the given order; all reads of a batch are concurrent."""
     samples = Samples(folder / "pack")
     context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
     images = _open(samples.shard / "image", context, memmap)

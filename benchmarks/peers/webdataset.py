@@ -1,7 +1,7 @@
-"""WebDataset: tars with .npy members, read from beginning to end.
+"""WebDataset: tars with .npy members, read from start to end.
 
-It has no random access. To shuffle, it would hold a buffer of samples in memory, at some cost; here
-it reads in the order of the tars, which is in its favour.
+It has no random access. To shuffle, it would keep a buffer of samples in memory, at some cost; here
+it reads in the order of the tars, which is to its advantage.
 """
 
 import io
@@ -39,7 +39,7 @@ def prepare(samples: Samples, folder: Path) -> None:
 
 
 def open_reader(folder: Path, batch_size: int, view: bool) -> Epoch:
-    """Samples decoded and batched by WebDataset's own pipeline."""
+    """Samples decoded and batched by WebDataset's pipeline."""
     stack = Stacker()
     dataset = (
         wds.WebDataset(sorted(map(str, folder.glob("samples-*.tar"))), shardshuffle=False)

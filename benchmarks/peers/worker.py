@@ -1,11 +1,11 @@
 """The process of one peer: `python -m peers.worker MODULE PACK FOLDER BATCH`, run by peers.Peer.
 
-It reads commands from its standard input, a JSON list a line, and answers each with one JSON object
-a line. What a peer prints goes to standard error.
+It reads commands from standard input, one JSON list per line, and answers each with one line, a
+JSON object. The output of the peer goes to standard error.
 
-    prepare                write the samples in the peer's own format
-    choose WAY             check every setting of the way and keep the fastest
-    order SEED             make the order of the next epoch, collect garbage
+    prepare                write the samples in the peer's format
+    choose WAY             check every setting of the method and keep the fastest
+    order SEED             draw the order of the next epoch, collect garbage
     epoch WAY              read all samples once; answers when it is done
 """
 
@@ -28,7 +28,7 @@ TIMED_EPOCHS = 3
 
 
 class Worker:
-    """A peer's module at work. Commands are its methods; their results are the answers."""
+    """Runs a peer's module. Commands are its methods; their results are the answers."""
 
     def __init__(self, module: str, pack: Path, folder: Path, batch_size: int):
         self.module = importlib.import_module(f"peers.{module}")
@@ -39,7 +39,7 @@ class Worker:
         self.next_order = np.arange(len(self.samples))
 
     def prepare(self) -> dict:
-        """Write the peer's own format."""
+        """Write the peer's format."""
         self.module.prepare(self.samples, self.folder)
         return {
             "version": version(self.module.DISTRIBUTION),
@@ -48,7 +48,7 @@ class Worker:
         }
 
     def choose(self, way: str) -> dict:
-        """Check every setting and keep the one with the best median of some epochs."""
+        """Check every setting and keep the one with the best median speed."""
         speeds = {}
         for name, setting in self.module.WAYS[way].items():
             self.readers.pop(way, None)
@@ -56,7 +56,7 @@ class Worker:
             check(reader, self.samples, self.batch_size)
             speeds[name] = statistics.median(self._speed(way) for _ in range(TIMED_EPOCHS))
         best = max(speeds, key=speeds.__getitem__)
-        if best != name:  # the last one is still open
+        if best != name:  # the last one tested is still open
             del reader
             self.readers[way] = self._open(self.module.WAYS[way][best])
         return {"setting": best, "speeds": speeds}
@@ -82,24 +82,24 @@ class Worker:
 
 
 def check(reader: Epoch, samples: Samples, batch_size: int) -> None:
-    """One epoch compared with the source byte for byte. Raises ValueError at a difference."""
+    """Compare one epoch with the source byte for byte. Raises ValueError if they differ."""
     order = np.random.default_rng(1).permutation(len(samples))
     seen = []
     for rows, images, masks in reader(order):
         rows, images, masks = (np.asarray(array) for array in (rows, images, masks))
         if images.dtype != np.uint8 or masks.dtype != np.uint8:
-            raise ValueError(f"a batch holds {images.dtype} and {masks.dtype}, not uint8")
+            raise ValueError(f"a batch has {images.dtype} and {masks.dtype}, not uint8")
         for row, image, mask in zip(rows, images, masks, strict=True):
             same = np.array_equal(image, samples.images[row])
             if not same or not np.array_equal(mask, samples.masks[row]):
-                raise ValueError(f"sample {row} is not what was written")
+                raise ValueError(f"sample {row} differs from the sample written")
         seen += rows.tolist()
     if sorted(seen) != list(range(len(samples))):
-        raise ValueError(f"an epoch gave {len(seen)} samples, not each of {len(samples)} once")
+        raise ValueError(f"an epoch had {len(seen)} samples, not each of {len(samples)} once")
 
 
 def serve(worker: Worker, commands, answers) -> None:
-    """Carry out commands until their end; an exception is an answer too."""
+    """Run commands until the input ends; an exception is an answer as well."""
     for line in commands:
         name, *arguments = json.loads(line)
         try:
@@ -110,7 +110,7 @@ def serve(worker: Worker, commands, answers) -> None:
 
 
 def main() -> None:
-    """Keep standard output for answers, whatever the peer prints; then serve."""
+    """Reserve standard output for answers, whatever the peer prints; then serve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("module")
     parser.add_argument("pack", type=Path)

@@ -1,7 +1,7 @@
 """zarr-python: the pack itself; nothing is written.
 
-Its selection of several rows at once, `oindex`, is left out: on arrays in shards it takes seconds
-for a batch.
+Its selection of several rows at once, `oindex`, is not measured: on sharded arrays it takes seconds
+per batch.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Masks: COCO run-length text ↔ run ends → packed bits ↔ bool, and which masks are kept.
+"""Masks: COCO run-length text ↔ run ends → packed bits ↔ bool, and the choice of masks.
 
 ::
 
@@ -6,12 +6,12 @@
                 <--encode_counts-     |   --draw_window-->              <--pack_bits---
                                       +-----draw_points--> prompts
 
-No mask of full size is made on any of these ways.
+None of these steps creates a full-size mask.
 """
 
 from importlib import import_module
 
-# Public name → module; imported on first use, so that who draws nothing needs no compiled kernel.
+# Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
 _HOMES = {
     "FITS": "raster",
     "MAX_MASK_SIZE": "grid",

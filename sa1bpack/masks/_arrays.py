@@ -1,4 +1,4 @@
-"""Checks on the arrays handed to the kernels, so that no kernel reads or writes outside them."""
+"""Checks of the arrays passed to kernels, so that no kernel reads or writes outside them."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ MAX_SIDE = 65_535  # the longest side a JPEG can have; keeps every area below 2*
 def read_only(name: str, array: np.ndarray, dtype: type) -> np.ndarray:
     """Return a C-contiguous, read-only view of a 1-D array.
 
-    Read-only because numba compiles a kernel once more for each mix of writable and read-only
-    arguments; with views of one kind there is one compiled kernel for memory maps and fresh arrays.
+    Read-only because numba compiles a kernel again for each combination of writable and read-only
+    arguments: this way memory maps and new arrays share one compiled kernel.
 
     Raises:
         OptionError: `array` is not a 1-D array of `dtype`.
@@ -39,76 +39,77 @@ def check_array(
     """Check that an argument is an array of a dtype and a shape.
 
     Args:
-        dtype: its name, which is the same for numpy and for torch.
+        dtype: its name, which is the same in numpy and torch.
         shape: a letter stands for any length.
-        what: after dtype and shape in the message.
-        kind: np.ndarray, or torch.Tensor.
+        what: text after dtype and shape in the message.
+        kind: np.ndarray or torch.Tensor.
 
     Raises:
-        OptionError: it is not; the message says what it is.
+        OptionError: it is not; the message has the dtype and shape found.
     """
     if isinstance(array, kind):
         found_dtype, found_shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
         fits = len(found_shape) == len(shape) and all(
-            isinstance(due, str) or length == due
-            for length, due in zip(found_shape, shape, strict=True)
+            isinstance(expected, str) or length == expected
+            for length, expected in zip(found_shape, shape, strict=True)
         )
         if found_dtype == dtype and fits:
             return
         found = f"{found_dtype} {found_shape}"
     else:
         found = f"a {type(array).__module__}.{type(array).__qualname__}".replace("builtins.", "")
-    due = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+    expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
     array_kind = "" if isinstance(array, kind) else f"a {kind.__module__}.{kind.__qualname__} of "
-    raise OptionError(f"{name} must be {array_kind}{dtype} {due}{what}, got {found}")
+    raise OptionError(f"{name} must be {array_kind}{dtype} {expected}{what}, got {found}")
 
 
 def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
-    """Check that `offset` (int64, n + 1) rises and stays within an array of `length` elements.
+    """Check that `offset` (int64, n + 1) is non-decreasing and within 0 to `length`.
 
-    The first offset need not be 0: a slice of a larger CSR offset array is fine.
+    The first offset need not be 0: a slice of a larger CSR offset array is allowed.
 
     Raises:
-        OptionError: it does not.
+        OptionError: it is not.
     """
     if len(offset) == 0:
-        raise OptionError(f"{name} is empty; it must hold one offset more than there are masks")
-    # Compared, not subtracted: a difference of two int64 may wrap round.
+        raise OptionError(f"{name} is empty; it must have one offset more than there are masks")
+    # Compared, not subtracted: a difference of two int64 may overflow.
     if offset[0] < 0 or offset[-1] > length or (offset[1:] < offset[:-1]).any():
         raise OptionError(
-            f"{name} must rise from >= 0 to <= {length}; it goes from {offset[0]} to {offset[-1]}"
+            f"{name} must be non-decreasing from >= 0 to <= {length}; the first is {offset[0]}, "
+            f"the last {offset[-1]}"
         )
 
 
 @njit(nogil=True, cache=True)
 def _first_bad_mask(run_ends, run_offset, pixels):
-    """Return the first mask whose ends fall, start below 0 or do not reach `pixels`; -1 if none."""
+    """Return the first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
     for m in range(len(run_offset) - 1):
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
         if len(ends) == 0 or ends[0] < 0 or ends[-1] != pixels:
             return m
         step = np.int64(0)
         for k in range(1, len(ends)):
-            step |= np.int64(ends[k]) - ends[k - 1]  # negative once a step is: a loop of SIMD code
+            step |= np.int64(ends[k]) - ends[k - 1]  # negative once a step is: compiles to SIMD
         if step < 0:
             return m
     return -1
 
 
 def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> None:
-    """Check that every mask's run ends never fall and that the last one equals `pixels`.
+    """Check that every mask's run ends are non-decreasing and end with `pixels`.
 
     Raises:
-        MaskError: a mask's ends do not; its index is in the message and in the error's `mask`.
+        MaskError: a mask's run ends are invalid; its index is in the message and in `.mask`.
     """
     mask = _first_bad_mask(run_ends, run_offset, pixels)
     if mask >= 0:
         ends = run_ends[run_offset[mask] : run_offset[mask + 1]]
-        found = f"the last of {len(ends)} is {ends[-1]}" if len(ends) else "there are none"
+        found = f"the last of {len(ends)} is {ends[-1]}" if len(ends) else "it has none"
         raise mask_error(
             mask,
             len(run_offset) - 1,
-            f"run ends must rise from >= 0 to the image's {pixels} pixels; {found}. "
+            f"run ends must be non-decreasing from >= 0 to the image's {pixels} pixels; {found}. "
             "The runs belong to another image or are damaged: pack that image again",
         )
 
@@ -116,7 +117,7 @@ def check_runs(run_ends: np.ndarray, run_offset: np.ndarray, pixels: int) -> Non
 def check_image_runs(
     run_ends: np.ndarray, run_offset: np.ndarray, pixels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the runs of an image's masks as the kernels take them, once they are found sound.
+    """Check the runs of an image's masks and return them as the kernels expect them.
 
     Raises:
         MaskError: see `check_runs`.
@@ -133,7 +134,7 @@ def bits_for(masks: int, rows: int, columns: int, out: np.ndarray | None) -> np.
     """Return `out`, or a new array, for packed bits: uint8 (masks, rows, ceil(columns / 8)).
 
     Raises:
-        OptionError: `out` is another array.
+        OptionError: `out` cannot be used.
     """
     shape = (masks, rows, -(-columns // 8))
     if out is None:
@@ -147,7 +148,7 @@ def bits_for(masks: int, rows: int, columns: int, out: np.ndarray | None) -> np.
 
 
 def mask_error(mask: int, masks: int, fault: str) -> MaskError:
-    """Return a MaskError that names the mask by its index in the record, also as `.mask`."""
+    """Return a MaskError that names the mask by its index in the record and has it as `.mask`."""
     error = MaskError(f"mask {mask} of {masks}: {fault}")
     error.mask = mask
     return error

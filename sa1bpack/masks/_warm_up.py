@@ -1,4 +1,4 @@
-"""Compiling ahead of the work."""
+"""Compiling kernels in advance."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from sa1bpack.masks.rle import mask_area, parse_counts, take_masks
 
 
 def warm_up() -> None:
-    """Compile what a pack runs for each image, or load it from numba's cache.
+    """Compile the kernels that packing runs per image, or load them from numba's cache.
 
-    The first call after an installation takes several seconds, every later one in a new process a
-    fraction of one. Call it once before images are handled by several threads, or before timing.
+    The first call after an installation takes several seconds; later ones, in a new process, a
+    fraction of a second. Call it once before several threads process images, or before timing.
     """
     text = np.frombuffer(b"04", np.uint8)  # one mask, all foreground, of a 2x2 image
     run_ends, run_offset, _ = parse_counts(text, np.array([0, 2]), 4)

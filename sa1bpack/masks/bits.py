@@ -1,7 +1,7 @@
 """Packed mask bits to bool and back.
 
-One bit a cell, rows first, the lowest bit first: cell (i, j) is bit ``j % 8`` of the byte
-``(i, j // 8)`` (numpy's ``bitorder="little"``), so that a device unpacks a byte by shifts 0 to 7.
+One bit per cell, row by row, lowest bit first: cell (i, j) is bit ``j % 8`` of byte ``(i, j // 8)``
+(numpy's ``bitorder="little"``), so that a device unpacks a byte with shifts of 0 to 7.
 """
 
 import numpy as np
@@ -26,14 +26,14 @@ def pack_bits(masks: np.ndarray) -> np.ndarray:
 def unpack_bits(bits: np.ndarray, width: int | None = None) -> np.ndarray:
     """Unpack uint8 (..., h, ceil(w / 8)) into bool (..., h, w).
 
-    `width` is w, the cells of a row; without it all bits of the last axis are cells.
+    `width` is w, the cells per row; by default all bits of the last axis are cells.
 
     Raises:
-        OptionError: the dtype is not uint8, there is no axis, or the rows do not hold `width` cells
-            in as few bytes as can be.
+        OptionError: the dtype is not uint8, there is no axis, or rows do not have ceil(width / 8)
+            bytes.
     """
     if bits.dtype != np.uint8 or bits.ndim == 0:
         raise OptionError(f"bits must be a uint8 array, got {bits.dtype} {bits.shape}")
     if width is not None and bits.shape[-1] != -(-width // 8):
-        raise OptionError(f"rows of {bits.shape[-1]} bytes do not hold width={width} cells")
+        raise OptionError(f"rows of {bits.shape[-1]} bytes do not match width={width} cells")
     return np.unpackbits(bits, axis=-1, count=width, bitorder="little").view(np.bool_)

@@ -8,19 +8,19 @@ from sa1bpack.masks._arrays import check_image_runs
 
 @njit(nogil=True, cache=True)
 def bounds(ends, height):
-    """Return x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if there is none."""
+    """Return x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
     x0, y0, x1, y1 = np.int64(0), np.int64(height), np.int64(0), np.int64(0)
     for k in range(1, len(ends), 2):
         first, last = np.int64(ends[k - 1]), np.int64(ends[k]) - 1
         if last < first:
             continue
         left, right = first // height, last // height
-        if x1 == 0:  # runs rise, so the first one is in the first column
+        if x1 == 0:  # runs are sorted, so the first one is in the first column
             x0 = left
         x1 = right + 1
         if left == right:
             y0, y1 = min(y0, first - left * height), max(y1, last - left * height + 1)
-        else:  # it goes over the end of a column
+        else:  # it continues in the next column
             y0, y1 = np.int64(0), np.int64(height)
     return (x0, y0, x1, y1) if x1 else (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
 
@@ -33,9 +33,9 @@ def _boxes(run_ends, run_offset, height, boxes):
 
 
 def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The box around each mask's foreground, as COCO counts it: w = xmax - xmin + 1.
+    """The box around each mask's foreground as COCO defines it: w = xmax - xmin + 1.
 
-    SA-1B's own boxes are one less wide and high. The same as pycocotools' `toBbox`.
+    The same as pycocotools' `toBbox`. Width and height of SA-1B's boxes are one less.
 
     Args:
         run_ends: int32 (r,), see `parse_counts`.
@@ -46,7 +46,7 @@ def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: 
         int64 (n, 4): x, y, w, h in source pixels; zeros for a mask without foreground.
 
     Raises:
-        MaskError: the runs are not those of an image of this size.
+        MaskError: the runs do not belong to an image of this size.
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
     """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)

@@ -1,12 +1,12 @@
-"""How the cells of an output grid lie on the pixels of a source image: whole numbers only.
+"""How the cells of an output grid map to the pixels of a source image, in whole numbers only.
 
-Along one axis everything is counted in units of such a size that source pixels, cells and the
-beginning of the grid are whole numbers of them. With P units a source pixel, D units a cell and
-the grid beginning at O, source pixel x covers [x·P, (x + 1)·P) and cell j covers
-[O + j·D, O + (j + 1)·D). A mirrored axis numbers its cells from the other end.
+Along one axis, the unit is chosen such that source pixels, cells and the start of the grid are
+whole numbers of units. With P units per source pixel, D units per cell and a grid that starts at O,
+source pixel x covers [x·P, (x + 1)·P) and cell j covers [O + j·D, O + (j + 1)·D). A mirrored axis
+numbers its cells from the other end.
 
-The compiled kernels (`sa1bpack.masks.raster`) and the device (`sa1bpack.transforms.runs`) count in
-the same units, so they cannot differ.
+The compiled kernels (`sa1bpack.masks.raster`) and the device (`sa1bpack.transforms.runs`) use the
+same units, so they cannot differ.
 """
 
 from functools import lru_cache
@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.arguments import choice, whole_number
+from sa1bpack.errors import MaskError
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE
 
 SAMPLINGS = ("area", "center")
@@ -24,14 +25,14 @@ MAX_MASK_SIZE = 4096  # cells along one side of a grid
 
 
 class Axis(NamedTuple):
-    """One axis of a grid; lengths in units of their own, see the module.
+    """One axis of a grid, in the units described in the module.
 
     Attributes:
-        pixels: length of the source image, in source pixels.
+        pixels: length of the source image in source pixels.
         cells: number of cells.
         pixel: P, 1 to 2**22.
         cell: D, 1 to 2**31 - 1.
-        start: O, below 2**43 either way; of the lower end, mirrored or not.
+        start: O, absolute value below 2**43; of the lower end, mirrored or not.
         mirrored: whether cell 0 is at the higher end.
     """
 
@@ -46,51 +47,49 @@ class Axis(NamedTuple):
 def make_axis(
     pixels: int, cells: int, pixel: int, cell: int, start: int = 0, mirrored: bool = False
 ) -> Axis:
-    """Return an axis in the largest unit: small numbers need narrow sums."""
+    """Return an axis in the largest possible unit: small numbers need narrower sums."""
     unit = gcd(pixel, cell, start)
     return Axis(pixels, cells, pixel // unit, cell // unit, start // unit, mirrored)
 
 
-def check_image(height: int, width: int) -> None:
-    """Check that an image's size is one that masks can have.
+def check_image(height: int, width: int) -> tuple[int, int]:
+    """Return the size of an image as ints.
 
     Raises:
-        MaskError: it is not.
+        MaskError: an image of this size cannot have masks.
+        OptionError: a side is not a whole number of at least 0.
     """
+    height, width = whole_number("height", height, 0), whole_number("width", width, 0)
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_RUN_END):
         raise MaskError(
             f"masks of {height}x{width} pixels cannot be used; the limits are "
-            f"{MAX_SIDE} a side and {MAX_RUN_END} pixels"
+            f"{MAX_SIDE} per side and {MAX_RUN_END} pixels"
         )
+    return height, width
 
 
 def check_sampling(sampling: str) -> None:
-    """Check the name of a sampling.
-
-    Raises:
-        OptionError: it is unknown.
-    """
-    if sampling not in SAMPLINGS:
-        raise OptionError(f"sampling must be one of {', '.join(SAMPLINGS)}, got {sampling!r}")
+    """Raise OptionError unless `sampling` is "area" or "center"."""
+    choice("sampling", sampling, SAMPLINGS)
 
 
 class AreaGrid(NamedTuple):
     """Tables for sampling by area.
 
-    "Edge" y lies above source row y, 0 to H. What lies outside the grid is moved to its end.
+    "Edge" y lies above source row y, 0 to H. Edges outside the grid are moved to its end.
 
     Attributes:
         height, width: of the source, H and W.
         rows: of cells.
-        mirror_y, mirror_x: 1 if that axis is mirrored, otherwise 0; the tables are those of the
-            axis before that. Mirrored cell columns are numbered so that the last one ends a byte.
+        mirror_y, mirror_x: 1 if that axis is mirrored, otherwise 0; the tables describe the axis
+            before mirroring. Mirrored cell columns are numbered so that the last one ends a byte.
         cell_height, cell_width: D of each axis.
         magic, shift: position // H is (position * magic) >> shift for every int32 position.
-        edge_row: int32 (H + 1,), the cell row that edge y lies in (`rows` for an edge at the end).
-        edge_below: int32 (H + 1,), how much of that cell row lies below the edge, 1 to D.
+        edge_row: int32 (H + 1,), the cell row that contains edge y (`rows` for an edge at the end).
+        edge_below: int32 (H + 1,), how much of that cell row is below the edge, 1 to D.
         column_cell: int32 (W,), the first cell column that source column x overlaps.
         column_part: int32 (W,), by how much.
-        column_rest: int32 (W,), by how much it overlaps the cell columns after that.
+        column_rest: int32 (W,), by how much it overlaps the following cell columns.
         block_begin: int64 (blocks + 1,), the first source column that overlaps cell column 8·b.
         block_end: int64 (blocks,), the first source column right of cell column 8·b + 7.
     """
@@ -119,11 +118,11 @@ class CenterGrid(NamedTuple):
     Attributes:
         height, width: of the source, H and W.
         rows, columns: of cells.
-        mirror_x: 1 if cell column j is to be written as the j-th from the right, otherwise 0.
-        center_column: int64 (columns,), the source column under the centre of cell column j,
-            below 0 or W and more outside the source.
-        edge_center: int32 (H + 1,), where edge y lies between the centres of the cell rows.
-        column_center: int32 (W,), how many cell columns have their centre left of source column x.
+        mirror_x: 1 if cell column j must be written as the j-th from the right, otherwise 0.
+        center_column: int64 (columns,), the source column under the centre of cell column j, below
+            0 or at least W outside the source.
+        edge_center: int32 (H + 1,), the position of edge y among the cell rows' centres.
+        column_center: int32 (W,), the number of cell columns whose centre is left of column x.
     """
 
     height: int
@@ -138,7 +137,7 @@ class CenterGrid(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def _fill_edges(axis, edge_row, edge_below):
-    """The rows of `AreaGrid` from the vertical axis."""
+    """Fill the row tables of `AreaGrid` from the vertical axis."""
     end = np.int64(axis.cells) * axis.cell
     for y in range(len(edge_row)):
         place = min(max(np.int64(y) * axis.pixel - axis.start, 0), end)
@@ -148,7 +147,7 @@ def _fill_edges(axis, edge_row, edge_below):
 
 @njit(nogil=True, cache=True)
 def _fill_columns(axis, column_cell, column_part, column_rest, block_begin, block_end):
-    """The columns of `AreaGrid` from the horizontal axis."""
+    """Fill the column tables of `AreaGrid` from the horizontal axis."""
     cell = np.int64(axis.cell)
     blocks = len(block_end)
     first = 8 * blocks - axis.cells if axis.mirrored else 0  # number of the leftmost cell column
@@ -171,14 +170,14 @@ def _fill_columns(axis, column_cell, column_part, column_rest, block_begin, bloc
 
 @njit(nogil=True, cache=True)
 def _fill_centers(axis, numbers):
-    """How many cells have their centre before each pixel edge, 0 to len(numbers) - 1."""
+    """Count the cells whose centre is before each pixel edge, 0 to len(numbers) - 1."""
     for x in range(len(numbers)):
         place = 2 * (np.int64(x) * axis.pixel - axis.start)
         before = -((axis.cell - place) // (2 * axis.cell))
         numbers[x] = min(max(before, 0), axis.cells)
 
 
-@lru_cache(maxsize=64)  # most of SA-1B's images share a few sizes; an entry takes about 50 kB
+@lru_cache(maxsize=64)  # most images of SA-1B have one of a few sizes; an entry is about 50 kB
 def area_grid(y: Axis, x: Axis) -> AreaGrid:
     """Return the tables for sampling by area."""
     # Granlund and Montgomery, "Division by invariant integers using multiplication", 1994, theorem

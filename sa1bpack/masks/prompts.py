@@ -1,25 +1,26 @@
-"""Prompts from the exact runs: points of a mask, of its boundary or outside it, and boxes.
+"""Prompts from the exact runs: points in a mask, on its boundary or outside it, and boxes.
 
-Points are drawn from the regions of `sa1bpack.masks.regions`, "inside", "boundary" and "outside",
-each pixel as probable as any other (to 2**-32, by which 2**63 words cannot be shared out evenly).
+Points are drawn uniformly from the pixels of a region of `sa1bpack.masks.regions`: "inside",
+"boundary" or "outside". (Uniformly to 2**-32, because 2**63 words cannot be divided evenly.)
 
 Points are pixel centres in continuous source coordinates, (x + 1/2, y + 1/2), and boxes are edges:
-x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, which is (x, y, x + w, y + h) of
-`mask_bbox`. These are the coordinates that the
-affine maps take, see `sa1bpack.masks.window`. SAM's prompt encoder adds 1/2 itself: subtract it
-after all maps. The `bbox` of an SA-1B record is (x0, y0, x1 - x0 - 1, y1 - y0 - 1).
+x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, that is (x, y, x + w, y + h) of
+`mask_bbox`. The affine maps of `sa1bpack.masks.window` use the same coordinates. SAM's prompt
+encoder adds 1/2 itself: subtract it after all maps. The `bbox` of an SA-1B record is
+(x0, y0, x1 - x0 - 1, y1 - y0 - 1).
 
-What is random depends on (seed, epoch, id, draw) alone; `sa1bpack.transforms.prompts` gives the
-same prompts on a device.
+Random prompts depend only on (seed, epoch, id, draw); `sa1bpack.transforms.prompts` draws the same
+ones on a device.
 """
 
 from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_array
-from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles, words
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles, words
 from sa1bpack.masks.regions import REGIONS, check_region, find_pixels
 
 # Kirillov et al., "Segment Anything", 2023, appendix A: a box gets "random noise added in each
@@ -27,7 +28,7 @@ from sa1bpack.masks.regions import REGIONS, check_region, find_pixels
 BOX_NOISE = 0.1
 BOX_SHIFT = 20.0
 
-# `draw` of the words of each kind of prompt, to which the caller's draw is added.
+# `draw` for the words of each kind of prompt; the caller's draw is added.
 DRAWS = {kind: number << 32 for number, kind in enumerate((*REGIONS, "boxes"), 1)}
 
 
@@ -48,26 +49,27 @@ def draw_points(
     """Draw points uniformly from a region of every mask of one image, with replacement.
 
     Args:
-        ids: int64 (n,), which the points depend on: annotation ids, say.
-        points: k, how many a mask.
-        seed, epoch: 0 to 2**64 - 1, which they depend on as well.
-        draw: 0 to 2**32 - 1, tells several draws from one region in one epoch apart.
-        others: as of `count_pixels`.
+        ids: int64 (n,), for example annotation ids; the points depend on them.
+        points: k, the number per mask.
+        seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
+        draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
+        others: see `count_pixels`.
 
     Returns:
-        points: float32 (n, k, 2), x and y of pixel centres in source coordinates; more points begin
-            with the same ones. Zero where not valid.
-        valid: bool (n,), False where the region has no pixel: the mask is empty, or all of the
-            image or box, or the box has no part in the image.
+        points: float32 (n, k, 2), x and y of pixel centres in source coordinates. A larger k
+            appends points. Zero where not valid.
+        valid: bool (n,), False if the region has no pixels: the mask is empty, or covers the
+            complete image or box, or the box is outside the image.
 
     Raises:
-        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        MaskError: the image is too large, or a mask's run ends decrease or do not end with its
+            pixels.
         OptionError: an option, a dtype or a shape is wrong.
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
     check_ids(ids, masks)
-    points = check_word("points", points, 31)
+    points = whole_number("points", points, 0, 2**31 - 1)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
     count, numbers = np.empty(masks, np.int64), np.empty((masks, points), np.int64)
     pixels = np.empty((masks, points, 2), np.int64)
@@ -77,21 +79,17 @@ def draw_points(
 
 
 def check_ids(ids: Any, masks: int, kind: type = np.ndarray) -> None:
-    """Check that there is an id for each mask, in an array of a kind, see `check_array`.
-
-    Raises:
-        OptionError: there is not.
-    """
-    check_array("ids", ids, "int64", (masks,), ", one for each mask", kind)
+    """Raise OptionError unless `ids` is an int64 array with one id per mask; see `check_array`."""
+    check_array("ids", ids, "int64", (masks,), ", one per mask", kind)
 
 
 def prompt_draw(kind: str, draw: int) -> int:
-    """Return the `draw` of the words for a kind of prompt.
+    """Return the `draw` for the words of a kind of prompt.
 
     Raises:
         OptionError: `draw` is not 0 to 2**32 - 1.
     """
-    return DRAWS[kind] + check_word("draw", draw, 32)
+    return DRAWS[kind] + whole_number("draw", draw, 0, 2**32 - 1)
 
 
 def jitter_boxes(
@@ -106,23 +104,23 @@ def jitter_boxes(
     """Move the edges of boxes at random, as SAM does for training.
 
     Each edge moves by normal noise with a standard deviation of 10% of the box's width or height,
-    by 20 pixels at most, and not out of the image. A box cannot turn inside out: no noise exceeds
-    4.33 standard deviations.
+    by at most 20 pixels, and stays inside the image. A box cannot turn inside out: the noise never
+    exceeds 4.33 standard deviations.
 
     Args:
-        boxes: float64 (n, 4), x0, y0, x1, y1, edges in pixels of the training input, for which the
-            20 pixels are meant.
-        extent: float64 (2,), or (n, 2), width and height of the image in the same pixels.
-        ids: int64 (n,), which the noise depends on: annotation ids, say.
-        seed, epoch: 0 to 2**64 - 1, which it depends on as well.
-        draw: 0 to 2**32 - 1, tells several draws for one id in one epoch apart.
+        boxes: float64 (n, 4), x0, y0, x1, y1, edges in pixels of the training input, to which the
+            limit of 20 pixels applies.
+        extent: float64 (2,) or (n, 2), width and height of the image in the same pixels.
+        ids: int64 (n,), for example annotation ids; the noise depends on them.
+        seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
+        draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
 
     Returns:
         float32 (n, 4).
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong, or a side of a box or of the image is
-            below 0: SA-1B's own boxes are x, y, w, h.
+            below 0. (SA-1B's boxes are x, y, w, h.)
     """
     check_boxes(boxes, extent)
     check_box_sides(boxes, extent)
@@ -138,7 +136,7 @@ def check_boxes(boxes: Any, extent: Any, kind: type = np.ndarray) -> None:
     """Check dtypes and shapes of boxes and of their images' extent, see `jitter_boxes`.
 
     Raises:
-        OptionError: one is wrong, or they are no arrays of this kind, see `check_array`.
+        OptionError: one is wrong, or they are not arrays of this kind, see `check_array`.
     """
     check_array("boxes", boxes, "float64", ("n", 4), kind=kind)
     of_each = getattr(extent, "ndim", 1) == 2
@@ -148,16 +146,16 @@ def check_boxes(boxes: Any, extent: Any, kind: type = np.ndarray) -> None:
 
 
 def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:
-    """Check that edges of boxes are in order, and that no image has a side below 0.
+    """Check that edges of boxes are in order and that no image has a side below 0.
 
     Raises:
-        OptionError: they are not, with the first of them.
+        OptionError: they are not; the message names the first such box.
     """
-    turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # with a NaN as well
+    turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # true for NaN as well
     if len(turned):
         raise OptionError(
             f"box {turned[0]} of {len(boxes)} is {boxes[turned[0]].tolist()}: boxes are edges, x0, "
-            "y0, x1, y1, with x0 <= x1 and y0 <= y1; SA-1B's own are x, y, w, h"
+            "y0, x1, y1, with x0 <= x1 and y0 <= y1; SA-1B's boxes are x, y, w, h"
         )
     if not (extent >= 0).all():
         raise OptionError(f"extent must be widths and heights of 0 or more, got {extent.min()}")

@@ -1,26 +1,25 @@
-"""Run ends to packed bits on any upright grid, without a mask of full size in between.
+"""Run ends to packed bits on any upright grid, without an intermediate full-size mask.
 
 Geometry of the grid that a pack stores. Cell (i, j) of an Sm x Sm grid covers the source rectangle
 [i·ky, (i + 1)·ky) x [j·kx, (j + 1)·kx), with ky = kx = max(H, W) / Sm for "pad" and "native" and
-ky = H / Sm, kx = W / Sm for "squash". What lies outside the source is background.
+ky = H / Sm, kx = W / Sm for "squash". Outside the source is background.
 
-All of it is exact in whole numbers, see `sa1bpack.masks.grid`: a source pixel is Sm units long and
-a cell D = max(H, W) (or H or W for "squash").
+Everything is computed exactly in whole numbers, see `sa1bpack.masks.grid`: a source pixel is Sm
+units long and a cell D = max(H, W) (or H or W for "squash").
 
-- "center" asks for the source pixel under the cell's centre, y = floor((i + 1/2)·ky).
-- "area" sets a cell of which at least half is covered: covered·2 >= Dy·Dx.
+- "center" takes the source pixel under the cell's centre, y = floor((i + 1/2)·ky).
+- "area" sets a cell if at least half of it is covered: covered·2 >= Dy·Dx.
 
-Bits are packed rows first and the lowest bit first, see `sa1bpack.masks.bits`. Grids that begin
-elsewhere, are mirrored or have other sizes are drawn by the same kernels:
-`sa1bpack.masks.window`.
+Bits are packed row by row, lowest bit first, see `sa1bpack.masks.bits`. The same kernels draw grids
+that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`.
 """
 
 from functools import lru_cache
-from operator import index
 
 import numpy as np
 from numba import njit
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import (
@@ -41,7 +40,7 @@ def _fill_center(run_ends, run_offset, grid, out):
     """Write the bits of all masks, sampled at the cells' centres.
 
     Invariant: while the runs are walked, a set bit of `bits` marks a row where its column changes
-    between background and foreground; the running XOR down the rows makes that the mask itself.
+    between background and foreground; a running XOR down the rows turns these into the mask.
     """
     height = np.int64(grid.height)
     rows = np.int64(grid.rows)
@@ -68,7 +67,7 @@ def _fill_center(run_ends, run_offset, grid, out):
                 other = np.int64(grid.edge_center[min(ends[r] - top, height)])
                 if one == other:
                     continue
-                begin, end = min(one, other), max(one, other)  # mirrored rows rise upwards
+                begin, end = min(one, other), max(one, other)  # mirrored rows count upwards
                 bits[begin, byte] ^= bit
                 if end < rows:
                     bits[end, byte] ^= bit
@@ -84,7 +83,7 @@ def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, en
     """Add a vertical stretch of foreground, `weight` wide, to the differences of a cell column.
 
     An edge with `below` of its cell row below it changes the covered length by `below` in that row
-    and by all of D in every row after it. (Unsigned, so that numba tests no index for negatives.)
+    and by D in every following row. (Unsigned, so that numba does not test for negative indices.)
     """
     lane, top_row, end_row = np.uint64(lane), np.uint64(top_row), np.uint64(end_row)
     acc[top_row, lane] += weight * top_below
@@ -95,16 +94,16 @@ def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, en
 
 @njit(nogil=True, cache=True)
 def _add_run(acc, grid, block, begin, end):
-    """Add the foreground run begin..end, in pixels, as far as it overlaps a block of cell columns.
+    """Add the part of the foreground run begin..end (pixels) that overlaps a block of cell columns.
 
-    Returns the first and the last row of `acc` where an edge of the run lies.
+    Returns the first and last row of `acc` that contain an edge of the run.
     """
     height = np.int64(grid.height)
     x = (begin * grid.magic) >> grid.shift
     y = begin - x * height
     last = end - x * height
     first_row, last_row = np.int64(grid.edge_row[np.uint64(y)]), np.int64(0)
-    while True:  # one source column after the other, most runs lie in one
+    while True:  # for each source column; most runs lie in one
         y_end = min(last, height)
         top_row, top_below = np.int64(grid.edge_row[np.uint64(y)]), grid.edge_below[np.uint64(y)]
         end_row = np.int64(grid.edge_row[np.uint64(y_end)])
@@ -113,7 +112,7 @@ def _add_run(acc, grid, block, begin, end):
         lane = grid.column_cell[np.uint64(x)] - 8 * block
         weight = np.int64(grid.column_part[np.uint64(x)])
         rest = np.int64(grid.column_rest[np.uint64(x)])
-        while True:  # the cell columns that the source column overlaps: one, seldom two
+        while True:  # for each cell column that it overlaps: one, rarely two
             if lane >= 0:
                 _add_segment(
                     acc, lane, weight, grid.cell_height, top_row, top_below, end_row, end_below
@@ -132,7 +131,7 @@ def _add_run(acc, grid, block, begin, end):
 
 @njit(nogil=True, cache=True)
 def _mirror_byte(byte):
-    """Return the byte with its bits in the opposite order: neighbours, pairs, then halves."""
+    """Return the byte with its bits reversed: swaps neighbours, pairs, then halves."""
     byte = (byte & 0x55) << 1 | (byte >> 1) & 0x55
     byte = (byte & 0x33) << 2 | (byte >> 2) & 0x33
     return (byte & 0x0F) << 4 | byte >> 4
@@ -140,9 +139,9 @@ def _mirror_byte(byte):
 
 @njit(nogil=True, cache=True)
 def _flush_block(acc, first_row, last_row, least, grid, bits, block):
-    """Sum the differences down the rows, write one byte a row, and leave `acc` zero.
+    """Sum the differences down the rows, write one byte per row, and leave `acc` zero.
 
-    What lies below the last edge is not covered, so the sums there are zero without clearing.
+    Nothing is covered below the last edge, so the sums there are zero without clearing.
     """
     column = bits.shape[1] - 1 - block if grid.mirror_x else block
     for i in range(first_row, min(last_row + 1, grid.rows)):
@@ -162,10 +161,10 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
 def _fill_area(run_ends, run_offset, grid, acc, out):
     """Write the bits of all masks by the covered area of each cell.
 
-    Cell columns are handled in blocks of 8, one byte of `out`. Invariant: `acc[i, lane]` holds, for
-    cell column 8·block + lane, how much more of cell row i than of row i - 1 the foreground walked
-    so far covers (so a run costs the same however long it is); it is zero between blocks. A source
-    column that overlaps two blocks is walked for each.
+    Cell columns are processed in blocks of 8, one byte of `out`. Invariant: for cell column
+    8·block + lane, `acc[i, lane]` is how much more of cell row i than of row i - 1 is covered by
+    the foreground walked so far (so the cost of a run does not depend on its length); it is zero
+    between blocks. A source column that overlaps two blocks is walked for each.
     """
     height = np.int64(grid.height)
     least = (grid.cell_height * grid.cell_width + 1) // 2
@@ -212,7 +211,7 @@ def draw_grid(
         uint8 (n, rows, ceil(columns / 8)): `out`, or a new array. Bits past the last column are 0.
 
     Raises:
-        MaskError: a mask's run ends fall or do not end with the image's pixels.
+        MaskError: a mask's run ends decrease or do not end with the image's pixels.
         OptionError: the sampling, a dtype or a shape is wrong.
     """
     check_sampling(sampling)
@@ -221,7 +220,7 @@ def draw_grid(
     if sampling == "center":
         _fill_center(run_ends, run_offset, center_grid(y, x), out)
     else:
-        # A covered area is at most the cell's; sums on the way to it may wrap round.
+        # A covered area never exceeds the cell's; intermediate sums may overflow.
         small = y.cell * x.cell < 2**31
         acc = np.zeros((y.cells + 2, 8), np.int32 if small else np.int64)
         _fill_area(run_ends, run_offset, area_grid(y, x), acc, out)
@@ -230,19 +229,8 @@ def draw_grid(
 
 @lru_cache(maxsize=64)
 def fit_axes(height: int, width: int, mask_size: int, fit: str) -> tuple[Axis, Axis]:
-    """Return the axes, y and x, of the grid that a pack stores; see the module.
-
-    Raises:
-        OptionError: `mask_size` is not a multiple of 8 in 8..4096, or `fit` is unknown.
-        MaskError: the image's size is outside what a mask can have.
-    """
-    if not 8 <= mask_size <= MAX_MASK_SIZE or mask_size % 8:
-        raise OptionError(
-            f"mask_size must be a multiple of 8 from 8 to {MAX_MASK_SIZE}, got {mask_size}"
-        )
-    if fit not in FITS:
-        raise OptionError(f"fit must be one of {', '.join(FITS)}, got {fit!r}")
-    check_image(height, width)
+    """Return the axes, y and x, of the grid that a pack stores; see the module. Arguments are
+    checked."""
     cells = (height, width) if fit == "squash" else (max(height, width),) * 2
     return tuple(
         make_axis(pixels, mask_size, mask_size, cell)
@@ -269,15 +257,22 @@ def rasterize(
         mask_size: Sm, a multiple of 8 from 8 to 4096.
         fit: "pad", "native" (the same grid as "pad") or "squash", see the module.
         sampling: "area" or "center", see the module.
-        out: uint8 (n, Sm, Sm // 8), C-contiguous, to write into; all of it is written. A buffer
-            that is reused saves the page faults of a new array, which cost as much as the drawing.
+        out: uint8 (n, Sm, Sm // 8), C-contiguous, to write into; it is overwritten completely. A
+            reused buffer avoids the page faults of a new array, which cost as much as the drawing.
 
     Returns:
-        uint8 (n, Sm, Sm // 8), rows first, the lowest bit first: `out`, or a new array.
+        uint8 (n, Sm, Sm // 8), row by row, lowest bit first: `out`, or a new array.
 
     Raises:
-        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        MaskError: the image is too large, or a mask's run ends decrease or do not end with its
+            pixels.
         OptionError: an option, a dtype or a shape is wrong.
     """
-    y, x = fit_axes(index(height), index(width), index(mask_size), fit)
+    mask_size = whole_number("mask_size", mask_size, 8, MAX_MASK_SIZE)
+    if mask_size % 8:
+        raise OptionError(
+            f"mask_size is {mask_size}: choose a multiple of 8 from 8 to {MAX_MASK_SIZE}"
+        )
+    choice("fit", fit, FITS)
+    y, x = fit_axes(*check_image(height, width), mask_size, fit)
     return draw_grid(run_ends, run_offset, y, x, sampling, out)

@@ -1,39 +1,37 @@
-"""Regions of a mask, by the number of each pixel, from the exact runs and without a mask.
+"""Regions of a mask with numbered pixels, from the exact runs, without a full-size mask.
 
 - "inside": the foreground.
-- "boundary": foreground pixels of which a neighbour above, below, left or right is background or
+- "boundary": foreground pixels with a neighbour above, below, left or right that is background or
   outside the image.
 - "outside": the background of the image.
 
-The pixels of a region are numbered column after column. A region is a sorted list of stretches of
-column-major positions, and its n-th pixel is found by a search in their running total: a few steps
-for each run of the mask, however large it is.
+The pixels of a region are numbered column by column. A region is a sorted list of stretches of
+column-major positions; its n-th pixel is found by a search in their running total. The cost depends
+on the number of runs, not on the size of the mask.
 """
-
-from operator import index
 
 import numpy as np
 from numba import njit
 
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import choice
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
 
 REGIONS = ("inside", "boundary", "outside")
-_WHOLE, _RIM = 1, 2  # what counts of a stretch: all pixels, or those at the image's top and bottom
+_WHOLE, _RIM = 1, 2  # which pixels of a stretch count: all, or those at the image's top and bottom
 
 
 @njit(nogil=True, cache=True)
 def _boundary_stretches(ends, height, begin, end, kind):
     """`_stretches` of the boundary.
 
-    A pixel is not of the boundary if it and its four neighbours are foreground: if the runs and
-    the same runs moved by a pixel and by a column, up and down, all have its position, and it is
-    not at the top or bottom, where the next position is in another column. (At the left and right
-    there is no such position.)
+    A pixel is not on the boundary if it and its four neighbours are foreground: if its position is
+    in the runs and in the same runs shifted by a pixel and by a column, both ways, and it is not at
+    the top or bottom, where the next position is in another column. (At the left and right there is
+    no such position.)
     """
     shifts = np.array([0, 1, -1, height, -height])
-    nexts = np.zeros(5, np.int64)  # the next end of each of the five
+    nexts = np.zeros(5, np.int64)  # the next end in each of the five
     found = 0
     place = np.int64(0)
     while nexts[0] < len(ends):
@@ -55,7 +53,7 @@ def _boundary_stretches(ends, height, begin, end, kind):
 
 @njit(nogil=True, cache=True)
 def _stretches(ends, height, region, begin, end, kind):
-    """Write the stretches of a region, sorted, as far as there are any; return how many."""
+    """Write the stretches of a region, sorted; return their number."""
     if region == 1:
         return _boundary_stretches(ends, height, begin, end, kind)
     found = 0
@@ -68,7 +66,7 @@ def _stretches(ends, height, region, begin, end, kind):
 
 @njit(nogil=True, cache=True)
 def _in_box(position, height, box):
-    """How many pixels of a box x0, y0, x1, y1 lie before a position, column after column."""
+    """Count the pixels of a box x0, y0, x1, y1 before a position, column by column."""
     x = position // height
     rows = box[3] - box[1]
     if x < box[0]:
@@ -80,14 +78,14 @@ def _in_box(position, height, box):
 
 @njit(nogil=True, cache=True)
 def _on_rim(number, rows, top, bottom):
-    """How many of the first `number` pixels of a box lie at the image's top or bottom."""
+    """Count those of the first `number` pixels of a box that are at the image's top or bottom."""
     column = number // rows
     return column * (top + bottom) + (top if number > column * rows else 0)
 
 
 @njit(nogil=True, cache=True)
 def _nth_on_rim(number, rows, top, bottom):
-    """The pixel of a box that is the n-th of those at the image's top or bottom."""
+    """Return the n-th pixel of a box that is at the image's top or bottom."""
     column = number // (top + bottom)
     last = bottom if number % (top + bottom) == top else 0
     return column * rows + last * (rows - 1)
@@ -100,10 +98,10 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
     Args:
         size: H, W.
         region: index in REGIONS.
-        boxes: int64 (n, 4) or (0, 4) for the whole image.
-        words: if it has rows, number k of mask m is words[m, k] modulo the count.
+        boxes: int64 (n, 4) or (0, 4) for the complete image.
+        words: uint64 (n, k), then number k of mask m is words[m, k] modulo the count; or no rows.
         count: int64 (n,), written.
-        numbers: int64 (n, k), read, or written if there are words.
+        numbers: int64 (n, k), read; written if there are words.
         pixels: int64 (n, k, 2), written.
     """
     height, width = np.int64(size[0]), np.int64(size[1])
@@ -149,27 +147,16 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
 
 
 def check_region(run_ends, run_offset, height, width, region, boxes):
-    """Return the arguments of `count_pixels` as `find_pixels` takes them."""
-    height, width = index(height), index(width)
-    check_image(height, width)
+    """Check the arguments of `count_pixels` and return them as `find_pixels` expects them."""
+    height, width = check_image(height, width)
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    check_region_name(region)
+    choice("region", region, REGIONS)
     if boxes is None:
         boxes = np.empty((0, 4), np.int64)
     else:
         check_array("boxes", boxes, "int64", (len(run_offset) - 1, 4))
     boxes = np.ascontiguousarray(boxes)
     return run_ends, run_offset, (height, width), REGIONS.index(region), boxes
-
-
-def check_region_name(region: str) -> None:
-    """Check the name of a region.
-
-    Raises:
-        OptionError: it is unknown.
-    """
-    if region not in REGIONS:
-        raise OptionError(f"region must be one of {', '.join(REGIONS)}, got {region!r}")
 
 
 _NO_WORDS = np.empty((0, 0), np.uint64)
@@ -190,15 +177,16 @@ def count_pixels(
         run_offset: int64 (n + 1,).
         height, width: of the source image.
         region: "inside", "boundary" or "outside", see the module.
-        boxes: int64 (n, 4), x0, y0, x1, y1 in source pixels, ends exclusive: only what of a mask's
-            region lies in its box; None for the whole image. What of a box is outside the image
-            has no pixels.
+        boxes: int64 (n, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part
+            of a mask's region in its box; None for the complete image. The part of a box outside
+            the image has no pixels.
 
     Returns:
         int64 (n,).
 
     Raises:
-        MaskError: the image is too large, or a mask's run ends fall or do not end with its pixels.
+        MaskError: the image is too large, or a mask's run ends decrease or do not end with its
+            pixels.
         OptionError: the region, a dtype or a shape is wrong.
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
@@ -217,14 +205,14 @@ def nth_pixels(
     region: str = "inside",
     boxes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Find pixels of a region of every mask by their number, 0 to count - 1, column after column.
+    """Find pixels of a region of every mask by their number, 0 to count - 1, column by column.
 
     Args:
         numbers: int64 (n, k).
-        others: as of `count_pixels`.
+        others: see `count_pixels`.
 
     Returns:
-        int64 (n, k, 2), x and y in source pixels; -1 and -1 where there is no such pixel.
+        int64 (n, k, 2), x and y in source pixels; -1, -1 if there is no such pixel.
 
     Raises:
         MaskError, OptionError: as `count_pixels`.

@@ -1,36 +1,35 @@
 """COCO's compressed run-length text to run ends, and back.
 
 A mask in SA-1B is a COCO "counts" string. It lists the lengths of the runs of a mask's pixels in
-column-major order (down the first column, then the next), background first; a mask that begins with
-foreground has a first count of 0. From the fourth count on, what is written is the difference to
-the count two before. Each number is a little-endian signed varint: groups of 5 bits, bit 5 of a
-group (0x20) says that another follows, bit 4 of the last one is the sign; a group g is the
-character chr(48 + g). (pycocotools, maskApi.c, rleToString and rleFrString.)
+column-major order (down the first column, then the next), background first; if a mask starts with
+foreground, its first count is 0. From the fourth count on, the difference from the count two before
+is written. Each number is a little-endian signed varint: groups of 5 bits; bit 5 of a group (0x20)
+says that another one follows, bit 4 of the last one is the sign; a group g is the character
+chr(48 + g). (pycocotools, maskApi.c, rleToString and rleFrString.)
 
-Here a mask is its run ends: the running sums of its counts, int32, the last one equal to the number
-of pixels. The runs of n masks lie one after the other in one array, with an offset array (CSR):
-mask m is ``run_ends[run_offset[m] : run_offset[m + 1]]``. Ends at even places of a mask close
-background runs, ends at odd places close foreground runs. Runs of length 0 are kept, so that the
-text can be written out again byte for byte.
+Here a mask is represented by its run ends: the cumulative sums of its counts, int32, the last one
+equal to the number of pixels. The runs of n masks are concatenated in one array, with an offset
+array (CSR): mask m is ``run_ends[run_offset[m] : run_offset[m + 1]]``. Ends at even positions of a
+mask close background runs, ends at odd positions foreground runs. Runs of length 0 are kept, so
+that the text can be written again byte for byte.
 """
-
-from operator import index
 
 import numpy as np
 from numba import njit
 
+from sa1bpack.arguments import whole_number
 from sa1bpack.errors import MaskError
 from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_only
 
-MAX_GROUPS = 12  # 60 bits: no number of so many groups overflows int64; COCO writes at most 7
+MAX_GROUPS = 12  # 60 bits, which cannot overflow int64; COCO writes at most 7 groups
 
 
 @njit(nogil=True, cache=True)
 def _scan_text(text, text_offset, run_offset, noncanonical):
     """Count the numbers of every text and check all characters.
 
-    Fills `run_offset` (n + 1) and `noncanonical` (n); returns the first mask whose text is empty,
-    has a character outside 48..111 or does not end a number; -1 if there is none.
+    Fills `run_offset` (n + 1) and `noncanonical` (n). Returns the first mask whose text is empty,
+    has a character outside 48..111 or ends within a number; -1 if there is none.
     """
     run_offset[0] = 0
     for m in range(len(text_offset) - 1):
@@ -44,30 +43,30 @@ def _scan_text(text, text_offset, run_offset, noncanonical):
             numbers += (~np.uint8(groups[p] - 48) >> 5) & 1
         if outside & 0xC0:
             return m
-        # A last group is needless when it only repeats the sign bit of the group before it.
-        needless = np.uint8(0)
+        # A last group is redundant if it only repeats the sign bit of the group before it.
+        redundant = np.uint8(0)
         for p in range(1, len(groups)):
             before, group = np.uint8(groups[p - 1] - 48) & 0x30, np.uint8(groups[p] - 48)
-            needless |= np.uint8((before == 0x20) & (group == 0))
-            needless |= np.uint8((before == 0x30) & (group == 0x1F))
-        noncanonical[m] = needless != 0
+            redundant |= np.uint8((before == 0x20) & (group == 0))
+            redundant |= np.uint8((before == 0x30) & (group == 0x1F))
+        noncanonical[m] = redundant != 0
         run_offset[m + 1] = run_offset[m] + numbers
     return -1
 
 
 @njit(nogil=True, cache=True)
 def _decode_text(text, text_offset, pixels, run_offset, run_ends):
-    """Write the run ends of texts that `_scan_text` found sound.
+    """Write the run ends of texts that `_scan_text` accepted.
 
-    Returns the first mask with an over-long number, a count outside 0..pixels, or a sum other than
-    `pixels`; -1 if there is none.
+    Returns the first mask with a number that is too long, a count outside 0..pixels, or a sum other
+    than `pixels`; -1 if there is none.
     """
     for m in range(len(text_offset) - 1):
         groups = text[text_offset[m] : text_offset[m + 1]]
         ends = run_ends[run_offset[m] : run_offset[m + 1]]
-        p = np.uint64(0)  # unsigned: numba need not test for a negative index
+        p = np.uint64(0)  # unsigned, so that numba does not test for a negative index
         end = np.int64(0)
-        before = before2 = np.int64(0)  # the last count, and the one before that
+        before = before2 = np.int64(0)  # the last count and the one before
         outside = np.int64(0)
         for k in range(len(ends)):
             group = np.int64(groups[p]) - 48
@@ -81,34 +80,36 @@ def _decode_text(text, text_offset, pixels, run_offset, run_ends):
                 bits += 5
                 if bits > 5 * MAX_GROUPS:
                     return m
-            value = (value << (64 - bits)) >> (64 - bits)  # spreads the sign bit
+            value = (value << (64 - bits)) >> (64 - bits)  # sign extension
             if k > 2:
                 value += before2
             before2 = before
             before = value
             end += value
-            # Negative for good once a count or what is left is. Nothing wraps before that: a
-            # number is below 2**60 and what it is added to lies in 0..pixels.
+            # Stays negative once a count or the remainder is. Nothing overflows before that: a
+            # number is below 2**60 and is added to a value in 0..pixels.
             outside |= value | (pixels - end)
-            ends[k] = end & MAX_RUN_END  # an end that this changes is refused below
+            ends[k] = end & MAX_RUN_END  # an end that this changes is rejected below
         if outside < 0 or end != pixels:
             return m
     return -1
 
 
 def _fault(text: bytes, pixels: int) -> str:
-    """Say in words what is wrong with a text that the kernels refused.
+    """Describe what is wrong with a text that the kernels rejected.
 
-    In steps of bounded size: a text may hold as many characters as a JSON record may.
+    Integers stay bounded: a text may be as long as a JSON record.
     """
     if not text:
         return "the counts text is empty"
-    before = before2 = 0  # the last count, and the one before that
+    before = before2 = 0  # the last count and the one before
     number = total = value = groups = 0
     for place, character in enumerate(text):
         group = character - 48
         if not 0 <= group < 64:
-            return f"character {character} at place {place} of the counts text is outside 48..111"
+            return (
+                f"character {character} at position {place} of the counts text is outside 48..111"
+            )
         if groups < MAX_GROUPS:
             value |= (group & 31) << (5 * groups)
         groups += 1
@@ -140,26 +141,27 @@ def parse_counts(
     """Parse the compressed counts of n masks of one image.
 
     Args:
-        text: uint8 (t,), the counts strings one after the other, as ASCII bytes.
+        text: uint8 (t,), the concatenated counts strings as ASCII bytes.
         text_offset: int64 (n + 1,), mask m's string is ``text[text_offset[m]:text_offset[m + 1]]``.
         pixels: height x width of the image, 1 to 2**31 - 1.
 
     Returns:
         run_ends: int32 (r,), column-major pixel positions where runs end, background first.
         run_offset: int64 (n + 1,), mask m's ends are ``run_ends[run_offset[m]:run_offset[m + 1]]``.
-        noncanonical: bool (n,), True where the text is longer than what COCO's encoder writes for
-            the same counts, so that `encode_counts` would not give the same bytes.
+        noncanonical: bool (n,), True if the text is longer than COCO's encoder writes it for the
+            same counts, so that `encode_counts` would not return the same bytes.
 
     Raises:
         MaskError: a text is empty, has a character outside 48..111, ends within a number, has a
-            number of more than 12 groups or a negative count, or its counts do not add up to
-            `pixels`; the message and the error's `mask` give the index of the mask.
-        OptionError: an array has the wrong dtype or the offsets do not fit the text.
+            number of more than 12 groups or a negative count, or its counts do not sum to
+            `pixels`; the message and the error's `mask` have the index of the mask.
+        OptionError: an array has the wrong dtype, the offsets do not fit the text, or `pixels` is
+            not a whole number of at least 0.
     """
     text = read_only("text", text, np.uint8)
     text_offset = read_only("text_offset", text_offset, np.int64)
     check_offsets("text_offset", text_offset, len(text))
-    pixels = index(pixels)
+    pixels = whole_number("pixels", pixels, 0)
     if not 1 <= pixels <= MAX_RUN_END:
         raise MaskError(
             f"an image of {pixels} pixels cannot have masks; the limit is {MAX_RUN_END}"
@@ -180,7 +182,7 @@ def parse_counts(
 
 @njit(nogil=True, cache=True)
 def _delta(run_ends, first, k):
-    """Return what COCO writes for run k of a mask whose runs begin at `first`: see the module."""
+    """Return the number that COCO writes for run k of a mask whose runs start at `first`."""
     count = np.int64(run_ends[k]) - (run_ends[k - 1] if k > first else 0)
     if k > first + 2:
         count -= np.int64(run_ends[k - 2]) - run_ends[k - 3]
@@ -189,7 +191,7 @@ def _delta(run_ends, first, k):
 
 @njit(nogil=True, cache=True)
 def _text_offsets(run_ends, run_offset, text_offset):
-    """Fill `text_offset` (n + 1) with where each mask's text begins and ends."""
+    """Fill `text_offset` (n + 1) with the start and end of each mask's text."""
     text_offset[0] = 0
     for m in range(len(run_offset) - 1):
         length = 0
@@ -204,7 +206,7 @@ def _text_offsets(run_ends, run_offset, text_offset):
 
 @njit(nogil=True, cache=True)
 def _encode_text(run_ends, run_offset, text):
-    """Write the texts of all masks one after the other."""
+    """Write the concatenated texts of all masks."""
     p = 0
     for m in range(len(run_offset) - 1):
         for k in range(run_offset[m], run_offset[m + 1]):
@@ -218,9 +220,9 @@ def _encode_text(run_ends, run_offset, text):
 
 
 def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Write run ends as COCO compressed counts: what pycocotools writes, byte for byte.
+    """Write run ends as COCO compressed counts, byte for byte as pycocotools does.
 
-    The exact inverse of `parse_counts` for every text that it does not call noncanonical.
+    The exact inverse of `parse_counts` for every text that is not noncanonical.
 
     Args:
         run_ends: int32 (r,), see `parse_counts`.
@@ -254,7 +256,7 @@ def _take(run_ends, first, run_offset, taken):
 def take_masks(
     run_ends: np.ndarray, run_offset: np.ndarray, keep: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gather the runs of some masks, in the order asked for.
+    """Gather the runs of some masks, in the given order.
 
     Args:
         run_ends: int32 (r,), see `parse_counts`.
@@ -262,7 +264,7 @@ def take_masks(
         keep: int64 (k,), indices of masks, 0 to n - 1.
 
     Returns:
-        run_ends: int32 (r',), run_offset: int64 (k + 1,), of the masks in `keep`.
+        run_ends: int32 (r',) and run_offset: int64 (k + 1,) of the masks in `keep`.
 
     Raises:
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.

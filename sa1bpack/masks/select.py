@@ -1,48 +1,49 @@
-"""Which masks of an image are kept: thresholds first, then a cap on their number."""
+"""Which masks of an image are kept: first thresholds, then a cap on their number."""
 
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 
 import numpy as np
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
-# What is higher was meant as a percentage: a predicted IoU may exceed 1, but a little only.
+MAX_MASKS = MAX_AREA = 2**31 - 1
+MAX_SEED = 2**32 - 1
+# A higher value was meant as a percentage: a predicted IoU may exceed 1, but only slightly.
 _HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
-
-
-def _check_bound(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+def _bound(name: str, value: object) -> int | float:
+    """Return a threshold as a Python number. Raises OptionError if it is out of range."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
         raise OptionError(f"{name} must be a finite number, got {value!r}")
     if value > _HIGHEST[name]:
         raise OptionError(
-            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is no percentage"
+            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is not a percentage"
         )
+    return value if isinstance(value, int) else float(value)
 
 
 @dataclass(frozen=True)
 class MaskRule:
-    """What to keep of an image's masks. The default keeps all of them.
+    """Which masks of an image to keep. The default keeps all.
 
-    Thresholds are inclusive, and a NaN passes none. They come first, the cap second.
+    Thresholds are inclusive, and NaN passes none. They are applied before the cap.
 
     Attributes:
         max_masks: the cap, 0 or more; None for no cap.
         select: which masks the cap keeps. "largest": by area; "iou": by predicted IoU; "stability":
-            by stability score, the highest first and among equals the lower index first; "random":
-            drawn without replacement by (seed, image_id, index of the mask) alone, so that a higher
-            cap keeps the same masks and more.
+            by stability score; the highest first, and the lower index first among equals; "random":
+            drawn without replacement, depending only on (seed, image_id, index of the mask), so
+            that a higher cap keeps the same masks and more.
         seed: of "random"; 0 to 2**32 - 1.
         min_area: keep masks of at least this many source pixels.
-        max_area_frac: keep masks that cover at most this part of the image; None for no limit.
-        min_iou: keep masks with at least this predicted IoU, which may exceed 1; at most 2; None
-            for no limit.
+        max_area_frac: keep masks that cover at most this fraction of the image; None for no limit.
+        min_iou: keep masks with at least this predicted IoU, at most 2 (a predicted IoU may exceed
+            1); None for no limit.
         min_stability: keep masks with at least this stability score; at most 1; None for no limit.
 
     Raises:
@@ -59,16 +60,18 @@ class MaskRule:
 
     def __post_init__(self):
         if self.max_masks is not None:
-            _check_int("max_masks", self.max_masks, 0, 2**31)
-        if self.select not in ORDERS:
-            raise OptionError(f"select must be one of {', '.join(ORDERS)}, got {self.select!r}")
-        _check_int("seed", self.seed, 0, 2**32)
-        _check_int("min_area", self.min_area, 0, 2**31)
+            self._set("max_masks", whole_number("max_masks", self.max_masks, 0, MAX_MASKS))
+        choice("select", self.select, ORDERS)
+        self._set("seed", whole_number("seed", self.seed, 0, MAX_SEED))
+        self._set("min_area", whole_number("min_area", self.min_area, 0, MAX_AREA))
         for name in _HIGHEST:
             if getattr(self, name) is not None:
-                _check_bound(name, getattr(self, name))
+                self._set(name, _bound(name, getattr(self, name)))
         if self.max_area_frac is not None and self.max_area_frac < 0:
             raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)  # frozen; numpy numbers become Python numbers
 
 
 def _passing(
@@ -90,7 +93,7 @@ def _passing(
 
 
 def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
-    """Return uint64 (masks,); raw output, because numpy keeps that stream the same for ever."""
+    """Return uint64 (masks,): raw output, because numpy guarantees never to change this stream."""
     return np.random.PCG64(np.random.SeedSequence([seed, image_id % 2**64])).random_raw(masks)
 
 
@@ -110,7 +113,7 @@ def select_masks(
         predicted_iou: (n,).
         stability_score: (n,).
         pixels: height x width of the source image.
-        image_id: 0 or more; "random" draws by it.
+        image_id: 0 or more; "random" depends on it.
 
     Returns:
         int64 (k,), in the original order.
@@ -122,6 +125,6 @@ def select_masks(
         order = np.argsort(_random_keys(rule.seed, image_id, len(area))[kept], kind="stable")
     else:
         score = {"largest": area, "iou": predicted_iou, "stability": stability_score}[rule.select]
-        # Stable on the negated score, not reversed: among equals the lower index comes first.
+        # A stable sort of the negated score: among equals the lower index comes first.
         order = np.argsort(-score[kept].astype(np.float64), kind="stable")
     return np.sort(kept[order[: rule.max_masks]])

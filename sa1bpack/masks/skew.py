@@ -5,7 +5,7 @@ from numba import njit
 
 from sa1bpack.masks.boxes import bounds
 
-FRACTION = 32  # bits behind the point of a coordinate
+FRACTION = 32  # fractional bits of a coordinate
 
 
 @njit(nogil=True, cache=True)
@@ -37,16 +37,16 @@ def _run_at(ends, position):
 def _count_column(ends, height, box, x, y, x_step, y_step, level, hits):
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
-    x, y and the steps down the column are in units of 2**-FRACTION source pixels. Neighbouring
-    points mostly lie in the same run, so the run of the last one is kept.
+    x, y and the steps down the column are in units of 2**-FRACTION source pixels. Adjacent points
+    mostly lie in the same run, so the last run is remembered.
 
-    Returns the first and the one past the last cell that was looked at.
+    Returns the first cell that was examined and the one after the last.
     """
     x0, y0, x1, y1 = box
     first, last = np.int64(0), np.int64(len(hits)) << level
     first, last = _steps_within(x, x_step, x0 << FRACTION, x1 << FRACTION, first, last)
     first, last = _steps_within(y, y_step, y0 << FRACTION, y1 << FRACTION, first, last)
-    begin = end = np.int64(0)  # of the run that the last point was in
+    begin = end = np.int64(0)  # of the run that contains the last point
     inside = np.int64(0)
     for r in range(first, last):
         position = ((x + x_step * r) >> FRACTION) * height + ((y + y_step * r) >> FRACTION)
@@ -69,7 +69,7 @@ def draw_skew(run_ends, run_offset, height, steps, level, columns, out):
         level: a cell has 2**level sample points along each side, and is set if at least half of
             them are foreground.
         columns: w.
-        out: uint8 (n, h, ceil(w / 8)); all of it is written.
+        out: uint8 (n, h, ceil(w / 8)), overwritten completely.
     """
     height = np.int64(height)
     least = ((1 << 2 * level) + 1) >> 1

@@ -10,8 +10,8 @@ from importlib import import_module
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import MAX_PIXELS, JpegHeader, read_header
 
-# Public name → module; imported on first use: who reads RGB needs no compiled kernel, and who only
-# converts stored pixels neither PIL nor a JPEG decoder.
+# Public name → module, imported on first use: reading RGB needs no compiled kernel, and converting
+# stored pixels needs neither PIL nor a JPEG decoder.
 _HOMES = {
     "RESAMPLES": "decode",
     "decode_into": "decode",

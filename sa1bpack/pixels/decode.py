@@ -1,21 +1,23 @@
 """One JPEG to RGB or YCbCr 4:2:0 at the stored size.
 
-Two ways of resampling:
+There are two resampling modes:
 
 ``exact``
-    bit for bit what ``PIL.Image.open(f).convert("RGB").resize((w, h), Image.Resampling.BICUBIC)``
-    gives: decoded at full size, then antialiased bicubic.
+    bit for bit the result of
+    ``PIL.Image.open(f).convert("RGB").resize((w, h), Image.Resampling.BICUBIC)``: decoded at full
+    size, then antialiased bicubic.
 ``fast``
     decoded at 1/2, 1/4 or 1/8 by the scaled inverse DCT of libjpeg-turbo, at the smallest of these
-    scales that is not below the stored size, then antialiased bicubic. At full size, as ``exact``,
-    where none of them will do, and for CMYK and for rare chroma samplings, which would blur.
+    scales that is not below the stored size, then antialiased bicubic. Decoded at full size, as in
+    ``exact``, if none of them is large enough, and for CMYK and rare chroma samplings, which would
+    blur.
 
-YCbCr 4:2:0 is made of the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own planes
-instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
+YCbCr 4:2:0 is computed from the same resized RGB pixels, by `yuv420`. Resizing the JPEG's own
+planes instead was neither faster nor better (docs/decisions/0006-compact-pixels.md).
 
-libjpeg-turbo (through simplejpeg) decodes, because it writes into a buffer that is used again and
-reports damage that PIL passes over in silence; PIL resizes. docs/decisions/0004-jpeg-decoder.md has
-the measurements. EXIF orientation is never applied: masks lie on the grid that the file stores.
+libjpeg-turbo (through simplejpeg) decodes, because it writes into a reused buffer and reports
+damage that PIL silently ignores; PIL resizes. docs/decisions/0004-jpeg-decoder.md has the
+measurements. EXIF orientation is never applied: masks refer to the pixel grid that the file stores.
 """
 
 import io
@@ -25,6 +27,7 @@ import numpy as np
 import simplejpeg
 from numba import njit
 
+from sa1bpack.arguments import choice
 from sa1bpack.errors import ImageError, OptionError
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
@@ -34,22 +37,22 @@ try:
     from PIL import Image, JpegImagePlugin, features
 except ImportError as error:
     raise ImportError(
-        "sa1bpack needs pillow-simd or Pillow, and neither is installed. `make setup` in a clone "
-        "installs the faster one that works here; or `pip install 'sa1bpack[simd]'` (compiles) or "
-        "`pip install 'sa1bpack[pillow]'`"
+        "sa1bpack needs pillow-simd or Pillow, and neither is installed. Run `make setup` in a "
+        "clone, which installs the faster one that works here, or "
+        "`pip install 'sa1bpack[simd]'` (compiles), or `pip install 'sa1bpack[pillow]'`"
     ) from error
 
 RESAMPLES = ("fast", "exact")
 
 _PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
-# 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo enlarges their chroma in the same way, so that
-# simplejpeg's and PIL's pixels agree bit for bit, and DCT scaling costs them next to no chroma.
+# 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo upsamples their chroma in the same way, so that pixels
+# of simplejpeg and PIL agree bit for bit, and DCT scaling loses almost no chroma.
 _COMMON_SAMPLINGS = {
     ((1, 1),) * 3,
     ((2, 1), (1, 1), (1, 1)),
     ((2, 2), (1, 1), (1, 1)),
 }
-_KEPT_SCRATCH = 64 * 2**20  # bytes; a larger image gets a buffer of its own
+_KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
 
 
 def decode_into(
@@ -61,33 +64,32 @@ def decode_into(
     fit: str = "pad",
     resample: str = "fast",
 ) -> tuple[int, int]:
-    """Decode `jpeg` into the top left of `out`, zero the rest, return the (h, w) written.
+    """Decode `jpeg` into the top left of `out`, zero the rest, and return the (h, w) written.
 
     Parameters
     ----------
     jpeg
-        A whole JPEG file: any colour space, sampling or order of scans that libjpeg reads. Gray and
-        CMYK become RGB.
+        A complete JPEG file, with any colour space, sampling and order of scans that libjpeg reads.
+        Gray and CMYK become RGB.
     height, width
-        The size in pixels that the annotations claim.
+        The size in pixels according to the annotations.
     out
         (S, S, 3) uint8, C-contiguous, axes (row, column, RGB), for `fit` "pad" and "squash"; for
         "native" (h, w, 3) with (h, w) = ``stored_size(height, width, S, "native")``.
     fit
         "pad", "squash" or "native": see `sa1bpack.pixels.geometry`.
     resample
-        "fast" or "exact": see this module.
+        "fast" or "exact": see the module.
 
     Raises
     ------
     ImageError
         with code `not-jpeg`, `size-mismatch` (the JPEG is not height x width), `too-large`,
-        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo finds it damaged). `out` is then undefined.
+        `truncated-jpeg` or `bad-jpeg` (libjpeg-turbo reports damage). `out` is then undefined.
     OptionError
         `out`, `fit` or `resample` cannot be used.
 
-    Safe in any number of threads: the working buffer belongs to the thread, and decoding and
-    packing release the GIL.
+    Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
     h, w = _target(height, width, out, fit, resample)
     _store(_stored_image(jpeg, height, width, (h, w), resample), out)
@@ -103,14 +105,14 @@ def decode_yuv420_into(
     fit: str = "pad",
     resample: str = "fast",
 ) -> tuple[int, int]:
-    """As `decode_into`, but into planes Y, Cb and Cr with chroma at half the size.
+    """Like `decode_into`, but into planes Y, Cb and Cr, with chroma at half the size.
 
     planes
-        Three C-contiguous uint8 arrays: for "pad" and "squash" canvases (S, S), (S / 2, S / 2) and
-        (S / 2, S / 2) with an even S, zero beyond the stored image; for "native" (h, w) and twice
+        Three C-contiguous uint8 arrays: for "pad" and "squash", canvases (S, S), (S / 2, S / 2) and
+        (S / 2, S / 2) with an even S, zero outside the stored image; for "native", (h, w) and twice
         (h / 2, w / 2), halves rounded up.
     resample
-        "exact" is what `sa1bpack.pixels.yuv420` makes of the pixels of `decode_into`'s "exact".
+        "exact" converts the pixels of `decode_into`'s "exact" with `sa1bpack.pixels.yuv420`.
 
     Raises ImageError and OptionError as `decode_into` does.
     """
@@ -130,20 +132,20 @@ def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample
     if (header.height, header.width) != (height, width):
         raise ImageError(
             f"JPEG is {header.width} x {header.height} pixels but its annotations say "
-            f"{width} x {height}; the masks would not lie on it",
+            f"{width} x {height}; the masks would not fit it",
             "size-mismatch",
         )
     if (resample == "exact" and not _decodes_like_pil(header)) or len(header.sampling) == 4:
         return _resized_by_pil(jpeg, header, h, w)
     eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
-    # A DCT-scaled image reaches up to one pixel past the source's edge; the box leaves that out, so
-    # that nothing shifts against the masks.
+    # A DCT-scaled image extends up to one pixel beyond the source's edge; the box excludes that, so
+    # that nothing shifts relative to the masks.
     box = (0, 0, width * eighths / 8, height * eighths / 8)
     return _resized(_decode(jpeg, header, eighths), box, h, w)
 
 
 def _target(height, width, out, fit, resample) -> tuple[int, int]:
-    """Check the arguments and return the size that the image takes in `out`."""
+    """Check the arguments and return the size of the image in `out`."""
     if out.dtype != np.uint8 or out.ndim != 3 or out.shape[2] != 3 or not out.flags.c_contiguous:
         raise OptionError(
             f"out must be C-contiguous uint8 of shape (rows, columns, 3), "
@@ -153,24 +155,22 @@ def _target(height, width, out, fit, resample) -> tuple[int, int]:
 
 
 def _planes_target(height, width, planes, fit, resample) -> tuple[int, int]:
-    """Check the arguments and return the size that the image takes in the planes."""
+    """Check the arguments and return the size of the image in the planes."""
     check_planes(*planes)
     if not all(plane.flags.c_contiguous for plane in planes):
         raise OptionError("planes must be C-contiguous")
     if fit != "native" and planes[0].shape[0] % 2:
         raise OptionError(
-            f"a canvas of {planes[0].shape[0]} rows cannot have chroma of half the size; it must "
-            "be even, or fit native"
+            f"a canvas of {planes[0].shape[0]} rows cannot have chroma of half the size: choose "
+            "an even number of rows, or fit 'native'"
         )
     return _stored_within(height, width, planes[0].shape, fit, resample)
 
 
 def _stored_within(height, width, shape, fit, resample) -> tuple[int, int]:
-    """Return the size that the image takes, after a check that `shape` is what `fit` asks for."""
-    if resample not in RESAMPLES:
-        raise OptionError(f"resample is {resample!r}; it must be one of {', '.join(RESAMPLES)}")
-    if fit not in FITS:
-        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    """Return the size of the stored image, after checking that `shape` is right for `fit`."""
+    choice("resample", resample, RESAMPLES)
+    choice("fit", fit, FITS)
     size = max(shape)
     h, w = stored_size(height, width, size, fit)
     expected = (h, w) if fit == "native" else (size, size)
@@ -183,10 +183,10 @@ def _stored_within(height, width, shape, fit, resample) -> tuple[int, int]:
 
 
 def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:
-    """Smallest DCT scale, in eighths, at which both sides still reach the stored size.
+    """The smallest DCT scale, in eighths, at which both sides still reach the stored size.
 
-    Only 1/8, 1/4, 1/2 and 1 have SIMD code in libjpeg-turbo. Images under 8 pixels are left at 1:
-    so few pixels do not tell the scales apart.
+    Only 1/8, 1/4, 1/2 and 1 have SIMD code in libjpeg-turbo. Images of less than 8 pixels are
+    decoded at 1: their size does not distinguish the scales.
     """
     usual = len(header.sampling) == 1 or header.sampling in _COMMON_SAMPLINGS
     if not usual or max(header.height, header.width) < 8:
@@ -199,15 +199,16 @@ def _dct_eighths(header: JpegHeader, h: int, w: int) -> int:
 
 
 def _scaled(header: JpegHeader, eighths: int) -> tuple[int, int]:
-    """Return (rows, columns) of the image decoded at eighths/8, which libjpeg rounds up."""
+    """Return (rows, columns) of the image decoded at eighths/8; libjpeg rounds up."""
     return -(-header.height * eighths // 8), -(-header.width * eighths // 8)
 
 
 def _decodes_like_pil(header: JpegHeader) -> bool:
-    """Whether simplejpeg's full decode is bit for bit that of PIL.
+    """Whether simplejpeg's full decode equals PIL's bit for bit.
 
-    So it is where PIL has libjpeg-turbo too and the file leaves nothing to a version's taste: no
-    unusual sampling, no guessed colour space, no progressive file with scans left out (smoothed).
+    It does if PIL uses libjpeg-turbo as well and the file has nothing that versions treat
+    differently: unusual sampling, a guessed colour space, or a progressive file with missing scans
+    (which are smoothed).
     """
     if not _PIL_HAS_TURBO or not header.sequential:
         return False
@@ -218,13 +219,14 @@ def _decodes_like_pil(header: JpegHeader) -> bool:
 
 
 class _Scratch(threading.local):
-    """Per thread: the decoded image, kept because fresh pages cost as much as resizing."""
+    """Per thread: the buffer of the decoded image, kept because page faults of a new one cost as
+    much as resizing."""
 
     def __init__(self):
         self.buffer = np.empty(0, np.uint8)
 
     def take(self, size: int) -> np.ndarray:
-        """Return at least `size` bytes as uint8, their content left over from earlier use."""
+        """Return at least `size` bytes as uint8, with arbitrary content."""
         if size > _KEPT_SCRATCH:
             return np.empty(size, np.uint8)
         if self.buffer.size < size:
@@ -238,11 +240,11 @@ _scratch = _Scratch()
 def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
     """Decode at eighths/8 of full size: (rows, columns, channels) uint8 in this thread's scratch.
 
-    `strict` turns every warning of libjpeg-turbo into an error: with damaged data it would
-    otherwise go on with wrong or gray pixels.
+    `strict` turns every warning of libjpeg-turbo into an error: otherwise it would continue with
+    wrong or gray pixels after damaged data.
     """
     rows, columns = _scaled(header, eighths)
-    full = eighths == 8  # and 0 asks for it; the size itself could be met by 7/8 of a tiny image
+    full = eighths == 8  # requested as 0: 7/8 of a tiny image could reach its full size
     try:
         return simplejpeg.decode_jpeg(
             jpeg,
@@ -254,7 +256,7 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
         )
     except ValueError as error:
         reason = str(error)
-    # Cut between two scans, a file fails in other ways too, but lacks its end-of-image marker.
+    # A file cut between two scans also fails in other ways, but lacks its end-of-image marker.
     data = bytes(jpeg)
     if "Premature end" in reason or data.rfind(b"\xff\xd9") < data.rfind(b"\xff\xda"):
         raise ImageError(
@@ -262,7 +264,7 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
         )
     raise ImageError(
         f"JPEG is damaged or of a kind that libjpeg-turbo does not read ({reason}); "
-        "fetch it again or encode it anew",
+        "fetch it again or re-encode it",
         "bad-jpeg",
     )
 
@@ -270,21 +272,21 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
 def _resized(rgbx: np.ndarray, box: tuple, h: int, w: int) -> Image.Image:
     """Resize `box` (left, top, right, bottom) of (rows, columns, 4) pixels to h x w, bicubic."""
     rows, columns = rgbx.shape[:2]
-    # Without a copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
+    # No copy: PIL keeps a reference to `rgbx`, which outlives the call of resize.
     image = Image.frombuffer("RGBX", (columns, rows), rgbx, "raw", "RGBX", 0, 1)
     return image.resize((w, h), Image.Resampling.BICUBIC, box=box)
 
 
 def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
-    """Decode and resize with PIL alone, for the kinds of JPEG that simplejpeg does otherwise."""
-    # Decoded first in small and for its errors only: PIL says nothing of damaged data.
+    """Decode and resize with PIL alone, for JPEGs that simplejpeg decodes differently."""
+    # First decoded at 1/8, only to detect errors: PIL does not report damaged data.
     _decode(jpeg, header, 1, "CMYK" if len(header.sampling) == 4 else "GRAY")
     try:
-        # Not Image.open: it would try other formats, and its limit on pixels is the process's own.
+        # Not Image.open: it tries other formats, and its pixel limit is a setting of the process.
         image = JpegImagePlugin.JpegImageFile(io.BytesIO(jpeg)).convert("RGB")
     except (OSError, SyntaxError, ValueError) as error:
         raise ImageError(
-            f"JPEG that PIL does not read ({error}); encode it anew", "bad-jpeg"
+            f"JPEG that PIL does not read ({error}); re-encode it", "bad-jpeg"
         ) from error
     return image.resize((w, h), Image.Resampling.BICUBIC)
 
@@ -306,7 +308,7 @@ def _store(image: Image.Image, out: np.ndarray) -> None:
 
 
 def _blank_beyond(canvas: np.ndarray, h: int, w: int) -> None:
-    """Zero a canvas beyond its first h rows and w columns."""
+    """Zero a canvas outside its first h rows and w columns."""
     canvas[:h, w:] = 0
     canvas[h:] = 0
 
@@ -315,7 +317,7 @@ def _blank_beyond(canvas: np.ndarray, h: int, w: int) -> None:
 def _pack_rgb(rgbx, out32, out):
     """Copy (h, w) uint32 RGBX to (h, w, 3) uint8, four pixels to three words.
 
-    `out32` is the memory of `out` as (h, 3 w // 4) uint32. Six times as fast as byte by byte.
+    `out32` is the memory of `out` as (h, 3 w // 4) uint32. Six times as fast as bytewise.
     """
     h, w = rgbx.shape
     low, middle, high = np.uint32(0xFFFFFF), np.uint32(0xFFFF), np.uint32(0xFF)

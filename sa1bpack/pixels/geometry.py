@@ -1,14 +1,15 @@
-"""The size an image is stored at, in whole numbers only.
+"""The size at which an image is stored, in whole numbers only.
 
 With image H x W and target S, r = S / max(H, W):
 
 ======== =========================================================================
 pad      floor(H r + 1/2) x floor(W r + 1/2), in the top left of an S x S canvas
-squash   S x S, the two sides scaled each by its own factor
-native   as pad, without the canvas
+squash   S x S, each side scaled by its own factor
+native   the size of pad, without the canvas
 ======== =========================================================================
 """
 
+from sa1bpack.arguments import choice
 from sa1bpack.errors import OptionError
 
 FITS = ("pad", "squash", "native")
@@ -19,8 +20,8 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
 
     `height` and `width` are those of the source image, `image_size` is S. The longer side of a
     `pad` or `native` image becomes exactly S, the shorter one at least 1; images smaller than S are
-    enlarged. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with M = max(H, W), so that
-    no rounding of a float can move it.
+    enlarged. floor(H S / M + 1/2) is computed as (2 H S + M) // 2 M, with M = max(H, W), to avoid
+    floating-point rounding.
 
     Raises OptionError for a size below 1 or an unknown `fit`.
     """
@@ -30,8 +31,7 @@ def stored_size(height: int, width: int, image_size: int, fit: str) -> tuple[int
         )
     if fit == "squash":
         return image_size, image_size
-    if fit not in FITS:
-        raise OptionError(f"fit is {fit!r}; it must be one of {', '.join(FITS)}")
+    choice("fit", fit, FITS)
     longer = max(height, width)
 
     def scaled(side: int) -> int:

@@ -1,36 +1,36 @@
-"""What a JPEG says of itself before a pixel is decoded (ITU-T T.81, annex B).
+"""The header of a JPEG, read before any pixel is decoded (ITU-T T.81, annex B).
 
-Read here, rather than by a decoder, because size limits must hold before anything is allocated, and
-because decoders report a file that ends within its header as something else.
+It is read here, rather than by a decoder, because size limits must be checked before anything is
+allocated, and because decoders do not report a file that ends within its header as truncated.
 """
 
 from dataclasses import dataclass
 
 from sa1bpack.errors import ImageError
 
-# 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has under 2**23.
+# 2**26 pixels decode to 256 MiB of RGBX. The largest image of SA-1B has fewer than 2**23.
 MAX_PIXELS = 2**26
-# Every scan passes over the whole image, however few bytes it has. Progressive files have about 10.
+# Decoding a scan takes a pass over the image, however few bytes it has; usual files have about 10.
 MAX_SCANS = 100
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP14 = 0xE0, 0xEE
-_STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 carry no length
-_START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # less DHT, JPG and DAC
+_STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
+_START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # except DHT, JPG and DAC
 
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """The frame of a JPEG, sizes in pixels as stored (EXIF orientation is not applied)."""
+    """The frame of a JPEG; sizes in pixels as stored (EXIF orientation is not applied)."""
 
     height: int
     width: int
     sequential: bool
-    """True for baseline and extended sequential Huffman, False for progressive and the rest."""
+    """True for baseline and extended sequential Huffman, False for progressive and all others."""
     sampling: tuple[tuple[int, int], ...]
-    """(horizontal, vertical) sampling factor of each component, in the file's order."""
+    """(horizontal, vertical) sampling factors of each component, in the order of the file."""
     jfif: bool
-    """A JFIF marker is there: three components are Y, Cb, Cr."""
+    """Whether there is a JFIF marker: three components are then Y, Cb, Cr."""
     adobe_transform: int | None
     """Colour transform of the Adobe marker: 0 none, 1 YCbCr, 2 YCCK; None without that marker."""
 
@@ -38,13 +38,12 @@ class JpegHeader:
 def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     """Read the markers of `jpeg` up to its first scan.
 
-    Raises ImageError with code `not-jpeg` (does not begin like one), `truncated-jpeg` (ends before
-    the first scan), `bad-jpeg` (the markers make no sense) or `too-large` (over MAX_PIXELS or
-    MAX_SCANS).
+    Raises ImageError with code `not-jpeg` (wrong first bytes), `truncated-jpeg` (ends before the
+    first scan), `bad-jpeg` (invalid markers) or `too-large` (over MAX_PIXELS or MAX_SCANS).
     """
     if bytes(jpeg[:2]) != b"\xff\xd8":
         raise ImageError(
-            f"not a JPEG: it begins with {bytes(jpeg[:8]).hex(' ') or 'nothing'}, not with ff d8",
+            f"not a JPEG: it starts with {bytes(jpeg[:8]).hex(' ') or 'nothing'}, not with ff d8",
             "not-jpeg",
         )
     frame = None
@@ -64,7 +63,7 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     if height * width > MAX_PIXELS:
         raise ImageError(
             f"JPEG of {width} x {height} = {height * width} pixels, over the limit of "
-            f"{MAX_PIXELS}; make it smaller or leave it out",
+            f"{MAX_PIXELS}; resize or remove it",
             "too-large",
         )
     # A sequential file whose first scan has all components is decoded in that one pass.
@@ -74,12 +73,12 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
 
 
 def _segments(jpeg):
-    """Yield (marker, body as bytes, offset of its end) for each segment up to the first scan's."""
+    """Yield (marker, body as bytes, offset of its end) of each segment up to the first scan."""
     at, end = 2, len(jpeg)
     while True:
         if at < end and jpeg[at] != 0xFF:
             raise ImageError(
-                f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker should be",
+                f"JPEG with byte {jpeg[at]:02x} at offset {at}, where a marker is expected",
                 "bad-jpeg",
             )
         while at < end and jpeg[at] == 0xFF:  # any number of fill bytes
@@ -97,7 +96,7 @@ def _segments(jpeg):
         length = jpeg[at] << 8 | jpeg[at + 1]
         if length < 2:
             raise ImageError(
-                f"JPEG segment ff {marker:02x} of length {length}; the least is 2", "bad-jpeg"
+                f"JPEG segment ff {marker:02x} of length {length}; the minimum is 2", "bad-jpeg"
             )
         if at + length > end:
             raise _truncated(end)
@@ -109,12 +108,12 @@ def _segments(jpeg):
 
 
 def _check_scans(jpeg, at: int) -> None:
-    """Count the scans from the data of the first one on."""
-    # In compressed data ff stands only before 00 and before markers.
+    """Raise ImageError if there are too many scans. at: offset of the data of the first one."""
+    # In compressed data, ff occurs only before 00 and in markers.
     scans = 1 + bytes(jpeg[at:]).count(bytes([0xFF, _SOS]))
     if scans > MAX_SCANS:
         raise ImageError(
-            f"JPEG of {scans} scans, over the limit of {MAX_SCANS}; encode it anew", "too-large"
+            f"JPEG of {scans} scans, over the limit of {MAX_SCANS}; re-encode it", "too-large"
         )
 
 
@@ -125,13 +124,14 @@ def _truncated(size: int) -> ImageError:
 
 
 def _frame(marker: int, body: bytes) -> tuple[bool, int, int, tuple[tuple[int, int], ...]]:
-    """Take a frame segment apart: (sequential, height, width, sampling)."""
+    """Parse a frame segment: (sequential, height, width, sampling)."""
     if len(body) < 6 or len(body) < 6 + 3 * body[5]:
         raise ImageError(f"JPEG with a frame header of only {len(body)} bytes", "bad-jpeg")
     height, width = body[1] << 8 | body[2], body[3] << 8 | body[4]
     if not height or not width or not body[5]:
         raise ImageError(
-            f"JPEG of {width} x {height} pixels and {body[5]} components; none may be 0", "bad-jpeg"
+            f"JPEG of {width} x {height} pixels and {body[5]} components; all must be above 0",
+            "bad-jpeg",
         )
     factors = body[7 : 6 + 3 * body[5] : 3]
     return marker in (0xC0, 0xC1), height, width, tuple((f >> 4, f & 15) for f in factors)

@@ -1,12 +1,12 @@
 """RGB pixels to planes Y, Cb, Cr with chroma at half the size, and back.
 
-Colours are JFIF's: full-range BT.601, Y from 0 to 255, Cb and Cr around 128. The arithmetic is that
-of libjpeg (`jccolor.c`, `jdcolor.c` and the h2v2 "fancy" upsampling of `jdsample.c`), with factors
-of 2**-16, so that every implementation can give the same bytes; docs/format.md has the formulas. A
-chroma sample lies in the middle of the 2 x 2 pixels that it is for (as in JPEG and MPEG-1), and is
-their mean. Odd sides are as if their last row or column were there twice.
+Colours are those of JFIF: full-range BT.601, Y from 0 to 255, Cb and Cr around 128. The arithmetic
+is that of libjpeg (`jccolor.c`, `jdcolor.c` and the h2v2 "fancy" upsampling of `jdsample.c`), in
+units of 2**-16, so that every implementation can produce the same bytes; docs/format.md has the
+formulas. A chroma sample is the mean of 2 x 2 pixels and lies in their middle (as in JPEG and
+MPEG-1). If a side is odd, its last row or column is repeated.
 
-numpy and numba only: readers that never decode a JPEG import it without PIL.
+This module uses numpy and numba only, so that readers, which never decode a JPEG, need no PIL.
 """
 
 import numpy as np
@@ -16,15 +16,15 @@ from sa1bpack.errors import OptionError
 
 
 def half(side: int) -> int:
-    """Rows or columns of a chroma plane: half of a side, rounded up."""
+    """Rows or columns of a chroma plane: half a side, rounded up."""
     return (side + 1) // 2
 
 
 def yuv420_to_rgb(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> np.ndarray:
     """Planes to (h, w, 3) uint8 RGB, as libjpeg decodes them.
 
-    y is (h, w), cb and cr are (h / 2, w / 2), halves rounded up, all uint8: an image without the
-    padding of a canvas, which must not take part. Raises OptionError for other shapes or types.
+    y is (h, w), cb and cr are (h / 2, w / 2), halves rounded up, all uint8, without the padding of
+    a canvas, which would bleed into the image. Raises OptionError for other shapes or dtypes.
     """
     check_planes(y, cb, cr)
     height, width = y.shape
@@ -36,24 +36,24 @@ def yuv420_to_rgb(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> np.ndarray:
 
 def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
     """Raise OptionError if these are not the planes of one image."""
-    due = tuple(half(side) for side in y.shape)
+    expected = tuple(half(side) for side in y.shape)
     planes = {"y": y, "cb": cb, "cr": cr}
-    if y.ndim != 2 or not y.size or not (cb.shape == cr.shape == due) or {
+    if y.ndim != 2 or not y.size or not (cb.shape == cr.shape == expected) or {
         plane.dtype for plane in planes.values()
     } != {np.dtype(np.uint8)}:  # fmt: skip
         found = ", ".join(f"{name} {p.dtype} {p.shape}" for name, p in planes.items())
         raise OptionError(
-            f"planes of one image are uint8 of shapes (h, w) and twice (h / 2, w / 2), halves "
+            f"planes of one image must be uint8 of shapes (h, w) and twice (h / 2, w / 2), halves "
             f"rounded up, not {found}"
         )
 
 
 @njit(nogil=True, cache=True)
 def _chroma_row(near, far, sums, out):
-    """One row of a chroma plane at the pixels, less 128: 3/4 of the nearest row and column, 1/4 of
-    the next. libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
+    """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
+    libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
 
-    near, far  uint8 (c,): the nearest row and the one on the other side
+    near, far  uint8 (c,): the nearest row and the next nearest
     sums       int32 (c + 2,), scratch
     out        int32 (2 * c,)
     """
@@ -78,9 +78,9 @@ def _convert_row(light, blue, red, out):
 
 @njit(nogil=True, cache=True)
 def planes_to_rgb(source, height, width, stride, rows, side, target):
-    """Convert the planes of one image into the top left of an RGB canvas, zero right of them.
+    """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
-    source  uint8 (n,): Y with rows of `stride` bytes, `rows` of them with padding; then the chroma
+    source  uint8 (n,): Y in rows of `stride` bytes, `rows` of them including padding; then chroma
     target  uint8 (side * side * 3,), or the first `height` rows of it
     """
     half_stride, half_rows = (stride + 1) // 2, (rows + 1) // 2
@@ -103,8 +103,8 @@ def rgbx_to_yuv420(rgbx, y, cb, cr):
     """Convert (h, w) uint32 RGBX, red in the lowest byte, into the top left of planes.
 
     The planes are C-contiguous and may be larger: the part written is (h, w) of y and (h / 2,
-    w / 2) of cb and cr, halves rounded up. The sum of 2 x 2 pixels is rounded once. Written so that
-    it compiles to SIMD: one loop a plane, red and blue summed in the two halves of a word.
+    w / 2) of cb and cr, halves rounded up. The sum of 2 x 2 pixels is rounded once. Written to
+    compile to SIMD: one loop per plane, red and blue summed in the two halves of a word.
     """
     h, w = rgbx.shape
     byte = np.uint32(255)
@@ -140,7 +140,7 @@ def _chroma(a, b, c, d):
         + ((c >> eight) & byte) + ((d >> eight) & byte)
     )  # fmt: skip
     red, blue = np.int32(sums & np.uint32(0xFFFF)), np.int32(sums >> np.uint32(16))
-    # 128 and a half, less the least bit: as in libjpeg, so that 255.5 does not become 256.
+    # 128 and a half, minus the lowest bit: as in libjpeg, so that 255.5 does not become 256.
     offset = np.int32((128 << 18) + (1 << 17) - 1)
     return (
         (np.int32(-11059) * red - np.int32(21709) * green + np.int32(32768) * blue + offset)

@@ -1,7 +1,7 @@
 """SA-1B's JSON record of an image → arrays.
 
-Decoding is typed and strict first; a record with keys that SA-1B does not have is decoded again
-without that strictness, and the keys are reported. Why msgspec: docs/decisions/0003.
+Decoding is typed and strict at first. A record with keys that SA-1B does not have is decoded again
+leniently, and the keys are reported. Why msgspec: docs/decisions/0003.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from sa1bpack.errors import AnnotationError
 from sa1bpack.wording import brief
 
-# Order of the numbers of a mask in `number_types`, and thereby of its bits.
+# Order of the numbers of a mask, and of their bits in `number_types`.
 BBOX = slice(0, 4)
 AREA = 4
 PREDICTED_IOU = 5
@@ -33,9 +33,9 @@ NUMBER_NAMES = (
 )
 
 MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
-MAX_EXACT = 2**53 - 1  # up to here float64 tells every integer from its neighbours
+MAX_EXACT = 2**53 - 1  # float64 represents every integer up to here exactly
 MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
-MAX_UNKNOWN_KEYS = 64  # of a record, that are told
+MAX_UNKNOWN_KEYS = 64  # reported per record
 _REMEDY = "correct or remove the record"
 
 _Number = int | float
@@ -100,30 +100,30 @@ _decode_list_keys = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 class Annotations:
     """The record of one image as a structure of arrays; n is the number of masks.
 
-    Boxes and points are in source pixels, as the JSON has them: bbox and crop_box are x, y, w, h,
-    with w = xmax - xmin and h = ymax - ymin; a point is x, y.
+    Boxes and points are in source pixels, as in the JSON: bbox and crop_box are x, y, w, h, with
+    w = xmax - xmin and h = ymax - ymin; a point is x, y.
 
     ===================  ===========  =======================================================
     image_id             int          within int64
     width, height        int          pixels, 1 to 2^31 - 1, their product below 2^31
-    file_name            str          as in the record, not compared with anything
+    file_name            str          as in the record, not checked against anything
     bbox                 (n, 4) f64   x, y, w, h
     area                 (n,) i64     pixels, 0 to 2^53 - 1
     predicted_iou        (n,) f64     may exceed 1
     point_coords         (n, 2) f64   x, y of the one prompt point
     crop_box             (n, 4) f64   x, y, w, h
-    annotation_id        (n,) i64     may repeat: nothing here depends on it
+    annotation_id        (n,) i64     may repeat: nothing here relies on it
     stability_score      (n,) f64
-    number_types         (n,) u16     bit k: JSON number k was written as an integer, in the order
-                                      of NUMBER_NAMES
-    counts_text          (m,) u8      the masks' COCO run-length strings, one after the other
+    number_types         (n,) u16     bit k: JSON number k, in the order of NUMBER_NAMES, was
+                                      written as an integer
+    counts_text          (m,) u8      the masks' COCO run-length strings, concatenated
     counts_offset        (n+1,) i64   mask i is counts_text[counts_offset[i]:counts_offset[i+1]]
     unknown_keys         frozenset    keys that SA-1B does not have, such as `annotations.score`;
-                                      their values are not kept. Of more than MAX_UNKNOWN_KEYS the
-                                      first in alphabetical order, and "..."
+                                      their values are dropped. If there are more than
+                                      MAX_UNKNOWN_KEYS, the first in alphabetical order and "..."
     ===================  ===========  =======================================================
 
-    All arrays are C-contiguous and writable. `eq` compares identity.
+    All arrays are C-contiguous and writable. `==` compares identity.
     """
 
     image_id: int
@@ -147,15 +147,15 @@ class Annotations:
 
 
 def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
-    """Decode and check one JSON record; nothing returned refers to `data`.
+    """Decode and check one JSON record; nothing in the result refers to `data`.
 
-    Of a key that comes twice the last value counts, as in Python's json.
+    If a key occurs twice, the last value counts, as in Python's json.
 
-    Raises AnnotationError, naming the annotation, the field and the value, when the bytes are not
-    JSON (NaN and Infinity are not), when a field is missing or of a wrong type, when a number does
-    not fit its array, when `size` is not [height, width], when `area` is negative or no whole
-    number, when `point_coords` has not exactly one point, and when `counts` is not an ASCII
-    string. Whether `counts` is a sound run-length string is for the mask kernels to find.
+    Raises AnnotationError, naming the annotation, the field and the value, if the bytes are not
+    JSON (NaN and Infinity are not), a field is missing or has the wrong type, a number does not fit
+    its array, `size` is not [height, width], `area` is negative or not a whole number,
+    `point_coords` does not have exactly one point, or `counts` is not an ASCII string. The mask
+    kernels check whether `counts` is a valid run-length string.
     """
     record, unknown = _decode(data)
     image, masks = record.image, record.annotations
@@ -190,7 +190,7 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
     try:
         return _decode_strict(data), frozenset()
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        pass  # unknown keys, or an error that the second attempt words
+        pass  # unknown keys, or an error that the second attempt reports
     try:
         return _decode_lenient(data), _unknown_keys(data)
     except msgspec.ValidationError as error:
@@ -204,11 +204,11 @@ def _decode(data: bytes | bytearray | memoryview) -> tuple[_Record, frozenset[st
 
 
 def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
-    """Dotted paths of the keys that are not in the schema, list indices left out.
+    """Dotted paths of the keys that are not in the schema, without list indices.
 
-    Values stay undecoded: what lies under a key that nobody knows may be anything.
+    Their values are not decoded: they may be anything.
     """
-    str(data, "utf-8")  # that the decoder does not look at them is no reason to let bytes pass
+    str(data, "utf-8")  # the decoder does not check the text of skipped values
     record = _decode_keys(data)
     masks = _decode_list_keys(record["annotations"])
     found = _strange(record, _Record, "")
@@ -217,12 +217,12 @@ def _unknown_keys(data: bytes | bytearray | memoryview) -> frozenset[str]:
         found |= _strange(mask, _Annotation, "annotations.")
         segmentation = _decode_keys(mask["segmentation"])
         found |= _strange(segmentation, _Segmentation, "annotations.segmentation.")
-    told = sorted(found)[:MAX_UNKNOWN_KEYS]
-    return frozenset(told if len(told) == len(found) else [*told, "..."])
+    shown = sorted(found)[:MAX_UNKNOWN_KEYS]
+    return frozenset(shown if len(shown) == len(found) else [*shown, "..."])
 
 
 def _strange(fields: dict[str, Any], schema: type[msgspec.Struct], prefix: str) -> set[str]:
-    """The keys that a schema does not have, fit for a terminal."""
+    """The keys that a schema does not have, safe to print on a terminal."""
     keys = fields.keys() - set(schema.__struct_fields__)
     return {prefix + (key if key.isprintable() and len(key) < 64 else brief(key)) for key in keys}
 
@@ -243,7 +243,7 @@ def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     try:
         numbers = np.fromiter(flat, np.float64, len(flat)).reshape(shape)
         exact = not np.any(integer & (np.abs(numbers) > MAX_EXACT))
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer larger than any float
         exact = False
     if not exact:
         _raise_inexact(masks, flat)
@@ -271,8 +271,8 @@ def _counts(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     except UnicodeEncodeError:
         index = next(i for i, string in enumerate(strings) if not string.isascii())
         raise AnnotationError(
-            f"{_name(index, masks[index].id)}: segmentation.counts holds characters that are not "
-            f"ASCII, as in {strings[index][:40]!a}; {_REMEDY}"
+            f"{_name(index, masks[index].id)}: segmentation.counts has non-ASCII characters, "
+            f"as in {strings[index][:40]!a}; {_REMEDY}"
         ) from None
     offset = np.zeros(len(strings) + 1, np.int64)
     np.cumsum([len(string) for string in strings], out=offset[1:])
@@ -301,16 +301,16 @@ def _raise_inexact(masks: list[_Annotation], flat: list[int | float]) -> None:
 
 
 def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
-    """msgspec's message, with the value found, the annotation's id, and what to do.
+    """msgspec's message, with the value found, the annotation's id and the remedy.
 
-    Its place reads `$.annotations[3].bbox[0]`.
+    The message names the place as `$.annotations[3].bbox[0]`.
     """
     reason, _, place = message.partition(" - at `$.")
     place = place.rstrip("`")
     try:
         record = _decode_untyped(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        record = _NOTHING  # broken behind the place as well
+        record = _NOTHING  # also broken further on
     value = _look_up(record, place)
     found = "" if value is _NOTHING else f", found {_as_json(value)}"
     where = f"{place}: " if place else ""
@@ -322,7 +322,7 @@ def _describe(message: str, data: bytes | bytearray | memoryview) -> str:
         where += f"{field}: " if field else ""
     remedy = _REMEDY
     if place.endswith("segmentation.counts") and isinstance(value, list):
-        remedy = "it is an uncompressed run-length mask: compress it with pycocotools"
+        remedy = "this is an uncompressed run-length mask: compress it with pycocotools"
     return f"{where}{reason}{found}; {remedy}"
 
 
@@ -340,7 +340,7 @@ def _look_up(record: Any, place: str) -> Any:
 
 
 def _malformed(error: Exception, data: bytes | bytearray | memoryview) -> str:
-    """A decoding error with the text around its place, msgspec's message ending in (byte 12)."""
+    """A decoding error with the text around its place; msgspec's message ends in (byte 12)."""
     message = str(error)
     _, _, tail = message.rpartition("(byte ")
     digits = tail.rstrip(")")
@@ -356,5 +356,5 @@ def _name(index: int | str, mask_id: Any) -> str:
 
 
 def _as_json(value: Any) -> str:
-    """A decoded value in few characters; JSON's null, true and false by their JSON names."""
+    """A decoded value, shortened; null, true and false by their JSON names."""
     return json.dumps(value) if value is None or isinstance(value, bool) else brief(value)

@@ -1,8 +1,8 @@
 """Read an extracted tar: a folder of `sa_<id>.jpg` and `sa_<id>.json` files.
 
-Files come sorted by their number, so that the two halves of a pair are neighbours and packing the
-folder twice gives the same bytes. Subfolders are walked. A link to a file is followed, as Hugging
-Face caches, DVC and git-annex consist of them; a link to a folder is not.
+Files are sorted by their number, so that the two halves of a pair are adjacent and packing the
+folder twice produces the same bytes. Subfolders are searched. Links to files are followed, because
+Hugging Face caches, DVC and git-annex consist of them; links to folders are not.
 """
 
 import os
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)$", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class FolderFile:
-    """A JPEG or JSON file, or what has the name of one; `size` is 0 for all but files."""
+    """An entry named like a JPEG or JSON file; `size` is 0 unless it is a regular file."""
 
     path: str
     name: str  # relative to the folder, undecodable bytes as \\xNN
@@ -30,18 +30,18 @@ class FolderFile:
 
 
 def list_folder(folder: Path) -> list[FolderFile]:
-    """Every entry under the folder that is named like a JPEG or a JSON file, in pack order.
+    """Every entry below the folder that is named like a JPEG or JSON file, in pack order.
 
-    Raises SourceError when a folder cannot be listed.
+    Raises SourceError if a folder cannot be listed.
     """
     files = [_look_at(path, folder) for path in _walk(folder) if split_name(path)[1]]
     return sorted(files, key=lambda file: _pack_order(file.name))
 
 
 class FolderStream:
-    """The members of an extracted folder; `read` gives the data of the current one.
+    """The members of an extracted folder; `read` returns the data of the current one.
 
-    `bytes_read` counts the bytes of files read. There is no md5 of a folder.
+    `bytes_read` counts the bytes of files read. A folder has no md5.
     """
 
     def __init__(self, folder: Path):
@@ -58,18 +58,18 @@ class FolderStream:
     def read(self) -> bytes:
         """All bytes of the current file.
 
-        Raises SourceError when it cannot be read or changed its size since it was listed.
+        Raises SourceError if it cannot be read or its size has changed since it was listed.
         """
         file = self._current
         try:
             with Path(file.path).open("rb") as opened:
-                data = opened.read(file.size + 1)  # one more, to see growth
+                data = opened.read(file.size + 1)  # one more, to detect growth
         except OSError as error:
             raise SourceError(f"{file.path}: cannot be read: {error.strerror}") from error
         if len(data) != file.size:
             raise SourceError(
-                f"{file.path}: changed from {file.size} bytes while it was read; wait until "
-                "nothing writes to the folder any more"
+                f"{file.path}: its size changed from {file.size} bytes since the folder was "
+                "listed; wait until nothing writes to the folder any more"
             )
         self.bytes_read += len(data)
         return data
@@ -87,21 +87,21 @@ def _walk(folder: Path) -> Iterator[str]:
 
     for parent, _, names in os.walk(folder, onerror=fail):
         for name in names:
-            yield os.path.join(parent, name)  # noqa: PTH118 - no object for each of many files
+            yield os.path.join(parent, name)  # noqa: PTH118 - avoids an object per file
 
 
 def _look_at(path: str, folder: Path) -> FolderFile:
     name, problem = decode_name(os.fsencode(os.path.relpath(path, folder)))
     try:
         status = os.stat(path)  # noqa: PTH116 - as in _walk
-    except OSError:  # a dangling link is reported as a member that is no file
+    except OSError:  # a dangling link is reported as a member that is not a file
         return FolderFile(path, name, problem, 0, False)
     is_file = stat.S_ISREG(status.st_mode)  # opening a pipe would hang
     return FolderFile(path, name, problem, status.st_size if is_file else 0, is_file)
 
 
 def _pack_order(name: str) -> tuple:
-    """sa_5 before sa_10, whatever folder they are in; names without a number come last."""
+    """Sorts sa_5 before sa_10, in whatever folders they are; names without a number come last."""
     stem, _ = split_name(name)
     numbered = _NUMBERED.match(stem)
     if numbered is None:

@@ -1,8 +1,8 @@
-"""Read a tar's bytes in one sequential pass: raw file, md5 of it, and inflation.
+"""Read a tar's bytes in one sequential pass: the raw file, its md5, and inflation.
 
-`open_stream` gives the bytes of the tar itself, whether the file is compressed or not. Memory is
-bounded whatever the file claims: a chunk of the file, at most `INFLATE_BYTES` of output made from
-it, and the few chunks that the md5 thread has not seen yet. Why zlib-ng: docs/decisions/0002.
+`open_stream` returns the bytes of the tar itself, whether the file is compressed or not. Memory is
+bounded whatever the file claims: one chunk of the file, at most `INFLATE_BYTES` of its output, and
+the few chunks that the md5 thread has not processed yet. Why zlib-ng: docs/decisions/0002.
 """
 
 import hashlib
@@ -17,23 +17,23 @@ from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
 GZIP_MAGIC = b"\x1f\x8b"
-READ_BYTES = 1 << 20  # of the raw file at a time
-INFLATE_BYTES = 4 << 20  # most output of one inflate step, so that a gzip bomb stays bounded
+READ_BYTES = 1 << 20  # per read of the raw file
+INFLATE_BYTES = 4 << 20  # maximum output of one inflate step, which bounds a gzip bomb
 _MD5_BACKLOG = 8  # raw chunks that may wait for the md5 thread
-# The first input of a gzip member; each next one is eight times as long, up to a whole chunk. The
-# library copies what follows a member, so a file of many tiny ones must be fed little by little.
+# The first input of a gzip member; each following one is eight times as long, up to a full chunk.
+# The library copies what follows a member, so a file of many tiny members needs small inputs.
 _FIRST_FEED = 4096
-_GZIP_WBITS = 31  # window of 32 KiB, and the gzip header and trailer are checked by the library
+_GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and trailer
 
 REDOWNLOAD = "download it again and compare its md5 with the published list"
 
 
 class RawFile:
-    """A file read once from start to end, with its md5 taken on the way.
+    """A file read once from start to end, computing its md5 on the way.
 
-    `bytes_read` counts what has been read. `md5()` is the digest of everything read so far. Where
-    a second core exists the digest runs in a thread of its own, beside the inflating: md5 is the
-    slower of the two. The thread only ever computes, so that waiting for it cannot hang.
+    `bytes_read` counts the bytes read. `md5()` is the digest of everything read so far. If there is
+    more than one core, the digest is computed in its own thread, in parallel with inflation: md5 is
+    the slower of the two. The thread does nothing but compute, so waiting for it cannot hang.
     """
 
     def __init__(self, path: Path):
@@ -49,9 +49,9 @@ class RawFile:
         self._pending: deque[Future[None]] = deque()
 
     def read_chunk(self) -> bytes:
-        """The next `READ_BYTES` of the file or fewer, b"" at its end.
+        """At most `READ_BYTES` more of the file, b"" at its end.
 
-        Raises SourceError when the operating system cannot read.
+        Raises SourceError if the operating system cannot read.
         """
         try:
             chunk = os.read(self._fd, READ_BYTES)
@@ -79,9 +79,9 @@ class RawFile:
         """Close the file and end the md5 thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-            # Its thread goes with it, here: as threads go they call into Python from where the
-            # exception of a signal would be lost, were it the main thread that gave up the last
-            # reference to this file.
+            # Drop the pool here, so that its thread ends now. A thread that ends calls into Python
+            # from a place where the exception of a signal would be lost if the main thread were
+            # the one to drop the last reference.
             self._pool = None
         if self._fd >= 0:
             os.close(self._fd)
@@ -91,7 +91,7 @@ class RawFile:
 class ByteStream:
     """The bytes of an uncompressed tar file, forward only.
 
-    `position` is the number of bytes handed out or skipped. `raw` is the file below.
+    `position` is the number of bytes returned or skipped. `raw` is the underlying file.
     """
 
     def __init__(self, raw: RawFile):
@@ -113,16 +113,16 @@ class ByteStream:
         return data
 
     def skip(self, count: int) -> int:
-        """Pass over `count` bytes without keeping them; returns how many there were."""
+        """Skip `count` bytes; returns how many there were."""
         skipped = sum(map(len, self._pieces(count)))
         self.position += skipped
         return skipped
 
     def where(self) -> str:
-        """The place reached, for messages."""
+        """The current place, for messages."""
         return (
-            f"at byte {self.position} of the tar (byte {self.raw.bytes_read} of "
-            f"{self.raw.nbytes} of the file is read)"
+            f"at byte {self.position} of the tar ({self.raw.bytes_read} of {self.raw.nbytes} "
+            "bytes of the file read)"
         )
 
     def _pieces(self, count: int):
@@ -137,15 +137,15 @@ class ByteStream:
             yield piece
 
     def _next_chunk(self) -> bytes:
-        """Some more bytes, b"" at the end."""
+        """More bytes, b"" at the end."""
         return self.raw.read_chunk()
 
 
 class GzipStream(ByteStream):
-    """The inflated bytes of a gzip file of one or several members.
+    """The inflated bytes of a gzip file with one or more members.
 
     The library checks every member's CRC and length. Zeros after the last member are padding, as
-    they are to gzip itself; anything else there is an error.
+    gzip itself treats them; anything else there is an error.
     """
 
     def __init__(self, raw: RawFile):
@@ -157,8 +157,8 @@ class GzipStream(ByteStream):
     def _next_chunk(self) -> bytes:
         """At most `INFLATE_BYTES` of output, b"" after the last member.
 
-        Raises SourceTruncated when the file ends within a member, SourceCorrupt for a damaged
-        stream, a wrong CRC or length, and for what is not gzip after a member.
+        Raises SourceTruncated if the file ends within a member, and SourceCorrupt for a damaged
+        stream, a wrong CRC or length, and anything but gzip after a member.
         """
         while True:
             self._input = self._input or memoryview(self.raw.read_chunk())
@@ -177,17 +177,17 @@ class GzipStream(ByteStream):
                 )
 
     def _begin_member(self) -> bool:
-        """Start inflating at the next byte that is not padding; False when there is none yet."""
+        """Start inflating at the next byte that is not padding; False if there is none yet."""
         looked_at = self._input[:_FIRST_FEED]
         begin = bytes(looked_at).lstrip(b"\0")
         self._input = self._input[len(looked_at) - len(begin) :]
         if not begin:
             return False
-        # A magic split between two chunks is left to the library, which wants both bytes.
+        # If the magic is split between two chunks, the library checks its second byte.
         if not GZIP_MAGIC.startswith(begin[:2]):
             raise SourceCorrupt(
                 f"{self.raw.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
-                f"another gzip member may, {self.where()}; {REDOWNLOAD}"
+                f"another gzip member is allowed, {self.where()}; {REDOWNLOAD}"
             )
         self._inflater = zlib_ng.decompressobj(_GZIP_WBITS)
         self._feed = _FIRST_FEED

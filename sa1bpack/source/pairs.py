@@ -1,7 +1,7 @@
 """Pair the JPEGs and JSON records of a source.
 
-The members of an SA-1B tar are in random order: the two halves of a pair may lie 11 GB apart, and
-at the worst moment about a quarter of the tar waits for its other half. What waits is spooled.
+The members of an SA-1B tar are in random order: the two halves of a pair may be 11 GB apart, and
+at the peak about a quarter of the tar waits for its other half. Waiting halves are spooled.
 """
 
 from collections import Counter
@@ -19,12 +19,12 @@ from sa1bpack.source.tar import TarStream
 
 MAX_JPEG_BYTES = 128 << 20
 MAX_JSON_BYTES = 16 << 20
-# So that no source fills the memory with names and reasons.
+# Limits that keep names and reasons from filling the memory.
 MAX_MEMBERS = 1_000_000  # of a tar
-MAX_REJECTS = 100_000  # halves without their other half not counted
+MAX_REJECTS = 100_000  # not counting halves without their other half
 SPOOL_MEMORY = 256 << 20
-# Halves of pairs that wait, against the size of the source: JPEGs do not shrink in a gzip stream,
-# so no more than the file itself can wait for long; a bomb must not fill the disk.
+# Limit of waiting halves relative to the size of the source, so that a gzip bomb does not fill the
+# disk: gzip does not shrink JPEGs, so in a real source no more than the file itself can wait.
 MAX_WAITING = 4  # times the size of the source
 WAITING_ALWAYS = 1 << 30  # bytes that may wait whatever that size is
 _NAMES_KEPT = 20
@@ -42,7 +42,7 @@ class Limits:
 class Pair:
     """An image and its annotations.
 
-    `index` counts pairs in the order in which they became complete. `name` is the stem the two
+    `index` counts pairs in the order in which they were completed. `name` is the stem that both
     share (`sa_5`), `file_name` the last part of the JPEG's path (`sa_5.jpg`).
     """
 
@@ -55,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A member named like half of a pair that cannot become one.
+    """A member that is named like half of a pair but cannot become one.
 
     `code` is one of missing-json, missing-jpeg, duplicate, too-large, name-too-long, bad-name,
     not-a-file.
@@ -67,7 +67,7 @@ class Reject:
 
 
 class PairReader:
-    """Iterate once over the pairs of a source, reading it in one sequential pass.
+    """Iterate once over the pairs of a source, in one sequential pass.
 
     ::
 
@@ -75,25 +75,25 @@ class PairReader:
             for pair in reader:
                 ...
 
-    Memory: the pair in hand (a member twice while it is put together), `spool_memory` bytes of
-    halves that wait, 14 MB of read-ahead, and about 200 bytes for each name. Disk: see Spool; a
-    source of which more than `MAX_WAITING` times its size waits is SourceCorrupt. A member larger
+    Memory: the current pair (a member twice while it is assembled), `spool_memory` bytes of waiting
+    halves, 14 MB of read-ahead, and about 200 bytes per name. Disk: see Spool; if more than
+    `MAX_WAITING` times the size of the source waits, the source is SourceCorrupt. A member larger
     than its limit is never read into memory.
 
     A pair is rejected once, not twice: the other half of a rejected member is dropped silently. Of
-    two members with the same stem and kind, in whatever folder, the first counts.
+    two members with the same stem and kind, in whatever folders, the first counts.
 
-    While and after iterating there are
+    Attributes, valid during and after iteration:
 
     - `rejects`: list of Reject; orphans are added at the end of the source,
-    - `ignored`: Counter by kind of foreign members (foreign, link, special, sparse), which are no
-      part of a pair by name, and `ignored_names`, the first 20 of them,
-    - `members`: how many entries were seen, `bytes_read`: bytes of the source consumed,
-    - `md5`: hex md5 of the whole file as it lies on disk; None for a folder, and before the end.
+    - `ignored`: Counter, by kind (foreign, link, special, sparse), of members that are not part of
+      a pair by name, and `ignored_names`, the first 20 of them,
+    - `members`: number of entries seen, `bytes_read`: bytes of the source consumed,
+    - `md5`: hex md5 of the complete file as it is on disk; None for a folder, and before the end.
 
-    Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError when the disk of
-    `spool_dir` fails; pairs given before SourceTruncated are sound. Leaving the `with` block at any
-    time closes everything. Not for use by several threads at once.
+    Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
+    `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
+    any time closes everything. Not safe for use by several threads at once.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class PairReader:
         return self._stream.bytes_read
 
     def close(self) -> None:
-        """Close the source and free the spool. Closing twice is allowed."""
+        """Close the source and free the spool. May be called more than once."""
         self._pairs.close()
         self._stream.close()
         self._spool.close()
@@ -173,14 +173,14 @@ class PairReader:
             self.ignored_names.append(member.name)
 
     def _admit(self, member: Member, stem: str, half: Half) -> bool:
-        """Whether the member may be read; when not, it is on record why."""
+        """Whether the member may be read; if not, the reason is recorded."""
         if stem in self._settled:
             if self._settled[stem]:
-                self._reject(member, "duplicate", f"a pair called {stem!r} came before it")
+                self._reject(member, "duplicate", f"it follows a pair named {stem!r}")
             return False
         waiting = self._waiting.get(stem)
         if waiting is not None and waiting.half == half:
-            self._reject(member, "duplicate", f"{waiting.member!r} came before it")
+            self._reject(member, "duplicate", f"it follows {waiting.member!r}")
             return False
         fault = self._fault(member, stem, half)
         if fault is None:
@@ -192,12 +192,12 @@ class PairReader:
         return False
 
     def _fault(self, member: Member, stem: str, half: Half) -> tuple[str, str] | None:
-        """(code, detail) of what forbids to read a member."""
+        """(code, detail) of the reason not to read a member, or None."""
         if member.problem:
             return "bad-name", f"{member.problem}; rename it"
         if member.kind != "file":
-            return "not-a-file", f"it is a {member.kind} member; put the file itself there"
-        # The shortest name that the JPEG of a JSON record may have ends in .jpg.
+            return "not-a-file", f"it is a {member.kind} member; replace it with the file itself"
+        # .jpg is the shortest extension that the JPEG of a JSON record may have.
         file_name = member.name.rsplit("/", 1)[-1] if half == "jpeg" else stem + ".jpg"
         length = len(file_name.encode())
         if length > MAX_NAME_BYTES:
@@ -208,11 +208,11 @@ class PairReader:
         return None
 
     def _match(self, member: Member, stem: str, half: Half, index: int) -> Pair | None:
-        """Complete a pair with the current member, or let it wait for the other half."""
+        """Complete a pair with the current member, or keep it until its other half arrives."""
         data = self._stream.read()
         waiting = self._waiting.pop(stem, None)
         if waiting is None:
-            self._check_room(member)
+            self._check_waiting(member)
             self._waiting[stem] = _Waiting(half, member.name, self._spool.put(data))
             return None
         self._settled[stem] = True
@@ -221,20 +221,20 @@ class PairReader:
             return Pair(index, stem, member.name.rsplit("/", 1)[-1], data, other)
         return Pair(index, stem, waiting.member.rsplit("/", 1)[-1], other, data)
 
-    def _check_room(self, member: Member) -> None:
-        """Raise SourceCorrupt when more than any real source's halves would wait."""
+    def _check_waiting(self, member: Member) -> None:
+        """Raise SourceCorrupt if more bytes wait than in any real source."""
         waiting = self._spool.memory_used + self._spool.spilled + member.size
         if waiting > max(WAITING_ALWAYS, MAX_WAITING * self.source.nbytes):
             raise SourceCorrupt(
-                f"{self.source.path}: {waiting} bytes wait for their other half, {member.name!r} "
-                f"the last of {len(self._waiting) + 1}, over {MAX_WAITING} times the "
-                f"{self.source.nbytes} bytes of the file: a gzip bomb? {REDOWNLOAD}"
+                f"{self.source.path}: {len(self._waiting) + 1} members wait for their other half, "
+                f"the last one {member.name!r}: {waiting} bytes, more than {MAX_WAITING} times the "
+                f"{self.source.nbytes} bytes of the file. A gzip bomb? {REDOWNLOAD}"
             )
 
     def _reject_orphans(self) -> None:
         for stem, waiting in self._waiting.items():
             missing = "json" if waiting.half == "jpeg" else "jpeg"
-            detail = f"the source has no {missing} of {stem!r}"
+            detail = f"the source has no {missing} for {stem!r}"
             self.rejects.append(Reject(waiting.member, f"missing-{missing}", detail))
 
     def _reject(self, member: Member, code: str, detail: str) -> None:
@@ -248,7 +248,7 @@ class PairReader:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A half whose other half has not come."""
+    """A half whose other half has not been read yet."""
 
     half: Half
     member: str

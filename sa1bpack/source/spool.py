@@ -1,22 +1,22 @@
-"""Keep bytes until they are asked for: in memory up to a bound, the rest in a temporary file."""
+"""Keep bytes until they are needed: in memory up to a limit, the rest in a temporary file."""
 
 import errno
 import os
 import tempfile
 from pathlib import Path
 
-WORKING_PREFIX = ".tmp-spool-"  # a hidden name, which packers and checks of a pack pass over
-BLOCK_BYTES = 128 << 10  # small beside a 1 MB JPEG, large enough that a write costs little
+WORKING_PREFIX = ".tmp-spool-"  # a hidden name, which the packer and checks of a pack ignore
+BLOCK_BYTES = 128 << 10  # small compared with a 1 MB JPEG, large enough for cheap writes
 
 
 class Spool:
     """A store of byte strings, each put once and taken once.
 
-    At most `memory` bytes are held in memory. What does not fit goes to one file in `folder`,
-    unlinked as soon as it is made, so that nothing stays behind a killed process. The file is cut
-    in blocks that are used again when freed: it never grows past the largest amount that was
-    spilled at one time, each item rounded up to `BLOCK_BYTES`. For a tar of SA-1B, whose halves
-    come in random order, that is at most about 3 GB.
+    At most `memory` bytes are held in memory. The rest goes to one file in `folder`, which is
+    unlinked as soon as it is created, so that a killed process leaves nothing behind. The file
+    consists of blocks that are reused when freed: it never grows past the largest amount spilled at
+    one time, each item rounded up to `BLOCK_BYTES`. For a tar of SA-1B, whose halves are in random
+    order, that is at most about 3 GB.
     """
 
     def __init__(self, folder: Path, memory: int):
@@ -29,9 +29,9 @@ class Spool:
         self._free: list[int] = []  # block numbers
 
     def put(self, data: bytes) -> "bytes | _Spilled":
-        """Store data; returns the ticket to take it back with.
+        """Store data; returns the ticket for `take`.
 
-        Raises OSError, with the folder as its file name, when the temporary file cannot be made or
+        Raises OSError, with the folder as its file name, if the temporary file cannot be created or
         written: the disk is at fault, not the source.
         """
         if self.memory_used + len(data) <= self.memory:
@@ -47,14 +47,14 @@ class Spool:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}: {len(data)} bytes cannot be spooled beside {self.spilled}",
+                f"{error.strerror}: {len(data)} bytes cannot be spooled on top of {self.spilled}",
                 str(self.folder),
             ) from error
         self.spilled += len(data)
         return _Spilled(blocks, len(data))
 
     def take(self, ticket: "bytes | _Spilled") -> bytes:
-        """Give data back and forget it. Raises OSError when the temporary file cannot be read."""
+        """Return data and forget it. Raises OSError if the temporary file cannot be read."""
         if isinstance(ticket, bytes):
             self.memory_used -= len(ticket)
             return ticket
@@ -67,7 +67,7 @@ class Spool:
         return data
 
     def close(self) -> None:
-        """Free the file; tickets are void."""
+        """Free the file; tickets are no longer valid."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -109,5 +109,7 @@ def _read(descriptor: int, ticket: _Spilled) -> bytes:
         left -= len(piece)
     data = b"".join(pieces)
     if len(data) != ticket.size:
-        raise OSError(errno.EIO, f"the spool file gave {len(data)} bytes of {ticket.size} back")
+        raise OSError(
+            errno.EIO, f"only {len(data)} of {ticket.size} bytes of the spool file were read back"
+        )
     return data

@@ -1,14 +1,13 @@
 """Walk the members of a tar stream in one pass.
 
 Headers follow POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar
-(https://www.gnu.org/software/tar/manual/html_node/Standard.html). Only regular files have their
-data read; links, devices and sparse files are named and passed over, never followed.
+(https://www.gnu.org/software/tar/manual/html_node/Standard.html). Only the data of regular files
+is read; links, devices and sparse files are reported and skipped, never followed.
 
-A tar ends with two blocks of zeros. One is taken as proof enough that every member came before
-it. A tar that stops without any is SourceTruncated, even at the border of two members, where
-tarfile and GNU tar see nothing wrong: a writer that was killed leaves just that. Behind the mark
-zeros may follow, or another archive (`cat a.tar b.tar`), which is read on; other bytes are
-SourceCorrupt.
+A tar ends with two blocks of zeros. One is accepted as proof that no member is missing. A tar that
+ends without any is SourceTruncated, even between two members, where tarfile and GNU tar see nothing
+wrong: that is what a killed writer leaves. The end mark may be followed by zeros or by another
+archive (`cat a.tar b.tar`), which is read as well; other bytes are SourceCorrupt.
 """
 
 from collections.abc import Iterator
@@ -26,22 +25,22 @@ _KINDS: dict[bytes, MemberKind] = {
     b"0": "file", b"\0": "file", b"7": "file", b"5": "directory", b"1": "link", b"2": "link",
     b"S": "sparse",
 }  # fmt: skip
-# Types 1 to 6 have no data, whatever their size field says (as in tarfile).
+# Types 1 to 6 have no data, whatever their size field says, as in tarfile.
 _WITHOUT_DATA = frozenset(b"123456")
 _PAX_LOCAL = (b"x", b"X")
 _PAX_GLOBAL = b"g"
 _GNU_LONG_NAME = b"L"
 _GNU_LONG_LINK = b"K"
-# Of pax records only these are used; the others are not kept, however many a tar has.
+# The only pax records that are used; others are not kept, however many a tar has.
 _PAX_USED = (b"path", b"size")
-_PAX_SPARSE = b"GNU.sparse."  # begins the key of every record about a sparse file
+_PAX_SPARSE = b"GNU.sparse."  # prefix of the keys of all records about sparse files
 
 
 class TarStream:
-    """The members of a tar; `read` gives the data of the current one, or it is passed over.
+    """The members of a tar; `read` returns the data of the current one, otherwise it is skipped.
 
-    Raises SourceTruncated where the stream ends too early and SourceCorrupt where a header is
-    wrong; both name the file and the place.
+    Raises SourceTruncated if the stream ends too early and SourceCorrupt if a header is wrong; both
+    name the file and the place.
     """
 
     def __init__(self, stream: ByteStream):
@@ -57,7 +56,7 @@ class TarStream:
         return self._stream.raw.bytes_read
 
     def md5(self) -> str:
-        """Hex md5 of the file's bytes read so far: of all of it once iteration has ended."""
+        """Hex md5 of the bytes read so far: of the complete file once iteration has ended."""
         return self._stream.raw.md5()
 
     def close(self) -> None:
@@ -66,13 +65,11 @@ class TarStream:
 
     def __iter__(self) -> Iterator[Member]:
         while (header := self._next_header()) is not None:
-            member = self._member(header)
-            if member is not None:
-                yield member
-                self._pass_over()
+            yield self._member(header)
+            self._skip_rest()
 
     def read(self) -> bytes:
-        """All data of the current member; once only."""
+        """All data of the current member; may be called once."""
         size = self._data_size
         data = self._stream.read(size)
         self._unread -= len(data)
@@ -80,8 +77,8 @@ class TarStream:
             raise self._truncated("within a member's data")
         return data
 
-    def _member(self, header: bytes) -> Member | None:
-        """The member that starts with this header, None at the end of the archive."""
+    def _member(self, header: bytes) -> Member:
+        """The member that starts with this header."""
         pax = dict(self._global_pax)
         long_name = None
         while True:
@@ -137,12 +134,12 @@ class TarStream:
             if zeros > MAX_ZERO_TAIL:
                 raise SourceTruncated(
                     f"{self._path}: more than {MAX_ZERO_TAIL} zeros follow the last member, "
-                    f"{self._stream.where()}: a download that was reserved but not filled? "
+                    f"{self._stream.where()}: a download that was allocated but not completed? "
                     f"{REDOWNLOAD}"
                 )
 
-    def _pass_over(self) -> None:
-        """Skip what is left of the current member and its padding."""
+    def _skip_rest(self) -> None:
+        """Skip the rest of the current member and its padding."""
         unread, self._unread = self._unread, 0
         if self._stream.skip(unread) < unread:
             raise self._truncated("within a member's data")
@@ -160,7 +157,8 @@ class TarStream:
         return data[:size]
 
     def _pax_records(self, size: int) -> dict[bytes, bytes]:
-        """Those of a pax header that matter; `_PAX_SPARSE` stands for all about sparse files."""
+        """The records of a pax header that are used; `_PAX_SPARSE` stands for all about sparse
+        files."""
         records = parse_pax(self._extended(size), self._path)
         used = {key: records[key] for key in _PAX_USED if key in records}
         if any(key.startswith(_PAX_SPARSE) for key in records):
@@ -168,7 +166,7 @@ class TarStream:
         return used
 
     def _skip_sparse_map(self, header: bytes) -> None:
-        """Pass over the blocks of an old GNU sparse map, which stand before the data."""
+        """Skip the blocks of an old GNU sparse map, which precede the data."""
         extended = header[482]
         while extended:
             block = self._stream.read(BLOCK)
@@ -184,7 +182,7 @@ class TarStream:
 
     def _decimal(self, text: bytes) -> int:
         if not text.isdigit() or len(text) > 20:
-            raise self._corrupt(f"a pax header gives the size {text[:40]!r}, which is no number")
+            raise self._corrupt(f"a pax header has size {text[:40]!r}, which is not a number")
         return int(text)
 
     def _corrupt(self, what: str) -> SourceCorrupt:
@@ -199,16 +197,16 @@ class TarStream:
 def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
     """A 512-byte header block as (name with its prefix, size of the data in bytes, type byte).
 
-    Raises SourceCorrupt, naming neither file nor place, for a wrong checksum or number.
+    Raises SourceCorrupt for a wrong checksum or number; its message does not name file or place.
     """
     stored = _number(header[148:156], "checksum")
     # The checksum counts its own field as eight spaces (8 * 32).
     total = sum(header) - sum(header[148:156]) + 256
     if stored != total and stored != _signed_sum(header):
-        raise SourceCorrupt(f"a tar header has checksum {stored}, its bytes sum up to {total}")
+        raise SourceCorrupt(f"a tar header has checksum {stored}, but its bytes sum to {total}")
     name = header[:100].partition(b"\0")[0]
     prefix = header[345:500].partition(b"\0")[0]
-    if prefix and header[257:263] == b"ustar\0":  # GNU's own format has other fields there
+    if prefix and header[257:263] == b"ustar\0":  # in GNU's own format other fields are there
         name = prefix + b"/" + name
     return name, _number(header[124:136], "size"), header[156:157]
 
@@ -216,7 +214,7 @@ def parse_header(header: bytes) -> tuple[bytes, int, bytes]:
 def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
     """The records `<length> <key>=<value>\\n` of a pax header; `path` is for the message.
 
-    Raises SourceCorrupt for a record that breaks this form.
+    Raises SourceCorrupt for a malformed record.
     """
     records: dict[bytes, bytes] = {}
     position = 0
@@ -247,11 +245,11 @@ def _number(field: bytes, what: str) -> int:
             return int(digits or b"0", 8)
         except ValueError:  # 8 or 9
             pass
-    raise SourceCorrupt(f"a tar header has {what} {field!r}, which is no octal number")
+    raise SourceCorrupt(f"a tar header has {what} {field!r}, which is not an octal number")
 
 
 def _signed_sum(header: bytes) -> int:
-    """The checksum of old tars that summed signed characters."""
+    """The checksum of old tar programs, which summed signed characters."""
     field = header[148:156]
     large = sum(byte > 127 for byte in header) - sum(byte > 127 for byte in field)
     return sum(header) - sum(field) + 256 - 256 * large

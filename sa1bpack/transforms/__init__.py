@@ -1,22 +1,22 @@
 """Batches on their device: a batch of the loader becomes training input there.
 
-All is torch operations over whole batches, the same on a CPU and on CUDA, without a loop over
-samples and without waiting for the device. One thing differs: on a CPU the kernels of
-`sa1bpack.masks` draw masks and prompts from runs, to the same bits.
+Everything is torch operations over entire batches, the same on CPU and CUDA, without loops over
+samples and without waiting for the device. The one exception: on a CPU, the kernels of
+`sa1bpack.masks` draw masks and prompts from runs, with the same bits.
 
     random      random numbers as a function of (seed, epoch, id)
     affine      axis-aligned maps from output to source coordinates
     geometric   flip, scale jitter, random resized crop
-    resample    images through these maps
-    masks       bits to bool, and grids of masks through these maps
-    runs        masks drawn from their exact runs through these maps
+    resample    images under these maps
+    masks       bits to bool, and mask grids under these maps
+    runs        masks drawn from their exact runs under these maps
     regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
-    boxes       boxes and points through these maps
+    boxes       boxes and points under these maps
     pixels      planes to RGB, bytes to normalised numbers
     color       colour jitter
     mix         mixup
-    pipeline    all of it in the right order; options and checks are what it asks of its arguments
+    pipeline    all of these in the right order; its arguments are checked in options and checks
 """
 
 from sa1bpack.transforms.affine import AxisMaps

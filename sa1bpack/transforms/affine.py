@@ -1,8 +1,8 @@
-"""Axis-aligned affine maps, one for each sample of a batch.
+"""Axis-aligned affine maps, one per sample of a batch.
 
-A map takes OUTPUT coordinates to SOURCE coordinates, so that every cell of an output can ask where
-it comes from. Coordinates are continuous: x to the right, y down, pixel edges at whole numbers,
-the centre of pixel i at i + 0.5.
+A map takes OUTPUT coordinates to SOURCE coordinates: it tells each output cell where it comes from.
+Coordinates are continuous: x to the right, y down, pixel edges at whole numbers, the centre of
+pixel i at i + 0.5.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ import torch
 class AxisMaps:
     """source = scale * output + offset, for x and y of each of B samples.
 
-    scale   float64 (B, 2), x and y: source pixels an output pixel; negative where mirrored, never 0
+    scale   float64 (B, 2), x and y: source pixels per output pixel; negative if mirrored, never 0
     offset  float64 (B, 2), x and y in source pixels
 
-    Rotation and shear have no place here: maps of this kind can be composed as long as one likes,
-    and everything is resampled once, axis by axis.
+    Without rotation and shear: any number of such maps can be composed, and everything is resampled
+    once, axis by axis.
     """
 
     scale: torch.Tensor
     offset: torch.Tensor
 
     def after(self, inner: "AxisMaps") -> "AxisMaps":
-        """First `inner`, then this map."""
+        """The composition: first `inner`, then this map."""
         return AxisMaps(self.scale * inner.scale, self.scale * inner.offset + self.offset)
 
     def inverse(self) -> "AxisMaps":
@@ -33,15 +33,18 @@ class AxisMaps:
         return AxisMaps(1 / self.scale, -self.offset / self.scale)
 
     def of(self, owner: torch.Tensor) -> "AxisMaps":
-        """The map of each of T masks. owner: int64 (T,), the sample that it belongs to."""
+        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
         return AxisMaps(self.scale[owner], self.offset[owner])
 
     def apply(self, points: torch.Tensor) -> torch.Tensor:
-        """Map points (B, 2), x and y, one of each sample or mask; the result is float64 (B, 2)."""
+        """Map points (B, 2), x and y, one per sample or mask. Returns float64 (B, 2)."""
         return points * self.scale + self.offset
 
     def centers(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the centres of output columns and rows are: float64 (B, width) x, (B, height) y."""
+        """Source coordinates of the centres of output columns and rows.
+
+        Returns float64 (B, width), x, and (B, height), y.
+        """
         return tuple(
             self.scale[:, axis, None] * cell_centers(count, self.scale.device)
             + self.offset[:, axis, None]
@@ -59,7 +62,7 @@ def scaling(scale: torch.Tensor) -> AxisMaps:
 
 
 def pair(x: float, y: float, device: torch.device) -> torch.Tensor:
-    """float64 (2,) of two numbers. Other than `torch.tensor` it does not wait for the device."""
+    """float64 (2,) of two numbers. Unlike `torch.tensor`, it does not wait for the device."""
     both = torch.full((2,), x, dtype=torch.float64, device=device)
     both[1:].fill_(y)
     return both

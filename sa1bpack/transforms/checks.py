@@ -1,6 +1,6 @@
-"""What a pipeline is given: a dataset or batches that cannot be used are named before work begins.
+"""Checks of a pipeline's dataset and batches, made before any work.
 
-What tensors hold is looked at on a CPU alone, through numpy: on a device that would wait for it.
+The contents of tensors are checked only on a CPU, through numpy: on a device the check would wait.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,43 +9,81 @@ from typing import Any
 import numpy as np
 import torch
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.runs import RunBatch
 
-BOX_REACH = 1.1  # how far boxes may reach, in parts of their image
+BOX_REACH = 1.1  # how far boxes may extend, relative to the size of their image
 
-_REMEDY = "give a batch as Loader, DataLoader and Collate make it"
+_REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
 
 def check_dataset(ds: Any) -> None:
-    """Raise OptionError if this says nothing of what the numbers of a batch mean."""
-    told = ("layout", "options", "mask_size", "mask_sampling")
-    if not all(hasattr(ds, name) for name in told):
-        raise OptionError(f"ds is a {_kind(ds)}: give the dataset that the batches come from")
+    """Raise OptionError if `ds` does not describe the numbers of a batch."""
+    needed = ("layout", "options", "mask_size", "mask_sampling")
+    if not all(hasattr(ds, name) for name in needed):
+        raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:
-    """Raise OptionError if this is no batch of tensors with the keys that are needed.
+    """Raise OptionError if `batch` is not a batch of tensors with the needed keys.
 
-    of_masks  keys of one row a mask: a batch with one of them or with runs needs their counts
+    of_masks  keys with one row per mask: a batch with one of them, or with runs, needs mask counts
     """
     if not isinstance(batch, Mapping):
-        raise OptionError(f"a {_kind(batch)} is no batch: {_REMEDY}")
+        raise OptionError(f"the batch is a {_kind(batch)}: {_REMEDY}")
     if "runs" in batch or any(key in batch for key in of_masks):
         needed = (*needed, "mask_counts")
     missing = [key for key in needed if key not in batch]
     if missing:
-        one = "this is one sample, " if "image" in batch else ""
+        one = "this is a single sample; " if "image" in batch else ""
         raise OptionError(
-            f"there is no {' and no '.join(missing)} among {', '.join(map(str, batch))}: "
+            f"the batch has {', '.join(map(str, batch))}, but no {' and no '.join(missing)}: "
             f"{one}{_REMEDY}"
         )
     for key in (*needed, *of_masks):
         if key in batch and not isinstance(batch[key], torch.Tensor):
             raise OptionError(
                 f"{key} is a {_kind(batch[key])}: a pipeline needs torch tensors; "
-                "torch.from_numpy makes one of an array"
+                "torch.from_numpy converts an array"
             )
+
+
+def check_spec(batch: Mapping, spec: str | None) -> None:
+    """Raise OptionError if the batch comes from a dataset with another spec than the pipeline's.
+
+    spec  of the pipeline's dataset; None if it has none. A batch without one is not checked here.
+    """
+    found = batch.get("spec")
+    if spec is not None and found is not None and found != spec:
+        raise OptionError(
+            f"the samples of the batch are {found!r}, but those of this pipeline's dataset are "
+            f"{spec!r}: create the pipeline with the dataset that the batches come from"
+        )
+
+
+def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
+    """Return the epoch of a batch, or `epoch` for a batch without one.
+
+    Raises OptionError if there is neither and one is needed, if both are given and differ, or for a
+    value that is not a whole number from 0 to 2**64 - 1.
+    """
+    given = None if epoch is None else whole_number("epoch", epoch, 0, MAX_WORD)
+    own = batch.get("epoch")
+    if own is None:
+        if needed and given is None:
+            raise OptionError(
+                "the pipeline has random steps and the batch has no 'epoch': call it as "
+                "pipeline(batch, epoch=...)"
+            )
+        return given
+    own = whole_number("batch['epoch']", own, 0, MAX_WORD)
+    if given is not None and given != own:
+        raise OptionError(
+            f"epoch is {given}, but the batch is from epoch {own}: call pipeline(batch), which "
+            "takes the epoch from the batch"
+        )
+    return own
 
 
 def _kind(value: Any) -> str:
@@ -63,7 +101,7 @@ def check_images(images: torch.Tensor, side: int) -> None:
 
 
 def check_grids(masks: torch.Tensor, cells: int) -> None:
-    """Raise OptionError if these are not grids of so many cells a side, bool or bits in uint8."""
+    """Raise OptionError if these are not grids of `cells` x `cells`, bool or bits in uint8."""
     width = {torch.bool: cells, torch.uint8: cells // 8}.get(masks.dtype)
     if masks.shape[-2:] != (cells, width):
         raise OptionError(
@@ -73,12 +111,12 @@ def check_grids(masks: torch.Tensor, cells: int) -> None:
 
 
 def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
-    """Raise OptionError if these are not the sizes (B, 4) of so many samples, or on a CPU if a
-    stored image does not lie on the canvas of the dataset as its fit says."""
+    """Raise OptionError if these are not the sizes (B, 4) of `samples`, or on a CPU if a stored
+    image does not fit the dataset's canvas by its fit."""
     if sizes.shape != (samples, 4):
         raise OptionError(
-            f"sizes are {tuple(sizes.shape)} for {samples} images: give source height and width, "
-            f"stored height and width of each, {(samples, 4)}"
+            f"sizes are {tuple(sizes.shape)} for {samples} images: pass source height and width, "
+            f"stored height and width per image, {(samples, 4)}"
         )
     if sizes.device.type != "cpu":
         return
@@ -87,22 +125,22 @@ def check_sizes(sizes: torch.Tensor, samples: int, side: int, fit: str) -> None:
     wrong = stored != side if fit == "squash" else stored > side
     bad = np.flatnonzero((found < 1).any(1) | wrong.any(1))
     if bad.size:
-        due = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
+        expected = f"both sides {side}" if fit == "squash" else f"sides of 1 to {side}"
         raise OptionError(
             f"sizes of sample {bad[0]} of the batch are {found[bad[0]].tolist()} (source height "
             f"and width, stored height and width): this pipeline's dataset has fit {fit!r}, stored "
-            f"images with {due}; give it batches of that dataset"
+            f"images with {expected}; pass batches of that dataset"
         )
 
 
 def check_boxes(
     bboxes: torch.Tensor, owner: torch.Tensor, sizes: torch.Tensor, coordinates: str
 ) -> None:
-    """Raise OptionError on a CPU if boxes reach far beyond their images: they are in other
-    coordinates. (Records of derived collections may reach over the edge by a few pixels.)
+    """Raise OptionError on a CPU if boxes extend far outside their images: they are in other
+    coordinates. (Boxes of derived collections may extend a few pixels over the edge.)
 
-    bboxes       (..., 4), T in all: x, y, w, h; 0 for padding
-    owner        int64 (T,), the sample of each
+    bboxes       (..., 4), T in total: x, y, w, h; 0 for padding
+    owner        int64 (T,), the sample of each box
     sizes        (B, 4), pixels: source height and width, stored height and width
     coordinates  "source" or "stored", the dataset's
     """
@@ -117,32 +155,34 @@ def check_boxes(
         raise OptionError(
             f"a box of sample {int(owner[beyond[0]])} of the batch is {box} (x, y, w, h), but its "
             f"image has {width:g} x {height:g} pixels in this pipeline's coordinates, "
-            f"{coordinates!r}: give the pipeline the dataset that the batch comes from"
+            f"{coordinates!r}: create the pipeline with the dataset that the batches come from"
         )
 
 
 def check_runs(runs: RunBatch, counts: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Raise OptionError if the runs are not those of the masks of a batch.
+    """Raise OptionError if the runs do not belong to the masks of a batch.
 
-    counts  int64 (B,), masks of each sample
-    shape   (T,) or (B, M), the leading shape of the arrays of one row a mask; of (B, M) the runs
-            have all masks, or padding left out
+    counts  int64 (B,), masks per sample
+    shape   (T,) or (B, M), the leading shape of the arrays with one row per mask; with (B, M) the
+            runs may include padding or not
     """
-    remedy = "a transform that takes masks out has to take out their runs as well"
-    flat, room = len(shape) == 1, int(np.prod(shape))
-    if (runs.masks != room) if flat else (runs.masks > room):
-        rows = f"{room} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
-        raise OptionError(f"there are runs of {runs.masks} masks, but {rows}: {remedy}")
+    remedy = "a transform that drops masks must drop their runs as well"
+    flat, total = len(shape) == 1, int(np.prod(shape))
+    if (runs.masks != total) if flat else (runs.masks > total):
+        rows = f"{total} masks" if flat else f"arrays of {shape[0]} x {shape[1]} masks"
+        raise OptionError(f"the runs have {runs.masks} masks, but the batch has {rows}: {remedy}")
     if len(runs.sizes) != len(counts):
-        raise OptionError(f"there are runs of {len(runs.sizes)} samples, but {len(counts)} samples")
+        raise OptionError(
+            f"the runs have {len(runs.sizes)} samples, but the batch has {len(counts)}: {_REMEDY}"
+        )
     if counts.device.type != "cpu":
         return
-    found, due = np.diff(runs.mask_offset.numpy()), counts.numpy()
+    found, expected = np.diff(runs.mask_offset.numpy()), counts.numpy()
     if not flat and (found == shape[1]).all():
         return  # with padding
-    wrong = np.flatnonzero(found != due)
+    wrong = np.flatnonzero(found != expected)
     if wrong.size:
         raise OptionError(
-            f"sample {wrong[0]} of the batch has runs of {found[wrong[0]]} masks, but "
-            f"{due[wrong[0]]} masks: {remedy}"
+            f"sample {wrong[0]} of the batch has {expected[wrong[0]]} masks, but runs of "
+            f"{found[wrong[0]]}: {remedy}"
         )

@@ -1,9 +1,9 @@
-"""Colour jitter: brightness, contrast, saturation and hue, drawn for each image.
+"""Colour jitter: brightness, contrast, saturation and hue, drawn per image.
 
-The four are those of torchvision's `ColorJitter`, on values of 0 to 255 that are not rounded in
-between. One thing differs: torchvision shuffles them for every image; here they always follow each
-other in the order of the arguments. In a batch every image would otherwise have to go through every
-one of them four times.
+The operations are those of torchvision's `ColorJitter`, on values of 0 to 255 without intermediate
+rounding. One thing differs: torchvision shuffles them per image; here they are applied in the order
+of the arguments, because shuffling would take every operation four times for every image of a
+batch.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from sa1bpack.transforms.options import as_numbers, is_number
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
 LUMA = (0.2989, 0.587, 0.114)
 
-MAX_FACTOR = 256.0  # makes white of the darkest grey; far below what overflows float32
+MAX_FACTOR = 256.0  # turns the darkest grey into white; far from overflowing float32
 
 Range = tuple[float, float]
 
@@ -34,12 +34,12 @@ class ColorJitter:
     ):
         """
         Args:
-            brightness, contrast, saturation: the factor is uniform from max(0, 1 - value) to
-                1 + value, value 0 to 255; or in a range (low, high) of 0 to 256.
-            hue: the hue is turned by a part of a full turn, uniform from -hue to hue, hue 0 to 0.5;
-                or in a range (low, high) of -0.5 to 0.5.
+            brightness, contrast, saturation: a value of 0 to 255, for a factor uniform from
+                max(0, 1 - value) to 1 + value; or a range (low, high) of 0 to 256.
+            hue: 0 to 0.5, for a shift uniform from -hue to hue as a fraction of a full turn; or a
+                range (low, high) of -0.5 to 0.5.
 
-        0, or a range that holds nothing else than what changes nothing, leaves the step out.
+        An operation that cannot change anything, such as one with value 0, is skipped.
 
         Raises:
             OptionError: a value that is out of range.
@@ -54,8 +54,8 @@ class ColorJitter:
     ) -> torch.Tensor:
         """Change images (B, 3, H, W) float32, 0 to 255, which may be overwritten.
 
-        inside   bool (B, 1, H, W), true where there is an image and no padding
-        uniform  as of a geometric step
+        inside   bool (B, 1, H, W), false for padding
+        uniform  see GeometricStep
         """
         drawn = uniform(4)[:, :, None, None, None]  # (B, 4, 1, 1, 1)
         if self.brightness != (1, 1):
@@ -70,32 +70,33 @@ class ColorJitter:
 
 
 def _factors(name: str, value: Any) -> Range:
-    """The range of a factor, by a spread around 1 or as it is. Raises OptionError."""
+    """The range of a factor, given as a spread around 1 or a range. Raises OptionError."""
     if is_number(value) and 0 <= value <= MAX_FACTOR - 1:
         return max(0.0, 1 - value), 1 + value
     given = as_numbers(value)
     if len(given) != 2 or not 0 <= given[0] <= given[1] <= MAX_FACTOR:
         raise OptionError(
-            f"{name} is {value!r}: give a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
+            f"{name} is {value!r}: choose a number from 0 to {MAX_FACTOR - 1:g}, or a range (low, "
             f"high) of 0 to {MAX_FACTOR:g}"
         )
     return given
 
 
 def _turns(value: Any) -> Range:
-    """The range of the hue's turn, by a spread around 0 or as it is. Raises OptionError."""
+    """The range of the hue's shift, given as a spread around 0 or a range. Raises OptionError."""
     if is_number(value) and 0 <= value <= 0.5:
         return -value, value
     given = as_numbers(value)
     if len(given) != 2 or not -0.5 <= given[0] <= given[1] <= 0.5:
         raise OptionError(
-            f"hue is {value!r}: give a number from 0 to 0.5, or a range (low, high) of -0.5 to 0.5"
+            f"hue is {value!r}: choose a number from 0 to 0.5, or a range (low, high) of -0.5 to "
+            "0.5"
         )
     return given
 
 
 def _within(limits: Range, drawn: torch.Tensor) -> torch.Tensor:
-    """float32, uniform in a range, from float64 numbers of 0 to 1."""
+    """float32, uniform in a range, from float64 numbers in [0, 1)."""
     low, high = limits
     return (low + (high - low) * drawn).float()
 
@@ -112,19 +113,19 @@ def adjust_brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tenso
 def adjust_contrast(
     images: torch.Tensor, factor: torch.Tensor, inside: torch.Tensor
 ) -> torch.Tensor:
-    """Mix with the mean grey of the image, not of its padding. inside: bool (B, 1, H, W)."""
+    """Mix with the mean grey of the image without its padding. inside: bool (B, 1, H, W)."""
     grey = (gray(images) * inside).sum((2, 3), keepdim=True)
     mean = grey / inside.sum((2, 3), keepdim=True).clamp(min=1)
     return _blend(images, mean, factor)
 
 
 def adjust_saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Mix with the image in grey."""
+    """Mix with the greyscale image."""
     return _blend(images, gray(images), factor)
 
 
 def adjust_hue(images: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Turn the hue by a part of a full turn, saturation and value of HSV kept."""
+    """Shift the hue by a fraction of a full turn, keeping saturation and value of HSV."""
     value, largest = images.max(1, keepdim=True)
     chroma = value - images.amin(1, keepdim=True)
     red, green, blue = images.split(1, 1)
@@ -145,5 +146,5 @@ def gray(images: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """factor * images + (1 - factor) * other, cut off at 0 and 255."""
+    """factor * images + (1 - factor) * other, clipped to 0 and 255."""
     return images.mul_(factor).add_((1 - factor) * other).clamp_(0, 255)

@@ -1,7 +1,7 @@
-"""Where the image goes on the canvas: flip, scale jitter, random resized crop.
+"""The place of the image on the canvas: flip, scale jitter, random resized crop.
 
-A geometric step moves no pixel. It takes a `Frame` to the next one, and the pipeline moves images,
-masks, boxes and points by the map of the last frame, all by the same and each only once.
+A geometric step moves no pixels. It maps a `Frame` to the next one, and the pipeline moves images,
+masks, boxes and points with the map of the last frame, each exactly once.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from sa1bpack.transforms.options import as_numbers, is_number
 
 Uniform = Callable[[int], torch.Tensor]
 
-CROP_ATTEMPTS = 10  # as torchvision
+CROP_ATTEMPTS = 10  # as in torchvision
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What of the stored images lies where on the canvas.
+    """How the stored images lie on the canvas.
 
     maps    from canvas to stored coordinates
-    extent  float64 (B, 2), x and y in canvas pixels: the image covers the canvas from its top left
-            corner to here, and nothing else of it
-    canvas  (height, width) of the canvas in pixels, the same for all
+    extent  float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
+            canvas from the top left corner to here
+    canvas  (height, width) in pixels, the same for all images
     """
 
     maps: AxisMaps
@@ -39,43 +39,46 @@ class Frame:
         return pair(width, height, self.extent.device)
 
     def step(self, maps: AxisMaps, extent: torch.Tensor) -> "Frame":
-        """The next frame. maps: from its canvas to that of this one."""
+        """The next frame. maps: from its canvas to this one's."""
         return Frame(self.maps.after(maps), extent, self.canvas)
 
 
 def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
-    """The first frame: whole images, as large as fits, in the top left corner.
+    """The first frame: complete images, as large as possible, in the top left corner.
 
     sizes   (B, 4), pixels: source height and width, stored height and width
     canvas  (height, width)
     """
     stored = sizes[:, 2:].flip(1).double()
     sides = pair(canvas[1], canvas[0], stored.device)
-    scale = (sides / stored).amin(1, keepdim=True)  # canvas pixels a stored pixel
+    scale = (sides / stored).amin(1, keepdim=True)  # canvas pixels per stored pixel
     return Frame(scaling((1 / scale).expand(-1, 2)), stored * scale, canvas)
 
 
 class GeometricStep:
-    """A step from one frame to the next; make others by deriving from it.
+    """A step from one frame to the next; the base class for custom steps.
 
-    shrinks  by how much the step may make an image smaller than it was; 1 for never
+    shrinks  the largest factor by which the step may reduce an image; 1 for never
     """
 
     shrinks = 1.0
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
-        """The next frame. uniform(n), to be called once: float64 (B, n) of [0, 1), which depend on
-        the seed, the epoch, the image and the place of the step in the pipeline."""
+        """Return the next frame.
+
+        uniform(n), to be called once, returns float64 (B, n) in [0, 1) that depend on the seed, the
+        epoch, the image and the position of the step in the pipeline.
+        """
         raise NotImplementedError
 
 
 class RandomFlip(GeometricStep):
-    """Mirror left and right; what is padding stays right of the image and below it."""
+    """Mirror left and right; padding stays to the right of and below the image."""
 
     def __init__(self, p: float = 0.5):
-        """p: how probable it is for an image. Raises OptionError if it is not 0 to 1."""
+        """p: probability per image. Raises OptionError unless it is from 0 to 1."""
         if not is_number(p) or not 0 <= p <= 1:
-            raise OptionError(f"p is {p!r}: give a probability, 0 to 1")
+            raise OptionError(f"p is {p!r}: choose a probability from 0 to 1")
         self.p = p
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
@@ -89,18 +92,19 @@ class RandomFlip(GeometricStep):
 
 
 class ScaleJitter(GeometricStep):
-    """Scale, then crop at random what is too large, or pad what is too small.
+    """Scale, then crop randomly where the image is too large and pad where it is too small.
 
-    The scale is uniform in a range; 1 leaves the image as it fits the canvas. 0.1 to 2 is the
-    large-scale jittering of Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation Method
-    for Instance Segmentation" (2021), with crop and padding as in Detectron2's `FixedSizeCrop`.
+    The scale is uniform in a range; 1 keeps the image at the size that fits the canvas. 0.1 to 2 is
+    the large-scale jittering of Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation
+    Method for Instance Segmentation" (2021), with crop and padding as in Detectron2's
+    `FixedSizeCrop`.
     """
 
     def __init__(self, low: float = 0.1, high: float = 2.0):
         """low, high: the range of the scale, finite. Raises OptionError unless 0 < low <= high."""
         if not (is_number(low) and is_number(high) and 0 < low <= high):
             raise OptionError(
-                f"the scale is from {low!r} to {high!r}: give 0 < low <= high, both finite"
+                f"low is {low!r} and high {high!r}: choose 0 < low <= high, both finite"
             )
         self.low, self.high = low, high
         self.shrinks = max(1.0, 1 / low)
@@ -116,13 +120,13 @@ class ScaleJitter(GeometricStep):
 
 
 class RandomResizedCrop(GeometricStep):
-    """Cut out a rectangle and stretch it over the whole canvas.
+    """Cut out a rectangle and stretch it over the full canvas.
 
-    Area and aspect ratio are drawn as by torchvision's `RandomResizedCrop` (Szegedy et al., "Going
-    Deeper with Convolutions", 2015): area uniform, ratio uniform in its logarithm, ten attempts,
-    and after them the largest rectangle of an allowed ratio in the centre. Other than there, the
-    rectangle is not rounded to whole pixels. `area` and `ratio` are of the part of the canvas that
-    the image covers, before it is stretched.
+    Area and aspect ratio are drawn as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
+    Deeper with Convolutions", 2015): area uniform, ratio log-uniform, ten attempts, and after them
+    the largest rectangle with an allowed ratio. Unlike there, the rectangle is not rounded to whole
+    pixels. `area` and `ratio` refer to the part of the canvas that the image covers, before
+    stretching.
     """
 
     def __init__(
@@ -132,17 +136,19 @@ class RandomResizedCrop(GeometricStep):
     ):
         """
         Args:
-            area: range of the rectangle's part of the image, 0 < low <= high <= 1.
-            ratio: range of its width by its height, 0 < low <= high, both finite.
+            area: range of the rectangle's fraction of the image, 0 < low <= high <= 1.
+            ratio: range of width / height, 0 < low <= high, both finite.
 
         Raises:
-            OptionError: a range that is none of these.
+            OptionError: an invalid range.
         """
         areas, ratios = as_numbers(area), as_numbers(ratio)
         if len(areas) != 2 or not 0 < areas[0] <= areas[1] <= 1:
-            raise OptionError(f"area is {area!r}: give a range with 0 < low <= high <= 1")
+            raise OptionError(f"area is {area!r}: choose a range with 0 < low <= high <= 1")
         if len(ratios) != 2 or not 0 < ratios[0] <= ratios[1]:
-            raise OptionError(f"ratio is {ratio!r}: give a range with 0 < low <= high, both finite")
+            raise OptionError(
+                f"ratio is {ratio!r}: choose a range with 0 < low <= high, both finite"
+            )
         self.area, self.ratio = areas, ratios
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:

@@ -1,14 +1,14 @@
-"""Masks of a batch on its device: bits to bool, and through the map that the image gets.
+"""Masks of a batch on its device: bits to bool, and masks under the map of their image.
 
-Grids are sampled at the centres of the output cells, so a mask stays what it is: true or false.
-Masks stand one after the other here, (T, ...), and `owner` int64 (T,) says whose each of them is.
+Grids are sampled at the centres of the output cells, so masks remain true or false. Here masks are
+concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
 import torch
 
 
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, the lowest bit first."""
+    """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, lowest bit first."""
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
     return cells.view(torch.bool).flatten(-2)
@@ -21,9 +21,9 @@ def take_cells(
     rows: torch.Tensor,
     inside: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Masks with chosen columns and rows of their grid.
+    """Masks with selected columns and rows of their grid.
 
-    masks    bool (T, Sm, Sm), or bits uint8 (T, Sm, Sm / 8): only the bits asked for are unpacked
+    masks    bool (T, Sm, Sm), or bits uint8 (T, Sm, Sm / 8): only the selected bits are unpacked
     owner    int64 (T,), sample of each mask
     columns  int64 (B, w), column of the grid for each column of the output
     rows     int64 (B, h)
@@ -45,5 +45,5 @@ def take_cells(
 
 
 def grid_index(at: torch.Tensor, count: int) -> torch.Tensor:
-    """The cells that positions lie in: float (...), in cells, as int64 0 to count - 1."""
+    """The cells that contain positions, float (...) in cells, as int64 0 to count - 1."""
     return at.floor().long().clamp_(0, count - 1)

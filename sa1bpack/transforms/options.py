@@ -1,22 +1,22 @@
-"""Options of steps and pipelines: numbers, pairs of numbers, sizes."""
+"""Options of steps and pipelines: numbers, sequences of numbers, sizes."""
 
 from math import isfinite
 from numbers import Real
-from operator import index
 from typing import Any
 
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import whole_number
+from sa1bpack.masks.window import check_size
 
-MAX_CANVAS = 16384  # pixels along one side, as of the images of a pack
+MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
 
 
 def is_number(value: Any) -> bool:
-    """Whether this is a finite real number, of Python or of numpy; a bool is none."""
+    """Whether this is a finite real number, of Python or numpy; a bool is not."""
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
 def as_numbers(value: Any) -> tuple[float, ...]:
-    """What a sequence of finite numbers holds; empty for anything else."""
+    """The items of a sequence of finite numbers; empty for anything else."""
     try:
         given = tuple(value)
     except TypeError:
@@ -25,31 +25,12 @@ def as_numbers(value: Any) -> tuple[float, ...]:
 
 
 def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
-    """(height, width) of an option that is a side or both, of ints or what can stand for them.
+    """Return (height, width) from an option that is one side, for both, or a pair.
 
-    Raises OptionError, with the option's name, if a side is no whole number from 1 to `most`.
+    Raises OptionError, with the option's name, unless the sides are whole numbers from 1 to `most`.
     """
     try:
-        sides = _whole_numbers(size)
+        iter(size)
     except TypeError:
-        sides = ()
-    if len(sides) != 2 or not all(1 <= side <= most for side in sides):
-        raise OptionError(
-            f"{name} is {size!r}: give a side, or (height, width), of whole numbers from 1 to "
-            f"{most}"
-        )
-    return sides
-
-
-def _whole_numbers(size: Any) -> tuple[int, ...]:
-    """Raises TypeError for what is neither a whole number nor a sequence of them; a bool is not."""
-    if isinstance(size, bool):
-        raise TypeError
-    try:
-        return (index(size),) * 2
-    except TypeError:
-        pass
-    given = tuple(size)
-    if any(isinstance(side, bool) for side in given):
-        raise TypeError
-    return tuple(map(index, given))
+        return (whole_number(name, size, 1, most),) * 2
+    return check_size(size, name, most)

@@ -1,22 +1,24 @@
-"""The pipeline: a batch of a loader becomes training input, on the device where it is."""
+"""The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
-from sa1bpack.masks.random import check_word
 from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
     check_boxes,
     check_dataset,
+    check_epoch,
     check_grids,
     check_images,
     check_runs,
     check_sizes,
+    check_spec,
     check_tensors,
 )
 from sa1bpack.transforms.color import ColorJitter
@@ -32,7 +34,7 @@ from sa1bpack.transforms.runs import RunBatch, draw_runs
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
 
-# Of a batch, what has a row a mask; a dataset's transform may have taken some out.
+# Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (
     "masks", "bboxes", "point_coords", "areas", "predicted_ious", "stability_scores",
     "annotation_ids",
@@ -40,43 +42,48 @@ MASK_KEYS = (
 
 
 class Pipeline:
-    """Makes training input of batches of a dataset, as Loader, DataLoader and Collate give them.
+    """Makes training input from batches of a dataset, as Loader, DataLoader and Collate make them.
 
     ::
 
         pipeline = transforms.Pipeline(ds, [transforms.RandomFlip(), transforms.ColorJitter(0.4)])
         for batch in loader:
-            batch = pipeline(batch, epoch)
+            batch = pipeline(batch)
 
-    The result is a dict with the keys of the batch, of which these are other than before. "..." is
-    (B, M) for padded masks and (T,) for flat ones; the canvas has H x W pixels, the mask grid of
-    the result h x w cells. Coordinates are in pixels of the canvas, continuous, pixel edges at
-    whole numbers:
+    The result is a dict with the keys of the batch, except for the following. "..." is (B, M) for
+    padded masks and (T,) for flat ones; the canvas has H x W pixels, the mask grid of the result
+    h x w cells. Coordinates are continuous, in pixels of the canvas, with pixel edges at whole
+    numbers:
 
     =============  =======  ====================================================================
     key            type     shape and content
     =============  =======  ====================================================================
-    images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero where there is
-                            no image
+    images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero outside the
+                            image
     masks          `mask_dtype`  (..., h, w), over the canvas
-    boxes          float32  (..., 4) x0, y0, x1, y1: edges, cut off at the image; `bboxes` is gone
+    boxes          float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image; replaces `bboxes`
     point_coords   float32  (..., 2) x, y
-    point_inside   bool     (...): the point is still in the picture
-    valid          bool     (...): the mask still has `min_area` cells, and is no padding
+    point_inside   bool     (...): the point is still inside the image
+    valid          bool     (...): the mask still has `min_area` cells and is not padding
     maps           float64  (B, 2, 3): [xs, ys] = maps @ [x, y, 1] in pixels of the source image
     mix_lambda     float32  (B,) and
-    mix_partner    int64    (B,) with `Mixup`, which see
+    mix_partner    int64    (B,) with `Mixup`, see there
     =============  =======  ====================================================================
 
-    Masks are drawn from the exact runs if the batch has them, `runs` (a `RunBatch` of its masks in
-    their order, padding left out or without ends); otherwise they are taken from the grid in the
-    batch, at the centres of the cells.
+    Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
+    same order, without padding or with padding that has no run ends. Otherwise they are sampled
+    from the grid in the batch, at the centres of the cells.
 
-    No mask is left out, so that all arrays keep their shapes: ignore what is not `valid`.
+    No mask is dropped, so that all arrays keep their shapes: ignore masks that are not `valid`.
 
-    Everything random depends on (seed, epoch, image_id) and on the place of the step among the
-    steps. So an image is treated alike in whatever batch and on whatever rank it comes, and there
-    is no state to save.
+    Everything random depends on (seed, epoch, image_id) and on the position of the step among the
+    steps; the epoch is `batch["epoch"]`. So an image is treated the same in every batch and on
+    every rank, and there is no state to save. This also holds for an image that an order draws
+    more than once per epoch: its place in the batch, which could tell the copies apart, depends on
+    the number of ranks.
+
+    `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
+    images. A batch whose `spec` differs from that of `ds` is refused.
     """
 
     def __init__(
@@ -95,72 +102,81 @@ class Pipeline:
     ):
         """
         Args:
-            ds: the dataset that the batches come from. Its layout, mask_size and options say what
-                the numbers of a batch mean.
-            steps: geometric ones, then at most one ColorJitter, then at most one Mixup.
+            ds: the dataset that the batches come from. Its layout, mask_size and options define the
+                meaning of the numbers of a batch.
+            steps: geometric steps, then at most one ColorJitter, then at most one Mixup.
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
-                pack. An image begins as large as fits, in the top left corner.
+                pack. Images start as large as possible, in the top left corner.
             mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
-                None: as many pixels a cell as in the batch.
-            dtype: of the images; a floating one.
-            mask_dtype: of the masks: torch.bool or a floating one.
-            mean, std: of R, G, B on 0 to 255. SAM's are the default.
+                None: as many pixels per cell as in the batch.
+            dtype: of the images; a floating-point type.
+            mask_dtype: of the masks: torch.bool or a floating-point type.
+            mean, std: of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
             seed: 0 to 2**64 - 1.
 
         Raises:
-            OptionError: a value that cannot be used.
+            OptionError: an invalid value.
         """
         check_dataset(ds)
         self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
-        self.cells = ds.mask_size  # a side of the grid in the batch
+        self.cells = ds.mask_size  # side of the grid in the batch
+        self.spec = getattr(ds, "spec_text", None)
         side = self.image_size
         self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
         if mask_size is None:
             mask_size = tuple(max(1, length * self.cells // side) for length in self.canvas)
         self.grid = check_sides("mask_size", mask_size, MAX_MASK_SIZE)
         if not _is_floating(dtype):
-            raise OptionError(f"dtype is {dtype!r}: choose a floating one, as torch.bfloat16")
+            raise OptionError(
+                f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
+            )
         if mask_dtype != torch.bool and not _is_floating(mask_dtype):
-            raise OptionError(f"mask_dtype is {mask_dtype!r}: choose torch.bool or a floating one")
+            raise OptionError(
+                f"mask_dtype is {mask_dtype!r}: choose torch.bool or a floating-point type"
+            )
         means, stds = as_numbers(mean), as_numbers(std)
         if len(means) != 3 or len(stds) != 3 or min(stds) <= 0:
             raise OptionError(
-                f"mean is {mean!r} and std {std!r}: give three numbers each, those of std above 0"
+                f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
             )
         self.dtype, self.mask_dtype = dtype, mask_dtype
-        self.min_area, self.seed = check_word("min_area", min_area, 31), check_word("seed", seed)
+        self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
+        self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self._mean, self._std = torch.tensor(means).float(), torch.tensor(stds).float()
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
-        # Whether masks on the grid of the batch are what it holds.
+        # Whether the result needs the masks of the batch unchanged.
         self._untouched = not self._geometric and self.canvas[0] == self.canvas[1]
-        # By how much an image may become smaller, at most.
+        # The largest factor by which an image may be reduced.
         self._shrinks = side / min(self.canvas)
         for step in self._geometric:
             self._shrinks *= step.shrinks
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
-        """Make training input of a batch.
+        """Make training input from a batch.
 
         Args:
-            batch: its tensors all on one device. They are not changed.
-            epoch: which the random steps depend on; needed if there are any.
+            batch: tensors, all on one device; they are not changed. If `batch["spec"]` is present,
+                it must be that of the pipeline's dataset.
+            epoch: for a batch without `batch["epoch"]`, as plain `Collate` makes them. Random steps
+                depend on it.
 
         Raises:
-            OptionError: what is given is no batch of tensors, the batch does not fit the dataset,
-                its runs do not fit its masks, or the epoch is missing. On a device what sizes,
-                counts and boxes hold is not checked: that would wait for it.
+            OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
+                runs that do not fit its masks; or its epoch is missing though there are random
+                steps, or differs from `epoch`. On a device the contents of sizes, counts and boxes
+                are not checked: that would wait for the device.
             MaskError: runs on the CPU are damaged.
         """
-        if self.steps and epoch is None:
-            raise OptionError("the pipeline has random steps: call it as pipeline(batch, epoch)")
         self._check(batch)
+        epoch = check_epoch(batch, epoch, needed=bool(self.steps))
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
             frame = step(frame, self._uniform(batch, epoch, number))
         done = dict(batch)
+        done.pop("spec", None)  # it describes the images of the batch, not those of the result
         done["images"] = self._images(batch, frame, epoch)
         done["maps"] = self._to_source(batch).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
@@ -177,6 +193,7 @@ class Pipeline:
     def _check(self, batch: Mapping) -> None:
         needed = ("images", "sizes", "image_ids") if self.steps else ("images", "sizes")
         check_tensors(batch, needed, MASK_KEYS)
+        check_spec(batch, self.spec)
         check_images(batch["images"], self.image_size)
         check_sizes(batch["sizes"], len(batch["images"]), self.image_size, self.fit)
         if "masks" in batch and "runs" not in batch:
@@ -205,7 +222,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------- annotations
 
     def _put_annotations(self, done: Batch, batch: Mapping, frame: Frame) -> None:
-        """Move masks, boxes and points, in arrays of one row a mask."""
+        """Move masks, boxes and points: the arrays with one row per mask."""
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
         if not leading:
             return
@@ -218,7 +235,7 @@ class Pipeline:
         else:
             masks = None
         if masks is not None:
-            # As bytes: on a CPU torch adds bools twenty times as slowly.
+            # As bytes: on a CPU torch takes twenty times as long to sum bools.
             areas = masks.view(torch.uint8).flatten(1).sum(1, dtype=torch.int32)
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
@@ -259,7 +276,7 @@ class Pipeline:
             place = torch.arange(runs.masks, device=owner.device)  # padding has no runs
             place += runs.owner * shape[1] - runs.mask_offset[runs.owner]
             masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if self._geometric:  # what a step has cropped stays cropped
+        if self._geometric:  # what a step cropped remains cropped
             columns, rows = (keep[owner] for keep in _covered(frame, self.grid))
             masks &= columns[:, None, :]
             masks &= rows[:, :, None]
@@ -275,7 +292,7 @@ class Pipeline:
     def _cells_to_source(self, batch: Mapping, frame: Frame) -> AxisMaps:
         """From cells of the resulting mask grid to source coordinates."""
         grid = pair(self.grid[1], self.grid[0], frame.extent.device)
-        if self._untouched:  # the rule of the pack, which is not rounded to stored pixels
+        if self._untouched:  # the rule of the pack, not rounded to stored pixels
             to_source = self._source_to_grid(batch).inverse()
             return to_source.after(scaling(self.cells / grid))
         return self._to_source(batch).after(frame.maps).after(scaling(frame.sides / grid))
@@ -288,8 +305,8 @@ class Pipeline:
         return scaling(self.cells / source)
 
     def _units(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
-        """float64 (B, 2) both, x and y: a source pixel in the coordinates of the dataset, and what
-        takes these to stored coordinates."""
+        """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,
+        and the scale from these to stored coordinates."""
         sizes = batch["sizes"].double()
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
@@ -297,8 +314,8 @@ class Pipeline:
 
 
 def _covered(frame: Frame, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool (B, width) and (B, height): columns and rows of a grid over the canvas whose centre the
-    image covers."""
+    """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose centre
+    the image covers."""
     height, width = grid
     return tuple(
         cell_centers(count, frame.extent.device) * (side / count) < frame.extent[:, axis, None]
@@ -309,10 +326,10 @@ def _covered(frame: Frame, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.T
 def _owners(
     batch: Mapping, leading: torch.Size
 ) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
-    """Whose the rows of the per-mask arrays are; `leading` is the shape of one of them.
+    """The samples of the rows of the per-mask arrays; `leading` is the shape of one of them.
 
     Returns int64 (T,), the sample of each row; the leading shape of those arrays, (T,) or (B, M);
-    and bool (T,): whether a mask is in the row, and no padding. Nothing waits for the device.
+    and bool (T,), whether the row is a mask and not padding. Nothing waits for the device.
     """
     counts = batch["mask_counts"]
     samples = torch.arange(len(counts), device=counts.device)
@@ -321,34 +338,34 @@ def _owners(
         owner = samples.repeat_interleave(counts, output_size=shape[0])
         return owner, shape, torch.ones_like(owner, dtype=torch.bool)
     shape = tuple(leading[:2])
-    room = torch.arange(shape[1], device=counts.device)
-    return samples.repeat_interleave(shape[1]), shape, (room < counts[:, None]).flatten()
+    row = torch.arange(shape[1], device=counts.device)  # within its sample
+    return samples.repeat_interleave(shape[1]), shape, (row < counts[:, None]).flatten()
 
 
 def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:
     """The steps, and the kind of each: 0 for geometric steps, 1 for colours, 2 for mixup.
 
-    Raises OptionError for what are no steps, or not in this order.
+    Raises OptionError for anything but steps, and for steps in another order.
     """
     try:
         given = tuple(steps)
     except TypeError:
-        raise OptionError(f"steps is {steps!r}: give a list of steps") from None
+        raise OptionError(f"steps is {steps!r}: pass a list of steps") from None
     kinds = [_kind(step) for step in given]
     if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
         raise OptionError(
-            f"steps are {[type(step).__name__ for step in given]}: give the geometric ones "
+            f"steps are {[type(step).__name__ for step in given]}: pass the geometric ones "
             "first, then at most one ColorJitter, then at most one Mixup"
         )
     return given, kinds
 
 
 def _kind(step: Step) -> int:
-    """0 for geometric steps, 1 for colours, 2 for mixup. Raises OptionError for what is none."""
+    """0 for geometric steps, 1 for colours, 2 for mixup. Raises OptionError for anything else."""
     for kind, known in enumerate((GeometricStep, ColorJitter, Mixup)):
         if isinstance(step, known):
             return kind
-    raise OptionError(f"{step!r} is no step: give GeometricStep, ColorJitter or Mixup objects")
+    raise OptionError(f"{step!r} is not a step: pass GeometricStep, ColorJitter or Mixup objects")
 
 
 def _is_floating(dtype: torch.dtype) -> bool:

@@ -2,19 +2,18 @@
 
 import torch
 
-# Of Segment Anything (`Sam.__init__`), R, G, B on 0 to 255: those of ImageNet times 255.
+# Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
 SAM_MEAN = (123.675, 116.28, 103.53)
 SAM_STD = (58.395, 57.12, 57.375)
 
 
 def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Canvases of Y, Cb and Cr as RGB, with the very bytes of `pixels.yuv420.yuv420_to_rgb`.
+    """Canvases of Y, Cb and Cr as RGB, byte for byte as `pixels.yuv420.yuv420_to_rgb`.
 
-    planes  uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and then Cr, two rows of each in one
-    stored  integers (B, 2): height and width of the stored images; what lies beyond takes no part
-            in them
+    planes  uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and Cr, two of their rows per row
+    stored  integers (B, 2): height and width of the stored images; padding does not affect them
 
-    Returns uint8 (B, S, S, 3), a view of (B, 3, S, S). Beyond `stored` it has no meaning.
+    Returns uint8 (B, S, S, 3), a view of (B, 3, S, S), undefined outside `stored`.
     """
     samples, side = len(planes), planes.shape[2]
     half = side // 2
@@ -29,13 +28,13 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
-    """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): 3/4 of the nearest sample and 1/4 of the next,
-    on both axes, rounded as libjpeg does. halves: integers (B, 2), rows and columns in use."""
+    """uint8 (B, 2, n, n) as int32 (B, 2, 2 n, 2 n): 3/4 of the nearest sample and 1/4 of the next
+    on both axes, rounded as in libjpeg. halves: integers (B, 2), rows and columns in use."""
     near = chroma.int()
     for axis, (even, odd) in ((2, (0, 0)), (3, (8, 7))):
         steps = torch.arange(near.shape[axis], device=near.device)
         before = near.index_select(axis, (steps - 1).clamp(min=0))
-        # The one after the last in use is that one again.
+        # The last one in use is its own successor.
         index = torch.minimum(steps + 1, halves[:, axis - 2, None] - 1)
         shape = [len(near), 1, 1, 1]
         shape[axis] = len(steps)
@@ -48,7 +47,7 @@ def _enlarge_chroma(chroma: torch.Tensor, halves: torch.Tensor) -> torch.Tensor:
 def normalize(
     images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, inside: torch.Tensor
 ) -> torch.Tensor:
-    """(images - mean) / std, and zero where there is no image, as in `Sam.preprocess`.
+    """(images - mean) / std, and zero outside the images, as in `Sam.preprocess`.
 
     images     (B, 3, H, W) uint8 or float32, 0 to 255; float32 may be overwritten
     mean, std  float32 (3,)

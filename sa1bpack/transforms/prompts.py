@@ -1,8 +1,8 @@
-"""Prompts of a whole batch from its exact runs on the device: those of `sa1bpack.masks.prompts`.
+"""Prompts of a batch from its exact runs on the device: those of `sa1bpack.masks.prompts`.
 
-The regions, coordinates and random numbers are the same, bit for bit. On a device all is torch
-operations, see `regions`. On a CPU it is the compiled kernels, sample after sample, which are
-several times faster there.
+Regions, coordinates and random numbers are the same, bit for bit. A device uses torch operations,
+see `regions`; a CPU uses the compiled kernels, sample by sample, which are several times faster
+there.
 """
 
 from functools import lru_cache
@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.masks import boxes as box_kernels
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
@@ -22,8 +23,8 @@ from sa1bpack.masks.prompts import (
     check_ids,
     prompt_draw,
 )
-from sa1bpack.masks.random import NORMAL_BITS, check_word, normal_quantiles
-from sa1bpack.masks.regions import check_region_name
+from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
+from sa1bpack.masks.regions import REGIONS
 from sa1bpack.transforms.random import words
 from sa1bpack.transforms.regions import Region, bounds
 from sa1bpack.transforms.runs import RunBatch, compiled_samples
@@ -35,13 +36,13 @@ def count_pixels(
     """Count the pixels of a region of every mask: int64 (T,).
 
     region  "inside", "boundary" or "outside", see `sa1bpack.masks.regions`
-    boxes   int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: only what lies in its box
-            counts; None for the whole image
+    boxes   int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part in
+            the box; None for the complete image
 
     Raises:
-        OptionError: another region or another array of boxes.
-        MaskError: runs on the CPU fall or do not end with their image's pixels. On a device they
-            are not checked.
+        OptionError: the region or the array of boxes is invalid.
+        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
+            they are not checked.
     """
     _check_region(runs, region, boxes)
     if not _on_cpu(runs):
@@ -58,13 +59,13 @@ def nth_pixels(
     region: str = "inside",
     boxes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Pixels of a region of every mask by their number, 0 to count - 1, column after column.
+    """Pixels of a region of every mask by their number, 0 to count - 1, column by column.
 
     numbers  int64 (T, k)
-    others   as of `count_pixels`
+    others   see `count_pixels`
 
-    Returns int64 (T, k, 2), x and y in source pixels; -1 and -1 where there is no such pixel.
-    Raises as `count_pixels` does.
+    Returns int64 (T, k, 2), x and y in source pixels; -1, -1 if there is no such pixel. Raises the
+    errors of `count_pixels`.
     """
     _check_region(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
@@ -91,25 +92,25 @@ def draw_points(
     """Draw points uniformly from a region of every mask, with replacement.
 
     Args:
-        ids: int64 (T,), which the points depend on: annotation ids, say.
-        points: k, how many a mask.
-        seed, epoch: 0 to 2**64 - 1, which they depend on as well.
-        draw: 0 to 2**32 - 1, tells several draws from one region in one epoch apart.
-        others: as of `count_pixels`.
+        ids: int64 (T,), for example annotation ids; the points depend on them.
+        points: k, the number per mask.
+        seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
+        draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
+        others: see `count_pixels`.
 
     Returns:
         points: float32 (T, k, 2), x and y of pixel centres in source coordinates. Zero where not
             valid.
-        valid: bool (T,), False where the region has no pixel: the mask is empty or padding, or all
-            of the image or box, or the box has no part in the image.
+        valid: bool (T,), False if the region has no pixels: the mask is empty or padding, or covers
+            the complete image or box, or the box is outside the image.
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong.
-        MaskError: as `count_pixels`.
+        MaskError: see `count_pixels`.
     """
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
-    points = check_word("points", points, 31)
+    points = whole_number("points", points, 0, 2**31 - 1)
     if _on_cpu(runs):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
     found = Region(runs, region, boxes)
@@ -132,7 +133,7 @@ def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tenso
 
 
 def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> None:
-    check_region_name(region)
+    choice("region", region, REGIONS)
     if boxes is not None:
         check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
 
@@ -149,7 +150,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
     """The boxes around the masks, from their runs.
 
     Returns int64 (T, 4), x0, y0, x1, y1, edges in source pixels; 0, 0, 0, 0 for an empty mask.
-    Raises MaskError as `count_pixels` does.
+    Raises MaskError, see `count_pixels`.
     """
     if not _on_cpu(runs):
         return bounds(runs)
@@ -174,16 +175,16 @@ def jitter_boxes(
     Args:
         boxes: float64 (T, 4), x0, y0, x1, y1, edges in pixels of the training input.
         extent: float64 (2,) or (T, 2), width and height of the image in the same pixels.
-        ids: int64 (T,), which the noise depends on: annotation ids, say.
-        seed, epoch: 0 to 2**64 - 1, which it depends on as well.
-        draw: 0 to 2**32 - 1, tells several draws for one id in one epoch apart.
+        ids: int64 (T,), for example annotation ids; the noise depends on them.
+        seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
+        draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
 
     Returns:
         float32 (T, 4).
 
     Raises:
-        OptionError: an option, a dtype or a shape is wrong; on a CPU, if a side of a box or of an
-            image is below 0: SA-1B's own boxes are x, y, w, h.
+        OptionError: an option, a dtype or a shape is wrong, or on a CPU a side of a box or of an
+            image is below 0. (SA-1B's boxes are x, y, w, h.)
     """
     check_boxes(boxes, extent, torch.Tensor)
     if boxes.device.type == extent.device.type == "cpu":

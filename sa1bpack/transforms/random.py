@@ -1,16 +1,17 @@
 """Random numbers that are a function of (seed, epoch, id, draw), on any device.
 
-There is no generator whose state would have to be saved: the number that an image gets depends
-neither on the batch that it is in, nor on the rank, nor on the steps before. The same arguments
-give the same bits on a CPU and on CUDA: all is arithmetic of 64-bit integers modulo 2**64.
+There is no generator whose state would have to be saved: the numbers of an image do not depend on
+its batch, the rank, or previous steps. The same arguments produce the same bits on CPU and CUDA:
+everything is 64-bit integer arithmetic modulo 2**64.
 
-A word is the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014) over a chain: each part of the key is added, times an odd constant, and mixed.
+A word is the result of a chain: each part of the key is multiplied by an odd constant, added, and
+mixed with the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014).
 """
 
 import torch
 
-from sa1bpack.masks.random import check_word
+from sa1bpack.arguments import MAX_WORD, whole_number
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
@@ -20,34 +21,35 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
     """Random 64-bit words.
 
-    seed, epoch, draw  0 to 2**64 - 1; `draw` tells the uses of one id in one epoch apart
+    seed, epoch, draw  0 to 2**64 - 1; `draw` distinguishes the uses of one id in one epoch
     ids                int64 (k,), of images or masks; any value
+    n                  the number of words per id
 
     Returns int64 (k, n), the words' bit patterns, on the device of `ids`. Raises OptionError for a
     number that is out of range.
     """
     key = 0
     for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        key = _mix_number((key + (check_word(name, part) + 1) * _GAMMA) & _MASK)
+        key = _mix_number((key + (whole_number(name, part, 0, MAX_WORD) + 1) * _GAMMA) & _MASK)
     streams = _mix(ids * _signed(_GAMMA) + _signed(key))
     steps = torch.arange(1, n + 1, dtype=torch.int64, device=ids.device) * _signed(_GAMMA)
     return _mix(streams[:, None] + steps)
 
 
 def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
-    """Uniform numbers: float64 (k, n), multiples of 2**-53 in [0, 1). Arguments as of `words`."""
+    """Uniform numbers: float64 (k, n), multiples of 2**-53 in [0, 1). Arguments: see `words`."""
     return _shifted(words(seed, epoch, ids, draw, n), 11).double() * 2.0**-53
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
-    """The finalizer of SplitMix64 over int64 that stands for uint64."""
+    """The finalizer of SplitMix64, on int64 that represent uint64."""
     z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
     z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
     return z ^ _shifted(z, 31)
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """A logical shift to the right; torch's own repeats the sign."""
+    """A logical right shift; torch's own extends the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

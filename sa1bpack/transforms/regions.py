@@ -1,7 +1,7 @@
-"""Regions of all masks of a batch by torch operations: those of `sa1bpack.masks.regions`.
+"""Regions of all masks of a batch with torch operations: those of `sa1bpack.masks.regions`.
 
-There is no loop over samples or masks: the stretches of all masks stand one after the other, and
-one search finds all pixels.
+There are no loops over samples or masks: the stretches of all masks are concatenated, and one
+search finds all pixels.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from sa1bpack.transforms.runs import RunBatch
 
 
 class _Stretches(NamedTuple):
-    """Stretches of column-major positions of all masks, one after the other; all (s,).
+    """Concatenated stretches of column-major positions of all masks; all (s,).
 
     begin, end  int64, positions
-    mask        int64, rising
-    counted     int64, how many of a pixel count: 1 or 0
+    mask        int64, non-decreasing
+    counted     int64, above 0 if the stretch belongs to the region
     rim         bool, True if only pixels at the image's top and bottom count
     offset      int64 (T + 1,), mask t has the stretches offset[t] to offset[t + 1]
     """
@@ -38,12 +38,12 @@ def _runs_of(runs: RunBatch, foreground: int) -> _Stretches:
 
 
 def _boundary_of(runs: RunBatch) -> _Stretches:
-    """The foreground, with what is not at the boundary cut down to the image's top and bottom.
+    """The foreground; stretches off the boundary count only at the image's top and bottom.
 
-    A pixel is not of the boundary if it and its four neighbours are foreground: if the runs and
-    the same runs moved by a pixel and by a column, up and down, all have its position, and it is
-    not at the top or bottom, where the next position is in another column. (At the left and right
-    there is no such position.)
+    A pixel is not on the boundary if it and its four neighbours are foreground: if its position is
+    in the runs and in the same runs shifted by a pixel and by a column, both ways, and it is not at
+    the top or bottom, where the next position is in another column. (At the left and right there is
+    no such position.)
     """
     ends, mask, number = runs.ends_of(0, runs.masks)
     height = runs.sizes[runs.owner[mask], 0]
@@ -51,7 +51,7 @@ def _boundary_of(runs: RunBatch) -> _Stretches:
     step = (1 - 2 * (number & 1)) * paired  # 1 where foreground begins, -1 where it ends
     one = torch.ones_like(height)
     shifts = torch.stack([0 * one, one, -one, height, -height])
-    # Moved by a column more, so that no position is negative; below 2**32 all the same.
+    # Shifted by one more column, so that no position is negative; still below 2**32.
     keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
     mask, height, step = mask.repeat(5)[order], height.repeat(5)[order], step.repeat(5)[order]
     place = keys - mask * 2**32 - height
@@ -66,10 +66,10 @@ def _stretches_of(runs: RunBatch, region: str) -> _Stretches:
 
 
 class _Boxes(NamedTuple):
-    """The part of a box that lies in the image, of each mask or stretch; all int64 (n,).
+    """The part of a box inside the image, for each mask or stretch; all int64 (n,).
 
-    `top` and `bottom` are 1 if its first and its last row are those of the image; an image of one
-    row has a top only.
+    `top` and `bottom` are 1 if its first and last row are those of the image; an image of one row
+    has only a top.
     """
 
     height: torch.Tensor
@@ -84,20 +84,20 @@ class _Boxes(NamedTuple):
         return _Boxes(*(numbers[mask] for numbers in self))
 
     def before(self, position: torch.Tensor) -> torch.Tensor:
-        """How many pixels of the box lie before a position, column after column."""
+        """The number of the box's pixels before a position, column by column."""
         x = position.div(self.height, rounding_mode="floor")
         within = _limit(position - x * self.height - self.y0, self.rows)
         whole = _limit(x - self.x0, self.columns) * self.rows
         return whole + torch.where((x >= self.x0) & (x < self.x0 + self.columns), within, 0)
 
     def on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """How many of the first `number` pixels of the box are at the image's top or bottom."""
+        """How many of the box's first `number` pixels are at the image's top or bottom."""
         rows = self.rows.clamp(min=1)
         column = number.div(rows, rounding_mode="floor")
         return column * (self.top + self.bottom) + self.top * (number > column * rows)
 
     def nth_on_rim(self, number: torch.Tensor) -> torch.Tensor:
-        """The pixel of the box that is the n-th of those at the image's top or bottom."""
+        """The n-th of the box's pixels that are at the image's top or bottom."""
         a_column = (self.top + self.bottom).clamp(min=1)
         column = number.div(a_column, rounding_mode="floor")
         last = self.bottom * (number - column * a_column == self.top)
@@ -109,7 +109,7 @@ def _limit(numbers: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
 
 
 def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
-    """Of each mask, int64 (T, 4) or None for the whole image."""
+    """The boxes of all masks, int64 (T, 4), or None for complete images, clipped to the images."""
     height, width = runs.sizes[runs.owner].unbind(1)
     if boxes is None:
         zeros = torch.zeros_like(height)
@@ -122,13 +122,13 @@ def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
 
 
 class Region:
-    """One region of all masks: how many pixels, and which is the n-th.
+    """One region of all masks: the number of its pixels, and the n-th pixel.
 
     count  int64 (T,), pixels of each mask's region
     """
 
     def __init__(self, runs: RunBatch, region: str, boxes: torch.Tensor | None):
-        """region is one of `masks.regions.REGIONS`; boxes int64 (T, 4), or None."""
+        """region: one of `masks.regions.REGIONS`. boxes: int64 (T, 4) or None."""
         self.boxes = _clip_boxes(runs, boxes)
         found = _stretches_of(runs, region)
         box = self.boxes.of(found.mask)
@@ -142,7 +142,7 @@ class Region:
         self.count = self.total[found.offset[1:]] - self.first
 
     def nth(self, numbers: torch.Tensor) -> torch.Tensor:
-        """int64 (T, k, 2), x and y of pixels numbers (T, k); -1 where there is no such pixel."""
+        """int64 (T, k, 2), x and y of the pixels `numbers` (T, k); -1 if there is no such pixel."""
         exists = (numbers >= 0) & (numbers < self.count[:, None])
         if not len(self.rim):
             return torch.full((*numbers.shape, 2), -1, device=numbers.device)

@@ -1,13 +1,13 @@
-"""Images under axis-aligned maps: exact bilinear resampling of a whole batch, without a loop.
+"""Images under axis-aligned maps: exact bilinear resampling of an entire batch, without a loop.
 
 The result is that of PIL's `resize(box=..., resample=BILINEAR)` and of torch's `interpolate` with
-`antialias=True`, before rounding: a triangle filter that is widened to the output pixel where the
-image becomes smaller, cut off at the edges of the image, and normalised. There are two ways:
+`antialias=True`, before rounding: a triangle filter, widened to the size of the output pixel if the
+image is reduced, cut off at the edges of the image, and normalised. There are two functions:
 
-    enlarge   for maps that never shrink an image: two neighbours an axis, by `grid_sample`
+    enlarge   for maps that never reduce an image: two neighbours per axis, with `grid_sample`
     resample  for any map: the filter of each axis as a matrix, two batched products
 
-`resample` gives the same as `enlarge` where both can be used, and takes 25 times as long on a CPU.
+Where both can be used, the results are the same; `resample` takes 25 times as long on a CPU.
 """
 
 import torch
@@ -21,16 +21,16 @@ def enlarge(
 ) -> torch.Tensor:
     """Resample by maps whose scale is at most 1.
 
-    images  (B, S, S, 3) uint8 or float, channels last; beyond `stored` they are not looked at
+    images  (B, S, S, 3) uint8 or float, channels last; not read outside `stored`
     maps    from canvas to stored coordinates
     stored  float64 (B, 2), x and y: width and height of the stored images in pixels
     canvas  (height, width) of the output
 
-    Returns float32 (B, 3, height, width). A pixel whose centre lies beyond the image repeats the
+    Returns float32 (B, 3, height, width). A pixel whose centre is outside the image repeats the
     image's edge.
     """
     x, y = (
-        # A coordinate between the last centre and the edge has one neighbour: that pixel itself.
+        # A coordinate between the last centre and the edge has one neighbour: the last pixel.
         torch.minimum(at.clamp(min=0.5), stored[:, axis, None] - 0.5)
         for axis, at in enumerate(maps.centers(*canvas))
     )
@@ -45,9 +45,9 @@ def enlarge(
 def resample(
     images: torch.Tensor, maps: AxisMaps, stored: torch.Tensor, canvas: tuple[int, int]
 ) -> torch.Tensor:
-    """Resample by any axis-aligned maps; arguments and result as of `enlarge`.
+    """Resample by any axis-aligned maps; arguments and result as for `enlarge`.
 
-    A pixel whose centre lies beyond the image is zero, or what the filter still reaches of it.
+    A pixel whose centre is outside the image is zero, unless the filter reaches into the image.
     """
     samples, height, width, channels = images.shape
     x, y = maps.centers(*canvas)
@@ -65,15 +65,15 @@ def triangle_filter(
     """Weights of the input pixels of one axis for each of its output pixels.
 
     at      float64 (B, n): centres of the output pixels, in input pixels
-    scale   float64 (B,): input pixels an output pixel, negative where mirrored
-    length  float64 (B,): where the image ends
+    scale   float64 (B,): input pixels per output pixel, negative if mirrored
+    length  float64 (B,): the end of the image
     count   m, input pixels; those from `length` on have no weight
 
-    Returns float32 (B, n, m). A row adds up to 1; where the filter reaches no pixel it is zero.
+    Returns float32 (B, n, m). A row sums to 1, or is zero if the filter reaches no pixel.
     """
     pixels = torch.arange(count, dtype=torch.float32, device=at.device)
     whole = at.floor()
-    # The distance in two parts, both exact in float32 but for the last bit.
+    # The distance in two parts, both exact in float32 up to the last bit.
     distance = (pixels - whole[:, :, None].float()).add_((0.5 - (at - whole))[:, :, None].float())
     narrow = 1 / scale.abs().clamp(min=1)
     weights = distance.abs_().mul_(-narrow[:, None, None].float()).add_(1).clamp_(min=0)

@@ -1,21 +1,21 @@
-"""Masks of a batch drawn from their exact runs on the device, under each sample's own map.
+"""Masks of a batch drawn from their exact runs on the device, under one map per sample.
 
-The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so the cells are those of
-`masks.draw_window` bit for bit. On a device there is no loop over samples or masks: an upright map
-costs a few additions for each end of a run and two running sums over the grid. On a CPU the
-compiled kernels, which draw sample after sample, are some 30 times faster than that.
+The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so the cells equal those
+of `masks.draw_window` bit for bit. On a device there are no loops over samples or masks: an upright
+map takes a few additions per run end and two cumulative sums over the grid. On a CPU the compiled
+kernels, which draw sample by sample, are some 30 times faster than that.
 
-How it is done on a device. Let R(x) be the part of a cell column that lies right of source edge x,
-and R(y) the part of a cell row below edge y. What a mask covers of a cell is a sum over the ends of
-its foreground runs: everything from the beginning of a run on, less everything from its end on.
-Everything from source pixel (y, x) on, column after column, is the rest of that column and all
+The method on a device: let R(x) be the part of a cell column to the right of source edge x, and
+R(y) the part of a cell row below edge y. The part of a cell that a mask covers is a sum over the
+ends of its foreground runs: everything from the start of a run on, minus everything from its end
+on. Everything from source pixel (y, x) on, column by column, is the rest of that column and all
 columns after it:
 
     (R(x) - R(x + 1)) · (R(y) - R(H)) + R(x + 1) · (R(0) - R(H))
 
-Along an axis R jumps in two neighbouring cells only, so each end adds to a few places of a grid of
-differences, and sums along both axes give the covered areas. A mirrored axis has R of the other
-side: the same with the opposite sign.
+Along an axis R changes in only two adjacent cells, so each end adds to a few cells of a grid of
+differences, and sums along both axes yield the covered areas. For a mirrored axis R is taken from
+the other side: the same with the opposite sign.
 """
 
 import itertools
@@ -42,17 +42,17 @@ from sa1bpack.masks.window import (
 )
 from sa1bpack.transforms.affine import AxisMaps
 
-WORK_BYTES = 1 << 28  # what the temporary grids of one chunk of masks may take
+CHUNK_BYTES = 1 << 28  # limit of the temporary grids of one chunk of masks
 
 
 @dataclass(frozen=True)
 class RunBatch:
     """The runs of T masks of B samples; all tensors but `host_offset` are on one device.
 
-    run_ends     int32 (R,), of all masks one after the other: column-major source pixels where runs
-                 end, background first, the last one H·W
-    run_offset   int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1], the first
-                 offset is 0; a mask without ends is padding and all background
+    run_ends     int32 (R,), of all masks, concatenated: column-major source pixels where runs end,
+                 background first, the last one H·W
+    run_offset   int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1]; the first
+                 offset is 0; a mask without ends is padding, and background
     mask_offset  int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1]
     sizes        int64 (B, 2), source height and width
     host_offset  int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device
@@ -71,7 +71,7 @@ class RunBatch:
         The offsets of a sample may be a slice of a larger array.
 
         Raises:
-            MaskError: a mask's run ends fall or do not end with its image's pixels.
+            MaskError: a mask's run ends decrease or do not end with its image's pixels.
             OptionError: an array has the wrong dtype or the offsets do not fit the runs.
         """
         ends, offsets, counts, total = [], [np.zeros(1, np.int64)], [0], 0
@@ -91,13 +91,13 @@ class RunBatch:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "RunBatch":
-        """The same on a device."""
+        """A copy on a device."""
         tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
         moved = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         return RunBatch(*moved, self.host_offset)
 
     def pin_memory(self, device: str | None = None) -> "RunBatch":
-        """The same in pinned memory: what a DataLoader with `pin_memory` asks a batch for."""
+        """A copy in pinned memory; a DataLoader with `pin_memory` calls this."""
         names = ("run_ends", "run_offset", "mask_offset", "sizes")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
 
@@ -108,13 +108,13 @@ class RunBatch:
 
     @property
     def owner(self) -> torch.Tensor:
-        """int64 (T,), the sample that each mask belongs to."""
+        """int64 (T,), the sample of each mask."""
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
 
     def ends_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The run ends of masks start..stop: three int64 (r,), position, mask less `start`, and
-        the number of the end within its mask."""
+        """The run ends of masks start..stop: three int64 (r,), position, mask minus `start`, and
+        the index of the end within its mask."""
         first, last = (int(self.host_offset[mask]) for mask in (start, stop))
         begin, end = self.run_offset[start:stop], self.run_offset[start + 1 : stop + 1]
         masks = torch.arange(stop - start, device=begin.device)
@@ -131,14 +131,14 @@ def draw_runs(
 ) -> torch.Tensor:
     """Draw the masks of a batch on the device that their runs are on.
 
-    Masks are drawn in chunks, so that beside the result no more than about 256 MiB are used.
+    Masks are drawn in chunks, so that at most about 256 MiB are used besides the result.
 
     Args:
         runs: the masks.
-        maps: of each sample from output cells to source pixels, see `sa1bpack.masks.window`:
+        maps: per sample, from output cells to source pixels, see `sa1bpack.masks.window`:
             `AxisMaps`, or float64 (B, 2, 3), which may rotate and shear. Maps on the CPU are
-            checked. `AxisMaps` on a device are not waited for: one that reaches too far, or is not
-            finite, draws background. A tensor on a device is waited for.
+            checked. With `AxisMaps` on a device the call does not wait for it: a map that reaches
+            too far or is not finite draws background. With a tensor on a device it waits.
         size: (h, w), cells of the output, 1 to 4096 each.
         sampling: "area" or "center", see `sa1bpack.masks.window`.
 
@@ -146,14 +146,16 @@ def draw_runs(
         bool (T, h, w), the cells of `masks.draw_window` bit for bit; masks without runs are False.
 
     Raises:
-        OptionError: the size or the sampling, or maps on the CPU that cannot be used.
-        MaskError: runs on the CPU fall or do not end with their image's pixels. On a device they
-            are not checked; whatever is in them, nothing outside the result is written.
+        OptionError: an invalid size or sampling, or invalid maps on the CPU.
+        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
+            they are not checked; whatever they are, nothing outside the result is written.
     """
     size = check_size(size)
     check_sampling(sampling)
     if len(_matrices(maps)) != len(runs.sizes):
-        raise OptionError(f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples")
+        raise OptionError(
+            f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
+        )
     if runs.run_ends.device.type == "cpu":
         return _draw_compiled(runs, _matrices(maps).cpu().numpy(), size, sampling)
     return draw_with_torch(runs, maps, size, sampling)
@@ -166,7 +168,7 @@ def _matrices(maps: AxisMaps | torch.Tensor) -> torch.Tensor:
 def _draw_compiled(
     runs: RunBatch, maps: np.ndarray, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
-    """`draw_runs` by the kernels of `sa1bpack.masks`."""
+    """`draw_runs` with the kernels of `sa1bpack.masks`."""
     out = np.zeros((runs.masks, *size), np.bool_)
     for sample, rows, image in compiled_samples(runs):
         bits = draw_window(*image, maps[sample], size, sampling)
@@ -177,10 +179,10 @@ def _draw_compiled(
 def compiled_samples(
     runs: RunBatch,
 ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
-    """The samples of a batch on the CPU one by one, as the kernels of `sa1bpack.masks` take them.
+    """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
 
-    Yields the number of the sample, int64 (m,) the rows of its masks that are no padding, and the
-    runs of those: run_ends, run_offset, height and width.
+    Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
+    runs: run_ends, run_offset, height and width.
     """
     run_ends, run_offset = runs.run_ends.numpy(), runs.run_offset.numpy()
     present = np.diff(run_offset) > 0  # the others are padding
@@ -194,7 +196,7 @@ def compiled_samples(
 def draw_with_torch(
     runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
-    """`draw_runs` by torch operations, on any device; `size` and `sampling` are checked."""
+    """`draw_runs` with torch operations, on any device; `size` and `sampling` must be checked."""
     device = runs.run_ends.device
     if isinstance(maps, AxisMaps):
         if maps.offset.device.type == "cpu":
@@ -214,7 +216,7 @@ def draw_with_torch(
         ]
         chosen = upright.to(device)[runs.owner][:, None, None]
     out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
-    chunk = max(1, WORK_BYTES // max((drawer.mask_bytes for drawer in drawers), default=1))
+    chunk = max(1, CHUNK_BYTES // max((drawer.mask_bytes for drawer in drawers), default=1))
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
         drawn = [drawer.draw(start, stop) for drawer in drawers]
@@ -226,9 +228,9 @@ def draw_with_torch(
 
 
 class _Edges(NamedTuple):
-    """Where R of some source edges jumps: by `first` in `cell` and by `second` in the next cell.
+    """Where R of source edges changes: by `first` in `cell` and by `second` in the next cell.
 
-    All int64 (n,), but `second` is None if it is 0 throughout.
+    All int64 (n,); `second` is None if it is always 0.
     """
 
     cell: torch.Tensor
@@ -236,7 +238,7 @@ class _Edges(NamedTuple):
     second: torch.Tensor | None
 
     def jumps(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(cell, by how much) of each jump."""
+        """(cell, change) of each place."""
         jumps = [(self.cell, self.first)]
         if self.second is not None:
             jumps.append((self.cell + 1, self.second))
@@ -244,14 +246,14 @@ class _Edges(NamedTuple):
 
 
 class _Axis:
-    """One axis of the grids of all samples, in the units of `sa1bpack.masks.grid`: a source pixel
-    is P = cells · UNIT long."""
+    """One axis of the grids of all samples, in the units of `sa1bpack.masks.grid`, with
+    P = cells · UNIT."""
 
     def __init__(self, cells: int, scale: torch.Tensor, offset: torch.Tensor, center: bool):
         """scale, offset: float64 (B,), source coordinate of cell edge j = scale · j + offset."""
         self.cells, self.center = cells, center
         ends = torch.stack([offset, scale * cells + offset])
-        # False for NaN as well. What is not drawn may have any numbers within the range.
+        # False for NaN as well. Maps that are not drawn get arbitrary numbers within the range.
         self.drawn = (ends.abs() < REACH).all(0)
         first, last = torch.where(self.drawn, (ends * UNIT).round(), 0.0).long()
         self.cell = (last - first).abs().clamp(min=1)  # D
@@ -259,11 +261,11 @@ class _Axis:
         self.mirrored = last < first
 
     def edges(self, edge: torch.Tensor, sample: torch.Tensor) -> _Edges:
-        """R of source edges int64 (n,), each of the sample in int64 (n,)."""
+        """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
         cell, mirrored = self.cell[sample], self.mirrored[sample]
         place = edge * (self.cells * UNIT) - self.start[sample]
         if self.center:
-            # Cells whose centre lies before the edge.
+            # Cells whose centre is before the edge.
             before = (2 * place + cell - 1).div(2 * cell, rounding_mode="floor")
             before = before.clamp(0, self.cells)
             before = torch.where(mirrored, self.cells - before, before)
@@ -277,7 +279,7 @@ class _Axis:
 
 
 class _UprightDrawer:
-    """Draws under upright maps: see the module."""
+    """Draws under upright maps, see the module."""
 
     def __init__(self, runs: RunBatch, maps: AxisMaps, size: tuple[int, int], sampling: str):
         self.runs, self.size = runs, size
@@ -290,7 +292,7 @@ class _UprightDrawer:
         self.least = torch.where(self.x.drawn & self.y.drawn, least, 2**62)
         self.sign = 1 - 2 * (self.x.mirrored ^ self.y.mirrored).long()
         self.owner = runs.owner
-        # Sums on the way may wrap round: the last one, what is covered, fits.
+        # Intermediate sums may overflow; the final one, the covered area, fits.
         self.dtype = torch.int32 if center else torch.int64
         self.mask_bytes = (size[0] + 2) * (size[1] + 2) * self.dtype.itemsize + size[0] * size[1]
 
@@ -304,7 +306,7 @@ class _UprightDrawer:
         x = position.div(rows, rounding_mode="floor")
         y = position - x * rows
         lines = self.runs.run_offset[start : stop + 1].diff()
-        paired = (number | 1) < lines[mask]  # the background behind the last foreground is not
+        paired = (number | 1) < lines[mask]  # not background after the last foreground
         sign = (1 - 2 * (number & 1)) * paired * self.sign[sample]
 
         grid = torch.zeros((stop - start, height + 2, width + 2), dtype=self.dtype, device=x.device)
@@ -319,7 +321,7 @@ class _UprightDrawer:
         return grid[:, :height, :width] >= self.least[owner][:, None, None]
 
     def _add_whole_columns(self, grid, owner, mask, sign, left, right):
-        """The terms R(x + 1) · R(0) and -R(x) · R(H), which are the same rows for all ends."""
+        """Add the terms R(x + 1) · R(0) and -R(x) · R(H), whose rows are the same for all ends."""
         masks = torch.arange(len(owner), device=mask.device)
         edges = torch.zeros_like(owner), self.runs.sizes[owner, 0]
         for edge, across, ends in zip(edges, (right, left), (sign, -sign), strict=True):
@@ -330,26 +332,26 @@ class _UprightDrawer:
 
 
 def _add(grid: torch.Tensor, row: torch.Tensor, across: _Edges, weight: torch.Tensor) -> None:
-    """Add weight · R to rows of a grid (..., w + 2); row and weight are int64 (n,)."""
+    """Add weight · R to rows of a grid (..., w + 2). row, weight: int64 (n,)."""
     width = grid.shape[-1]
     for column, part in across.jumps():
         grid.view(-1).index_add_(0, row * width + column, (weight * part).to(grid.dtype))
 
 
 class _SkewDrawer:
-    """Draws under maps that rotate or shear: by sample points, each looked up in the run ends."""
+    """Draws under maps that rotate or shear: looks up sample points in the run ends."""
 
     def __init__(self, runs: RunBatch, maps: torch.Tensor, size: tuple[int, int], sampling: str):
         self.runs, self.size, self.level = runs, size, LEVELS[sampling]
         steps = torch.from_numpy(sample_steps(maps.numpy(), self.level))
         self.steps = steps.to(runs.run_ends.device)
         self.owner = runs.owner
-        self.mask_bytes = size[0] * size[1] * 32  # positions, where they were found, hits
+        self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
 
     def draw(self, start: int, stop: int) -> torch.Tensor:
         """bool (stop - start, h, w), masks start..stop."""
         ends, mask, _ = self.runs.ends_of(start, stop)
-        # Ends rise within a mask and stay below 2**31, so that these rise throughout.
+        # Ends are sorted within a mask and below 2**31, so that these are sorted throughout.
         ends += mask << 31
         owner = self.owner[start:stop]
         base = torch.arange(stop - start, device=ends.device)[:, None, None] << 31
@@ -363,8 +365,8 @@ class _SkewDrawer:
         return hits >= (points * points + 1) // 2
 
     def _positions(self, row: int, column: int) -> torch.Tensor:
-        """int64 (B, h, w): column-major source pixels under one sample point of every cell, -1 if
-        outside."""
+        """int64 (B, h, w): the column-major source pixel under one sample point of every cell, -1
+        outside the source."""
         points = 1 << self.level
         height, width = self.size
         device = self.steps.device

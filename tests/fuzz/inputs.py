@@ -1,6 +1,6 @@
-"""Inputs that a fuzzer begins with: made ones, which are accepted, and kept ones.
+"""Inputs that a fuzzer starts with: generated ones, which are accepted, and kept ones.
 
-A kept seed once made its target fail, or is a case of its own.
+A kept seed once made its target fail, or is a special case.
 """
 
 import io
@@ -18,23 +18,23 @@ SEEDS = Path(__file__).parent / "seeds"
 
 
 def kept(name: str) -> dict[str, bytes]:
-    """The kept seeds of a target by file name: each once made it fail, or is a case of its own."""
+    """The kept seeds of a target by file name: each once made it fail, or is a special case."""
     return {path.name: path.read_bytes() for path in sorted((SEEDS / name).glob("*"))}
 
 
 def seeds(name: str) -> list[bytes]:
-    """Inputs to begin with."""
+    """Inputs to start with."""
     return [*_MADE[name](), *kept(name).values()]
 
 
 def _tars() -> list[bytes]:
     small = {name: data[:600] for name, data in members([1, 2]).items()}
     found = []
-    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
+    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
         buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
+        with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
             for member, data in (*small.items(), ("./" + "d" * 120 + "/é.txt", b"x")):
-                if form == tarfile.USTAR_FORMAT and "é" in member:
+                if format == tarfile.USTAR_FORMAT and "é" in member:
                     continue
                 entry = tarfile.TarInfo(member)
                 entry.size = len(data)
@@ -42,7 +42,7 @@ def _tars() -> list[bytes]:
             link = tarfile.TarInfo("link")
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(link)
-        found.append(buffer.getvalue()[: -8 * BLOCK])  # two of the blocks of zeros are enough
+        found.append(buffer.getvalue()[: -8 * BLOCK])  # two blocks of zeros suffice
     return found
 
 

@@ -1,4 +1,4 @@
-"""Changes to inputs that random bytes seldom hit upon: JSON stays JSON, but says something else."""
+"""Changes to inputs that random bytes rarely produce: still valid JSON, with other content."""
 
 import copy
 import json
@@ -16,9 +16,9 @@ JSON_TARGETS = ("annotations", "manifest", "shard_metadata", "array_metadata", "
 
 
 def mutate_json(data: bytes, rng: random.Random) -> bytes | None:
-    """The same JSON with one to three of its parts changed.
+    """The same JSON with one to three changes.
 
-    None for what is no JSON object, or is nested too deeply for Python to change it.
+    None if it is not a JSON object, or is nested too deeply for Python to change it.
     """
     try:
         tree = json.loads(data)
@@ -28,14 +28,14 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes | None:
             if places := list(_places(tree)):
                 _change(*rng.choice(places), rng)
         text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)
-        # Half a surrogate pair, which no UTF-8 has, comes out as the bytes that it would be.
+        # Half a surrogate pair, which UTF-8 does not allow, is encoded as if it did.
         return text.encode(errors="surrogatepass")
     except (ValueError, RecursionError):
         return None
 
 
 def _places(node: Any, depth: int = 0):
-    """(container, key or index) of every part, down to a depth that real files have."""
+    """(container, key or index) of every part, down to the depth of real files."""
     keys = node if isinstance(node, dict) else range(len(node))
     for key in keys:
         yield node, key
@@ -51,7 +51,7 @@ def _change(node: Any, key: Any, rng: random.Random) -> None:
         node[rng.choice(("", "x" * 100, "\x1b", key + "_"))] = node.pop(key)
     elif way == 1:
         node.insert(key, copy.deepcopy(node[key]))
-    elif way == 2:  # wrapped, so that it is deeper
+    elif way == 2:  # wrapped, to make it deeper
         for _ in range(rng.choice((1, 5, 300))):
             node[key] = [node[key]] if rng.random() < 0.5 else {"x": node[key]}
     elif way == 3 and isinstance(node[key], int | float) and abs(node[key]) < 2**64:

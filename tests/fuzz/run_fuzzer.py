@@ -1,13 +1,13 @@
-"""Fuzz a target with atheris, which is guided by the coverage of sa1bpack's own code.
+"""Fuzz a target with atheris, guided by the coverage of sa1bpack's code.
 
     pip install atheris        # or '.[fuzz]' in a clone
     python tests/fuzz/run_fuzzer.py --target tar --seconds 60
-    python tests/fuzz/run_fuzzer.py --seconds 60           # every target, one after the other
+    python tests/fuzz/run_fuzzer.py --seconds 60           # every target in turn
 
-Numba's kernels run as Python meanwhile, so that the fuzzer sees their branches; what it finds is
-run again with compiled kernels, with and without bounds checks. A finding is written to --findings
-and ends the run with exit code 1; keep it as a seed under tests/fuzz/seeds/<target>/ once it is
-mended. A seed of the fuzzer's own is printed, for what it does is otherwise the same every time.
+Numba's kernels run as Python, so that the fuzzer sees their branches; findings are run again with
+compiled kernels, with and without bounds checks. Findings are written to --findings, and the exit
+code is then 1; keep each as a seed under tests/fuzz/seeds/<target>/ once it is fixed. The seed of
+the fuzzer is printed; the same seed repeats the run.
 """
 
 import argparse
@@ -20,18 +20,20 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TIMEOUT = 30  # seconds for one input, which usually takes milliseconds
+TIMEOUT = 30  # seconds per input, which usually takes milliseconds
 RSS_MB = 2048
 MAX_LENGTH = 32_768  # bytes of an input
 
 
 def main() -> int:
-    """Run the fuzzer over one target or all; exit code 1 if anything was found."""
+    """Run the fuzzer over one or all targets; returns 1 if anything was found."""
     sys.path[:0] = [str(HERE), str(HERE.parent / "helpers")]
-    parser = argparse.ArgumentParser(description="Coverage-guided fuzzing of what reads bytes.")
+    parser = argparse.ArgumentParser(
+        description="Coverage-guided fuzzing of everything that reads bytes."
+    )
     parser.add_argument("--target", help="one of tests/fuzz/targets.py (default: all)")
-    parser.add_argument("--seconds", type=int, default=60, help="time a target (default: 60)")
-    parser.add_argument("--seed", type=int, default=1, help="of the fuzzer (default: 1)")
+    parser.add_argument("--seconds", type=int, default=60, help="time per target (default: 60)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the fuzzer (default: 1)")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"),
                         help="folder for inputs that fail (default: %(default)s)")  # fmt: skip
     parser.add_argument("--child", choices=("fuzz", "replay"), help=argparse.SUPPRESS)
@@ -45,12 +47,12 @@ def main() -> int:
 
     names = [arguments.target] if arguments.target else list(TARGETS)
     if unknown := set(names) - set(TARGETS):
-        parser.error(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}")
+        parser.error(f"unknown target {', '.join(unknown)}; valid targets: {', '.join(TARGETS)}")
     return max(_run(name, arguments) for name in names)
 
 
 def _run(name: str, arguments: argparse.Namespace) -> int:
-    """Fuzz one target in a child process, then run what it found with compiled kernels."""
+    """Fuzz one target in a child process, then run its findings with compiled kernels."""
     with tempfile.TemporaryDirectory(prefix="sa1bpack-fuzzing-") as temporary:
         found = Path(temporary, "findings")
         found.mkdir()
@@ -74,7 +76,7 @@ def _run(name: str, arguments: argparse.Namespace) -> int:
         for path in inputs:
             kept = shutil.copy(path, arguments.findings / f"{name}-{path.name}")
             for checks in ("0", "1"):
-                # Numba's cache does not tell kernels with checks from those without.
+                # Numba's cache does not distinguish kernels with and without checks.
                 environment["NUMBA_CACHE_DIR"] = str(Path(temporary, f"kernels-{checks}"))
                 environment["NUMBA_BOUNDSCHECK"] = checks
                 again = subprocess.run([*command, "replay", path], env=environment)
@@ -84,7 +86,7 @@ def _run(name: str, arguments: argparse.Namespace) -> int:
 
 
 def _fuzz(arguments: argparse.Namespace) -> int:
-    """The child that atheris takes over; it does not return."""
+    """The child process, which atheris takes over; it does not return."""
     import atheris
     from mutation import JSON_TARGETS
 
@@ -99,7 +101,8 @@ def _fuzz(arguments: argparse.Namespace) -> int:
         "rss_limit_mb": RSS_MB, "max_len": MAX_LENGTH, "artifact_prefix": f"{arguments.findings}/",
     }  # fmt: skip
     flags = [f"-{key}={value}" for key, value in options.items()]
-    # Else JSON would be broken before it is interesting: its parser, in C, shows no branches.
+    # Otherwise JSON would become invalid before it is interesting: its parser, in C, shows no
+    # branches.
     guided = {"custom_mutator": _mutated} if arguments.target in JSON_TARGETS else {}
     atheris.Setup([sys.argv[0], *flags, str(corpus)], targets.TARGETS[arguments.target], **guided)
     atheris.Fuzz()

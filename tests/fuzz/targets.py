@@ -1,11 +1,11 @@
 """Everything that reads bytes from outside, as functions of bytes that a fuzzer can call.
 
-A target takes any bytes and returns nothing. It fails when something other than an error of ours
-comes out, when a message of ours is unfit to be read, when work or output is out of proportion to
-the input, or when what is accepted is not what an independent reading of the same bytes gives.
-Memory and time are bounded by whoever calls: pytest's faulthandler, or the fuzzer's own limits.
+A target takes any bytes and returns nothing. It fails if it raises anything but an error of
+sa1bpack, if a message is unreadable, if work or output is out of proportion to the input, or if
+accepted input is read differently from an independent reading of the same bytes. The caller limits
+memory and time: pytest's faulthandler, or the limits of the fuzzer.
 
-`TARGETS` holds them by name; `inputs.seeds(name)` gives inputs to begin with.
+`TARGETS` has them by name; `inputs.seeds(name)` returns inputs to start with.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ from sa1bpack.source.md5sums import read_md5sums
 from sa1bpack.source.members import MAX_PATH_BYTES
 from sa1bpack.source.tar import BLOCK, TarStream
 
-MAX_MESSAGE = 4000  # characters, the path of the file included
+MAX_MESSAGE = 4000  # characters, including the path of the file
 MAX_INFLATION = 1032  # deflate's largest ratio, https://www.zlib.net/zlib_tech.html
 SHARD = "shards/sa_000000-000"
 
 
 @functools.cache
 def _scratch() -> Path:
-    """A folder for the process; whoever starts the process removes what it leaves in TMPDIR."""
+    """A folder for the process; the starter of the process removes what it leaves in TMPDIR."""
     return Path(tempfile.mkdtemp(prefix="sa1bpack-fuzz-"))
 
 
@@ -63,7 +63,7 @@ def _file(data: bytes, name: str = "sa_000000.tar") -> Path:
 
 @contextlib.contextmanager
 def _refusing(*errors: type[Exception]) -> Iterator[None]:
-    """Let these errors out of the block, and their messages be read by a person and a terminal."""
+    """Accept these errors, if their messages are readable and safe to print."""
     try:
         yield
     except errors as error:
@@ -76,7 +76,7 @@ def _refusing(*errors: type[Exception]) -> Iterator[None]:
 
 
 def tar(data: bytes) -> None:
-    """The members of a plain tar: the whole of it is walked, every second file is read."""
+    """The members of a plain tar: all of it is walked, every second file is read."""
     stream = TarStream(open_stream(_file(data), gzip=False))
     with contextlib.closing(stream), _refusing(SourceError):
         for number, member in enumerate(stream):
@@ -88,7 +88,7 @@ def tar(data: bytes) -> None:
 
 
 def gzip(data: bytes) -> None:
-    """The inflated bytes of a gzip file, compared with zlib's own."""
+    """The inflated bytes of a gzip file, compared with zlib's."""
     stream = open_stream(_file(data), gzip=True)
     found = []
     try:
@@ -103,12 +103,12 @@ def gzip(data: bytes) -> None:
 
 
 def _inflated(data: bytes) -> bytes:
-    """All members of a gzip file; raises zlib.error for what is none."""
+    """All members of a gzip file; raises zlib.error for anything else."""
     found = b""
     while data := data.lstrip(b"\0"):
         inflater = zlib.decompressobj(31)
         found += inflater.decompress(data) + inflater.flush()
-        assert inflater.eof, "accepted, but zlib says that it is cut"
+        assert inflater.eof, "accepted, but truncated according to zlib"
         data = inflater.unused_data
     return found
 
@@ -134,10 +134,10 @@ def annotations(data: bytes) -> None:
     with _refusing(AnnotationError, MaskError):
         found = parse_annotations(data)
         try:
-            due = json.loads(data, parse_int=_integer)
-        except RecursionError:  # our limit of depth is not exactly json's
+            expected = json.loads(data, parse_int=_integer)
+        except RecursionError:  # json's limit of depth differs slightly
             return
-        image, masks = due["image"], due["annotations"]
+        image, masks = expected["image"], expected["annotations"]
         assert (found.image_id, found.width) == (image["image_id"], image["width"])
         assert found.file_name == image["file_name"]
         assert found.area.tolist() == [mask["area"] for mask in masks]
@@ -152,24 +152,24 @@ def _integer(digits: str) -> int | float:
 
 
 def counts(data: bytes) -> None:
-    """Run-length texts, cut at `|`, of an image whose size the first four bytes give.
+    """Run-length texts, separated by `|`, of an image whose size is in the first four bytes.
 
-    Compared with a reading in Python's integers; what is accepted is written out and drawn.
+    Compared with a reading in Python's integers; accepted texts are encoded again and drawn.
     """
     height = 1 + int.from_bytes(data[:2], "little")
     width = 1 + int.from_bytes(data[2:4], "little") % (2**31 // height - 1 or 1)
     texts = data[4:].split(b"|")
     text = np.frombuffer(b"".join(texts), np.uint8)
     offset = np.array([0, *itertools.accumulate(map(len, texts))], np.int64)
-    due = [_ends_of(text, height * width) for text in texts]
+    expected = [_ends_of(text, height * width) for text in texts]
     with _refusing(MaskError):
         try:
             run_ends, run_offset, noncanonical = parse_counts(text, offset, height * width)
         except MaskError as error:
-            assert due[error.mask] is None
+            assert expected[error.mask] is None
             raise
-        assert run_ends.tolist() == [end for ends in due for end in ends]
-        assert np.diff(run_offset).tolist() == [len(ends) for ends in due]
+        assert run_ends.tolist() == [end for ends in expected for end in ends]
+        assert np.diff(run_offset).tolist() == [len(ends) for ends in expected]
         again, again_offset = encode_counts(run_ends, run_offset)
         for m, text in enumerate(texts):
             written = again[again_offset[m] : again_offset[m + 1]].tobytes()
@@ -180,7 +180,7 @@ def counts(data: bytes) -> None:
 
 
 def _ends_of(text: bytes, pixels: int) -> list[int] | None:
-    """The run ends of one text, None if it is not sound (pycocotools, maskApi.c, rleFrString)."""
+    """The run ends of one text, None if it is invalid (pycocotools, maskApi.c, rleFrString)."""
     numbers, value, groups = [], 0, 0
     for character in text:
         if not 48 <= character < 112 or groups == 12:
@@ -192,8 +192,8 @@ def _ends_of(text: bytes, pixels: int) -> list[int] | None:
             numbers.append(value + (numbers[-2] if len(numbers) > 2 else 0))
             value = groups = 0
     ends = list(itertools.accumulate(numbers))
-    sound = numbers and min(numbers) >= 0 and not groups and ends[-1] == pixels
-    return ends if sound else None
+    valid = numbers and min(numbers) >= 0 and not groups and ends[-1] == pixels
+    return ends if valid else None
 
 
 def jpeg(data: bytes) -> None:
@@ -243,7 +243,7 @@ def _pack_folder() -> Path:
 
 @contextlib.contextmanager
 def _pack_with(name: str, data: bytes) -> Iterator[Path]:
-    """The pack with other bytes in one of its files."""
+    """The pack with different bytes in one of its files."""
     root = _pack_folder()
     (root / name).write_bytes(data)
     try:
@@ -253,7 +253,7 @@ def _pack_with(name: str, data: bytes) -> Iterator[Path]:
 
 
 def _use(root: Path) -> None:
-    """Open a pack, read all of it, look ids up, check it, and take it up again as a packer does."""
+    """Open a pack, read all of it, look up ids, check it, and resume it as the packer does."""
     opened = False
     with _refusing(FormatError):
         dataset = sa1bpack.open(root)
@@ -289,7 +289,7 @@ def manifest(data: bytes) -> None:
 
 
 def shard_metadata(data: bytes) -> None:
-    """zarr.json of a shard, with the attributes that say what the shard holds."""
+    """zarr.json of a shard, with the attributes that describe the shard."""
     with _pack_with(f"{SHARD}/zarr.json", data) as root:
         with _refusing(FormatError):
             shard = open_shard(root / SHARD)
@@ -299,7 +299,7 @@ def shard_metadata(data: bytes) -> None:
 
 
 def array_metadata(data: bytes) -> None:
-    """zarr.json of an array of a shard or of the index, or of the pack; the length decides."""
+    """zarr.json of an array of a shard or of the index, or of the pack; chosen by the length."""
     index = next(name for name in pristine() if name.endswith("id_order/zarr.json"))
     names = (f"{SHARD}/area/zarr.json", index, "zarr.json")
     with _pack_with(names[len(data) % len(names)], data) as root:
@@ -309,14 +309,14 @@ def array_metadata(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """The arrays of the index; the first byte says which of them is replaced by the others."""
+    """The arrays of the index; the first byte chooses the one that the others replace."""
     names = [name for name in pristine() if name.startswith("index-") and name.endswith("c.0")]
     with _pack_with(names[data[0] % len(names)] if data else names[0], data[1:]) as root:
         _use(root)
 
 
 def offsets(data: bytes) -> None:
-    """The offset arrays of a shard, at their due length; the first byte says which."""
+    """The offset arrays of a shard, with their expected length; chosen by the first byte."""
     names = [f"{SHARD}/{array}/c.0" for array in ("mask_offset", "run_offset")]
     name = names[data[0] % len(names)] if data else names[0]
     size = len(pristine()[name])
@@ -335,7 +335,7 @@ def checksums(data: bytes) -> None:
 
 
 def rejects(data: bytes) -> None:
-    """What the packer recorded in a shard, rejects among it; the bytes are what replaces it."""
+    """The packer's records in a shard, including rejects; the bytes replace them."""
     try:
         changes = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Every kept seed, and inputs that hypothesis makes of the seeds, over every fuzz target."""
+"""Every kept seed, and inputs that hypothesis derives from the seeds, over every fuzz target."""
 
 import random
 
@@ -10,9 +10,9 @@ from mutation import JSON_TARGETS, mutate_json
 from targets import TARGETS, forget
 
 EXAMPLES = 60
-SLOW_EXAMPLES = 12  # of targets that open and check a whole pack each time
+SLOW_EXAMPLES = 12  # of targets that open and check a complete pack each time
 SLOW = {"manifest", "shard_metadata", "array_metadata", "index", "offsets", "checksums"}
-# Pieces that mean something in one format or another.
+# Pieces with a meaning in one of the formats.
 TOKENS = (
     b"\0", b"\xff", b"\0" * 512, b"\x1f\x8b\x08", b"[" * 2000, b"{", b"}", b'"', b"\\", b"-",
     b"1e999", b"9" * 400, b"NaN", b"null", b"/", b"..", b"\n", b"\xff\xda", b"\xff\xc0", b"o" * 40,
@@ -22,14 +22,14 @@ TOKENS = (
 
 @pytest.fixture(scope="module", autouse=True)
 def scratch():
-    """The targets' folder goes with the last test of this file."""
+    """Remove the targets' folder after the last test of this file."""
     yield
     forget()
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_seed_passes(target):
-    """Seeds that once made the target fail among them."""
+    """Including those that once made the target fail."""
     assert seeds(target)
     for data in seeds(target):
         TARGETS[target](data)
@@ -42,7 +42,7 @@ def test_every_folder_of_seeds_belongs_to_a_target():
 
 @st.composite
 def edited(draw, originals: list[bytes]) -> bytes:
-    """A seed with up to four stretches of it cut, moved, or replaced."""
+    """A seed with up to four pieces removed, moved, or replaced."""
     data = draw(st.sampled_from(originals))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -55,7 +55,7 @@ def edited(draw, originals: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_edited_seeds_bring_out_nothing_but_our_own_errors(target):
+def test_edited_seeds_raise_only_errors_of_sa1bpack(target):
     @settings(
         max_examples=SLOW_EXAMPLES if target in SLOW else EXAMPLES, deadline=None,
         derandomize=True, database=None, suppress_health_check=list(HealthCheck),
@@ -68,7 +68,7 @@ def test_edited_seeds_bring_out_nothing_but_our_own_errors(target):
 
 
 @pytest.mark.parametrize("target", JSON_TARGETS)
-def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(target):
+def test_changed_json_raises_only_errors_of_sa1bpack(target):
     rng = random.Random(target)
     originals = [data for data in seeds(target) if data.startswith(b"{") and len(data) < 20_000]
     for _ in range(SLOW_EXAMPLES if target in SLOW else 5 * EXAMPLES):

@@ -1,4 +1,4 @@
-"""The `sa1bpack` command in a process of its own."""
+"""The `sa1bpack` command in its own process."""
 
 import os
 import subprocess
@@ -14,11 +14,11 @@ COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.cli.main import main
 SMALL_FLAGS = tuple(
     word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))
 )
-_PATIENCE = 60  # seconds; a process that takes longer hangs
+_PATIENCE = 60  # seconds; a process that takes longer has hung
 
 
 def start(*arguments, path: Path | None = None, **options) -> subprocess.Popen:
-    """Start `sa1bpack` with these arguments; `path` goes first on its module search path."""
+    """Start `sa1bpack` with these arguments; `path` is first on its module search path."""
     search = [str(path)] if path else []
     search += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return subprocess.Popen(
@@ -48,10 +48,10 @@ def run(*arguments, **options) -> tuple[int, str, str]:
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen | None = None) -> object:
-    """Wait for a condition to hold, or for the process to end; returns what it gave last."""
+    """Wait until a condition holds or the process ends; returns the condition's last value."""
     end = time.monotonic() + _PATIENCE
     while not (found := condition()) and (process is None or process.poll() is None):
-        assert time.monotonic() < end, "what was waited for has not come"
+        assert time.monotonic() < end, f"the condition did not hold within {_PATIENCE} s"
         time.sleep(0.002)
     return found
 
@@ -69,11 +69,11 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def published(root: Path) -> int:
-    """How many shards have their final names."""
+    """The number of shards with their final names."""
     return sum(path.name[0] not in ".z" for path in (root / "shards").glob("*"))
 
 
 def temporaries(root: Path) -> list[str]:
-    """What has a working name under a pack, other than the lock and the record, which stay."""
+    """The working names below a pack, except the lock and the record of runs, which remain."""
     found = [str(path.relative_to(root)) for path in root.rglob(".*")]
     return [name for name in found if name not in (".lock", ".runs.jsonl")]

@@ -1,7 +1,7 @@
-"""Random damage to a pack, and what a check has to say about it.
+"""Random damage to a pack, and the findings that a check must report.
 
-A pack is damaged in a copy whose files are hard links (`linked_copy`), so every change here puts a
-new file in the place of the old one.
+A pack is damaged in a copy whose files are hard links (`linked_copy`), so every change here
+replaces the old file with a new one.
 """
 
 import os
@@ -25,18 +25,18 @@ KINDS = {
 
 @dataclass
 class Damage:
-    """What was done, and what is due.
+    """The damage done, and the expected findings.
 
-    what        for messages
+    what        description for messages
     kind        one of KINDS
     place       kind of the file, such as "bbox", "zarr.json of an array", "index"
-    shard       shard that was hit; None for the pack's own files
-    array       array that was hit, of the shard or of the index
-    samples     rows in the shard of which a check names at least one; empty if no sample is meant
-    names       texts of which a check says one
+    shard       damaged shard; None for the pack's own files
+    array       damaged array, of the shard or of the index
+    samples     rows in the shard, at least one of which a check must name; empty for no sample
+    names       texts, one of which a check must report
     harmless    nothing is damaged: a check notes it, and everything is read as before
     quick       whether the quick check of sa1bpack finds it
-    quick_script  whether that of verify_shards.py does
+    quick_script  whether the quick check of verify_shards.py does
     """
 
     what: str
@@ -67,7 +67,7 @@ class Damager:
         }
         paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
         names = [str(path.relative_to(root)) for path in paths]
-        self._files = [name for name in names if name[0] != "."]  # those are a packer's own
+        self._files = [name for name in names if name[0] != "."]  # the packer's working files
         self._contents = {name: (root / name).read_bytes() for name in self._files}
         self._places: dict[str, list[str]] = {}
         for name in self._files:
@@ -75,18 +75,18 @@ class Damager:
 
     @property
     def places(self) -> set[str]:
-        """The kinds of files that the pack has."""
+        """The kinds of files in the pack."""
         return set(self._places)
 
     def damage(self, root: Path, kind: str | None = None, place: str | None = None) -> Damage:
-        """Damage a copy of the pack, in a kind of way and file that is random if not given."""
+        """Damage a copy of the pack; kind of damage and kind of file are random by default."""
         kind = kind or self._rng.choices(list(KINDS), list(KINDS.values()))[0]
         if kind == "shard":
             return self._damage_shard(root)
         name = self._rng.choice(self._places[place or self._rng.choice(sorted(self._places))])
         return getattr(self, f"_{kind}")(root, name)
 
-    # ---------------------------------------------------------------------------- one kind each
+    # ------------------------------------------------------------------------ kinds of damage
 
     def _flip(self, root: Path, name: str) -> Damage:
         data = bytearray(self._contents[name])
@@ -111,7 +111,7 @@ class Damager:
         return self._damage(name, "extend", f"by {len(more)} bytes")
 
     def _swap(self, root: Path, name: str) -> Damage:
-        """With another file of the same length if there is one, such as that of another shard."""
+        """With another file, if possible of the same length, such as one of another shard."""
         data = self._contents[name]
         others = [other for other in self._files if self._contents[other] != data]
         same = [other for other in others if len(self._contents[other]) == len(data)]
@@ -120,7 +120,7 @@ class Damager:
         _replace(root / name, self._contents[other])
         _replace(root / other, data)
         damage = self._damage(name, "swap", f"with {other}")
-        if "manifest.json" in (name, other):  # without it nothing else is looked at
+        if "manifest.json" in (name, other):  # without it nothing else is checked
             damage.names += ("manifest.json",)
         if len(self._contents[other]) == len(data) and self._is_heavy(name, other):
             damage.quick = any(
@@ -141,7 +141,7 @@ class Damager:
         return self._damage(new, "extra", "added")
 
     def _link(self, root: Path, name: str) -> Damage:
-        """The same bytes, behind a symbolic link to a file elsewhere."""
+        """The same bytes, through a symbolic link to a file elsewhere."""
         away = root.with_name(root.name + "-away")
         away.mkdir(exist_ok=True)
         target = away / name.replace("/", "_")
@@ -171,7 +171,7 @@ class Damager:
             f"shard {name} {way}", "shard", "shard", (names,), hit, harmless=way == "linked"
         )
 
-    # ------------------------------------------------------------------------------- what is due
+    # ---------------------------------------------------------------------- expected findings
 
     def _damage(self, name: str, kind: str, how: str) -> Damage:
         shard, array = _parts_of(name)
@@ -181,11 +181,11 @@ class Damager:
         return Damage(f"{name}: {how}", kind, _place_of(name), (names,), shard, array)
 
     def _is_heavy(self, *names: str) -> bool:
-        """Whether they are all such that quick checks pass over the data, the script over all."""
+        """Whether quick checks skip the data of all these files, and the script skips the files."""
         return all(_place_of(name) in HEAVY_ARRAYS for name in names)
 
     def _byte(self, name: str) -> int:
-        """A random byte of a file; of a chunk file as often of its data as of what follows."""
+        """A random byte of a file; in chunk files, 70% in the data and 30% in the shard index."""
         size, rng = len(self._contents[name]), self._rng
         shard, array = _parts_of(name)
         if shard is None or array is None or name.endswith("zarr.json"):
@@ -199,7 +199,7 @@ class Damager:
         return chunk_file(spec, spec.rows(self._shards[shard].extent)).data_bytes
 
     def _samples(self, name: str, at: int) -> frozenset[int]:
-        """The samples that a byte of a shard's chunk file belongs to."""
+        """The samples to which a byte of a shard's chunk file belongs."""
         shard_name, array = _parts_of(name)
         if shard_name is None or array is None or name.endswith("zarr.json"):
             return frozenset()
@@ -210,7 +210,7 @@ class Damager:
         row = at // spec.row_bytes
         if spec.offsets:
             if row in (0, spec.rows(shard.extent) - 1):
-                return frozenset()  # an end that does not fit is a matter of the whole array
+                return frozenset()  # a wrong end concerns the complete array
             return frozenset({_sample_of(shard, spec.axis, row - 1),
                               _sample_of(shard, spec.axis, row)})  # fmt: skip
         return frozenset({_sample_of(shard, spec.axis, row)})
@@ -227,7 +227,7 @@ def _sample_of(shard, axis: str, row: int) -> int:
 
 
 def _parts_of(name: str) -> tuple[str | None, str | None]:
-    """The shard and the array that a file belongs to; of the index the array alone."""
+    """The shard and the array of a file; for the index only the array."""
     parts = name.split("/")
     if parts[0] == "shards" and len(parts) > 2:
         return parts[1], parts[2] if len(parts) == 4 else None

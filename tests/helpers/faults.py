@@ -1,7 +1,7 @@
-"""A layer between a packer and its system calls, which makes them fail, end short, or kill.
+"""A layer between a packer and its system calls that makes them fail, write short, or kill.
 
-It counts the calls that touch files below a folder, in one process: a `Plan` says what happens
-from which of them on. The calls themselves are real; what a plan lets through reaches the disk.
+It counts the calls on files below a folder, in one process: a `Plan` says what happens, and from
+which call on. The calls themselves are real; those that a plan lets through reach the disk.
 """
 
 import errno
@@ -19,18 +19,17 @@ CALLS = (*SPACE, "open", "unlink", "rmdir")
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to the calls below a folder.
+    """The fate of the calls below a folder.
 
     root
         The folder.
     action
-        "error": calls fail with `code`. "short": writes end short. "kill": the process kills
-        itself in place of the call. "count": nothing, they are counted.
+        "error": calls fail with `code`. "short": writes are short. "kill": the process kills
+        itself instead of making the call. "count": calls are only counted.
     at, count
-        The first call that this happens to, of those that are `calls`, and how many it does.
+        The first affected call, among those in `calls`, and the number of affected calls.
     report
-        File that gets a line for every call that it happened to (with "count", every call), before
-        it does.
+        File that gets a line for every affected call (with "count", every call), before it is made.
     """
 
     root: str
@@ -42,7 +41,7 @@ class Plan:
     report: str | None = None
 
     def apply(self) -> None:
-        """Put the layer into this process for good."""
+        """Install the layer in this process permanently."""
         layer = _Layer(self)
         for name in ("open", "mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "rename",
                      "unlink", "rmdir"):  # fmt: skip
@@ -59,7 +58,7 @@ class _Layer:
         )
 
     def around(self, name: str, call):
-        """`call` behind the layer."""
+        """`call` through the layer."""
 
         def layered(target, *arguments, **named):
             path = path_of(target, named.get("dir_fd"))
@@ -83,7 +82,7 @@ class _Layer:
         plan = self.plan
         if kind not in plan.calls or not (path + "/").startswith(plan.root + "/"):
             return False
-        if kind == "mkdir" and Path(path).is_dir():  # the kernel sees that first
+        if kind == "mkdir" and Path(path).is_dir():  # the kernel checks that first
             return False
         return plan.at <= next(self._number) < plan.at + plan.count
 
@@ -93,7 +92,7 @@ class _Layer:
 
 
 def path_of(target, folder: int | None = None) -> str:
-    """The path of what a call is about: a path, one below an open folder, or a descriptor's."""
+    """The path that a call uses: a path, one relative to an open folder, or a descriptor's."""
     if isinstance(target, int):
         return str(Path(f"/proc/self/fd/{target}").readlink()).removesuffix(" (deleted)")
     path = os.fspath(target)
@@ -107,5 +106,5 @@ def _kind(name: str, arguments: tuple) -> str:
 
 
 def _named(target) -> tuple:
-    """The file name that a real call has in its error: none for a descriptor."""
+    """The file name in the error of a real call: none for a descriptor."""
     return () if isinstance(target, int) else (os.fspath(target),)

@@ -1,7 +1,7 @@
 """The `sa1bpack` command in a fork of this process.
 
-All modules are loaded and kernels compiled, so it works from its first moment on: it takes a tenth
-of the time of a fresh one, and a kill at random hits its work.
+All modules are loaded and kernels compiled, so it starts working immediately: it takes a tenth of
+the time of a new process, and a kill at a random moment hits its work.
 """
 
 import os
@@ -18,24 +18,24 @@ from tqdm import tqdm
 
 from sa1bpack.cli.main import main
 
-_PATIENCE = 120  # seconds; a process that takes longer hangs
+_PATIENCE = 120  # seconds; a process that takes longer has hung
 
 
 class Forked:
-    """A running command, with a process group of its own.
+    """A running command, in its own process group.
 
     log
-        File that gets what it prints.
+        File for its output.
     prepare
-        Called in it before the command. It does not really flush to disk by then: most of the
-        time would go there, and only a power cut can tell.
+        Called in the process before the command. Flushes to disk do nothing there: they would take
+        most of the time, and only a power cut shows the difference.
     """
 
     def __init__(self, *arguments, log: Path, prepare: Callable[[], None] = lambda: None):
         self.arguments = [str(word) for word in arguments]
         self._log = Path(log)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
             self.pid = os.fork()
         if self.pid == 0:
             code = 70
@@ -49,38 +49,40 @@ class Forked:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(code)
-        with suppress(ProcessLookupError):  # it does so too: neither may be the later one
+        with suppress(ProcessLookupError):  # the child does this too, whichever is first
             os.setpgid(self.pid, self.pid)
         self._status: int | None = None
 
     def ended(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has ended."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = status if pid else None
         return self._status is not None
 
     def wait(self) -> tuple[int, str]:
-        """Wait for its end: (exit code, or the signal that killed it as -signal; its output)."""
+        """Wait for its end: (exit code, or -signal if a signal killed it; output)."""
         self.wait_until(lambda: False)
         return os.waitstatus_to_exitcode(self._status), self._log.read_text()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until a condition holds, or for its end."""
+        """Wait until a condition holds or it ends."""
         end = time.monotonic() + _PATIENCE
         while not self.ended() and not condition():
             if time.monotonic() > end:
                 os.killpg(self.pid, signal.SIGKILL)
-                raise AssertionError(f"it hangs; it said: {self._log.read_text()}")
+                raise AssertionError(
+                    f"no end within {_PATIENCE} s; output: {self._log.read_text()}"
+                )
             time.sleep(0.0005)
 
 
 def _detach(log: Path) -> None:
-    """Give this process a group, output and flushes of its own."""
+    """Give this process its own group and output, and flushes that do nothing."""
     os.setpgid(0, 0)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, closefd=False) for number in (1, 2))
     os.fsync = os.fdatasync = lambda descriptor: None
-    tqdm.set_lock(threading.RLock())  # its own is shared by forks, and one may die holding it
+    tqdm.set_lock(threading.RLock())  # forks share the default one, and one may die holding it

@@ -1,4 +1,4 @@
-"""Batches of made-up images of which everything is known, for the transforms."""
+"""Synthetic batches with known contents, for the tests of transforms."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from sa1bpack.transforms.runs import RunBatch
 
 
 def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:
-    """What a pipeline wants to know of a dataset."""
+    """The attributes of a dataset that a pipeline reads."""
     options = SimpleNamespace(coordinates=coordinates)
     return SimpleNamespace(
         layout=layout, mask_size=layout.mask_size, mask_sampling="area", options=options
@@ -26,12 +26,12 @@ def stored_size(height: int, width: int, layout: Layout) -> tuple[int, int]:
 
 
 def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="source") -> dict:
-    """Images that are white inside one rectangle and black outside, with the mask of it.
+    """Images that are white inside one rectangle and black outside, with the rectangle as mask.
 
-    rectangles  for every sample x0, y0, x1, y1 in source pixels, whole numbers
+    rectangles  per sample x0, y0, x1, y1 in source pixels, whole numbers
 
-    The stored images have the exact coverage of each pixel; the mask bits are true where at least
-    half of a cell is covered.
+    Pixels of the stored images have their exact coverage; mask bits are true if at least half of
+    the cell is covered.
     """
     height, width = source
     side, grid = layout.image_size, layout.mask_size
@@ -62,7 +62,7 @@ def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="
 
 
 def rectangle_runs(rectangles, source=(150, 225)) -> RunBatch:
-    """The runs of `rectangle_batch`: of each sample one mask."""
+    """The runs of `rectangle_batch`: one mask per sample."""
     samples = []
     for x0, y0, x1, y1 in rectangles:
         mask = np.zeros(source, bool)
@@ -74,11 +74,13 @@ def rectangle_runs(rectangles, source=(150, 225)) -> RunBatch:
 
 
 def covered(low: float, high: float, step: float, count: int) -> np.ndarray:
-    """float64 (count,): which part of each cell [i * step, (i + 1) * step) is in [low, high)."""
+    """float64 (count,): the fraction of each cell [i * step, (i + 1) * step) in [low, high)."""
     edges = np.arange(count + 1) * step
     return np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) / step
 
 
 def moved(batch: dict, device: torch.device) -> dict:
     """The batch on a device."""
-    return {key: value.to(device) for key, value in batch.items()}
+    return {
+        key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()
+    }

@@ -1,4 +1,4 @@
-"""Mask grids from full-size masks, in whole numbers: what stored bits are held against."""
+"""Mask grids from full-size masks, in whole numbers: the reference for stored bits."""
 
 import warnings
 
@@ -14,7 +14,7 @@ def decode(segmentation: dict) -> np.ndarray:
 
 
 def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
-    """(cells, cells) bool: the rule of docs/format.md, written for a full-size mask."""
+    """(cells, cells) bool: the rule of docs/format.md, applied to a full-size mask."""
     height, width = mask.shape if fit == "squash" else (max(mask.shape),) * 2
     if sampling == "center":
         centers = 2 * np.arange(cells) + 1
@@ -28,13 +28,13 @@ def grid(mask: np.ndarray, cells: int, fit: str, sampling: str) -> np.ndarray:
     rows, columns = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     down = _overlap(mask.shape[0], height, cells)[:, rows]
     across = _overlap(mask.shape[1], width, cells)[:, columns]
-    # Doubles hold these whole numbers exactly: none reaches 2^53.
+    # Exact in float64: none of these whole numbers reaches 2^53.
     covered = down @ mask[rows, columns].astype(float) @ across.T
     return 2 * covered >= height * width
 
 
 def _overlap(pixels: int, length: int, cells: int) -> np.ndarray:
-    """(cells, pixels) float64: what a pixel and a cell share, in 1 / cells of a pixel."""
+    """(cells, pixels) float64: the overlap of each cell and pixel, in 1 / cells of a pixel."""
     pixel, cell = np.arange(pixels) * cells, np.arange(cells)[:, None] * length
     return np.clip(
         np.minimum(pixel + cells, cell + length) - np.maximum(pixel, cell), 0, None

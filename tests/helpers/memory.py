@@ -1,4 +1,4 @@
-"""Memory that a program takes, measured in a process of its own."""
+"""Peak memory of a program, measured in its own process."""
 
 import os
 import subprocess
@@ -19,9 +19,9 @@ print((peak() - before) >> 10)
 
 
 def peak_growth(program: str, *arguments, imports: str) -> int:
-    """MiB by which a program's memory grew at its highest, over what `imports` alone take.
+    """MiB of a program's peak memory, in addition to that of `imports` alone.
 
-    `arguments` are its `sys.argv[1:]`. It ends with an AssertionError if the program fails.
+    `arguments` are its `sys.argv[1:]`. Raises AssertionError if the program fails.
     """
     text = _WRAPPER.format(imports=imports, program=program)
     done = subprocess.run(

@@ -6,10 +6,10 @@ _VOID = {"meta", "img", "br", "hr", "input", "link"}
 
 
 class Page(HTMLParser):
-    """What is on a page. Asserts that every element is closed where it must be.
+    """The contents of a page. Asserts that every element is closed where it must be.
 
     tags
-        Each element as (name, attributes), in their order.
+        Each element as (name, attributes), in order.
     text
         All text outside of style and script.
     pictures
@@ -30,11 +30,11 @@ class Page(HTMLParser):
         return [attributes["src"] for _, attributes in self.tags if "src" in attributes]
 
     def named(self, name: str) -> list[dict[str, str | None]]:
-        """Attributes of every element of that name."""
+        """Attributes of every element with that name."""
         return [attributes for tag, attributes in self.tags if tag == name]
 
     def handle_starttag(self, tag, attrs):
-        assert len(dict(attrs)) == len(attrs), f"an attribute comes twice: {attrs}"
+        assert len(dict(attrs)) == len(attrs), f"a repeated attribute: {attrs}"
         self.tags.append((tag, dict(attrs)))
         if tag not in _VOID:
             self._open.append(tag)

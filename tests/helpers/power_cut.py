@@ -1,9 +1,9 @@
-"""What a power cut leaves: a record of a run's calls, and the folders that the disk may then hold.
+"""The effect of a power cut: a record of a run's calls, and the folders that may remain on disk.
 
-The model is what POSIX promises and no more. The bytes of a file are safe up to the last fsync of
-it; what was written since may be there, be zeros or be missing. Names in a folder are safe up to
-the last fsync of the folder; of what was made, renamed and removed in it since, any first part may
-have reached the disk, in each folder independently of the others.
+The model is what POSIX guarantees and no more. The bytes of a file are safe up to its last fsync;
+later writes may be present, zero or missing. Names in a folder are safe up to the folder's last
+fsync; of the later changes (new, renamed and removed names), any prefix may have reached the disk,
+in each folder independently.
 """
 
 import os
@@ -18,8 +18,8 @@ from faults import path_of
 
 
 def record(root: Path, log: Path) -> None:
-    """Write down every call below `root` that this process makes from now on, for `read_log`."""
-    # Unbuffered: the process may be killed. Locked: a call and its record are one.
+    """Record every call below `root` that this process makes from now on, for `read_log`."""
+    # Unbuffered: the process may be killed. Locked: a call and its record are atomic.
     file = log.open("ab", buffering=0)
     lock = threading.RLock()
 
@@ -48,7 +48,7 @@ def record(root: Path, log: Path) -> None:
 
 
 def read_log(log: Path) -> Iterator[tuple]:
-    """(call, path, ...) of every call of the runs that `record` wrote down in `log`."""
+    """(call, path, ...) of every call that `record` wrote to `log`."""
     with log.open("rb") as file:
         while True:
             try:
@@ -71,10 +71,10 @@ class _Folder:
 
 
 class Disk:
-    """A folder as the calls leave it, and as a power cut may.
+    """A folder as the calls leave it, and as a power cut may leave it.
 
     folder
-        What is in it now is safe.
+        Its current contents are safe.
     """
 
     def __init__(self, folder: Path):
@@ -82,19 +82,19 @@ class Disk:
         self._root = _load(folder)
 
     def apply(self, name: str, path: str, *rest) -> None:
-        """Take the next call of a log."""
+        """Apply the next call of a log."""
         getattr(self, f"_{name}")(path, *rest)
 
     def restore(self, into: Path, rng: random.Random | None) -> None:
-        """Write into a new folder what a power cut leaves now.
+        """Write the contents that a power cut now leaves to a new folder.
 
         rng
-            Chooses what of the unsafe is left; None: nothing is.
+            Chooses which unsafe changes remain; None: none do.
         """
         _write(self._root, into, rng)
 
     def is_safe(self, path: str) -> bool:
-        """Whether a power cut would leave all of it, if it left its name."""
+        """Whether a power cut would leave all of its contents, if it left its name."""
         return _safe(self._at(path))
 
     def _at(self, path: str):
@@ -104,7 +104,7 @@ class Disk:
         return node
 
     def _change(self, path: str, node) -> None:
-        """Put a node, or none, in the place of a name."""
+        """Replace the node of a name; None removes it."""
         folder, name = self._at(str(Path(path).parent)), Path(path).name
         folder.names = {key: value for key, value in folder.names.items() if key != name}
         if node is not None:

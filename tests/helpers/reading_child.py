@@ -1,7 +1,8 @@
 """A process that reads packs, for checks that nothing in a pack can crash it.
 
-Started as a program, it takes a line of JSON [folder, check] at a time and answers with one:
-everything that `sa1bpack.open(folder, check=check)` gives, as digests, or the error in its place.
+Started as a program, it takes one line of JSON per request, [folder, check, ids], and answers with
+one line: digests of everything that `sa1bpack.open(folder, check=check)` reads, or the error
+instead.
 
     samples  row → digest of ds[row]
     by_id    image id → digest
@@ -25,7 +26,7 @@ _OF_MASKS = ("masks", "bboxes", "areas", "predicted_ious", "stability_scores", "
 
 
 class ReadingChild:
-    """The process, and what it answered. A context manager."""
+    """The process. A context manager."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -34,7 +35,7 @@ class ReadingChild:
         )  # fmt: skip
 
     def read(self, root: Path, check: str, ids: list[int]) -> dict:
-        """Everything that a pack gives. AssertionError with its last words if the process dies."""
+        """Everything read from a pack. AssertionError with stderr if the process dies."""
         try:
             self._process.stdin.write(json.dumps([str(root), check, ids]) + "\n")
             self._process.stdin.flush()
@@ -58,7 +59,7 @@ class ReadingChild:
 
 
 def digest(*values) -> str:
-    """Of arrays, numbers and text."""
+    """Digest of arrays, numbers and text."""
     found = hashlib.sha1()
     for value in values:
         data = value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
@@ -67,7 +68,7 @@ def digest(*values) -> str:
 
 
 def sample_digest(sample: dict) -> str:
-    """Of all that a sample of a Dataset holds, but its row."""
+    """Digest of a sample of a Dataset, without its row."""
     return digest(*(sample[key] for key in sorted(sample) if key != "index"))
 
 
@@ -98,7 +99,7 @@ def _answer(root: str, check: str, ids: list[int]) -> dict:
     for row in range(len(ds)):
         answer["samples"][row] = attempt(lambda row=row: sample_digest(ds[row]))
     for image_id in ids:
-        # An index that is not checked may not find it any more.
+        # An index that is not checked may fail to find it.
         also = () if check == "read" else (KeyError,)
         found = attempt(lambda image_id=image_id: sample_digest(ds.by_id(image_id)), *also)
         answer["by_id"][image_id] = found
@@ -123,7 +124,7 @@ def _through_loader(ds) -> dict:
 
 
 def main() -> None:
-    """Answer until there is no more to read."""
+    """Answer until the input ends."""
     logging.getLogger("sa1bpack").setLevel(logging.ERROR)
     for line in sys.stdin:
         print(json.dumps(_answer(*json.loads(line))), flush=True)

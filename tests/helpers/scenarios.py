@@ -1,4 +1,4 @@
-"""Packs in the making for the tests that disturb them, and the pack that each must become."""
+"""Runs for the tests that disturb them, and the pack that each must produce."""
 
 import errno
 import os
@@ -18,13 +18,13 @@ OPTIONS = {"image_size": 64, "mask_size": 16, "samples_per_shard": 2}
 FLAGS = tuple(
     word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))
 )
-# fresh: two tars into a new folder. added: the second into a whole pack of the first. withdrawn:
-# the same, but a list contradicts the second tar's md5 when its shards are published already.
+# fresh: two tars into a new folder. added: the second into a complete pack of the first. withdrawn:
+# the same, but a list contradicts the second tar's md5 after its shards have been published.
 SCENARIOS = ("fresh", "added", "withdrawn")
 
 
 class Stage:
-    """Tars of one and two shards, and packs of them that nothing disturbed."""
+    """Tars of one and two shards, and undisturbed packs of them."""
 
     def __init__(self, folder: Path):
         second = members([20, 21, 22])
@@ -57,11 +57,11 @@ class Case:
             shutil.copytree(stage.begun, self.root)
 
     def run(self, prepare: Callable[[], None] = lambda: None, workers: int = 1) -> tuple[int, str]:
-        """Run the scenario's command to its end: (exit code, output)."""
+        """Run the scenario's command to the end: (exit code, output)."""
         return self.start(prepare, workers).wait()
 
     def start(self, prepare: Callable[[], None] = lambda: None, workers: int = 1) -> Forked:
-        """Start the scenario's command, which writes as often as a long one with large images."""
+        """Start the scenario's command, with as many writes as a long run with large images."""
         wrong = ("--md5sums", self.stage.wrong_sums) if self.scenario == "withdrawn" else ()
         tars = self.stage.tars[1:] if wrong else self.stage.tars
         command = ("pack", *tars, "--out", self.root, "--workers", workers, *FLAGS, *wrong)
@@ -74,32 +74,32 @@ class Case:
 
     @property
     def code(self) -> int:
-        """Exit code of the scenario when nothing disturbs it."""
+        """Exit code of the undisturbed scenario."""
         return 1 if self.scenario == "withdrawn" else 0
 
     def plan(self, action: str, **more) -> Plan:
-        """A plan for the calls of a run, which reports the calls that it happened to."""
+        """A plan for the calls of a run that reports the affected calls."""
         return Plan(str(self.root), action, report=str(self._report), **more)
 
     def calls(self, **more) -> int:
-        """How many calls the undisturbed run makes; spoils the case."""
+        """The number of calls of the undisturbed run; uses up the case."""
         code, said = self.run(self.plan("count", **more).apply)
         assert code == self.code, said
         return len(self.hits())
 
     def hits(self) -> list[tuple[str, str]]:
-        """(call, path) of every call that a plan has happened to."""
+        """(call, path) of every call affected by a plan."""
         lines = self._report.read_text().splitlines() if self._report.exists() else []
         return [tuple(line.split(" ", 1)) for line in lines]
 
     def check_whole(self) -> None:
-        """Whatever has a final name is whole."""
+        """Everything with a final name is complete."""
         check_whole(self.root)
 
     def check_completed_by_the_next_run(self) -> None:
-        """The same command leads to the pack that nothing disturbed, and leaves nothing else.
+        """The same command produces the undisturbed pack and leaves nothing else.
 
-        After a withdrawal it is the command without the list that was wrong.
+        After a withdrawal it is the command without the wrong list.
         """
         self.scenario = "added"
         code, said = self.run()
@@ -108,14 +108,14 @@ class Case:
 
 
 def check_whole(root: Path) -> None:
-    """Whatever has a final name in a pack, or in what becomes one, is whole."""
+    """Everything with a final name in a pack, or in a folder that becomes one, is complete."""
     if not (root / "manifest.json").exists():
         assert not root.exists() or all(path.name[0] == "." for path in root.iterdir())
         return
     for shard in _visible(root / "shards"):
         if shard.name != "zarr.json":
             assert _sums(shard) == (shard / "checksums.xxh128").read_text(), shard
-    for index in root.glob("index-*"):  # it has no sums of its own until the pack lists them
+    for index in root.glob("index-*"):  # it has no checksums until the pack lists them
         files = {str(path.relative_to(index)) for path in index.rglob("*") if path.is_file()}
         arrays = ("id_order", "image_id", "mask_offset", "shard_offset")
         assert files == {"zarr.json", *(f"{a}/{f}" for a in arrays for f in ("c.0", "zarr.json"))}
@@ -138,7 +138,7 @@ def _sums(shard: Path) -> str:
 
 
 def check_message(said: str, code: int, root: Path) -> None:
-    """A disk error says what failed, on which file of the pack, and what to do."""
+    """A disk error names the failure, the file of the pack, and the remedy."""
     first, *middle, last = said.splitlines()
     assert os.strerror(code) in first and str(root) in first, said
     if code in (errno.ENOSPC, errno.EDQUOT):

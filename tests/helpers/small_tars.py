@@ -1,7 +1,7 @@
-"""Small tars in SA-1B's layout, made without sa1bpack, and ways to spoil them.
+"""Small tars in SA-1B's layout, made without sa1bpack, and ways to damage them.
 
-A tar of these holds photos of 96 x 64 smooth random pixels, masks encoded by pycocotools, members
-`./sa_<id>.jpg` and `./sa_<id>.json` beside a `./` directory member, gzip under the name .tar.
+They have photos of 96 x 64 smooth random pixels, masks encoded by pycocotools, members
+`./sa_<id>.jpg` and `./sa_<id>.json` next to a `./` directory member, gzip under the name .tar.
 """
 
 import functools
@@ -18,14 +18,14 @@ from PIL import Image
 from pycocotools import mask as coco
 
 HEIGHT, WIDTH = 64, 96
-# Options that make a pack of such photos small and quick.
+# Options for a small, quick pack of such photos.
 SMALL = {"image_size": 64, "mask_size": 16, "samples_per_shard": 4}
 Members = dict[str, bytes]
 
 
 @functools.lru_cache(maxsize=256)
 def photo(number: int, height: int = HEIGHT, width: int = WIDTH) -> bytes:
-    """A JPEG of smooth random content that depends on the arguments only."""
+    """A JPEG of smooth random content that depends only on the arguments."""
     return as_jpeg(pixels_of(number, height, width))
 
 
@@ -36,14 +36,14 @@ def pixels_of(number: int, height: int = HEIGHT, width: int = WIDTH) -> Image.Im
 
 
 def as_jpeg(image: Image.Image, **options) -> bytes:
-    """The picture as a JPEG of quality 92, or with other options of PIL's encoder."""
+    """The picture as a JPEG of quality 92, or with other options for PIL's encoder."""
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", **{"quality": 92, **options})
     return buffer.getvalue()
 
 
 def mask_of(number: int, index: int, height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
-    """(height, width) uint8, an ellipse or a box somewhere in the photo."""
+    """(height, width) uint8: an ellipse or a box somewhere in the photo."""
     rng = np.random.default_rng([number, index])
     y, x = np.mgrid[:height, :width]
     middle_y, middle_x = rng.uniform(0, height), rng.uniform(0, width)
@@ -78,7 +78,7 @@ def _annotation(number: int, index: int, height: int, width: int) -> str:
 
 
 def record(number: int, masks: int = 3, height: int = HEIGHT, width: int = WIDTH) -> dict:
-    """The JSON record of a photo, as Python has it."""
+    """The JSON record of a photo as a Python dict."""
     return {
         "image": {
             "image_id": number,
@@ -109,10 +109,10 @@ def write_tar(
     shuffle: int | None = 0,
     compress: bool = True,
 ) -> Path:
-    """Write a tar; the same arguments give the same bytes.
+    """Write a tar; the same arguments produce the same bytes.
 
     shuffle
-        Seed of the random order of members; None leaves them as they are.
+        Seed of the random order of members; None keeps their order.
     """
     listed = list(members.items() if isinstance(members, dict) else members)
     if shuffle is not None:
@@ -132,7 +132,7 @@ def write_tar(
 
 
 def changed(members: Members, number: int, change: Callable[[dict], object]) -> None:
-    """Change the record of a number in place: `change` gets it as Python has it."""
+    """Change the record of a number in place: `change` gets it as a dict."""
     name = f"./sa_{number}.json"
     found = json.loads(members[name])
     change(found)
@@ -140,9 +140,9 @@ def changed(members: Members, number: int, change: Callable[[dict], object]) -> 
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file and folder under a pack: relative path → bytes (b"" for a folder).
+    """Every file and folder of a pack: relative path → bytes (b"" for a folder).
 
-    Without the record of runs: it is no part of the pack, and says when it was made.
+    Without the record of runs, which has times and is not part of the pack.
     """
     return {
         str(path.relative_to(root)): b"" if path.is_dir() else path.read_bytes()

@@ -1,4 +1,4 @@
-"""A process of root that may do no more than its files' modes allow."""
+"""Root without the capabilities that override the modes of files."""
 
 import ctypes
 import os
@@ -14,20 +14,20 @@ class _Header(ctypes.Structure):
 
 
 def give_up_privileges() -> None:
-    """Give up all capabilities, for good. Without it root writes whatever the modes say."""
+    """Drop all capabilities permanently. With them, root can write whatever the modes are."""
     if os.getuid() == 0:
         _call("capset", _Sets())
 
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Do without capabilities in this thread, until the end of the block."""
+    """Drop the capabilities of this thread within the block."""
     if os.getuid() != 0:
         yield
         return
     before, fewer = _Sets(), _Sets()
     _call("capget", before)
-    fewer[1], fewer[4] = before[1], before[4]  # permitted, so that they can be had again
+    fewer[1], fewer[4] = before[1], before[4]  # permitted, so that they can be restored
     _call("capset", fewer)
     try:
         yield

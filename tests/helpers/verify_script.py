@@ -1,4 +1,4 @@
-"""scripts/verify_shards.py as a module, for checks too many to start a process each."""
+"""scripts/verify_shards.py as a module, for more checks than processes could be started for."""
 
 import contextlib
 import importlib.util

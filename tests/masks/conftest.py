@@ -1,4 +1,4 @@
-"""Slow, exact masks at full size, made without sa1bpack: what the kernels are held against."""
+"""Slow, exact, full-size masks made without sa1bpack: the reference for the kernels."""
 
 import json
 import tarfile
@@ -47,7 +47,7 @@ def coco_mask(text: bytes, height: int, width: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _overlap(length: int, cell: int, cells: int) -> np.ndarray:
-    """Return float64 (cells, length): how much of each cell each pixel covers, in 1/cells pixel."""
+    """Return float64 (cells, length): the overlap of each cell and each pixel, in 1/cells pixel."""
     pixel, at = np.arange(length) * cells, np.arange(cells)[:, None] * cell
     return np.maximum(np.minimum(pixel + cells, at + cell) - np.maximum(pixel, at), 0).astype(float)
 
@@ -65,8 +65,8 @@ def _cells(mask: np.ndarray, fit: str) -> tuple[int, int]:
 def area_grid(mask: np.ndarray, mask_size: int, fit: str) -> np.ndarray:
     """Return bool (mask_size, mask_size): cells of which at least half is covered.
 
-    A product of matrices of whole numbers; doubles hold them exactly below 2**53. Rows and columns
-    without foreground add nothing and are left out.
+    A product of matrices of whole numbers, exact in float64 below 2**53. Rows and columns without
+    foreground contribute nothing and are skipped.
     """
     cell_height, cell_width = _cells(mask, fit)
     assert cell_height * cell_width < 2**53

@@ -16,7 +16,7 @@ def test_column_8k_plus_b_is_bit_b_of_byte_k():
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (3, 16, 16), (2, 0, 24, 24), (2, 3, 8, 8)])
-def test_unpacking_undoes_packing(shape):
+def test_unpacking_inverts_packing(shape):
     masks = np.random.default_rng(0).random(shape) < 0.5
     unpacked = unpack_bits(pack_bits(masks))
     assert unpacked.dtype == np.bool_ and unpacked.shape == shape
@@ -26,7 +26,7 @@ def test_unpacking_undoes_packing(shape):
 @pytest.mark.parametrize(
     "masks", [np.zeros((8, 8), np.uint8), np.zeros((8, 9), bool), np.array(True)]
 )
-def test_what_cannot_be_packed_is_refused(masks):
+def test_masks_of_a_wrong_dtype_or_width_are_refused(masks):
     with pytest.raises(OptionError, match="masks must be bool"):
         pack_bits(masks)
 
@@ -34,7 +34,7 @@ def test_what_cannot_be_packed_is_refused(masks):
 @pytest.mark.parametrize(
     "bits", [np.zeros((8, 1), bool), np.zeros((8, 1), np.int8), np.array(3, np.uint8)]
 )
-def test_what_cannot_be_unpacked_is_refused(bits):
+def test_bits_of_a_wrong_dtype_or_without_axis_are_refused(bits):
     with pytest.raises(OptionError, match="bits must be a uint8 array"):
         unpack_bits(bits)
 
@@ -44,5 +44,5 @@ def test_rows_of_other_widths_unpack_to_that_many_cells():
     np.testing.assert_array_equal(np.flatnonzero(unpack_bits(bits, 11)[0]), [0, 9, 10])
     assert unpack_bits(bits, 10).shape == (1, 10)
     for width in (8, 17):
-        with pytest.raises(OptionError, match=f"rows of 2 bytes do not hold width={width} cells"):
+        with pytest.raises(OptionError, match=f"rows of 2 bytes do not match width={width} cells"):
             unpack_bits(bits, width)

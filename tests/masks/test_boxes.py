@@ -1,4 +1,4 @@
-"""Boxes from runs are those around the full-size mask."""
+"""Boxes from runs equal the boxes around full-size masks."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ def box_of(mask: np.ndarray) -> list[int]:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_boxes_are_those_around_the_full_size_masks(data):
+def test_boxes_equal_those_around_full_size_masks(data):
     height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     pixels = height * width
     cuts = data.draw(st.lists(st.lists(st.integers(0, pixels), max_size=8), min_size=1, max_size=4))
-    ends = [[*sorted(cut), pixels] for cut in cuts]  # runs of no pixel among them
+    ends = [[*sorted(cut), pixels] for cut in cuts]  # including runs of length 0
     offset = np.cumsum([0, *map(len, ends)])
     found = mask_bbox(np.concatenate(ends).astype(np.int32), offset, height, width)
     assert found.dtype == np.int64 and found.shape == (len(ends), 4)

@@ -1,4 +1,4 @@
-"""Counts and offsets that would lead a kernel out of its arrays, or keep it busy for ever."""
+"""Counts and offsets that would lead a kernel outside its arrays, or keep it busy forever."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize, take_masks
 
 WRAPPING = [
-    [0, 2**63 - 1, -5, 3],  # no difference of neighbours is negative in int64
+    [0, 2**63 - 1, -5, 3],  # no difference of adjacent offsets is negative in int64
     [0, 2**62, -(2**62) - 2, 3],
     [0, -(2**63), 3],
     [2, 2**63 - 1, -(2**63), 3],
@@ -15,7 +15,7 @@ WRAPPING = [
 
 
 @pytest.mark.parametrize("offset", WRAPPING)
-def test_offsets_whose_differences_wrap_round_are_refused(offset):
+def test_offsets_whose_differences_overflow_are_refused(offset):
     offset = np.array(offset, np.int64)
     ends, text = np.array([1, 2, 4], np.int32), np.frombuffer(b"123", np.uint8)
     uses = (
@@ -26,7 +26,7 @@ def test_offsets_whose_differences_wrap_round_are_refused(offset):
         lambda: rasterize(ends, offset, 2, 2, 8),
     )
     for use in uses:
-        with pytest.raises(OptionError, match="must rise"):
+        with pytest.raises(OptionError, match="must be non-decreasing"):
             use()
 
 
@@ -40,8 +40,8 @@ def test_offsets_whose_differences_wrap_round_are_refused(offset):
     ],
     ids=["one open number", "one number", "growing counts", "empty runs"],
 )
-def test_the_fault_of_a_long_text_is_worded_in_one_pass_over_it(text, fault):
-    """The first two took hours when the number they seem to write was built."""
+def test_the_fault_of_a_long_text_is_found_in_one_pass(text, fault):
+    """The first two take hours if the integer that they encode is built."""
     with pytest.raises(MaskError, match=fault):
         parse_counts(np.frombuffer(text, np.uint8), np.array([0, len(text)]), 12)
 
@@ -49,7 +49,7 @@ def test_the_fault_of_a_long_text_is_worded_in_one_pass_over_it(text, fault):
 @pytest.mark.parametrize("value", [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**58, -(2**58)])
 @pytest.mark.parametrize("repeats", [1, 2, 16, 40])
 def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
-    """Repeated differences add up: the 40th count would be 20 times 2^58, beyond int64."""
+    """Repeated differences add up: the 40th count would be 20 * 2^58, beyond int64."""
     groups, rest = [], value
     while not -16 <= rest <= 15:
         groups.append(48 + (rest & 31) + 32)
@@ -60,13 +60,13 @@ def test_counts_that_would_overflow_32_or_64_bits_are_refused(value, repeats):
         parse_counts(text, np.array([0, len(text)]), 2**31 - 2)
 
 
-def test_the_longest_run_there_can_be_is_parsed_and_written():
+def test_the_longest_possible_run_is_parsed_and_written():
     text, offset = encode_counts(np.array([2**31 - 1], np.int32), np.array([0, 1]))
     assert parse_counts(text, offset, 2**31 - 1)[0].tolist() == [2**31 - 1]
 
 
 @pytest.mark.parametrize("ends", [[5, 3, 12], [-1, 12], [3, 11], [3, 13], [2**31 - 1], []])
-def test_run_ends_that_no_text_gives_are_not_drawn(ends):
+def test_invalid_run_ends_are_not_drawn(ends):
     ends = np.array(ends, np.int32)
     for sampling in ("area", "center"):
         with pytest.raises(MaskError, match="mask 0 of 1"):

@@ -1,4 +1,4 @@
-"""Regions and prompts from runs, held against the pixels of full-size masks."""
+"""Regions and prompts from runs, compared with the pixels of full-size masks."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ def region_of(mask: np.ndarray, region: str) -> np.ndarray:
 
 
 def within(pixels: np.ndarray, box: np.ndarray) -> np.ndarray:
-    """bool (H, W): what of the pixels lies in a box x0, y0, x1, y1."""
+    """bool (H, W): the pixels that are in a box x0, y0, x1, y1."""
     x0, y0, x1, y1 = np.maximum(box, 0)
     kept = np.zeros_like(pixels)
     kept[y0:y1, x0:x1] = pixels[y0:y1, x0:x1]
@@ -40,7 +40,7 @@ def within(pixels: np.ndarray, box: np.ndarray) -> np.ndarray:
 
 
 def with_empty_runs(runs: tuple[np.ndarray, np.ndarray], random: np.random.Generator):
-    """The same masks with a run of no pixels in a place of each, as a text may have them."""
+    """The same masks, each with a zero-length run somewhere, as a text may have them."""
     run_ends, run_offset = runs
     masks = []
     for first, last in pairwise(run_offset):
@@ -52,7 +52,7 @@ def with_empty_runs(runs: tuple[np.ndarray, np.ndarray], random: np.random.Gener
 
 @st.composite
 def scenes(draw):
-    """Draw (full-size masks, boxes within the image and beyond, a generator)."""
+    """Draw (full-size masks, boxes inside and outside the image, a generator)."""
     height, width = draw(st.integers(1, 14)), draw(st.integers(1, 14))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     masks = [random.random((height, width)) < part for part in (0, 0.1, 0.5, 0.9, 1)]
@@ -63,10 +63,10 @@ def scenes(draw):
 
 @settings(max_examples=120, deadline=None)
 @given(scenes(), st.sampled_from(REGIONS), st.booleans(), st.booleans())
-def test_the_numbers_of_a_region_are_its_pixels_each_once(
+def test_the_numbers_of_a_region_are_its_pixels_once_each(
     reference, scene, region, in_boxes, empty_runs
 ):
-    """In order, column after column; so that a uniform number is a uniform pixel."""
+    """In order, column by column; so a uniform number is a uniform pixel."""
     masks, boxes, random = scene
     height, width = masks[0].shape
     runs = reference.runs_of(masks)
@@ -87,7 +87,7 @@ def test_the_numbers_of_a_region_are_its_pixels_each_once(
 
 
 @pytest.mark.parametrize("region", REGIONS)
-def test_regions_of_the_sample_tar_are_those_of_pycocotools(reference, sample_tar, region):
+def test_regions_of_the_sample_tar_match_pycocotools(reference, sample_tar, region):
     for height, width, texts in reference.records(sample_tar):
         run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
         count = count_pixels(run_ends, run_offset, height, width, region)
@@ -123,7 +123,7 @@ def test_points_are_centres_of_pixels_of_their_region(reference, sample_tar, reg
 
 
 def test_every_pixel_of_a_region_is_drawn(reference):
-    """Of 24 pixels and 600 points none is missed, but for once in 10^9 seeds."""
+    """600 points miss one of 24 pixels for about one in 10^9 seeds."""
     mask = np.zeros((9, 11), bool)
     mask[2:8, 3:7] = True
     runs = reference.runs_of([mask])
@@ -132,7 +132,7 @@ def test_every_pixel_of_a_region_is_drawn(reference):
     assert drawn == {(x + 0.5, y + 0.5) for x in range(3, 7) for y in range(2, 8)}
 
 
-def test_points_depend_on_seed_epoch_id_draw_and_region_and_on_nothing_else(reference):
+def test_points_depend_only_on_seed_epoch_id_draw_and_region(reference):
     random = np.random.default_rng(0)
     masks = [random.random((300, 300)) < 0.5 for _ in range(3)]
     runs = reference.runs_of(masks)
@@ -173,14 +173,14 @@ def test_a_region_without_pixels_is_not_valid(reference):
     assert not valid.any() and not points.any()
 
 
-def test_words_are_those_of_the_device():
-    """The known ones of `transforms.random`."""
+def test_words_equal_those_of_the_device():
+    """The pinned ones of `transforms.random`."""
     assert words(1, 2, np.array([3]), 4, 2).view(np.int64).tolist() == [
         [4060307132669941398, -3347521338214000131]
     ]
 
 
-def test_quantiles_are_those_of_a_normal_distribution():
+def test_quantiles_match_a_normal_distribution():
     table = normal_quantiles()
     assert abs(table.mean()) < 1e-12 and abs(table.std() - 1) < 2e-5
     assert np.abs(table).max() < 4.33  # so that no box turns inside out
@@ -188,7 +188,7 @@ def test_quantiles_are_those_of_a_normal_distribution():
     assert abs((table < 1).mean() - 0.841345) < 1e-5
 
 
-def test_boxes_move_by_a_tenth_of_their_sides_by_20_pixels_at_most_and_stay_in_the_image():
+def test_boxes_move_by_a_tenth_of_their_sides_at_most_20_pixels_and_stay_in_the_image():
     n = 4000
     boxes = np.tile([[300.0, 200, 350, 220]], (n, 1))
     ids = np.arange(n)
@@ -207,7 +207,7 @@ def test_boxes_move_by_a_tenth_of_their_sides_by_20_pixels_at_most_and_stay_in_t
     assert (moved[:, :2] < moved[:, 2:]).all() and moved.min() == 0
 
 
-def test_boxes_move_by_seed_epoch_id_and_draw():
+def test_box_noise_depends_on_seed_epoch_id_and_draw():
     boxes = np.array([[30.0, 20, 90, 80], [40, 10, 60, 90]])
     extent, ids = np.array([100.0, 100]), np.array([4, 5])
 
@@ -220,7 +220,7 @@ def test_boxes_move_by_seed_epoch_id_and_draw():
         assert (moved(**key) != first).all()
 
 
-def test_edges_of_boxes_are_those_that_the_module_says(reference, sample_tar):
+def test_edges_of_boxes_follow_the_documented_convention(reference, sample_tar):
     """(x, y, x + w, y + h) of mask_bbox are the edges of the outermost pixels."""
     height, width, texts = reference.records(sample_tar)[0]
     runs = parse_counts(*reference.joined(texts), height * width)[:2]
@@ -233,18 +233,20 @@ def test_edges_of_boxes_are_those_that_the_module_says(reference, sample_tar):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
-        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one for each.* got int64 \(2,\)"),
+        ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
+        ({"ids": np.array([1, 2])}, r"ids must be int64 \(1,\), one per mask.* got int64 \(2,\)"),
         ({"ids": np.array([1], np.int32)}, r"ids must be int64 .* got int32 \(1,\)"),
         ({"ids": [1]}, r"ids must be a numpy.ndarray of int64 \(1,\).* got a list"),
         ({"boxes": np.array([[0, 0, 1, 1.0]])}, r"boxes must be int64 \(1, 4\), got float64"),
         ({"boxes": np.array([[0, 0, 1]])}, "boxes must be int64"),
         ({"boxes": [[0, 0, 1, 1]]}, "boxes must be a numpy.ndarray of int64 .*got a list"),
-        ({"points": -1}, "points must be a whole number from 0"),
-        ({"points": 1.5}, "points must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number"),
-        ({"epoch": 1.5}, "epoch must be a whole number"),
-        ({"draw": 2**32}, r"draw must be a whole number from 0 to 2\*\*32 - 1"),
+        ({"points": -1}, "points is -1: choose a whole number from 0"),
+        ({"points": 1.5}, "points is 1.5: choose a whole number"),
+        ({"seed": -1}, "seed is -1: choose a whole number"),
+        ({"epoch": 1.5}, "epoch is 1.5: choose a whole number"),
+        ({"draw": 2**32}, "draw is 4294967296: choose a whole number from 0 to 4294967295"),
+        ({"points": True}, "points is True: choose a whole number"),
+        ({"height": 20.0}, "height is 20.0: choose a whole number"),
         ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
     ],
 )
@@ -277,21 +279,21 @@ def test_wrong_numbers_and_boxes_are_refused(reference):
 
 @pytest.mark.parametrize("box", [[5, 1, 4, 9], [1, 5, 9, 4], [0, 0, float("nan"), 1]])
 def test_boxes_whose_edges_are_not_in_order_are_refused(box):
-    """As those of SA-1B are not, which are x, y, w, h."""
+    """For example SA-1B's boxes, which are x, y, w, h."""
     boxes = np.array([[0, 0, 0, 0], box], np.float64)
-    with pytest.raises(OptionError, match=r"^box 1 of 2 .*are edges.*SA-1B's own are x, y, w, h"):
+    with pytest.raises(OptionError, match=r"^box 1 of 2 .*are edges.*SA-1B's boxes are x, y, w, h"):
         jitter_boxes(boxes, np.full(2, 10.0), np.arange(2), seed=0, epoch=0)
 
 
 @pytest.mark.parametrize(
     "extent", [(10.0, 10.0), np.full(3, 10.0), np.full((1, 2), 10.0), np.full(2, 10), -np.ones(2)]
 )
-def test_an_extent_that_no_image_has_is_refused(extent):
+def test_an_invalid_extent_is_refused(extent):
     with pytest.raises(OptionError, match=r"^extent must be"):
         jitter_boxes(np.zeros((2, 4)), extent, np.arange(2), seed=0, epoch=0)
 
 
-def test_whole_numbers_of_any_kind_are_keys(reference):
+def test_any_integer_type_is_accepted(reference):
     runs = reference.flat([[100, 200, 480]])
     plain = draw_points(*runs, 20, 24, np.array([1]), 2, seed=7, epoch=3, draw=1)
     key = {"seed": np.int64(7), "epoch": np.uint8(3), "draw": np.int32(1)}

@@ -1,4 +1,4 @@
-"""Run ends → packed bits, held against exact masks at full size."""
+"""Run ends → packed bits, compared with exact full-size masks."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +15,7 @@ SAMPLINGS = ("area", "center")
 
 
 def check(reference, ends: list[list[int]], height: int, width: int, mask_size: int) -> None:
-    """Hold every fit and sampling against the reference."""
+    """Compare every fit and sampling with the reference."""
     runs = reference.flat(ends)
     masks = [reference.mask_of(e, height, width) for e in ends]
     for fit in FITS:
@@ -31,7 +31,7 @@ def check(reference, ends: list[list[int]], height: int, width: int, mask_size: 
 
 @st.composite
 def images(draw):
-    """Draw (height, width, two lists of run ends with zero-length runs among them)."""
+    """Draw (height, width, two lists of run ends that include zero-length runs)."""
     height, width = draw(
         st.one_of(
             st.tuples(st.integers(1, 90), st.integers(1, 90)),
@@ -41,7 +41,7 @@ def images(draw):
     )
     pixels = height * width
     anywhere = st.lists(st.integers(0, pixels), max_size=60)
-    # Stretches within neighbouring columns, as the runs of an object are.
+    # Stretches within adjacent columns, like the runs of an object.
     column = st.tuples(st.integers(0, height), st.integers(0, height))
     start = st.integers(0, width - 1)
     object_ends = st.tuples(start, st.lists(column, max_size=40)).map(
@@ -79,7 +79,7 @@ def test_any_mask_equals_the_exact_reference(reference, image, mask_size):
         (200, 301),
     ],
 )
-def test_edge_cases_at_every_aspect(reference, size):
+def test_edge_cases_at_every_aspect_ratio(reference, size):
     height, width = size
     pixels = height * width
     ends = [
@@ -109,7 +109,7 @@ def test_all_foreground_sets_exactly_the_cells_at_least_half_inside(reference, s
 
 
 def test_a_cell_that_is_exactly_half_covered_is_set(reference):
-    # Cells of 2x2 pixels; the masks cover 2 and 1 of the first one.
+    # Cells of 2x2 pixels; the masks cover 2 and 1 pixels of the first cell.
     two, one = [0, 2, 256], [0, 1, 256]
     cells = unpack_bits(rasterize(*reference.flat([two, one]), 16, 16, 8, "pad", "area"))
     assert cells[0].sum() == 1 and cells[0, 0, 0]
@@ -174,7 +174,7 @@ def test_bits_are_lowest_first_along_the_columns(reference, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_reused_buffer_is_written_whole(reference, sampling):
+def test_a_reused_buffer_is_overwritten_completely(reference, sampling):
     runs = reference.flat([[30, 40, 20 * 24], [20 * 24]])
     fresh = rasterize(*runs, 20, 24, 16, "pad", sampling)
     used = np.full(fresh.shape, 255, np.uint8)
@@ -183,7 +183,7 @@ def test_a_reused_buffer_is_written_whole(reference, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_no_masks_give_no_bits(sampling):
+def test_no_masks_have_no_bits(sampling):
     runs = np.empty(0, np.int32), np.zeros(1, np.int64)
     assert rasterize(*runs, 20, 24, 16, "pad", sampling).shape == (0, 16, 2)
 
@@ -202,7 +202,7 @@ def test_sizes_may_be_numpy_integers(reference):
     np.testing.assert_array_equal(rasterize(*runs, *sizes), rasterize(*runs, 20, 24, 16))
 
 
-def test_threads_do_not_disturb_each_other(reference, sample_tar):
+def test_threads_do_not_interfere(reference, sample_tar):
     height, width, texts = reference.records(sample_tar)[0]
     runs = parse_counts(*reference.joined(texts), height * width)[:2]
     expected = rasterize(*runs, height, width, 256)
@@ -213,7 +213,7 @@ def test_threads_do_not_disturb_each_other(reference, sample_tar):
 
 @pytest.mark.parametrize("ends", [[], [479], [481], [5, 4, 480], [-1, 480], [480, 7, 480]])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_damaged_runs_are_refused_with_the_masks_index(reference, ends, sampling):
+def test_damaged_runs_are_refused_with_the_index_of_the_mask(reference, ends, sampling):
     with pytest.raises(MaskError, match=r"^mask 1 of 2: .*480 pixels") as caught:
         rasterize(*reference.flat([[480], ends]), 20, 24, 16, "pad", sampling)
     assert caught.value.mask == 1
@@ -222,16 +222,20 @@ def test_damaged_runs_are_refused_with_the_masks_index(reference, ends, sampling
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"mask_size": 0}, "mask_size .* got 0"),
-        ({"mask_size": 12}, "mask_size .* got 12"),
-        ({"mask_size": 4104}, "mask_size .* got 4104"),
-        ({"fit": "crop"}, "fit must be one of pad, native, squash, got 'crop'"),
-        ({"sampling": "nearest"}, "sampling must be one of area, center, got 'nearest'"),
+        ({"mask_size": 0}, "mask_size is 0: choose a whole number from 8 to 4096"),
+        ({"mask_size": 12}, "mask_size is 12: choose a multiple of 8 from 8 to 4096"),
+        ({"mask_size": 4104}, "mask_size is 4104: choose a whole number from 8 to 4096"),
+        ({"mask_size": True}, "mask_size is True: choose a whole number"),
+        ({"height": True}, "height is True: choose a whole number"),
+        ({"width": -1}, "width is -1: choose a whole number of at least 0"),
+        ({"fit": "crop"}, "fit is 'crop': choose one of pad, native, squash"),
+        ({"fit": ["pad"]}, "fit is .'pad'.: choose one of pad, native, squash"),
+        ({"sampling": "nearest"}, "sampling is 'nearest': choose one of area, center"),
         ({"out": np.empty((1, 16, 3), np.uint8)}, r"out must be .* \(1, 16, 2\)"),
         ({"out": np.empty((1, 16, 2), np.int8)}, "out must be .* got int8"),
         ({"out": np.empty((1, 16, 4), np.uint8)[:, :, ::2]}, "out must be a writable C-contiguous"),
         ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
-        ({"run_offset": np.array([0, 2])}, "run_offset must rise"),
+        ({"run_offset": np.array([0, 2])}, "run_offset must be non-decreasing"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(option, message):
@@ -247,6 +251,6 @@ def test_a_wrong_argument_is_refused_by_name(option, message):
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_536, 1), (1, 65_536), (50_000, 50_000)])
-def test_an_image_too_large_for_masks_is_refused(size):
+def test_an_image_size_without_masks_is_refused(size):
     with pytest.raises(MaskError, match=f"{size[0]}x{size[1]}"):
         rasterize(np.array([1], np.int32), np.array([0, 1]), *size, 16)

@@ -1,4 +1,4 @@
-"""Counts text ↔ run ends, held against pycocotools byte for byte."""
+"""Counts text ↔ run ends, compared with pycocotools byte for byte."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from sa1bpack.masks import encode_counts, mask_area, parse_counts, take_masks
 
 
 def number(value: int, padding: int = 0) -> bytes:
-    """Return a number as COCO writes it, or longer by `padding` needless groups."""
+    """Return a number as COCO writes it, with `padding` redundant groups."""
     groups = []
     while not -16 <= value <= 15 or padding > 0:
         if -16 <= value <= 15:
@@ -29,7 +29,7 @@ def coco_text(mask: np.ndarray) -> bytes:
 
 @st.composite
 def images(draw):
-    """Draw (height, width, three lists of run ends with zero-length runs among them)."""
+    """Draw (height, width, three lists of run ends that include zero-length runs)."""
     height = draw(st.integers(1, 60))
     width = draw(st.integers(1, 60 if height > 3 else 30_000))
     ends = st.lists(st.integers(0, height * width), max_size=30)
@@ -38,7 +38,7 @@ def images(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(images())
-def test_text_of_any_mask_is_what_pycocotools_writes_and_parses_back(reference, image):
+def test_the_text_of_any_mask_equals_pycocotools_and_round_trips(reference, image):
     height, width, ends = image
     masks = [reference.mask_of(e, height, width) for e in ends]
     run_ends, run_offset = reference.runs_of(masks)
@@ -55,7 +55,7 @@ def test_text_of_any_mask_is_what_pycocotools_writes_and_parses_back(reference, 
 
 @settings(max_examples=60, deadline=None)
 @given(images())
-def test_zero_length_runs_survive_the_round_trip_and_pycocotools_reads_them_alike(reference, image):
+def test_zero_length_runs_round_trip_and_pycocotools_reads_the_same_mask(reference, image):
     height, width, ends = image
     run_ends, run_offset = reference.flat(ends)
     text, text_offset = encode_counts(run_ends, run_offset)
@@ -96,7 +96,7 @@ def test_the_fourth_count_is_the_first_written_as_a_difference(reference):
 
 @pytest.mark.parametrize("padding", [1, 2, 9])
 @pytest.mark.parametrize("value", [5, 20])
-def test_needless_groups_are_read_and_flagged(reference, value, padding):
+def test_redundant_groups_are_read_and_flagged(reference, value, padding):
     rest = 64 - 2 * value
     texts = [
         number(value) + number(rest) + number(value),
@@ -109,7 +109,7 @@ def test_needless_groups_are_read_and_flagged(reference, value, padding):
     assert encode_counts(run_ends, run_offset)[0].tobytes() == texts[0] * 3
 
 
-def test_needless_groups_of_a_negative_number_are_flagged(reference):
+def test_redundant_groups_of_a_negative_number_are_flagged(reference):
     counts = b"".join(map(number, [10, 4, 12]))
     rest = number(40 - 26 - 2 - 12)
     texts = [counts + number(-2) + rest, counts + number(-2, 1) + rest]
@@ -120,10 +120,10 @@ GOOD = number(3) + number(4) + number(5)
 
 MALFORMED = {
     "empty": (b"", "empty"),
-    "character below 48": (number(3) + b"/" + number(9), r"character 47 at place 1"),
-    "character above 111": (number(3) + b"p" + number(9), r"character 112 at place 1"),
-    "space": (GOOD + b" ", r"character 32 at place 3"),
-    "not ASCII": (b"\xff" + GOOD, r"character 255 at place 0"),
+    "character below 48": (number(3) + b"/" + number(9), r"character 47 at position 1"),
+    "character above 111": (number(3) + b"p" + number(9), r"character 112 at position 1"),
+    "space": (GOOD + b" ", r"character 32 at position 3"),
+    "not ASCII": (b"\xff" + GOOD, r"character 255 at position 0"),
     "ends within the only number": (b"P", "ends within a number, after 1 "),
     "ends within the last number": (GOOD + b"oo", "ends within a number, after 5 "),
     "negative first count": (number(-1) + number(13), r"count 0 is negative \(-1\)"),
@@ -159,7 +159,7 @@ def test_a_malformed_text_is_refused_with_its_index(reference, name):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=12), min_size=1, max_size=3))
-def test_any_bytes_parse_to_sound_runs_or_are_refused(reference, texts):
+def test_any_bytes_parse_to_valid_runs_or_are_refused(reference, texts):
     try:
         run_ends, run_offset, noncanonical = parse_counts(*reference.joined(texts), 12)
     except MaskError as error:
@@ -173,13 +173,20 @@ def test_any_bytes_parse_to_sound_runs_or_are_refused(reference, texts):
         assert (written == text) != noncanonical[m]
 
 
-@pytest.mark.parametrize("pixels", [0, -1, 2**31])
+@pytest.mark.parametrize("pixels", [0, 2**31])
 def test_an_impossible_number_of_pixels_is_refused(reference, pixels):
     with pytest.raises(MaskError, match=str(pixels)):
         parse_counts(*reference.joined([GOOD]), pixels)
 
 
-def test_no_masks_are_fine():
+@pytest.mark.parametrize("pixels", [-1, True, 12.0, "12"])
+def test_pixels_must_be_a_whole_number(reference, pixels):
+    with pytest.raises(OptionError, match=r"^pixels is .*: choose a whole number of at least 0"):
+        parse_counts(*reference.joined([GOOD]), pixels)
+    assert len(parse_counts(*reference.joined([GOOD]), np.int16(12))[1]) == 2
+
+
+def test_no_masks_are_allowed():
     empty, zero = np.empty(0, np.uint8), np.zeros(1, np.int64)
     run_ends, run_offset, noncanonical = parse_counts(empty, zero, 12)
     assert run_ends.shape == (0,) and run_offset.tolist() == [0] and noncanonical.shape == (0,)
@@ -198,7 +205,7 @@ def test_offsets_may_be_a_slice_of_a_larger_array(reference):
 
 
 @pytest.mark.parametrize("keep", [[], [2], [0, 1, 2], [2, 0, 0]])
-def test_take_masks_gathers_runs_in_the_order_asked_for(reference, keep):
+def test_take_masks_gathers_runs_in_the_given_order(reference, keep):
     ends = [[3, 7, 12], [12], [0, 12]]
     taken, taken_offset = take_masks(*reference.flat(ends), np.array(keep, np.int64))
     assert [taken[a:b].tolist() for a, b in pairwise(taken_offset)] == [ends[m] for m in keep]

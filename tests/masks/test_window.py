@@ -1,4 +1,4 @@
-"""Runs drawn under a map, held against full-size masks and whole numbers."""
+"""Runs drawn under a map, compared with full-size masks in whole numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -18,17 +18,17 @@ SAMPLINGS = ("area", "center")
 
 
 def edges(scale: float, offset: float, cells: int) -> list[Fraction]:
-    """Where the cell edges of an upright axis lie, in source pixels: the two ends, rounded to
-    1/1024 pixel, and even steps between them."""
+    """The cell edges of an upright axis, in source pixels: the two ends, rounded to 1/1024 pixel,
+    and even steps between them."""
     first, last = round(offset * 1024), round((scale * cells + offset) * 1024)
-    last += first == last  # a window of no width
+    last += first == last  # a window without width
     return [
         Fraction(first, 1024) + j * Fraction(last - first, 1024 * cells) for j in range(cells + 1)
     ]
 
 
 def overlap(pixels: int, axis: list[Fraction]) -> np.ndarray:
-    """float64 (cells, pixels): how much of each cell each pixel covers, in a common small unit."""
+    """float64 (cells, pixels): the overlap of each cell and each pixel, in a common small unit."""
     unit = 1024 * (len(axis) - 1)
     places = np.array([int(edge * unit) for edge in axis])
     low, high = np.sort([places[:-1], places[1:]], axis=0)[:, :, None]
@@ -42,7 +42,7 @@ def exact(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], sampling:
     if sampling == "area":
         down, across = (overlap(n, axis) for n, axis in zip(mask.shape, axes, strict=True))
         cell = [abs(axis[1] - axis[0]) * 1024 * (len(axis) - 1) for axis in axes]
-        assert cell[0] * cell[1] < 2**53  # whole numbers that doubles hold exactly
+        assert cell[0] * cell[1] < 2**53  # exact in float64
         return 2 * (down @ mask.astype(float) @ across.T) >= float(cell[0] * cell[1])
     places = [[floor((a + b) / 2) for a, b in pairwise(axis)] for axis in axes]
     rows, columns = (np.array(place) for place in places)
@@ -54,7 +54,7 @@ def exact(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], sampling:
 
 
 def sampled(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], points: int) -> np.ndarray:
-    """bool `size`: at least half of points x points in each cell, coordinates in 2**-32 pixel."""
+    """bool `size`: at least half of points x points per cell, coordinates in 2**-32 pixel."""
     across, down, first = (
         np.rint(part * 2**32).astype(np.int64)
         for part in (
@@ -73,7 +73,7 @@ def sampled(mask: np.ndarray, affine: np.ndarray, size: tuple[int, int], points:
 
 @st.composite
 def scenes(draw):
-    """Draw (full-size masks, (h, w)); with single pixels, and with rectangles as objects have."""
+    """Draw (full-size masks, (h, w)); masks of single pixels and of object-like rectangles."""
     height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     masks = [random.random((height, width)) < part for part in (0, 0.2, 0.8, 1)]
@@ -92,7 +92,7 @@ SIDE = st.one_of(
 @settings(max_examples=120, deadline=None)
 @given(scenes(), st.tuples(SIDE, SIDE, SIDE, SIDE))
 def test_any_window_of_any_mask_equals_the_exact_reference(reference, scene, window):
-    """Mirrored, of single pixels, larger than the image, beside it: all of them."""
+    """Also if it is mirrored, a single pixel, larger than the image or outside it."""
     masks, size = scene
     height, width = masks[0].shape
     affine = window_map(*window, size)
@@ -107,7 +107,7 @@ def test_any_window_of_any_mask_equals_the_exact_reference(reference, scene, win
 
 @settings(max_examples=60, deadline=None)
 @given(scenes(), st.lists(st.floats(-3, 3), min_size=4, max_size=4), SIDE, SIDE)
-def test_any_rotation_and_shear_equals_the_reference_of_sample_points(reference, scene, turn, x, y):
+def test_any_rotation_and_shear_equals_the_sampled_reference(reference, scene, turn, x, y):
     masks, size = scene
     height, width = masks[0].shape
     affine = np.array([[turn[0], turn[1] + 1 / 64, x], [turn[2], turn[3], y]])
@@ -120,7 +120,7 @@ def test_any_rotation_and_shear_equals_the_reference_of_sample_points(reference,
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_quarter_turn_is_that_of_numpy(reference, sampling):
+def test_a_quarter_turn_equals_numpys(reference, sampling):
     mask = np.random.default_rng(0).random((21, 34)) < 0.5
     # Output (x, y) of 34 x 21 cells is source (34 - y, x): the right column becomes the top row.
     affine = np.array([[0, -1, 34], [1, 0, 0]], float)
@@ -128,7 +128,7 @@ def test_a_quarter_turn_is_that_of_numpy(reference, sampling):
     np.testing.assert_array_equal(unpack_bits(bits, 21)[0], np.rot90(mask))
 
 
-def test_a_turned_mask_lies_where_plain_floats_say(reference):
+def test_a_rotated_mask_matches_floating_point(reference):
     mask = np.random.default_rng(1).random((50, 60)) < 0.5
     sine, cosine = np.sin(0.3), np.cos(0.3)
     affine = np.array([[cosine, -sine, 9.5], [sine, cosine, -4.25]]) * 0.9
@@ -142,7 +142,7 @@ def test_a_turned_mask_lies_where_plain_floats_say(reference):
     np.testing.assert_array_equal(unpack_bits(bits, 56)[0][clear], expected[clear])
 
 
-def test_the_maps_of_stored_grids_give_the_stored_bits(reference, sample_tar):
+def test_the_maps_of_stored_grids_draw_the_stored_bits(reference, sample_tar):
     for height, width, texts in reference.records(sample_tar):
         runs = parse_counts(*reference.joined(texts), height * width)[:2]
         longest = max(height, width)
@@ -198,7 +198,7 @@ def test_enlarging_repeats_pixels(reference, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_window_of_no_width_is_one_of_1_1024_pixel(reference, sampling):
+def test_a_window_without_width_is_1_1024_pixel_wide(reference, sampling):
     mask = np.zeros((6, 9), bool)
     mask[:, 5:] = True
     runs = reference.runs_of([mask])
@@ -208,7 +208,7 @@ def test_a_window_of_no_width_is_one_of_1_1024_pixel(reference, sampling):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_all_that_is_outside_the_source_is_background(reference, sampling):
+def test_outside_the_source_is_background(reference, sampling):
     runs = reference.runs_of([np.ones((10, 12), bool)])
     for window in [(12, 0, 20, 10), (-9, 0, 0, 10), (0, 10, 12, 30), (0, -8, 12, 0)]:
         affine = window_map(*window, (16, 16))
@@ -219,7 +219,7 @@ def test_all_that_is_outside_the_source_is_background(reference, sampling):
 
 
 def test_the_largest_numbers_do_not_overflow(reference):
-    """Cells of the most units that there are: the area of one is nearly 2**62."""
+    """Cells of the maximum size in units: the area of one is nearly 2**62."""
     ends = reference.flat([[0, 65_535 * 32_767]])
     reach = 2.0**20 - 1
     affine = window_map(-reach, -reach, reach, reach, (1, 1))
@@ -233,7 +233,7 @@ def test_the_largest_numbers_do_not_overflow(reference):
 
 @pytest.mark.parametrize("turn", [0.0, 0.3])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_used_buffer_is_written_whole(reference, sampling, turn):
+def test_a_reused_buffer_is_overwritten_completely(reference, sampling, turn):
     runs = reference.flat([[30, 40, 20 * 24], [20 * 24]])
     affine = np.array([[1.2, turn, 0], [0, 1.2, 0]])
     fresh = draw_window(*runs, 20, 24, affine, (16, 21), sampling)
@@ -242,7 +242,7 @@ def test_a_used_buffer_is_written_whole(reference, sampling, turn):
     np.testing.assert_array_equal(used, fresh)
 
 
-def test_threads_do_not_disturb_each_other(reference, sample_tar):
+def test_threads_do_not_interfere(reference, sample_tar):
     height, width, texts = reference.records(sample_tar)[0]
     runs = parse_counts(*reference.joined(texts), height * width)[:2]
     windows = [window_map(i, 2 * i, 900 + i, 700, (64, 64)) for i in range(16)]
@@ -259,7 +259,7 @@ def test_threads_do_not_disturb_each_other(reference, sample_tar):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("turn", [0.0, 0.3])
-def test_no_masks_give_no_bits(sampling, turn):
+def test_no_masks_have_no_bits(sampling, turn):
     runs = np.empty(0, np.int32), np.zeros(1, np.int64)
     affine = np.array([[1, turn, 0], [0, 1, 0]])
     assert draw_window(*runs, 20, 24, affine, (16, 20), sampling).shape == (0, 16, 3)
@@ -275,16 +275,20 @@ def test_damaged_runs_are_refused(reference, turn):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"size": (0, 5)}, r"size must be from 1 to 4096 a side, got \(0, 5\)"),
-        ({"size": (5, 4097)}, "size must be from 1 to 4096"),
-        ({"size": 5}, "size must be two whole numbers, h and w, got 5"),
-        ({"size": (5, 2.5)}, "size must be two whole numbers"),
-        ({"sampling": "nearest"}, "sampling must be one of area, center, got 'nearest'"),
+        ({"size": (0, 5)}, r"size\[0\] is 0: choose a whole number from 1 to 4096"),
+        ({"size": (5, 4097)}, r"size\[1\] is 4097: choose a whole number from 1 to 4096"),
+        ({"size": 5}, r"size is 5: give \(height, width\), whole numbers from 1 to 4096"),
+        ({"size": (5, 5, 5)}, r"size is \(5, 5, 5\): give \(height, width\)"),
+        ({"size": (5, 2.5)}, r"size\[1\] is 2.5: choose a whole number"),
+        ({"size": (True, 5)}, r"size\[0\] is True: choose a whole number"),
+        ({"height": True}, "height is True: choose a whole number"),
+        ({"width": "24"}, "width is '24': choose a whole number"),
+        ({"sampling": "nearest"}, "sampling is 'nearest': choose one of area, center"),
         ({"affine": np.eye(3)}, r"maps must be float64 \(b, 2, 3\), got float64 \(1, 3, 3\)"),
         ({"affine": np.eye(3, dtype="f4")[:2]}, "maps must be float64"),
         ({"affine": window_map(0, 0, np.nan, 5, (8, 8))}, "more than 1048576 source pixels"),
         ({"affine": window_map(0, 0, 5, np.inf, (8, 8))}, "more than 1048576 source pixels"),
-        ({"affine": window_map(0, 0, 2**20, 5, (8, 8))}, "map 0 of 1 takes an output of 8x8"),
+        ({"affine": window_map(0, 0, 2**20, 5, (8, 8))}, "map 0 of 1 places an output of 8x8"),
         ({"out": np.empty((1, 8, 2), np.uint8)}, r"out must be .* \(1, 8, 1\)"),
         ({"run_ends": np.array([480])}, "run_ends must be a 1-D array of int32, got int64"),
     ],

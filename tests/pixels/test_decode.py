@@ -1,4 +1,4 @@
-"""Decoding against PIL: bit for bit when exact, close and in place when fast, loud when damaged."""
+"""Decoding compared with PIL: identical when exact, close when fast, an error when damaged."""
 
 import dataclasses
 import io
@@ -53,7 +53,7 @@ def ycck():
 
 
 def sampled(sampling):
-    """Encode with a chroma sampling that PIL does not write."""
+    """Encode with a chroma sampling that PIL cannot write."""
     return simplejpeg.encode_jpeg(picture(), 92, colorsubsampling=sampling)
 
 
@@ -76,13 +76,13 @@ KINDS = {
 
 
 def reference(data, h, w):
-    """What `exact` promises."""
+    """The documented result of `exact`."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
 
 
 def decoded(data, size, fit="pad", resample="fast", height=H, width=W):
-    """Decode into a canvas full of 7s; return the canvas and the stored size."""
+    """Decode into a canvas filled with 7; return the canvas and the stored size."""
     h, w = stored_size(height, width, size, fit)
     out = np.full((h, w, 3) if fit == "native" else (size, size, 3), 7, np.uint8)
     assert decode_into(data, height, width, out, fit=fit, resample=resample) == (h, w)
@@ -99,7 +99,7 @@ def psnr(a, b):
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("has_turbo", [True, False])
 def test_exact_is_pil_bit_for_bit(kind, fit, has_turbo, monkeypatch):
-    """For every kind of JPEG, smaller and larger, also where PIL has another libjpeg."""
+    """For every kind of JPEG, reduced and enlarged, also if PIL has another libjpeg."""
     monkeypatch.setattr(decode, "_PIL_HAS_TURBO", has_turbo and decode._PIL_HAS_TURBO)
     data = KINDS[kind]()
     for size in (1, 37, 64, 158, 301):
@@ -123,7 +123,7 @@ def test_fast_is_close_to_exact(kind, fit):
 
 @pytest.mark.parametrize(("side", "size"), [(65, 32), (33, 16), (129, 32), (129, 16)])
 def test_fast_does_not_shift_the_picture(side, size):
-    """A DCT-scaled image covers up to a pixel more than the source; that must be left out."""
+    """A DCT-scaled image covers up to one pixel more than the source, which must be excluded."""
     ramp = np.broadcast_to(np.linspace(0, 255, side)[None, :, None], (side, side, 3))
     for image in (ramp, ramp.transpose(1, 0, 2)):
         data = jpeg(image.astype(np.uint8), quality=100, subsampling=0)
@@ -134,7 +134,7 @@ def test_fast_does_not_shift_the_picture(side, size):
 
 
 def test_fast_keeps_the_quality_of_the_sample_photographs(sample_tar):
-    """At the default size; the figures for each are printed by benchmarks/decode.py."""
+    """At the default size; benchmarks/decode.py prints the figures for each."""
     with tarfile.open(sample_tar) as tar:
         photos = [tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")]
     assert photos
@@ -148,7 +148,7 @@ def test_fast_keeps_the_quality_of_the_sample_photographs(sample_tar):
 
 @pytest.mark.parametrize("resample", RESAMPLES)
 def test_the_smallest_images_work(resample):
-    """A few pixels, where DCT scales can no longer be told apart by size."""
+    """With a few pixels, DCT scales cannot be distinguished by size."""
     for height, width in [(1, 1), (1, 9), (7, 1), (2, 3), (6, 6), (8, 8), (17, 2)]:
         data = jpeg(picture(height, width), subsampling=0, quality=100)
         for size in (1, 2, 3, 8, 20):
@@ -168,13 +168,13 @@ def test_the_smallest_images_work(resample):
         ({"sampling": ((1, 2), (1, 1), (1, 1))}, False),
         ({"sampling": ((4, 1), (1, 1), (1, 1))}, False),
         ({"sampling": ((1, 1),) * 4}, False),
-        ({"sequential": False}, False),  # with scans left out, versions smooth in their own ways
-        ({"jfif": False}, False),  # a colour space that each decoder guesses
+        ({"sequential": False}, False),  # versions smooth missing scans differently
+        ({"jfif": False}, False),  # each decoder guesses the colour space
         ({"adobe_transform": 0}, False),
     ],
 )
-def test_exact_leaves_every_doubtful_file_to_pil(changes, alike, monkeypatch):
-    """Only where all versions of libjpeg-turbo agree does simplejpeg stand in for PIL."""
+def test_exact_uses_pil_for_every_doubtful_file(changes, alike, monkeypatch):
+    """simplejpeg replaces PIL only where all versions of libjpeg-turbo agree."""
     usual = JpegHeader(9, 9, True, ((2, 2), (1, 1), (1, 1)), True, None)
     header = dataclasses.replace(usual, **changes)
     monkeypatch.setattr(decode, "_PIL_HAS_TURBO", True)
@@ -184,7 +184,7 @@ def test_exact_leaves_every_doubtful_file_to_pil(changes, alike, monkeypatch):
 
 
 def test_exif_orientation_is_not_applied():
-    """Masks lie on the grid that the file stores."""
+    """Masks refer to the pixel grid that the file stores."""
     upright, rotated = jpeg(), jpeg(exif=exif(6))
     assert rotated != upright
     np.testing.assert_array_equal(decoded(rotated, 64)[0], decoded(upright, 64)[0])
@@ -195,7 +195,7 @@ def test_exif_orientation_is_not_applied():
 @pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("kind", ["420", "gray", "cmyk", "progressive"])
 def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
-    """Never gray rows, even where the process told PIL to put up with truncated files."""
+    """Never gray rows, even if PIL is set to accept truncated files."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     data = KINDS[kind]()
     cuts = {2, 3, 20, 160, 300, len(data) - 3, len(data) - 2, len(data) - 1}
@@ -207,8 +207,8 @@ def test_a_file_cut_anywhere_is_refused(kind, resample, monkeypatch):
 
 @pytest.mark.parametrize("resample", RESAMPLES)
 @pytest.mark.parametrize("kind", ["420", "progressive", "cmyk"])
-def test_damage_that_pil_passes_over_is_refused(kind, resample):
-    """A stretch of wrong bytes amid the pixels: PIL gives wrong pixels and says nothing."""
+def test_damage_that_pil_ignores_is_refused(kind, resample):
+    """Wrong bytes among the pixels: PIL silently returns wrong pixels."""
     data = bytearray(KINDS[kind]())
     middle = len(data) * 2 // 3
     data[middle : middle + 40] = bytes(range(1, 41))
@@ -219,7 +219,7 @@ def test_damage_that_pil_passes_over_is_refused(kind, resample):
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
-def test_a_kind_of_jpeg_that_nobody_reads_is_refused(resample):
+def test_an_unsupported_kind_of_jpeg_is_refused(resample):
     """A lossless frame (SOF3)."""
     data = bytearray(jpeg())
     data[data.index(b"\xff\xc0") + 1] = 0xC3
@@ -229,8 +229,8 @@ def test_a_kind_of_jpeg_that_nobody_reads_is_refused(resample):
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
-def test_the_limit_on_pixels_is_our_own(resample, monkeypatch):
-    """PIL's, which the user may have set, neither applies nor changes."""
+def test_the_pixel_limit_does_not_depend_on_pil(resample, monkeypatch):
+    """PIL's limit, which the user may have set, neither applies nor changes."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for kind in KINDS:
         with warnings.catch_warnings():
@@ -245,7 +245,7 @@ def test_the_limit_on_pixels_is_our_own(resample, monkeypatch):
     assert caught.value.code == "too-large"
 
 
-def test_other_sizes_and_formats_are_refused_by_code():
+def test_other_sizes_and_formats_are_refused_with_a_code():
     """`size-mismatch` and `not-jpeg`."""
     with pytest.raises(ImageError) as caught:
         decoded(jpeg(), 64, height=H, width=W + 1)
@@ -258,8 +258,8 @@ def test_other_sizes_and_formats_are_refused_by_code():
 
 
 @pytest.mark.parametrize("resample", RESAMPLES)
-def test_any_buffer_of_bytes_will_do(resample):
-    """A memoryview into a tar, say, read-only or not."""
+def test_any_buffer_of_bytes_is_accepted(resample):
+    """For example a memoryview into a tar, read-only or not."""
     data = jpeg()
     expected = decoded(data, 64, resample=resample)[0]
     for view in (memoryview(data), memoryview(b"abc" + data)[3:], memoryview(bytearray(data))):
@@ -269,7 +269,7 @@ def test_any_buffer_of_bytes_will_do(resample):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 7), st.integers(0, 5))
 def test_pixels_are_stored_at_any_width_and_alignment(h, w, offset, margin):
-    """Four at a time must not show: nothing beside the image is touched, nothing in it missed."""
+    """Four pixels at a time: nothing outside the image is touched, nothing in it missed."""
     pixels = np.random.default_rng(h * 41 + w).integers(0, 256, (h, w, 3), np.uint8)
     rows, columns = h + margin, w + margin
     memory = np.full(offset + rows * columns * 3 + 9, 7, np.uint8)
@@ -283,7 +283,7 @@ def test_pixels_are_stored_at_any_width_and_alignment(h, w, offset, margin):
 
 
 def test_threads_do_not_share_their_buffers():
-    """Images of several sizes at once give what they give one by one."""
+    """Images of several sizes decoded at once are the same as decoded one by one."""
     images = [(h, w, jpeg(picture(h, w))) for h, w in [(90, 40), (301, 200), (64, 500), (222, 222)]]
     expected = [decoded(data, 64, height=h, width=w)[0] for h, w, data in images]
 
@@ -317,7 +317,7 @@ def test_a_large_image_does_not_keep_its_buffer(monkeypatch):
         (np.zeros((64, 64, 3), np.uint8), {"resample": "best"}, "'best'"),
     ],
 )
-def test_what_cannot_be_decoded_into_is_refused(out, options, message):
+def test_an_unusable_out_is_refused(out, options, message):
     """Before anything is decoded."""
     with pytest.raises(OptionError, match=message):
         decode_into(jpeg(), H, W, out, **options)

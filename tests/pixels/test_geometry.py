@@ -1,4 +1,4 @@
-"""Stored sizes against exact fractions."""
+"""Stored sizes compared with exact fractions."""
 
 from fractions import Fraction
 from math import floor
@@ -28,12 +28,12 @@ def test_stored_size_rounds_half_up_exactly(height, width, size, fit):
     [(1500, 2250, (683, 1024)), (2650, 1500, (1024, 580)), (1500, 1500, (1024, 1024))],
 )
 def test_sizes_of_sa1b(height, width, stored):
-    """The usual ones, as segment-anything's own preprocessing has them."""
+    """The usual ones, equal to those of segment-anything's preprocessing."""
     assert stored_size(height, width, 1024, "pad") == stored
 
 
-def test_half_a_pixel_goes_up():
-    """3 x 2 at S = 3 / 4 * ... : 2 * 1 / 4 is exactly one half."""
+def test_half_a_pixel_is_rounded_up():
+    """2 * 1 / 4 is exactly one half."""
     assert stored_size(4, 2, 1, "pad") == (1, 1)
     assert stored_size(8, 4, 3, "pad") == (3, 2)  # 1.5
 
@@ -46,12 +46,12 @@ def test_squash_fills_the_square():
 @pytest.mark.parametrize("arguments", [(0, 5, 8), (5, 0, 8), (5, 5, 0), (-1, 5, 8)])
 @pytest.mark.parametrize("fit", FITS)
 def test_sizes_below_one_are_refused(arguments, fit):
-    """With the three values in the message."""
+    """The message has the three values."""
     with pytest.raises(OptionError, match="at least 1"):
         stored_size(*arguments, fit)
 
 
 def test_an_unknown_fit_is_refused():
-    """With the names that there are."""
-    with pytest.raises(OptionError, match="'crop'; it must be one of pad, squash, native"):
+    """The message names the valid ones."""
+    with pytest.raises(OptionError, match="fit is 'crop': choose one of pad, squash, native"):
         stored_size(5, 5, 8, "crop")

@@ -1,4 +1,4 @@
-"""JPEGs that lie about themselves, or that would take for ever to decode."""
+"""JPEGs with false headers, or that would take forever to decode."""
 
 import io
 import re
@@ -22,7 +22,7 @@ def encoded(height=64, width=96, mode="RGB", **options) -> bytes:
 
 
 def frame_at(jpeg: bytes) -> int:
-    """Where the height stands in the first frame header."""
+    """The offset of the height in the first frame header."""
     return next(jpeg.find(bytes([0xFF, m])) for m in (0xC0, 0xC2) if bytes([0xFF, m]) in jpeg) + 5
 
 
@@ -45,14 +45,16 @@ def test_an_image_of_60000_x_60000_is_refused_by_its_header(height, width):
     assert error.code == "too-large" and str(MAX_PIXELS) in str(error)
 
 
-def test_a_size_that_is_not_the_records_is_refused_before_decoding():
+def test_a_size_other_than_the_records_is_refused_before_decoding():
     error = refused(claiming(encoded(), 63, 96))
     assert error.code == "size-mismatch" and "96 x 63" in str(error)
 
 
 @pytest.mark.parametrize(("height", "width"), [(640, 96), (64, 960), (8192, 8192)])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_header_and_a_record_that_lie_alike_are_found_out_by_the_data(height, width, progressive):
+def test_a_header_with_the_same_false_size_as_the_record_is_refused_by_the_data(
+    height, width, progressive
+):
     error = refused(claiming(encoded(progressive=progressive), height, width), height, width)
     assert error.code in ("truncated-jpeg", "bad-jpeg")
 
@@ -73,7 +75,7 @@ def test_a_second_frame_header_is_refused(second):
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_scan_that_is_cut_is_refused_also_with_an_end_marker_behind_it(kept, mode, progressive):
+def test_a_truncated_scan_is_refused_even_with_an_end_marker(kept, mode, progressive):
     jpeg = encoded(mode=mode, progressive=progressive)
     start = jpeg.find(b"\xff\xda")
     start += 2 + int.from_bytes(jpeg[start + 2 : start + 4])
@@ -84,14 +86,14 @@ def test_a_scan_that_is_cut_is_refused_also_with_an_end_marker_behind_it(kept, m
 
 
 def many_scans(jpeg: bytes, scans: int) -> bytes:
-    """The JPEG with its last scan repeated until there are so many."""
+    """The JPEG with its last scan repeated until there are `scans`."""
     last = jpeg[jpeg.rfind(b"\xff\xda") : -2]
     return jpeg[:-2] + last * (scans - jpeg.count(b"\xff\xda")) + b"\xff\xd9"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_progressive_jpeg_of_too_many_scans_is_refused_undecoded(mode, monkeypatch):
-    """Each scan costs a pass over the image, so that 100 kB could take days."""
+def test_a_progressive_jpeg_with_too_many_scans_is_refused_undecoded(mode, monkeypatch):
+    """Each scan takes a pass over the image, so 100 kB could take days."""
     jpeg = encoded(mode=mode, progressive=True)
     read_header(many_scans(jpeg, MAX_SCANS))
     monkeypatch.setattr("sa1bpack.pixels.decode.simplejpeg", None)
@@ -99,15 +101,15 @@ def test_a_progressive_jpeg_of_too_many_scans_is_refused_undecoded(mode, monkeyp
     assert error.code == "too-large" and f"{MAX_SCANS + 1} scans" in str(error)
 
 
-def test_bytes_behind_the_only_scan_of_a_baseline_jpeg_are_no_scans():
-    """The decoder stops behind it; a thumbnail or a video behind a photo does no harm."""
+def test_bytes_after_the_only_scan_of_a_baseline_jpeg_are_not_counted():
+    """The decoder stops there; a thumbnail or a video after a photo does no harm."""
     jpeg = encoded() + b"\xff\xda" * 500
     out = np.empty((32, 32, 3), np.uint8)
     assert decode_into(jpeg, 64, 96, out) == (21, 32)
 
 
-def test_a_sequential_jpeg_with_a_scan_for_each_component_is_counted():
-    """Not interleaved: its first scan has one component of three."""
+def test_scans_of_a_sequential_jpeg_with_one_per_component_are_counted():
+    """Not interleaved: the first scan has one of three components."""
     jpeg = encoded()
     at = jpeg.find(b"\xff\xda")
     one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"

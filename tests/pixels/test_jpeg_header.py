@@ -23,7 +23,7 @@ JFIF = segment(0xE0, b"JFIF\0" + bytes(9))
 
 
 def test_a_usual_header_is_read():
-    """Size, sampling and JFIF marker; a thumbnail's frame, inside a segment, is not mistaken."""
+    """Size, sampling and JFIF marker; the frame of a thumbnail inside a segment is ignored."""
     thumbnail = segment(0xE1, b"Exif\0\0" + SOI + frame(9, 9) + SOS)
     header = read_header(SOI + JFIF + thumbnail + frame(300, 400) + SOS)
     assert (header.height, header.width) == (300, 400)
@@ -33,14 +33,14 @@ def test_a_usual_header_is_read():
     assert header.adobe_transform is None
 
 
-def test_fill_bytes_and_markers_without_length_are_passed_over():
+def test_fill_bytes_and_markers_without_length_are_skipped():
     """T.81, B.1.1.2: any marker may be preceded by ff bytes."""
     header = read_header(SOI + b"\xff\xff\xff" + JFIF + b"\xff\x01" + frame(3, 4, [0x11]) + SOS)
     assert header.sampling == ((1, 1),)
 
 
-def test_progressive_and_adobe_are_told():
-    """They decide which decoder is bit for bit PIL's."""
+def test_progressive_and_adobe_are_reported():
+    """They decide which decoder equals PIL bit for bit."""
     adobe = segment(0xEE, b"Adobe" + bytes([0, 100, 0, 0, 0, 0, 2]))
     header = read_header(SOI + adobe + frame(3, 4, [0x11] * 4, marker=0xC2) + SOS)
     assert not header.sequential
@@ -51,7 +51,7 @@ def test_progressive_and_adobe_are_told():
 @pytest.mark.parametrize(
     ("data", "code", "message"),
     [
-        (b"", "not-jpeg", "begins with nothing"),
+        (b"", "not-jpeg", "starts with nothing"),
         (b"\x89PNG\r\n\x1a\n", "not-jpeg", "89 50 4e 47"),
         (SOI, "truncated-jpeg", "after 2 bytes"),
         (SOI + b"\xff", "truncated-jpeg", "ends within its header"),
@@ -74,7 +74,7 @@ def test_progressive_and_adobe_are_told():
     ],
 )
 def test_each_defect_has_its_code(data, code, message):
-    """And a message with what was found."""
+    """And a message with the value found."""
     with pytest.raises(ImageError, match=message) as caught:
         read_header(data)
     assert caught.value.code == code

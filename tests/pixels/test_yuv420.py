@@ -1,4 +1,4 @@
-"""Planes of 4:2:0 against libjpeg, against BT.601 in floating point, and against PIL's pixels."""
+"""Planes of 4:2:0 compared with libjpeg, BT.601 in floating point, and PIL's pixels."""
 
 import io
 import subprocess
@@ -38,13 +38,13 @@ def jpeg(height=H, width=W, mode="RGB", **options):
 
 
 def empty_planes(height, width, fill=7):
-    """Planes of an image, full of `fill`."""
+    """Planes of an image, filled with `fill`."""
     half = (-(-height // 2), -(-width // 2))
     return tuple(np.full(shape, fill, np.uint8) for shape in ((height, width), half, half))
 
 
 def planes_of(rgb):
-    """What the kernel makes of (h, w, 3) RGB."""
+    """The planes that the kernel computes from (h, w, 3) RGB."""
     rgbx = np.dstack([rgb, np.full(rgb.shape[:2], 201, np.uint8)])
     planes = empty_planes(*rgb.shape[:2])
     rgbx_to_yuv420(np.ascontiguousarray(rgbx).view("<u4")[..., 0], *planes)
@@ -92,29 +92,29 @@ def psnr(a, b):
 
 
 def pixels_by_pil(data, h, w):
-    """What `exact` makes planes of."""
+    """The pixels that `exact` converts to planes."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     return np.asarray(image.resize((w, h), Image.Resampling.BICUBIC))
 
 
 @settings(max_examples=60, deadline=None)
 @given(sides, sides, st.integers(0, 99))
-def test_planes_are_those_of_the_documented_formulas(height, width, seed):
+def test_planes_match_the_documented_formulas(height, width, seed):
     rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    for found, due in zip(planes_of(rgb), documented_planes(rgb), strict=True):
-        np.testing.assert_array_equal(found, due)
+    for found, expected in zip(planes_of(rgb), documented_planes(rgb), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 @settings(max_examples=30, deadline=None)
 @given(sides, sides, st.integers(0, 99))
-def test_rgb_is_that_of_the_documented_formulas(height, width, seed):
+def test_rgb_matches_the_documented_formulas(height, width, seed):
     rng = np.random.default_rng(seed)
     planes = [rng.integers(0, 256, plane.shape, np.uint8) for plane in empty_planes(height, width)]
     np.testing.assert_array_equal(yuv420_to_rgb(*planes), documented_rgb(*planes))
 
 
-def test_the_integers_are_bt601_to_half_a_level():
-    """Against the definition in JFIF, in floating point, over a grid of all colours."""
+def test_the_integers_match_bt601_to_half_a_level():
+    """Compared with the definition in JFIF, in floating point, over a grid of all colours."""
     levels = np.arange(0, 256, 5)
     colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(-1, 3).astype(np.uint8)
     rgb = np.repeat(np.repeat(colours.reshape(-1, 52, 3), 2, 0), 2, 1)  # 2 x 2 of each colour
@@ -124,15 +124,15 @@ def test_the_integers_are_bt601_to_half_a_level():
         [-0.299 / 1.772, -0.587 / 1.772, 0.5],
         [0.5, -0.587 / 1.402, -0.114 / 1.402],
     ])  # fmt: skip
-    due = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
+    expected = colours.reshape(-1, 52, 3) @ matrix.T + [0, 128, 128]
     for found, channel in zip((y[::2, ::2], cb, cr), range(3), strict=True):
-        assert abs(found - due[..., channel].clip(0, 255)).max() < 0.505
+        assert abs(found - expected[..., channel].clip(0, 255)).max() < 0.505
 
 
 @pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 96), (33, 47), (2, 5)])
 def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
-    """Its own planes: luminance at full size; at half size it leaves the chroma as it is stored."""
+    """From libjpeg's planes: luma at full size, and chroma at half size, as stored in the file."""
     data = jpeg(height, width)
     planes = []
     for scale, channels in ((1, (0,)), (2, (1, 2))):
@@ -140,12 +140,12 @@ def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
         image.draft("YCbCr", (width // scale, height // scale))
         assert image.size == (-(-width // scale), -(-height // scale)) and image.mode == "YCbCr"
         planes += [np.asarray(image.getchannel(channel)) for channel in channels]
-    due = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    np.testing.assert_array_equal(yuv420_to_rgb(*planes), due)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(yuv420_to_rgb(*planes), expected)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 9), (7, 4)])
-def test_gray_comes_back_as_it_was(size):
+def test_gray_round_trips_exactly(size):
     gray = np.random.default_rng(1).integers(0, 256, size, np.uint8)
     rgb = np.repeat(gray[..., None], 3, axis=-1)
     y, cb, cr = planes_of(rgb)
@@ -153,10 +153,10 @@ def test_gray_comes_back_as_it_was(size):
     np.testing.assert_array_equal(yuv420_to_rgb(y, cb, cr), rgb)
 
 
-def test_colour_stays_where_it_is():
-    """A chroma sample lies in the middle of its 2 x 2 pixels: a ramp has no shift either way."""
+def test_colour_is_not_shifted():
+    """A chroma sample lies in the middle of its 2 x 2 pixels: a ramp is not shifted."""
     ramp = np.full((32, 64, 3), (0, 130, 200), np.uint8)
-    ramp[..., 0] = np.linspace(10, 250, 64)  # 3.8 levels a pixel
+    ramp[..., 0] = np.linspace(10, 250, 64)  # 3.8 levels per pixel
     for image in (ramp, ramp.transpose(1, 0, 2)):
         back = yuv420_to_rgb(*planes_of(np.ascontiguousarray(image))).astype(int)
         assert (abs((back - image)[2:-2, 2:-2].mean((0, 1))) < 0.15).all()
@@ -174,8 +174,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("resample", ["exact", "fast"])
-def test_planes_are_made_of_the_pixels_that_rgb_would_have(kind, fit, resample):
-    """For `exact` those are PIL's; whatever was in the planes before, they are zero beyond."""
+def test_planes_are_computed_from_the_pixels_of_rgb(kind, fit, resample):
+    """For `exact` these are PIL's; outside the image planes are zero, whatever they had before."""
     data = KINDS[kind]()
     for size in (2, 36, 64, 158, 300):
         h, w = stored_size(H, W, size, fit)
@@ -187,14 +187,14 @@ def test_planes_are_made_of_the_pixels_that_rgb_would_have(kind, fit, resample):
         else:
             rgb = np.empty((h, w, 3) if fit == "native" else (size, size, 3), np.uint8)
             decode_into(data, H, W, rgb, fit=fit, resample=resample)
-        for plane, due in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
-            rows, columns = due.shape
-            np.testing.assert_array_equal(plane[:rows, :columns], due)
+        for plane, expected in zip(planes, documented_planes(rgb[:h, :w]), strict=True):
+            rows, columns = expected.shape
+            np.testing.assert_array_equal(plane[:rows, :columns], expected)
             assert not plane[rows:].any() and not plane[:, columns:].any()
 
 
 def test_half_the_bytes_keep_the_quality_of_the_sample_photographs(sample_tar):
-    """At the default size; the figures of each are printed by benchmarks/pixels.py."""
+    """At the default size; benchmarks/pixels.py prints the figures for each."""
     with tarfile.open(sample_tar) as tar:
         photos = [tar.extractfile(m).read() for m in tar if m.name.endswith(".jpg")]
     assert photos
@@ -219,8 +219,8 @@ def test_damage_is_refused_as_for_rgb():
 @pytest.mark.parametrize(
     ("planes", "options", "message"),
     [
-        (empty_planes(63, 63), {}, "63 rows .* must be even"),
-        (empty_planes(63, 63), {"fit": "squash"}, "63 rows .* must be even"),
+        (empty_planes(63, 63), {}, "63 rows .* choose an even number"),
+        (empty_planes(63, 63), {"fit": "squash"}, "63 rows .* choose an even number"),
         (empty_planes(64, 62), {}, "must be 64 x 64"),
         (empty_planes(64, 64), {"fit": "native"}, "must be 45 x 64"),
         ((*empty_planes(64, 64)[:2], np.zeros((32, 31), np.uint8)), {}, "planes of one image"),

@@ -1,4 +1,4 @@
-"""Builders of tars and records for the source tests."""
+"""Builders of tars and records for the tests of sources."""
 
 import io
 import tarfile
@@ -9,7 +9,7 @@ import pytest
 
 
 def tar_bytes(members: Iterable[tuple[str, bytes]], format: int = tarfile.GNU_FORMAT) -> bytes:
-    """A whole tar of regular files."""
+    """A complete tar of regular files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=format) as tar:
         for name, data in members:
@@ -27,7 +27,7 @@ def make_tar():
 
 @pytest.fixture
 def write(tmp_path):
-    """write(data, name) puts a file into the test's folder and gives its path."""
+    """write(data, name) creates a file in the test's folder and returns its path."""
 
     def write(data: bytes, name: str = "sa_000000.tar") -> Path:
         path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Claims about finding sources and telling their kind."""
+"""Claims about finding sources and detecting their kind."""
 
 import gzip
 
@@ -35,7 +35,7 @@ def test_a_tar_older_than_ustar_is_recognised_by_its_checksum(make_tar, write):
     ("data", "found"),
     [(b"", "is empty"), (bytes(10240), "zeros"), (b"<html>" * 200, "<html>"), (b"ab", "b'ab'")],
 )
-def test_other_files_are_refused_with_what_was_found(write, data, found):
+def test_other_files_are_refused_naming_their_first_bytes(write, data, found):
     with pytest.raises(SourceError, match=found):
         open_source(write(data))
 
@@ -58,7 +58,7 @@ def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path):
     assert (source.name, source.kind, source.nbytes) == ("sa_000007", "folder", 8)
 
 
-def test_a_folder_without_images_is_refused_with_a_hint(tmp_path):
+def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path):
     (tmp_path / "sa_1.tar").write_bytes(b"")
     with pytest.raises(SourceError, match=r"give the tars: '.*/\*\.tar'"):
         open_source(tmp_path)
@@ -88,17 +88,13 @@ def test_a_literal_path_with_glob_characters_is_found(make_tar, write):
         ("a" * 300, "cannot be read: File name too long"),
     ],
 )
-def test_what_is_not_there_is_an_error_that_says_what_was_looked_for(
-    tmp_path, monkeypatch, pattern, message
-):
+def test_a_missing_source_is_an_error_that_names_the_path(tmp_path, monkeypatch, pattern, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SourceError, match=message):
         find_sources([pattern])
 
 
-def test_a_source_in_a_folder_that_may_not_be_entered_is_not_called_missing(
-    make_tar, write, tmp_path
-):
+def test_a_source_in_a_folder_without_permission_is_not_reported_missing(make_tar, write, tmp_path):
     (tmp_path / "locked").mkdir()
     write(make_tar([("sa_1.jpg", b"")]), "locked/sa_1.tar")
     (tmp_path / "locked").chmod(0)
@@ -116,7 +112,7 @@ def test_a_dangling_link_is_an_error(tmp_path):
         find_sources([tmp_path / "sa_1.tar"])
 
 
-def test_two_sources_of_one_name_are_an_error(make_tar, write, tmp_path):
+def test_two_sources_with_the_same_name_are_an_error(make_tar, write, tmp_path):
     data = make_tar([("sa_1.jpg", b"")])
     (tmp_path / "b").mkdir()
     write(data, "sa_1.tar")

@@ -1,4 +1,4 @@
-"""JSON records that were made to do harm; test_parse_annotations.py has those that are wrong."""
+"""Malicious JSON records; invalid ones are in test_parse_annotations.py."""
 
 import json
 
@@ -21,29 +21,29 @@ many = size // len(mask)
 cases = {
     "lists under an unknown key": (lambda: b'],"x":[' + b'[],' * (size // 3) + b'[]]}', True),
     "objects under an unknown key": (lambda: b'],"x":[' + b'{},' * (size // 3) + b'{}]}', True),
-    "a number of so many digits": (lambda: mask + b',"area":' + b'7' * size + b'}]}', False),
+    "a number of very many digits": (lambda: mask + b',"area":' + b'7' * size + b'}]}', False),
     "an id that is a list": (lambda: mask + b',"id":[' + b'1,' * (size // 2) + b'1]}]}', False),
     "very many masks": (lambda: b','.join([mask + b'}'] * many) + b']}', True),
     "masks, and a number": (lambda: b','.join([mask + b'}'] * many) + b',3]}', False),
     "masks with an unknown key": (lambda: b','.join([mask + b',"u":1}'] * many) + b']}', True),
 }
-for name, (make, sound) in cases.items():
+for name, (make, valid) in cases.items():
     data = b'{"image":' + image + b',"annotations":[' + make()
     try:
         parse_annotations(data)
-        assert sound, name
+        assert valid, name
     except AnnotationError as error:
-        assert not sound and len(str(error)) < 500, (name, str(error)[:500])
+        assert not valid and len(str(error)) < 500, (name, str(error)[:500])
 """
 
 
 def test_records_of_the_largest_size_take_a_bounded_multiple_of_it():
-    """16 MB of the worst; the record itself and its parts while it is made are in the figure."""
+    """The worst cases of 16 MB; the limit includes the record itself and its parts."""
     imports = "sa1bpack.source; from sa1bpack.source import parse_annotations"
     assert peak_growth(PROGRAM, imports=imports) < 350
 
 
-def test_of_a_key_that_comes_twice_the_last_value_counts_as_in_pythons_json(record):
+def test_the_last_value_of_a_repeated_key_counts_as_in_pythons_json(record):
     text = json.dumps(record()).replace('"area": 5', '"area": 6, "area": 7')
     assert parse_annotations(text.encode()).area.tolist() == [7]
     assert json.loads(text)["annotations"][0]["area"] == 7
@@ -51,7 +51,7 @@ def test_of_a_key_that_comes_twice_the_last_value_counts_as_in_pythons_json(reco
 
 @pytest.mark.parametrize("digits", [20, 400, 4300, 100_000])
 @pytest.mark.parametrize("field", ["id", "area", "predicted_iou", "size"])
-def test_integers_of_any_length_are_refused_in_few_words(record, field, digits):
+def test_integers_of_any_length_are_refused_with_a_short_message(record, field, digits):
     text = json.dumps(record(id=-1, area=-2, predicted_iou=-3))
     number = "7" * digits
     places = {"id": "-1", "area": "-2", "predicted_iou": "-3", "size": "[10"}
@@ -62,25 +62,25 @@ def test_integers_of_any_length_are_refused_in_few_words(record, field, digits):
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "-", "1e", "+1", "0x1F", "1_0"])
-def test_what_is_no_json_number_is_refused_also_under_unknown_keys(record, number):
+def test_invalid_json_numbers_are_refused_also_under_unknown_keys(record, number):
     text = json.dumps(record())[:-1] + f', "x": [{number}]}}'
     with pytest.raises(AnnotationError, match="malformed"):
         parse_annotations(text.encode())
 
 
-def test_of_many_unknown_keys_the_first_are_told(record):
+def test_the_first_of_many_unknown_keys_are_reported(record):
     found = parse_annotations(json.dumps(record() | {f"k{n:04}": n for n in range(1000)}).encode())
     assert found.unknown_keys == {f"k{n:04}" for n in range(MAX_UNKNOWN_KEYS)} | {"..."}
 
 
-def test_unknown_keys_are_told_fit_for_a_terminal(record):
+def test_unknown_keys_are_reported_safe_to_print(record):
     found = parse_annotations(json.dumps(record() | {"\x1b[2J": 1, "x" * 10_000: 2}).encode())
     assert all(key.isprintable() and len(key) < 100 for key in found.unknown_keys)
     assert "'\\x1b[2J'" in found.unknown_keys
 
 
 def test_every_depth_of_nesting_is_read_or_refused(record):
-    """The parser's limit of recursion is met in one of several calls; all must be prepared."""
+    """Any of several calls may hit the parser's recursion limit; all must handle it."""
     place = json.dumps(record()).replace('"area": 5', '"area": @')
     outcomes = set()
     for depth in (*range(1, 60), *range(700, 1100), 5000):
@@ -94,7 +94,7 @@ def test_every_depth_of_nesting_is_read_or_refused(record):
     assert "read" in outcomes and len(outcomes) > 2
 
 
-def test_a_file_name_of_any_length_is_refused_in_few_words(record):
+def test_a_file_name_that_is_too_long_is_refused_with_a_short_message(record):
     long = record()
     long["image"]["file_name"] = "x" * MAX_FILE_NAME
     assert parse_annotations(json.dumps(long).encode()).file_name == "x" * MAX_FILE_NAME

@@ -1,4 +1,4 @@
-"""Tars and folders made to do harm: each is refused, rejected or passed over, in bounds."""
+"""Malicious tars and folders: each is refused, rejected or skipped within bounded memory."""
 
 import gzip
 import io
@@ -41,13 +41,13 @@ def header(name, size=0, type=tarfile.REGTYPE, **fields) -> bytes:
 
 
 def read(path):
-    """(pairs, reader) of a whole source."""
+    """(pairs, reader) of a complete source."""
     with PairReader(open_source(path), spool_dir=path.parent) as reader:
         return list(reader), reader
 
 
 def growth(path, rejects=0, code="") -> int:
-    """MiB that reading the source takes; it must give the good pair and so many rejects."""
+    """MiB needed to read the source, which must yield the good pair and this many rejects."""
     return peak_growth(READ, path, rejects, code, imports=IMPORTS)
 
 
@@ -59,7 +59,7 @@ def growth(path, rejects=0, code="") -> int:
         ("./zeros.bin", 1, 0, ""),
     ],
 )
-def test_a_gzip_bomb_is_rejected_or_passed_over_unread_in_bounded_memory(
+def test_a_gzip_bomb_is_rejected_or_skipped_unread_in_bounded_memory(
     make_tar, write, name, gigabytes, rejects, code
 ):
     """46 MB that inflate to 10 GB: gzip members of zeros, within one member of the tar."""
@@ -71,7 +71,7 @@ def test_a_gzip_bomb_is_rejected_or_passed_over_unread_in_bounded_memory(
 
 
 @pytest.mark.parametrize(("size", "code"), [(1 << 40, "too-large"), (10 << 30, "too-large")])
-def test_members_of_10_gb_and_1_tb_that_are_not_there_allocate_nothing(write, size, code):
+def test_members_that_claim_10_gb_or_1_tb_allocate_nothing(write, size, code):
     path = write(header("./sa_1.jpg", size) + bytes(5000))
     reader = PairReader(open_source(path), spool_dir=path.parent)
     with reader, pytest.raises(SourceTruncated, match="within a member's data"):
@@ -88,7 +88,7 @@ def test_an_extended_header_of_a_gigabyte_is_corrupt(write, type):
 
 
 def long_name(name: bytes, kind: str) -> bytes:
-    """The header, or headers, that give the next member this name."""
+    """The header or headers that give the next member this name."""
     if kind == "gnu":
         return header("long", len(name), tarfile.GNUTYPE_LONGNAME) + padded(name)
     length = len(name) + 7
@@ -121,7 +121,7 @@ def test_the_longest_path_is_accepted(make_tar, write):
 
 
 def test_thousands_of_rejected_names_of_a_megabyte_stay_in_bounded_memory(make_tar, write):
-    """500 MB of names, in gzip members of which the long part is the same every time."""
+    """500 MB of names, in gzip members whose long part is always the same."""
     size = MAX_EXTENDED_HEADER
     start = gzip.compress(header("long", size, tarfile.GNUTYPE_LONGNAME) + b"d" * (size - 512), 1)
     data = b"".join(
@@ -133,7 +133,7 @@ def test_thousands_of_rejected_names_of_a_megabyte_stay_in_bounded_memory(make_t
 
 
 def test_global_pax_headers_do_not_add_up_in_memory(make_tar, write):
-    """400 MB of records with ever new keys, of which none is used."""
+    """400 MB of records with different keys, none of which is used."""
     size = MAX_EXTENDED_HEADER
     rest = gzip.compress(b"v" * (size - 513) + b"\n", 1)
     data = b"".join(
@@ -145,7 +145,7 @@ def test_global_pax_headers_do_not_add_up_in_memory(make_tar, write):
     assert growth(path) < 64
 
 
-def test_a_source_of_too_many_rejects_is_given_up(make_tar, write, monkeypatch):
+def test_a_source_with_too_many_rejects_is_an_error(make_tar, write, monkeypatch):
     monkeypatch.setattr(pairs_module, "MAX_REJECTS", 3)
     members = [(f"../sa_{number}.jpg", b"") for number in range(4)]
     assert len(read(write(make_tar(members[:3])))[1].rejects) == 3
@@ -153,16 +153,18 @@ def test_a_source_of_too_many_rejects_is_given_up(make_tar, write, monkeypatch):
         read(write(make_tar(members)))
 
 
-def test_halves_that_wait_cannot_fill_the_disk(make_tar, write, monkeypatch):
+def test_waiting_halves_cannot_fill_the_disk(make_tar, write, monkeypatch):
     monkeypatch.setattr(pairs_module, "WAITING_ALWAYS", 10 * MIB)
     data = make_tar([(f"./sa_{number}.jpg", bytes(MIB)) for number in range(20)])
     assert len(read(write(data))[1].rejects) == 20  # as large as the file itself: all may wait
-    with pytest.raises(SourceCorrupt, match=r"wait for their other half, './sa_10.jpg' the last"):
+    with pytest.raises(
+        SourceCorrupt, match=r"11 members wait for their other half, the last one './sa_10.jpg'"
+    ):
         read(write(gzip.compress(data, 1)))
 
 
-def test_a_file_of_many_tiny_gzip_members_is_fed_about_once(write, monkeypatch):
-    """The library copies what follows a member; given all of a chunk each time, 25,000 times."""
+def test_a_file_of_many_tiny_gzip_members_is_copied_about_once(write, monkeypatch):
+    """The library copies what follows a member: with complete chunks, 25,000 times the file."""
     fed = []
     make = inflate_module.zlib_ng.decompressobj
 
@@ -197,9 +199,7 @@ def test_a_file_of_many_tiny_gzip_members_is_fed_about_once(write, monkeypatch):
         (b"/etc/sa_1.jpg", "absolute", "/etc/sa_1.jpg"),
     ],
 )
-def test_names_that_could_do_harm_are_rejected_and_shown_harmless(
-    make_tar, write, raw, problem, shown
-):
+def test_dangerous_names_are_rejected_and_shown_escaped(make_tar, write, raw, problem, shown):
     path = write(long_name(raw, "gnu") + header("x") + make_tar(GOOD))
     pairs, reader = read(path)
     assert [pair.name for pair in pairs] == ["sa_7"]
@@ -207,7 +207,7 @@ def test_names_that_could_do_harm_are_rejected_and_shown_harmless(
     assert (reject.code, reject.member) == ("bad-name", shown) and problem in reject.detail
 
 
-def test_links_and_special_files_of_a_folder_neither_hang_nor_lead_out(tmp_path):
+def test_links_and_special_files_in_a_folder_neither_hang_nor_escape_it(tmp_path):
     """Loops of links to files and to folders, /dev/zero under a member's name, a pipe."""
     folder = tmp_path / "sa_000000"
     (folder / "deep").mkdir(parents=True)
@@ -229,10 +229,10 @@ def test_links_and_special_files_of_a_folder_neither_hang_nor_lead_out(tmp_path)
     )
 
 
-def test_a_list_of_md5_sums_that_is_none_is_not_read_to_its_end(tmp_path):
+def test_a_huge_file_is_not_read_to_its_end_as_a_list_of_md5_sums(tmp_path):
     path = tmp_path / "list"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # all hole
+        file.truncate(1 << 40)  # a single hole
     with pytest.raises(SourceError, match=f"more than {MAX_LIST_BYTES} bytes"):
         read_md5sums(path)
     path.write_bytes(b"x" * 100_000)
@@ -241,7 +241,7 @@ def test_a_list_of_md5_sums_that_is_none_is_not_read_to_its_end(tmp_path):
     assert len(str(caught.value)) < 500
 
 
-def test_a_tar_whose_members_name_each_other_as_links_is_passed_over(tmp_path, make_tar):
+def test_members_that_are_links_to_each_other_are_rejected(tmp_path, make_tar):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, target in (("sa_1.jpg", "sa_1.json"), ("sa_1.json", "sa_1.jpg")):

@@ -1,11 +1,13 @@
-"""Claims about pairing, rejects, bounds and errors."""
+"""Claims about pairing, rejects, limits and errors."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import os
 import random
 import tarfile
+import threading
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -15,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
-from sa1bpack.source import Limits, PairReader, open_source
+from sa1bpack.source import Limits, PairReader, inflate, open_source
 from sa1bpack.source import pairs as pairs_module
 
 
 def read(path, **options):
-    """(pairs, reader) of a whole source."""
+    """(pairs, reader) of a complete source."""
     with PairReader(open_source(path), spool_dir=path.parent, **options) as reader:
         return list(reader), reader
 
@@ -31,7 +33,7 @@ def codes(reader):
 
 
 def members_of(count, size=1000, seed=0):
-    """[(name, data)] of so many pairs, in random order."""
+    """[(name, data)] of `count` pairs, in random order."""
     rng = random.Random(seed)
     members = [
         (f"./sa_{number}.{extension}", rng.randbytes(rng.randrange(size)))
@@ -49,7 +51,7 @@ def expected_pairs(members):
     return {stem: (data[f"{stem}.jpg"], data[f"{stem}.json"]) for stem in stems}
 
 
-def test_the_sample_tar_gives_its_pairs_as_tarfile_reads_them(sample_tar):
+def test_the_sample_tar_yields_the_pairs_that_tarfile_reads(sample_tar):
     pairs, reader = read(sample_tar)
     with tarfile.open(sample_tar) as tar:
         members = [(m.name, tar.extractfile(m).read()) for m in tar if m.isreg()]
@@ -69,7 +71,7 @@ def test_the_sample_tar_gives_its_pairs_as_tarfile_reads_them(sample_tar):
     memory=st.sampled_from([0, 3000, 1 << 20]),
     packed=st.booleans(),
 )
-def test_random_order_and_any_spool_memory_give_the_same_pairs(
+def test_random_order_and_spool_memory_do_not_change_the_pairs(
     tmp_path_factory, make_tar, count, seed, memory, packed
 ):
     members = members_of(count, seed=seed)
@@ -79,7 +81,7 @@ def test_random_order_and_any_spool_memory_give_the_same_pairs(
     pairs, reader = read(path, spool_memory=memory)
     assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
     seen, order = set(), []
-    for name, _ in members:  # a pair is complete where its second half stands
+    for name, _ in members:  # a pair is complete with its second half
         stem = name[2:].rsplit(".", 1)[0]
         if stem in seen:
             order.append(stem)
@@ -89,7 +91,7 @@ def test_random_order_and_any_spool_memory_give_the_same_pairs(
     assert reader.md5 == hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def test_a_folder_gives_the_same_pairs_sorted_by_number(tmp_path):
+def test_a_folder_yields_the_same_pairs_sorted_by_number(tmp_path):
     members = members_of(12)
     folder = tmp_path / "sa_000000"
     folder.mkdir()
@@ -115,13 +117,13 @@ def test_links_to_files_in_a_folder_are_followed_and_pipes_are_rejected(tmp_path
     assert codes(reader) == {"sa_2.jpg": "not-a-file", "sa_3.json": "not-a-file"}
 
 
-def test_a_file_that_changes_while_a_folder_is_read_is_an_error(tmp_path):
+def test_a_file_that_changes_after_it_was_listed_is_an_error(tmp_path):
     for name in ("sa_1.jpg", "sa_1.json", "sa_2.jpg"):
         (tmp_path / name).write_bytes(b"x")
     with PairReader(open_source(tmp_path), spool_dir=tmp_path) as reader:
         next(iter(reader))
         (tmp_path / "sa_2.jpg").write_bytes(b"longer")
-        with pytest.raises(SourceError, match=r"sa_2.jpg: changed"):
+        with pytest.raises(SourceError, match=r"sa_2.jpg: its size changed from 1 bytes"):
             next(iter(reader))
 
 
@@ -137,10 +139,10 @@ def test_extensions_of_any_case_and_jpeg_are_accepted(make_tar, write):
 def test_orphans_are_rejected_at_the_end(make_tar, write):
     _, reader = read(write(make_tar([("./sa_1.jpg", b""), ("./sa_2.json", b"")])))
     assert codes(reader) == {"./sa_1.jpg": "missing-json", "./sa_2.json": "missing-jpeg"}
-    assert "no json of 'sa_1'" in reader.rejects[0].detail
+    assert "no json for 'sa_1'" in reader.rejects[0].detail
 
 
-def test_of_duplicates_the_first_counts_in_whatever_folder(make_tar, write):
+def test_the_first_of_duplicates_counts_in_whatever_folders(make_tar, write):
     members = [
         ("a/sa_1.jpg", b"first"), ("b/sa_1.jpg", b"second"), ("c/sa_1.jpeg", b"third"),
         ("a/sa_1.json", b"{}"), ("b/sa_1.json", b"late"),
@@ -206,7 +208,7 @@ def test_links_and_untrusted_names_are_rejected_or_ignored_but_never_followed(tm
     assert reader.ignored == Counter(link=1, special=1)
 
 
-def test_pairs_before_a_truncation_are_given_and_sound(make_tar, write):
+def test_pairs_before_a_truncation_are_yielded_and_valid(make_tar, write):
     members = members_of(60, size=30_000)
     data = gzip.compress(make_tar(members), 1)
     path = write(data[: len(data) // 2])
@@ -265,7 +267,7 @@ def test_a_gzip_bomb_in_a_foreign_member_stays_in_bounded_memory(tmp_path):
 
 
 def test_two_thousand_pairs_at_the_greatest_distance_stay_in_bounded_memory(tmp_path):
-    """All JPEGs, then all JSON records: 96 MB wait, of which 4 MiB may be in memory."""
+    """All JPEGs, then all JSON records: 96 MB wait, at most 4 MiB of them in memory."""
     path = tmp_path / "far.tar"
     with tarfile.open(path, "w") as tar:
         for extension, size in (("jpg", 48_000), ("json", 100)):
@@ -287,15 +289,26 @@ def test_two_thousand_pairs_at_the_greatest_distance_stay_in_bounded_memory(tmp_
     assert peak < 20 << 20
 
 
-def test_leaving_early_closes_the_file_and_its_thread(sample_tar, tmp_path):
-    def open_files():
-        return len(list(Path("/proc/self/fd").iterdir()))
+def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, monkeypatch):
+    """Its own descriptors and threads: those of other tests may end at any time."""
+    monkeypatch.setattr(inflate, "available_cpus", lambda: 2)
+    before = set(threading.enumerate())
 
-    before = open_files()
+    def held() -> list[str]:
+        """Paths of the tar and of spool files that are open, and new threads."""
+        paths = []
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                paths.append(str(descriptor.readlink()))
+        mine = (str(sample_tar), str(tmp_path))
+        threads = [t.name for t in set(threading.enumerate()) - before]
+        return [path for path in paths if path.startswith(mine)] + threads
+
+    assert held() == []
     with PairReader(open_source(sample_tar), spool_dir=tmp_path, spool_memory=0) as reader:
         next(iter(reader))
-        assert open_files() > before
-    assert open_files() == before
+        assert len(held()) == 3
+    assert held() == []
     assert list(reader) == []
     reader.close()
 

@@ -1,4 +1,4 @@
-"""Claims about JSON records, against json.loads."""
+"""Claims about JSON records, compared with json.loads."""
 
 import json
 import tarfile
@@ -18,7 +18,7 @@ def parse(record):
 
 
 def rebuild(annotations):
-    """The record again, number types and all, from the arrays alone."""
+    """The record, including its number types, from the arrays alone."""
     masks = []
     table = np.column_stack(
         [
@@ -57,11 +57,11 @@ def rebuild(annotations):
 
 
 def same(left, right):
-    """Equal in value and in number types."""
+    """Whether values and number types are equal."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
-def test_the_records_of_the_sample_tar_come_back_in_every_digit_and_number_type(sample_tar):
+def test_the_records_of_the_sample_tar_round_trip_with_digits_and_number_types(sample_tar):
     with tarfile.open(sample_tar) as tar:
         records = [tar.extractfile(m).read() for m in tar if m.name.endswith(".json")]
     assert len(records) == 3
@@ -80,7 +80,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 @st.composite
 def records(draw):
-    """Any record that is allowed."""
+    """Any valid record."""
     height, width = draw(st.integers(1, 40_000)), draw(st.integers(1, 40_000))
     mask = st.fixed_dictionaries(
         {
@@ -103,12 +103,12 @@ def records(draw):
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(record=records(), ascii_only=st.booleans(), indent=st.sampled_from([None, 1]))
-def test_any_allowed_record_comes_back_in_every_digit_and_number_type(record, ascii_only, indent):
+def test_any_valid_record_round_trips_with_digits_and_number_types(record, ascii_only, indent):
     data = json.dumps(record, ensure_ascii=ascii_only, indent=indent).encode()
     assert same(rebuild(parse_annotations(data)), json.loads(data))
 
 
-def test_arrays_have_the_promised_shapes_and_types(record):
+def test_arrays_have_the_documented_shapes_and_types(record):
     two = record()
     two["annotations"] *= 2
     annotations = parse(two)
@@ -124,7 +124,7 @@ def test_arrays_have_the_promised_shapes_and_types(record):
         assert array.flags.c_contiguous and array.flags.writeable, name
 
 
-def test_a_record_without_masks_gives_empty_arrays(record):
+def test_a_record_without_masks_has_empty_arrays(record):
     empty = record()
     empty["annotations"] = []
     annotations = parse(empty)
@@ -204,9 +204,12 @@ def test_annotation_ids_may_repeat_and_empty_counts_are_left_to_the_kernels(reco
         ({"segmentation": {"size": [10, 20]}}, "missing required field `counts`"),
         (
             {"segmentation": {"size": [10, 20], "counts": [3, 4]}},
-            "got `array`, found [3, 4]; it is an uncompressed run-length mask: compress it",
+            "got `array`, found [3, 4]; this is an uncompressed run-length mask: compress it",
         ),
-        ({"segmentation": {"size": [10, 20], "counts": "aé"}}, r"not ASCII, as in 'a\xe9'"),
+        (
+            {"segmentation": {"size": [10, 20], "counts": "aé"}},
+            r"has non-ASCII characters, as in 'a\xe9'",
+        ),
     ],
 )
 def test_a_bad_field_is_named_with_its_annotation_and_value(record, fields, message):
@@ -248,7 +251,7 @@ def test_a_bad_field_of_the_image_is_named_with_its_value(record, fields, messag
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "0x10", "01", ".5"])
-def test_what_json_does_not_allow_as_a_number_is_an_error(record, number):
+def test_an_invalid_json_number_is_an_error(record, number):
     text = json.dumps(record()).replace('"stability_score": 0.99', f'"stability_score": {number}')
     assert number in text
     with pytest.raises(AnnotationError, match=r"malformed.*near|stability_score: Number out of"):
@@ -281,7 +284,7 @@ def test_a_number_of_many_thousand_digits_is_an_error(record):
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_every_kind_of_bytes_gives_the_same_record_and_the_same_messages(record, kind):
+def test_every_bytes_type_yields_the_same_record_and_messages(record, kind):
     data = json.dumps(record()).encode()
     assert same(rebuild(parse_annotations(kind(data))), json.loads(data))
     with pytest.raises(AnnotationError, match=r"near b'.*0\.99 \?.*' of"):

@@ -18,7 +18,7 @@ from sa1bpack.source.spool import BLOCK_BYTES, Spool
     memory=st.integers(0, 8 * BLOCK_BYTES),
     seed=st.integers(0, 99),
 )
-def test_what_is_put_comes_back_in_any_order(tmp_path_factory, sizes, memory, seed):
+def test_items_can_be_taken_in_any_order(tmp_path_factory, sizes, memory, seed):
     rng = random.Random(seed)
     spool = Spool(tmp_path_factory.mktemp("spool"), memory)
     held, live, peak = [], 0, 0
@@ -46,21 +46,21 @@ def test_the_file_has_no_name_while_it_is_in_use(tmp_path):
     spool.close()
 
 
-def test_nothing_touches_the_folder_while_memory_is_enough(tmp_path):
+def test_the_folder_is_not_touched_while_memory_suffices(tmp_path):
     spool = Spool(tmp_path / "does-not-exist", 1000)
     assert spool.take(spool.put(b"x" * 1000)) == b"x" * 1000
     assert spool.file_bytes == 0
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_the_disk_that_names_it(tmp_path):
+def test_an_unwritable_folder_is_a_disk_error_that_names_it(tmp_path):
     spool = Spool(tmp_path / "does-not-exist", 10)
     with pytest.raises(FileNotFoundError, match="11 bytes cannot be spooled") as caught:
         spool.put(b"x" * 11)
     assert caught.value.filename == str(tmp_path / "does-not-exist")
 
 
-def test_the_working_file_has_a_hidden_name_where_it_must_have_one(tmp_path, monkeypatch):
-    """On file systems without nameless files it has one for a moment."""
+def test_the_spool_file_has_a_hidden_name_where_it_needs_one(tmp_path, monkeypatch):
+    """On file systems without unnamed files it has a name for a moment."""
     made = []
     real = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **o: made.append(o) or real(**o))
@@ -70,7 +70,7 @@ def test_the_working_file_has_a_hidden_name_where_it_must_have_one(tmp_path, mon
     assert made == [{"dir": tmp_path, "prefix": ".tmp-spool-"}]
 
 
-def test_a_full_disk_is_an_error_of_the_disk_that_names_the_folder(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_disk_error_that_names_the_folder(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -82,11 +82,11 @@ def test_a_full_disk_is_an_error_of_the_disk_that_names_the_folder(tmp_path, mon
     spool.close()
 
 
-def test_a_working_file_cut_short_is_an_error_of_the_disk(tmp_path, monkeypatch):
+def test_a_truncated_spool_file_is_a_disk_error(tmp_path, monkeypatch):
     spool = Spool(tmp_path, 0)
     ticket = spool.put(b"x" * 1000)
     monkeypatch.setattr(os, "pread", lambda *_: b"x" * 10)
-    with pytest.raises(OSError, match="gave 10 bytes of 1000 back") as caught:
+    with pytest.raises(OSError, match="only 10 of 1000 bytes of the spool file") as caught:
         spool.take(ticket)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path))
     spool.close()

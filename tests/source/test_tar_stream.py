@@ -1,4 +1,4 @@
-"""Claims about walking a tar, against the standard library's tarfile."""
+"""Claims about walking a tar, compared with the standard library's tarfile."""
 
 import io
 import re
@@ -49,7 +49,7 @@ def info(name, type=tarfile.REGTYPE, size=0, **fields):
 
 
 def patched(data, start, field):
-    """The tar with a field of its first header replaced and the checksum made right again."""
+    """The tar with a field of its first header replaced and the checksum corrected."""
     header = bytearray(data[:512])
     header[start : start + len(field)] = field
     header[148:156] = b" " * 8
@@ -90,7 +90,7 @@ def test_ustar_prefixes_are_joined(make_tar, write):
 
 
 @pytest.mark.parametrize("format", [GNU, PAX, USTAR])
-def test_members_that_are_no_files_are_named_and_passed_over(write, format):
+def test_members_that_are_not_files_are_reported_and_skipped(write, format):
     entries = [
         info("a", tarfile.SYMTYPE, linkname="/etc/passwd"),
         info("b", tarfile.LNKTYPE, linkname="a"),
@@ -116,7 +116,7 @@ def test_an_old_style_directory_is_a_name_that_ends_in_a_slash(write):
     assert walk(write(data))[0] == ("d/", "directory", None)
 
 
-def test_sparse_files_are_passed_over_with_their_map(write):
+def test_sparse_files_are_skipped_with_their_map(write):
     data = special_tar(info("s", tarfile.GNUTYPE_SPARSE, size=512))
     header, rest = data[:512], b"d" * 512 + data[1024:]
     more, last = bytes(504) + b"\1" + bytes(7), bytes(512)
@@ -125,13 +125,13 @@ def test_sparse_files_are_passed_over_with_their_map(write):
     assert found == [("s", "sparse", None), ("after_0", "file", b"abc")]
 
 
-def test_sparse_files_of_pax_are_passed_over(write):
+def test_pax_sparse_files_are_skipped(write):
     entry = info("s", size=512, pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"})
     found = walk(write(special_tar(entry, format=PAX)))
     assert found == [("s", "sparse", None), ("after_0", "file", b"abc")]
 
 
-def test_global_pax_headers_hold_for_the_members_that_follow(write):
+def test_global_pax_headers_apply_to_all_following_members(write):
     record = b"13 path=both\n" + b"13 comment=x\n"
     assert parse_pax(record) == {b"path": b"both", b"comment": b"x"}
     own = b"12 path=own\n"
@@ -145,7 +145,7 @@ def test_global_pax_headers_hold_for_the_members_that_follow(write):
     assert [name for name, _, _ in walk(path)] == ["both", "own", "both"]
 
 
-def test_pax_sizes_replace_the_size_of_the_header(write):
+def test_pax_sizes_replace_the_size_in_the_header(write):
     pax = b"%d size=3\n" % 9
     header = info("pax", b"x", size=len(pax)).tobuf(USTAR)
     member = patched(info("sa_1.jpg").tobuf(USTAR), 124, b"00000000000\0")
@@ -161,21 +161,21 @@ def test_pax_sizes_replace_the_size_of_the_header(write):
         (b"\xff\xfe.jpg", "not UTF-8"),
     ],
 )
-def test_names_that_cannot_be_trusted_carry_the_reason(write, raw, problem):
+def test_names_that_cannot_be_trusted_have_a_reason(write, raw, problem):
     stream = TarStream(open_stream(write(patched(special_tar(info("x")), 0, raw)), gzip=False))
     member = next(iter(stream))
     stream.close()
     assert re.search(problem, member.problem)
 
 
-def test_a_nul_in_a_pax_name_carries_the_reason(write):
+def test_a_pax_name_with_a_nul_has_a_reason(write):
     pax = b"%d path=sa\0_1.jpg\n" % 18
     data = info("p", b"x", size=len(pax)).tobuf(USTAR) + pax.ljust(512, b"\0")
     data += info("sa_1.jpg").tobuf(USTAR) + bytes(1024)
     stream = TarStream(open_stream(write(data), gzip=False))
     member = next(iter(stream))
     stream.close()
-    assert (member.name, member.problem) == ("sa\\x00_1.jpg", "the name holds a NUL byte")
+    assert (member.name, member.problem) == ("sa\\x00_1.jpg", "the name contains a NUL byte")
 
 
 def test_a_tar_without_end_mark_is_truncated_even_between_members(make_tar, write):
@@ -204,21 +204,21 @@ def test_an_extended_header_without_member_is_truncated(make_tar, write):
         walk(write(data[:900]))
 
 
-def test_a_second_archive_behind_the_end_mark_is_read_on(make_tar, write):
+def test_a_second_archive_after_the_end_mark_is_read(make_tar, write):
     data = make_tar([("sa_1.jpg", b"x")]) + make_tar([("sa_2.jpg", b"y")])
     assert [name for name, _, _ in walk(write(data))] == ["sa_1.jpg", "sa_2.jpg"]
 
 
-def test_other_bytes_behind_the_end_mark_are_corrupt(make_tar, write):
+def test_other_bytes_after_the_end_mark_are_corrupt(make_tar, write):
     with pytest.raises(SourceCorrupt, match="checksum"):
         walk(write(make_tar([("sa_1.jpg", b"x")]) + b"G" * 512))
 
 
-def test_a_long_tail_of_zeros_is_a_download_that_was_not_filled(make_tar, write, monkeypatch):
+def test_a_long_tail_of_zeros_is_an_incomplete_download(make_tar, write, monkeypatch):
     monkeypatch.setattr(tar_module, "MAX_ZERO_TAIL", 20_000)
     data = make_tar([("sa_1.jpg", b"x")])
     assert len(walk(write(data + bytes(8000)))) == 1
-    with pytest.raises(SourceTruncated, match="reserved but not filled"):
+    with pytest.raises(SourceTruncated, match="allocated but not completed"):
         walk(write(data + bytes(30_000)))
 
 
@@ -233,12 +233,12 @@ def test_a_flipped_bit_in_a_header_is_corrupt(make_tar, write, place):
 @pytest.mark.parametrize(
     "size", [b"0000000x000\0", b"-0000000001\0", b"00000000_10\0", b"9\0", b"\xff" * 12]
 )
-def test_a_size_that_is_no_number_is_corrupt(make_tar, write, size):
-    with pytest.raises(SourceCorrupt, match="which is no octal number"):
+def test_a_size_that_is_not_a_number_is_corrupt(make_tar, write, size):
+    with pytest.raises(SourceCorrupt, match="which is not an octal number"):
         walk(write(patched(make_tar([("sa_1.jpg", b"x")]), 124, size)))
 
 
-def test_checksums_of_signed_bytes_are_accepted_as_old_tars_have_them(make_tar, write):
+def test_checksums_of_signed_bytes_are_accepted_as_in_old_tars(make_tar, write):
     data = bytearray(make_tar([("é.jpg", b"x")]))
     signed = sum(byte - 256 * (byte > 127) for byte in data[:148] + b" " * 8 + data[156:512])
     data[148:156] = b"%06o\0 " % signed

@@ -1,7 +1,7 @@
-"""One mechanism, two sizes: a few rounds under `make test`, all of them with --torture.
+"""One mechanism, two sizes: a few rounds in `make test`, all of them with --torture.
 
-A test takes the fixture `torture`, asks it for its number of rounds and for random numbers, and
-records what it found; the records become the table that ends the run.
+A test uses the fixture `torture` for its number of rounds and random numbers, and records its
+results, which become the table at the end of the run.
 """
 
 import random
@@ -15,7 +15,7 @@ _RESULTS = pytest.StashKey[list["Result"]]()
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table: what was done how often, what came of it, and the seconds it took."""
+    """One row of the table: what was done, how often, the outcome, and the seconds it took."""
 
     name: str
     rounds: int
@@ -25,12 +25,12 @@ class Result:
 
 @dataclass
 class Torture:
-    """What a torture test is given.
+    """The fixture of a torture test.
 
     full
-        Whether the full form was asked for.
+        Whether the full size was requested.
     rng
-        Random numbers that follow from --torture-seed and the test's name alone.
+        Random numbers that depend only on --torture-seed and the name of the test.
     """
 
     full: bool
@@ -39,11 +39,11 @@ class Torture:
     _since: float = field(default_factory=time.monotonic)
 
     def rounds(self, short: int, full: int) -> int:
-        """The number of rounds of the form that runs."""
+        """The number of rounds for the requested size."""
         return full if self.full else short
 
     def record(self, name: str, rounds: int, outcome: str) -> None:
-        """Enter a result; its time is that since the test, or since its record before."""
+        """Add a result; its time counts from the start of the test or from its last record."""
         now = time.monotonic()
         self.results.append(Result(name, rounds, outcome, now - self._since))
         self._since = now
@@ -61,7 +61,7 @@ def torture(request) -> Torture:
 
 
 def pytest_terminal_summary(terminalreporter, config) -> None:
-    """Print the table of results, as docs/reliability.md shows it."""
+    """Print the table of results, as shown in docs/reliability.md."""
     results = config.stash.get(_RESULTS, [])
     if not results or not config.getoption("torture"):
         return

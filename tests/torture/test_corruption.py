@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a pack: it is found and named, and reading it is safe."""
+"""Any damage to the files of a pack is found and named, and reading it is safe."""
 
 import importlib.util
 import shutil
@@ -25,7 +25,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory) -> list[Path]:
-    """A pack of each layout: three shards of 5, 5 and 4 samples, and a line of rejects."""
+    """A pack of each layout: three shards of 5, 5 and 4 samples, and one reject."""
     folder = tmp_path_factory.mktemp("corruption")
     given = members(range(100, 114), masks=lambda number: (3, 0, 5, 1, 2)[number % 5])
     given["./sa_200.jpg"] = b"no picture"
@@ -44,7 +44,7 @@ def packs(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def script():
-    """The stand-alone check as a module: a process for each damage would take minutes."""
+    """The stand-alone check as a module: one process per damage would take minutes."""
     spec = importlib.util.spec_from_file_location("verify_shards_torture", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -53,7 +53,7 @@ def script():
 
 @pytest.fixture
 def script_says(script, capsys, monkeypatch):
-    """(root, *options) → exit code and what it prints; an exception in it is passed on."""
+    """(root, *options) → exit code and output; exceptions in it are passed on."""
 
     def run(root, *options) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["verify_shards.py", str(root), *options])
@@ -68,10 +68,10 @@ def script_says(script, capsys, monkeypatch):
 
 
 def check_found(root: Path, damage: Damage) -> None:
-    """`sa1bpack.verify` finds it and names shard, array and sample."""
+    """`sa1bpack.verify` finds the damage and names shard, array and sample."""
     try:
         report = sa1bpack.verify(root)
-    except sa1bpack.errors.VersionError as error:  # a flip made it another version's
+    except sa1bpack.errors.VersionError as error:  # a flipped bit changed the version
         assert damage.place == "manifest.json" and damage.kind == "flip", error
         return
     except sa1bpack.errors.FormatError as error:
@@ -84,7 +84,7 @@ def check_found(root: Path, damage: Damage) -> None:
     assert not report.ok, damage
     text = "\n".join(map(str, report.problems))
     assert any(name in text for name in damage.names), (damage, text)
-    if not report.counts:  # the manifest cannot be read, so nothing else was looked at
+    if not report.counts:  # the manifest cannot be read, so nothing else was checked
         return
     mine = [p for p in report.problems if p.shard == damage.shard]
     if damage.shard is not None:
@@ -97,7 +97,7 @@ def check_found(root: Path, damage: Damage) -> None:
 
 
 def check_found_by_script(root: Path, damage: Damage, says) -> None:
-    """So does the script."""
+    """The script finds it as well."""
     code, text = says(root)
     if damage.harmless:
         assert code == 0 and says(root, "--quick")[0] == 0, (damage, text)
@@ -111,9 +111,9 @@ def check_found_by_script(root: Path, damage: Damage, says) -> None:
 
 
 def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) -> int:
-    """With check="read" everything is right or an error; without, at least nothing crashes.
+    """With check="read" everything is correct or an error; without, at least nothing crashes.
 
-    Returns how many samples without a check were wrong.
+    Returns the number of samples that were wrong without a check.
     """
     ids = [int(image_id) for image_id in whole["by_id"]]
     found = child.read(root, "read", ids)
@@ -137,9 +137,9 @@ def check_reading(child: ReadingChild, root: Path, whole: dict, damage: Damage) 
 
 
 def plan_of(damagers: list[Damager], rounds: int, rng) -> list[tuple[int, str | None, str | None]]:
-    """Which pack, kind of damage and kind of file each round takes; None leaves it to chance."""
+    """Pack, kind of damage and kind of file of each round; None for random ones."""
     numbers = range(len(damagers))
-    # Every kind of file once in a while, and every kind of damage, also in few rounds.
+    # Every kind of file and every kind of damage, even in few rounds.
     plan = []
     for place in sorted(set().union(*(damager.places for damager in damagers))):
         having = [number for number in numbers if place in damagers[number].places]
@@ -150,7 +150,7 @@ def plan_of(damagers: list[Damager], rounds: int, rng) -> list[tuple[int, str | 
 
 
 def read_whole(child: ReadingChild, pack: Path) -> dict:
-    """What an undamaged pack gives, with and without a check."""
+    """Everything read from an undamaged pack, with and without a check."""
     ids = sa1bpack.open(pack).column("image_id").tolist()
     whole = child.read(pack, "read", ids)
     assert whole == child.read(pack, "open", ids)
@@ -159,7 +159,7 @@ def read_whole(child: ReadingChild, pack: Path) -> dict:
     return whole
 
 
-def test_damage_is_found_named_and_never_read_where_a_check_was_asked_for(
+def test_damage_is_found_and_named_and_never_read_with_a_check(
     packs, tmp_path, script_says, torture
 ):
     damagers = [Damager(pack, torture.rng) for pack in packs]
@@ -177,7 +177,7 @@ def test_damage_is_found_named_and_never_read_where_a_check_was_asked_for(
             wrong += check_reading(child, root, wholes[which], damage)
             for path in tmp_path.glob(f"{number}*"):
                 shutil.rmtree(path)
-    assert wrong, "without a check, no damage was ever read: then the test proves nothing"
+    assert wrong, "no damage was read without a check, so the test proves nothing"
     assert set(hit) == set(LAYOUTS)
     torture.record(
         f"damage at rest: {_listed(kinds)}; layouts: {_listed(hit)}",

@@ -1,4 +1,4 @@
-"""A disk that fills up, breaks or writes less than asked, at any call of a run."""
+"""A disk that is full, broken, or writes less than requested, at any call of a run."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from scenarios import FLAGS, Case, Stage, check_message, check_whole
 from small_tars import contents
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="faults are injected by way of Linux's /proc"
+    not Path("/proc/self/fd").is_dir(), reason="faults are injected through Linux's /proc"
 )
 
 ALWAYS = 1 << 60
@@ -33,7 +33,7 @@ def stage(tmp_path_factory) -> Stage:
 
 @pytest.fixture
 def case_of(stage, tmp_path):
-    """case_of(scenario): a new Case, in place of the one before."""
+    """case_of(scenario): a new Case that replaces the previous one."""
     return lambda scenario: Case(stage, tmp_path / "case", scenario)
 
 
@@ -43,7 +43,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
 ):
     found = Counter()
     for scenario, short, full in (("fresh", 2, 20), ("added", 2, 60), ("withdrawn", 1, 20)):
-        # What a new folder has more comes first, before it is a pack.
+        # The additional calls of a new folder come first, before it is a pack.
         total = 60 if scenario == "fresh" else case_of(scenario).calls(calls=calls)
         every = code == errno.ENOSPC and scenario != "withdrawn"
         rounds = torture.rounds(short, total if every else full)
@@ -51,7 +51,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
             case = case_of(scenario)
             plan = case.plan("error", at=at, code=code, calls=calls, count=count)
             ended, said = case.run(plan.apply)
-            if not case.hits():  # a run makes a few calls more or less, as its timing goes
+            if not case.hits():  # the number of calls varies slightly with timing
                 assert ended == case.code, said
                 continue
             hit = (scenario, at, *case.hits()[0])
@@ -64,7 +64,7 @@ def test_an_error_at_any_call_ends_the_run_and_the_next_one_completes_it(
     torture.record(f"{name}: error at a call", found.total(), "all said so and were resumed")
 
 
-def test_an_error_at_a_call_of_a_run_with_workers_does_the_same(case_of, torture):
+def test_an_error_at_a_call_of_a_run_with_workers_is_handled_the_same(case_of, torture):
     rounds = torture.rounds(2, 40)
     found = 0
     for _ in range(rounds):
@@ -98,7 +98,7 @@ def test_short_writes_are_completed(case_of, stage, torture, workers):
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system in memory that holds nothing yet; `resize` gives it room."""
+    """An empty file system in memory; `resize` changes its size."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small file system")
     folder = tmp_path / "disk"
@@ -107,7 +107,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=64k", "sa1bpack-test", folder], capture_output=True
     )
     if mounted.returncode != 0:
-        pytest.skip(f"this machine mounts nothing: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"mounting is not possible here: {mounted.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", folder], check=True)
 
@@ -117,12 +117,12 @@ def resize(folder: Path, limit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["bytes", "inodes"])
-def test_a_disk_that_really_is_full_is_an_error_until_it_is_larger(
+def test_a_real_full_disk_is_an_error_until_it_is_enlarged(
     stage, small_disk, tmp_path, torture, unit
 ):
     root = small_disk / "pack"
     command = ("pack", *stage.tars, "--out", root, "--workers", 1, *FLAGS)
-    largest = 1_300_000 if unit == "bytes" else 230  # the pack takes a little more
+    largest = 1_300_000 if unit == "bytes" else 230  # the pack needs slightly more
     steps = torture.rounds(2, 25)
     failed = 0
     for limit in sorted(torture.rng.randrange(largest // 30, largest) for _ in range(steps)):

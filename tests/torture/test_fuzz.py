@@ -1,6 +1,7 @@
 """The coverage-guided fuzzer over every target, and the kernels with bounds checks.
 
-`make test` runs the kept seeds and what hypothesis makes of them: tests/fuzz/test_fuzz_targets.py.
+`make test` runs the kept seeds and inputs that hypothesis derives from them, see
+tests/fuzz/test_fuzz_targets.py.
 """
 
 import os
@@ -17,12 +18,12 @@ from mutation import JSON_TARGETS, mutate_json
 from targets import TARGETS, forget
 
 TESTS = Path(__file__).parent.parent
-SECONDS = 60  # a target
+SECONDS = 60  # per target
 
 
 def test_the_fuzzer_finds_nothing(torture, tmp_path):
     if not torture.full:
-        pytest.skip("a minute for each target: only with --torture")
+        pytest.skip("a minute per target: only with --torture")
     if find_spec("atheris") is None:
         pytest.skip("atheris is not installed: pip install '.[fuzz]'")
     for target in TARGETS:
@@ -38,8 +39,8 @@ def test_the_fuzzer_finds_nothing(torture, tmp_path):
 
 
 @pytest.mark.parametrize("target", JSON_TARGETS)
-def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(target, torture):
-    """As in tests/fuzz, with other random numbers and, in full, many more."""
+def test_changed_json_raises_only_errors_of_sa1bpack(target, torture):
+    """As in tests/fuzz, with other random numbers and, in the full size, many more."""
     rng = random.Random(torture.rng.random())
     originals = seeds(target)
     rounds = torture.rounds(3, 3000)
@@ -56,10 +57,10 @@ def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(tar
     torture.record(f"changed JSON: {target}", rounds, "nothing")
 
 
-def test_no_kernel_leaves_its_arrays(torture, tmp_path):
-    """The tests of the kernels once more, compiled so that an index outside is an IndexError."""
+def test_no_kernel_accesses_memory_outside_its_arrays(torture, tmp_path):
+    """The tests of the kernels, compiled so that an index out of bounds is an IndexError."""
     if not torture.full:
-        pytest.skip("compiles every kernel anew: only with --torture")
+        pytest.skip("compiles every kernel again: only with --torture")
     folders = [str(TESTS / name) for name in ("masks", "pixels", "fuzz", "packing/test_rejects.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders],

@@ -1,4 +1,4 @@
-"""Packers and workers that are killed, stopped, or started twice: nothing is lost or half done."""
+"""Packers and workers that are killed, stopped, or started twice: nothing is lost or partial."""
 
 import os
 import random
@@ -25,7 +25,7 @@ def stage(tmp_path_factory) -> Stage:
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory) -> list[Path]:
-    """Three tars of five shards each, rejects among their members."""
+    """Three tars of five shards each, with rejects."""
     folder = tmp_path_factory.mktemp("tars")
     found = []
     for tar in range(3):
@@ -37,14 +37,14 @@ def tars(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def expected(tars, tmp_path_factory) -> dict[str, bytes]:
-    """What an undisturbed pack of them holds."""
+    """The contents of an undisturbed pack of them."""
     root = tmp_path_factory.mktemp("whole") / "pack"
     sa1bpack.pack(tars, root, workers=1, **SMALL)
     return contents(root)
 
 
 class Runs:
-    """Runs into one folder, each of which something may happen to."""
+    """Runs into one folder, any of which may be disturbed."""
 
     def __init__(self, tars: list[Path], folder: Path, rng: random.Random):
         self.root = folder / "measured"
@@ -58,7 +58,7 @@ class Runs:
         return Forked(*arguments, log=self._log)
 
     def measure(self) -> None:
-        """Learn how long a run takes from its first working folder on, with one worker."""
+        """Measure the duration of a run from its first working folder on, with one worker."""
         run = self.start(1)
         self._wait_for_work(run)
         begun = time.monotonic()
@@ -66,12 +66,12 @@ class Runs:
         self._seconds = time.monotonic() - begun
 
     def wait_for_a_moment(self, run: Forked) -> None:
-        """Wait for a random moment of a run: one in six as it starts, the others as it works."""
+        """Wait for a random moment of a run: one in six during start-up, the others later."""
         if self._rng.random() < 1 / 6:
             self._sleep(run, self._rng.uniform(0, 0.3))
             return
         self._wait_for_work(run)
-        # What an earlier run has done shortens this one.
+        # The work of earlier runs shortens this one.
         left = 1 - published(self.root) / 16
         self._sleep(run, self._rng.uniform(0, self._seconds * left))
 
@@ -90,25 +90,27 @@ def runs(tars, tmp_path, torture) -> Runs:
 
 
 def kill(run: Forked, whom: str, rng: random.Random) -> bool:
-    """Send SIGKILL to the packer, to one of its workers, or to all at once; False: too late."""
-    crew = workers_of(run.pid)
+    """Send SIGKILL to the packer, one of its workers, or all at once. False if it had ended."""
+    workers = workers_of(run.pid)
     if run.ended():
         return False
-    if whom == "worker" and crew:
+    if whom == "worker" and workers:
         with suppress(psutil.NoSuchProcess):
-            rng.choice(crew).kill()
+            rng.choice(workers).kill()
     elif whom == "all":
         os.killpg(run.pid, signal.SIGKILL)
     else:
         os.kill(run.pid, signal.SIGKILL)
-    if whom != "worker" or not crew:
+    if whom != "worker" or not workers:
         run.wait()
-    _, left = psutil.wait_procs(crew if run.ended() else [], timeout=60)
+    _, left = psutil.wait_procs(workers if run.ended() else [], timeout=60)
     assert left == []
     return True
 
 
-def test_runs_killed_at_random_moments_give_the_undisturbed_pack(runs, expected, tmp_path, torture):
+def test_runs_killed_at_random_moments_produce_the_undisturbed_pack(
+    runs, expected, tmp_path, torture
+):
     runs.measure()
     goal = torture.rounds(4, 200)
     packs, kills, shards = 0, Counter(), Counter()
@@ -123,7 +125,7 @@ def test_runs_killed_at_random_moments_give_the_undisturbed_pack(runs, expected,
                 kills[whom] += 1
                 shards[published(runs.root) * 4 // 16] += 1
             code, said = run.wait()
-            # Of a worker that ends before it took work, it is not known whether one can start.
+            # If a worker ends before it took work, it is unknown whether workers can start.
             assert code in (0, -signal.SIGKILL) or "before it took work" in said, said
             check_whole(runs.root)
         code, said = runs.start(torture.rng.randint(1, 3)).wait()
@@ -139,7 +141,9 @@ def test_runs_killed_at_random_moments_give_the_undisturbed_pack(runs, expected,
     )
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="calls are told by Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
+)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
     total = Case(stage, tmp_path / "case", scenario).calls()
@@ -151,7 +155,7 @@ def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, tort
         if case.hits():
             hits += 1
             assert code == -signal.SIGKILL
-        else:  # a run makes a few calls more or less, as its timing goes
+        else:  # the number of calls varies slightly with timing
             assert code == case.code, said
         case.check_whole()
         case.check_completed_by_the_next_run()
@@ -173,16 +177,16 @@ def test_a_signal_at_a_random_moment_stops_tidily(
         runs.root = tmp_path / f"pack{codes.total()}"
         workers = torture.rng.choice((1, 2))
         run = runs.start(workers)
-        # Before, its handlers of signals may not stand (tests/cli/test_interrupts.py).
+        # Earlier, it may not have its handlers yet (see the next test).
         run.wait_until(lambda: (runs.root / ".lock").exists())
         runs.wait_for_a_moment(run)
-        crew = workers_of(run.pid)
+        processes = workers_of(run.pid)
         with suppress(ProcessLookupError):
-            # A terminal and a job scheduler send it to all processes, `kill` to the packer alone.
+            # A terminal and a job scheduler signal all processes, `kill` only the packer.
             torture.rng.choice((os.kill, os.killpg))(run.pid, sent)
         found, said = run.wait()
         codes[found] += 1
-        assert psutil.wait_procs(crew, timeout=60)[1] == []
+        assert psutil.wait_procs(processes, timeout=60)[1] == []
         if found != 0:
             assert found == code, said
             advice = "repeat the same command to go on from here"
@@ -194,9 +198,7 @@ def test_a_signal_at_a_random_moment_stops_tidily(
     torture.record(f"{sent.name} at random", goal, "all stopped tidily and were resumed")
 
 
-def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
-    runs, expected, tmp_path, torture
-):
+def test_the_second_of_two_packers_of_one_folder_is_refused(runs, expected, tmp_path, torture):
     rounds = torture.rounds(2, 20)
     refused = 0
     for number in range(rounds):
@@ -207,7 +209,9 @@ def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
         second = Forked(*first.arguments, log=tmp_path / "a" / "log")
         ended = [first.wait(), second.wait()]
         codes = sorted(code for code, _ in ended)
-        assert codes in ([0, 3], [0, 0]), ended  # both: the second began when the first was done
+        assert codes in ([0, 3], [0, 0]), (
+            ended
+        )  # both if the second started after the first had ended
         refusals = [said for code, said in ended if code == 3]
         assert all(f"{runs.root}: another process packs into this folder" in s for s in refusals)
         refused += len(refusals)

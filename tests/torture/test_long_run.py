@@ -1,7 +1,7 @@
-"""Long runs stay as small as they began: memory, descriptors, threads and memory maps are flat.
+"""Long runs do not grow: memory, descriptors, threads and memory maps stay constant.
 
-Each run is a process of its own, this file as a script, which prints what it measured: its numbers
-are then those of the packer or of the loader alone.
+Each run is a separate process, this file as a script, which prints its measurements: they are then
+those of the packer or of the loader alone.
 """
 
 import json
@@ -17,16 +17,16 @@ import psutil
 import pytest
 from small_tars import members, photo, record, write_tar
 
-PHOTOS = 32  # different ones; the tar repeats them under other ids
+PHOTOS = 32  # different photos; the tar repeats them under other ids
 MASKS = 2
-# Allocators round up and keep what was freed. A leak of one Python object a sample would be a
+# Allocators round up and keep freed memory. A leak of one Python object per sample would be a
 # hundred times as much over the full run, and ten times as much over the short one.
 MOST_GROWTH = 4 << 20
-PARTS = 10  # of a run; the first is for caches to fill
+PARTS = 10  # of a run; caches fill in the first one
 
 
 def many_pairs(images: int) -> dict[str, bytes]:
-    """Members of a tar of so many small images with ids of their own."""
+    """Members of a tar of `images` small images with different ids."""
     records = [json.dumps(record(number, MASKS)) for number in range(PHOTOS)]
     found = members(range(PHOTOS), MASKS)
     for number in range(PHOTOS, images):
@@ -40,7 +40,7 @@ def many_pairs(images: int) -> dict[str, bytes]:
 def usage(process: psutil.Process) -> dict[str, int]:
     """Anonymous memory in bytes, descriptors, threads, memory maps.
 
-    Pages of mapped files are left out: the page cache gives and takes them as it likes.
+    Pages of mapped files are not counted: they belong to the page cache.
     """
     status = Path(f"/proc/{process.pid}/status").read_text()
     pages = dict(re.findall(r"^(RssAnon|VmSwap):\s+(\d+) kB", status, re.M))
@@ -53,7 +53,7 @@ def usage(process: psutil.Process) -> dict[str, int]:
 
 
 def pack_and_watch(tar: str, out: str, options: str) -> None:
-    """Pack with one worker and print the usage of the process, ten times a second."""
+    """Pack with one worker and print the usage of the process ten times per second."""
     import sa1bpack
 
     me, over = psutil.Process(), threading.Event()
@@ -72,7 +72,7 @@ def pack_and_watch(tar: str, out: str, options: str) -> None:
 
 
 def load_and_watch(pack: str, epochs: str) -> None:
-    """Go through a pack and print the usage of the process in the middle of every epoch."""
+    """Iterate over a pack and print the usage of the process in the middle of every epoch."""
     import sa1bpack
 
     me = psutil.Process()
@@ -87,7 +87,7 @@ def load_and_watch(pack: str, epochs: str) -> None:
 
 
 def watched(work, *arguments) -> list[dict[str, int]]:
-    """What `work` printed, run in a process of its own."""
+    """The output of `work`, run in its own process."""
     command = [sys.executable, __file__, work.__name__, *map(str, arguments)]
     helpers = str(Path(__file__).parents[1] / "helpers")
     search = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
@@ -105,10 +105,10 @@ def part(found: list[dict[str, int]], number: int, key: str) -> float:
 
 
 def check_flat(found: list[dict[str, int]], first: int, threads: int = 0) -> str:
-    """Assert that nothing grew between part `first` and the last one; say what was measured.
+    """Assert that nothing grew between part `first` and the last one; returns the measurements.
 
     threads
-        By how many threads it may have grown.
+        The number of threads by which it may have grown.
     """
     assert len(found) >= 2 * PARTS
     said = []
@@ -136,11 +136,9 @@ def big_tar(tmp_path_factory, images) -> Path:
 OPTIONS = {"image_size": 32, "mask_size": 8, "samples_per_shard": 500}
 
 
-def test_packing_holds_few_descriptors_and_stays_as_small_as_it_began(
-    big_tar, tmp_path, images, torture
-):
+def test_packing_holds_few_descriptors_and_does_not_grow(big_tar, tmp_path, images, torture):
     found = watched(pack_and_watch, big_tar, tmp_path / "packed", json.dumps(OPTIONS))
-    # 18 for the shard that is filled, the next one, and each of the four in publication.
+    # 18 each for the shard being filled, the next one, and the four being published.
     peak = max(usage["descriptors"] for usage in found)
     assert peak < 256
     if torture.full:
@@ -149,7 +147,7 @@ def test_packing_holds_few_descriptors_and_stays_as_small_as_it_began(
         torture.record("one pack, long", images, f"{said}; at most {peak} descriptors")
 
 
-def test_the_loader_stays_as_small_as_it_began(big_tar, tmp_path, images, torture):
+def test_the_loader_does_not_grow(big_tar, tmp_path, images, torture):
     import sa1bpack
 
     sa1bpack.pack(big_tar, tmp_path / "packed", workers=1, **OPTIONS)

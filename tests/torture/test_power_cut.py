@@ -1,7 +1,7 @@
-"""What was flushed before a power cut is enough: the pack is whole, and the next run completes it.
+"""What was flushed before a power cut suffices: the pack is sound, the next run completes it.
 
-The calls of a real run are recorded, and replayed into a model of a disk that keeps no more than it
-was told to flush.
+The calls of a real run are recorded, and replayed into a model of a disk that keeps no more than
+what was flushed.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from scenarios import SCENARIOS, Case, Stage
 from small_tars import contents
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/fd").is_dir(), reason="calls are recorded by way of Linux's /proc"
+    not Path("/proc/self/fd").is_dir(), reason="calls are recorded through Linux's /proc"
 )
 
 
@@ -24,12 +24,12 @@ def stage(tmp_path_factory) -> Stage:
 
 
 def finished(root: Path) -> dict[str, bytes]:
-    """What a pack holds, without working files: whether their removal was flushed is no matter."""
+    """What a pack holds without working files, whose removal need not be flushed."""
     return {name: data for name, data in contents(root).items() if not name.startswith(".tmp-")}
 
 
 class Recorded:
-    """A case with the log of its runs and the disk as it was before."""
+    """A case with the log of its runs and the disk before them."""
 
     def __init__(self, stage: Stage, folder: Path, scenario: str):
         self.case = Case(stage, folder / "case", scenario)
@@ -42,7 +42,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_power_cut_at_any_moment_leaves_a_whole_pack(stage, tmp_path, torture, scenario):
+def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture, scenario):
     recorded = Recorded(stage, tmp_path, scenario)
     case, disk = recorded.case, recorded.disk
     assert recorded.case.run(recorded.record)[0] == case.code
@@ -64,7 +64,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_pack(stage, tmp_path, torture,
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_nothing_gets_a_final_name_before_all_of_it_is_flushed(stage, tmp_path, scenario):
+def test_nothing_gets_a_final_name_before_it_is_flushed_completely(stage, tmp_path, scenario):
     recorded = Recorded(stage, tmp_path, scenario)
     assert recorded.case.run(recorded.record)[0] == recorded.case.code
     named = []
@@ -77,7 +77,7 @@ def test_nothing_gets_a_final_name_before_all_of_it_is_flushed(stage, tmp_path, 
 
 
 @pytest.mark.parametrize("scenario", ["fresh", "added"])
-def test_what_a_run_has_finished_is_flushed_to_the_last_file(stage, tmp_path, scenario):
+def test_every_file_of_a_finished_run_is_flushed(stage, tmp_path, scenario):
     recorded = Recorded(stage, tmp_path, scenario)
     assert recorded.case.run(recorded.record)[0] == 0
     for call in recorded.calls():
@@ -86,7 +86,7 @@ def test_what_a_run_has_finished_is_flushed_to_the_last_file(stage, tmp_path, sc
     assert finished(tmp_path / "left" / "pack") == stage.expected
 
 
-def test_what_a_killed_run_renamed_and_did_not_flush_the_next_run_flushes(stage, tmp_path, torture):
+def test_the_next_run_flushes_what_a_killed_run_renamed_without_flushing(stage, tmp_path, torture):
     case = Case(stage, tmp_path / "case", "fresh")
     case.calls(calls=("fsync",))
     flushed = [Path(path) for _, path in case.hits()]

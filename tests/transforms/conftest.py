@@ -1,4 +1,4 @@
-"""The devices that there are."""
+"""The available devices."""
 
 import pytest
 import torch
@@ -14,5 +14,5 @@ CUDA = pytest.param(
 
 @pytest.fixture(params=["cpu", CUDA])
 def device(request) -> torch.device:
-    """Every device that there is: the same code has to do on all."""
+    """Every available device: the same code must work on all of them."""
     return torch.device(request.param)

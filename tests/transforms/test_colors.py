@@ -1,4 +1,4 @@
-"""Colour jitter, against colorsys and PIL's own enhancers."""
+"""Colour jitter, compared with colorsys and PIL's enhancers."""
 
 import colorsys
 import functools
@@ -33,7 +33,7 @@ def number(value: float) -> torch.Tensor:
     return torch.full((1, 1, 1, 1), value)
 
 
-# torchvision's operators on PIL images are these enhancers.
+# torchvision uses these enhancers for PIL images.
 @pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
 @pytest.mark.parametrize(
     ("adjust", "enhancer"),
@@ -44,26 +44,26 @@ def number(value: float) -> torch.Tensor:
     ],
     ids=["brightness", "contrast", "saturation"],
 )
-def test_factors_do_what_the_enhancers_of_pil_do(adjust, enhancer, factor):
+def test_factors_match_the_enhancers_of_pil(adjust, enhancer, factor):
     pixels = image()
-    due = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
+    expected = np.asarray(enhancer(Image.fromarray(pixels)).enhance(factor)).astype(float)
     found = adjust(planes(pixels), number(factor))[0].permute(1, 2, 0).numpy()
-    assert np.abs(found - due).max() <= 1.5  # PIL rounds grey and the result
+    assert np.abs(found - expected).max() <= 1.5  # PIL rounds grey and the result
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.21, 0.0, 1e-3, 0.3, 0.5])
-def test_hue_is_turned_as_colorsys_turns_it(turn):
+def test_the_shift_of_hue_matches_colorsys(turn):
     pixels = image()
     pixels[0] = [[0, 0, 0], [255] * 3, [9, 9, 9], [255, 0, 0], [0, 7, 7], [7, 0, 7], [7, 7, 0]]
-    due = np.empty(pixels.shape)
+    expected = np.empty(pixels.shape)
     for at in np.ndindex(pixels.shape[:2]):
         hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[at] / 255))
-        due[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
+        expected[at] = np.multiply(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value), 255)
     found = adjust_hue(planes(pixels), number(turn))[0].permute(1, 2, 0).numpy()
-    np.testing.assert_allclose(found, due, atol=2e-3)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-def test_padding_has_no_part_in_the_mean_of_contrast():
+def test_padding_does_not_affect_contrast():
     pixels = image()
     inside = ALL.clone()
     inside[..., 4:, :] = False
@@ -73,12 +73,12 @@ def test_padding_has_no_part_in_the_mean_of_contrast():
         adjust_contrast(planes(each), number(0.3), inside)[..., :4, :] for each in (pixels, other)
     ]
     assert torch.equal(*found)
-    due = adjust_contrast(planes(pixels[:4]), number(0.3), ALL[..., :4, :])
-    torch.testing.assert_close(found[0], due)
+    expected = adjust_contrast(planes(pixels[:4]), number(0.3), ALL[..., :4, :])
+    torch.testing.assert_close(found[0], expected)
 
 
-def test_factors_are_drawn_for_each_image_and_applied_in_order(device):
-    """An image in a batch gets what the four functions give it alone."""
+def test_factors_are_drawn_per_image_and_applied_in_order(device):
+    """An image in a batch is changed as by the four functions alone."""
     batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
     drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)
     inside = ALL.to(device).expand(4, -1, -1, -1)
@@ -93,14 +93,14 @@ def test_factors_are_drawn_for_each_image_and_applied_in_order(device):
         torch.testing.assert_close(found[k : k + 1], x, atol=5e-3, rtol=0)
 
 
-def test_nothing_said_changes_nothing():
+def test_the_default_changes_nothing():
     batch = planes(image())
     found = ColorJitter()(batch.clone(), ALL, lambda n: torch.full((1, n), 0.9).double())
     assert torch.equal(found, batch)
 
 
 def test_a_pair_is_the_range_of_its_factor(device):
-    """As in torchvision; what a number says, a pair can say as well."""
+    """As in torchvision; a number is short for a pair."""
     batch = torch.cat([planes(image(k)) for k in range(4)]).to(device)
     inside = ALL.to(device).expand(4, -1, -1, -1)
 
@@ -111,15 +111,15 @@ def test_a_pair_is_the_range_of_its_factor(device):
     spread = jittered(0.4, 1.5, 0.25, 0.1)
     assert torch.equal(jittered((0.6, 1.4), (0, 2.5), (0.75, 1.25), (-0.1, 0.1)), spread)
     drawn = uniform(0, 0, torch.arange(4, device=device), 0, 4)[:, 0, None, None, None].float()
-    due = (batch * (0.5 + 0.25 * drawn)).clamp(0, 255)
-    torch.testing.assert_close(jittered((0.5, 0.75)), due)
+    expected = (batch * (0.5 + 0.25 * drawn)).clamp(0, 255)
+    torch.testing.assert_close(jittered((0.5, 0.75)), expected)
     turned = adjust_hue(batch.clone(), torch.full((4, 1, 1, 1), 0.25, device=device))
     torch.testing.assert_close(jittered(0, 0, 0, (0.25, 0.25)), turned)
     assert torch.equal(jittered((1, 1), (1, 1), (1, 1), (0, 0)), batch)
 
 
 @pytest.mark.parametrize("spread", [255, (256, 256)])
-def test_the_largest_factors_leave_numbers(spread):
+def test_the_largest_factors_do_not_overflow(spread):
     batch = planes(image())
     drawn = ColorJitter(*[spread] * 3)(batch, ALL, lambda n: torch.ones((1, n)).double())
     assert torch.isfinite(drawn).all()
@@ -134,6 +134,6 @@ def test_the_largest_factors_leave_numbers(spread):
         {"hue": (-0.6, 0)}, {"hue": (0.2, 0.1)}, {"brightness": (0.5, float("inf"))},
     ],
 )  # fmt: skip
-def test_a_spread_that_cannot_be_is_refused(wrong):
+def test_an_invalid_spread_is_refused(wrong):
     with pytest.raises(OptionError, match=f"{next(iter(wrong))} is"):
         ColorJitter(**wrong)

@@ -30,7 +30,7 @@ def word(seed: int, epoch: int, number: int, draw: int, k: int) -> int:
 
 @settings(max_examples=30, deadline=None)
 @given(WORD, WORD, st.integers(-(2**63), 2**63 - 1), WORD, st.integers(0, 5))
-def test_words_are_those_of_whole_numbers_without_a_limit(seed, epoch, number, draw, k):
+def test_words_equal_those_of_unbounded_integers(seed, epoch, number, draw, k):
     found = words(seed, epoch, torch.tensor([7, number]), draw, k + 1)
     assert int(found[1, k]) % 2**64 == word(seed, epoch, number, draw, k)
 
@@ -55,10 +55,10 @@ def test_uniform_numbers_are_the_upper_53_bits_of_the_words():
     assert np.array_equal(found.numpy(), (bits >> np.uint64(11)) / 2**53)
 
 
-def test_whole_numbers_of_numpy_and_torch_are_whole_numbers():
+def test_integers_of_numpy_and_torch_are_accepted():
     ids = torch.arange(3)
-    due = words(1, 2, ids, 3, 1)
-    assert torch.equal(words(np.int64(1), np.uint8(2), ids, torch.tensor(3), 1), due)
+    expected = words(1, 2, ids, 3, 1)
+    assert torch.equal(words(np.int64(1), np.uint8(2), ids, torch.tensor(3), 1), expected)
 
 
 def test_neighbouring_keys_have_unrelated_numbers():
@@ -72,14 +72,14 @@ def test_neighbouring_keys_have_unrelated_numbers():
     columns.append(uniform(0, 0, ids + 1, 0, 1)[:, 0])
     assert len({tuple(column.tolist()) for column in columns}) == len(columns)
     correlation = np.corrcoef(torch.stack(columns).numpy())
-    # The last one is the first one shifted by an id.
+    # The last one is the first one, shifted by one id.
     assert np.abs(correlation - np.eye(len(columns))).max() < 0.07
     for column in columns:
         assert abs(column.mean() - 0.5) < 0.02 and abs(column.std() - 12**-0.5) < 0.02
 
 
 @pytest.mark.parametrize("key", [(-1, 0, 0), (0, 2**64, 0), (0, 0, 1.5), (True, 0, 0)])
-def test_a_key_that_is_no_word_is_refused(key):
+def test_a_key_outside_64_bits_is_refused(key):
     seed, epoch, draw = key
-    with pytest.raises(OptionError, match="whole number from 0 to 2"):
+    with pytest.raises(OptionError, match="choose a whole number from 0 to 18446744073709551615"):
         words(seed, epoch, torch.tensor([1]), draw, 1)

@@ -1,4 +1,4 @@
-"""Planes to RGB and bytes to normalised numbers, against references in numpy and PIL."""
+"""Planes to RGB and bytes to normalised numbers, compared with numpy and PIL."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_r
 
 
 def canvas_of(planes, side: int, filling: int) -> np.ndarray:
-    """uint8 (S * 3 / 2, S): I420 with `filling` in what the image does not cover."""
+    """uint8 (S * 3 / 2, S): I420 with `filling` outside the image."""
     luma, *chroma = planes
     canvas = np.full((side * 3 // 2, side), filling, np.uint8)
     canvas[: luma.shape[0], : luma.shape[1]] = luma
@@ -26,7 +26,7 @@ def canvas_of(planes, side: int, filling: int) -> np.ndarray:
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
 )
-def test_planes_become_the_bytes_of_the_reference_whatever_the_padding(sizes, seed):
+def test_planes_convert_to_the_bytes_of_the_reference_whatever_the_padding(sizes, seed):
     rng = np.random.default_rng(seed)
     planes = [
         tuple(
@@ -42,28 +42,28 @@ def test_planes_become_the_bytes_of_the_reference_whatever_the_padding(sizes, se
         assert np.array_equal(found[k, :h, :w].numpy(), yuv420.yuv420_to_rgb(*planes[k]))
 
 
-def test_planes_become_the_same_bytes_on_every_device(device):
+def test_planes_convert_to_the_same_bytes_on_every_device(device):
     planes = torch.randint(0, 256, (3, 24, 16), dtype=torch.uint8)
     sizes = torch.tensor([[16, 16], [9, 16], [16, 3]], dtype=torch.int32)
     found = yuv420_to_rgb(planes.to(device), sizes.to(device)).cpu()
-    due = yuv420_to_rgb(planes, sizes)
+    expected = yuv420_to_rgb(planes, sizes)
     for k, (h, w) in enumerate(sizes.tolist()):
-        assert torch.equal(found[k, :h, :w], due[k, :h, :w])
+        assert torch.equal(found[k, :h, :w], expected[k, :h, :w])
 
 
-def test_even_chroma_gives_the_colours_of_pil():
-    """With chroma that is the same everywhere nothing is interpolated, and PIL can be asked."""
+def test_constant_chroma_has_the_colours_of_pil():
+    """With constant chroma nothing is interpolated, and PIL is a reference."""
     for cb, cr in ((128, 128), (30, 200), (255, 0), (90, 90)):
         luma = np.arange(256, dtype=np.uint8).reshape(16, 16)
         chroma = [np.full((8, 8), value, np.uint8) for value in (cb, cr)]
         canvas = torch.from_numpy(canvas_of((luma, *chroma), 16, 0))[None]
         found = yuv420_to_rgb(canvas, torch.tensor([[16, 16]]))[0].numpy().astype(int)
         full = np.stack([luma, np.full_like(luma, cb), np.full_like(luma, cr)], -1)
-        due = np.asarray(Image.fromarray(full, "YCbCr").convert("RGB")).astype(int)
-        assert np.abs(found - due).max() <= 1
+        expected = np.asarray(Image.fromarray(full, "YCbCr").convert("RGB")).astype(int)
+        assert np.abs(found - expected).max() <= 1
 
 
-def test_normalising_is_that_of_sam_and_padding_is_zero_after_it(device):
+def test_normalising_matches_sam_and_padding_is_zero(device):
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
     inside = np.ones((2, 1, 4, 5), bool)
@@ -71,7 +71,7 @@ def test_normalising_is_that_of_sam_and_padding_is_zero_after_it(device):
     mean, std = torch.tensor(SAM_MEAN).to(device), torch.tensor(SAM_STD).to(device)
     images = torch.from_numpy(pixels).to(device)
     found = normalize(images, mean, std, torch.from_numpy(inside).to(device)).cpu().numpy()
-    due = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
+    expected = (pixels - np.reshape(SAM_MEAN, (3, 1, 1))) / np.reshape(SAM_STD, (3, 1, 1)) * inside
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, due, atol=1e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
     assert np.array_equal(images.cpu().numpy(), pixels)

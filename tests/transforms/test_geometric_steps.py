@@ -1,4 +1,4 @@
-"""Each step: where it puts the image, and within what it draws."""
+"""Each step: where it places the image, and the range that it draws from."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ SIZES = torch.tensor(
 
 
 def frames(step, many: int = 1):
-    """A step's frame for each of SIZES, `many` times over with other numbers; and what it had."""
+    """The frames before and after a step: of all SIZES, `many` times with different numbers."""
     sizes = SIZES.repeat(many, 1)
     ids = torch.arange(len(sizes))
     before = fit_frame(sizes, CANVAS)
@@ -29,12 +29,12 @@ def frames(step, many: int = 1):
 
 
 def corners(frame) -> torch.Tensor:
-    """Where the covered part of the canvas begins and ends, in stored pixels: (B, 2, 2)."""
+    """Start and end of the covered part of the canvas, in stored pixels: (B, 2, 2)."""
     ends = frame.maps.apply(torch.zeros_like(frame.extent)), frame.maps.apply(frame.extent)
     return torch.stack(ends, 1)
 
 
-def test_an_image_begins_as_large_as_fits_in_the_top_left_corner():
+def test_an_image_starts_as_large_as_possible_in_the_top_left_corner():
     frame = fit_frame(SIZES, CANVAS)
     scale = [80 / 64, 80 / 96, 80 / 96, 120 / 96]
     for k, factor in enumerate(scale):
@@ -45,7 +45,7 @@ def test_an_image_begins_as_large_as_fits_in_the_top_left_corner():
     assert (frame.extent <= frame.sides + 1e-9).all()
 
 
-def test_a_flip_mirrors_the_image_and_leaves_the_padding_where_it_was():
+def test_a_flip_mirrors_the_image_and_keeps_the_padding_in_place():
     before, after = frames(RandomFlip(1.0))
     assert torch.equal(before.extent, after.extent)
     near = after.maps.apply(torch.tensor([[3.0, 4.0]]).double())
@@ -54,21 +54,21 @@ def test_a_flip_mirrors_the_image_and_leaves_the_padding_where_it_was():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
-def test_a_flip_comes_as_often_as_is_said(p):
+def test_a_flip_has_the_given_probability(p):
     _, after = frames(RandomFlip(p), many=1000)
     share = (after.maps.scale[:, 0] < 0).double().mean()
     assert abs(share - p) <= 4 * (p * (1 - p) / 4000) ** 0.5
     assert (after.maps.scale[:, 1] > 0).all()
 
 
-def test_two_flips_are_none():
+def test_two_flips_cancel_out():
     before, once = frames(RandomFlip(1.0))
     twice = RandomFlip(1.0)(once, lambda n: torch.zeros((4, n)).double())
     torch.testing.assert_close(twice.maps.scale, before.maps.scale)
     torch.testing.assert_close(twice.maps.offset, before.maps.offset, atol=1e-12, rtol=0)
 
 
-def test_scale_jitter_scales_both_axes_and_never_leaves_the_image():
+def test_scale_jitter_scales_both_axes_and_stays_inside_the_image():
     before, after = frames(ScaleJitter(0.1, 2.0), many=500)
     factor = before.maps.scale / after.maps.scale
     torch.testing.assert_close(factor[:, 0], factor[:, 1])
@@ -80,13 +80,13 @@ def test_scale_jitter_scales_both_axes_and_never_leaves_the_image():
     low, high = corners(after).unbind(1)
     stored = SIZES.repeat(500, 1)[:, [3, 2]].double()
     assert (low >= -1e-9).all() and (high <= stored + 1e-9).all()
-    # What is cropped is cropped anywhere: at some time at the beginning, at some time at the end.
+    # Crops are anywhere: some at the start, some at the end.
     wide = before.extent[:, 0] * factor[:, 0] > after.sides[0] * 1.2
     slack = low[wide, 0] / (stored[wide, 0] - (high - low)[wide, 0])
     assert slack.min() < 0.05 and slack.max() > 0.95
 
 
-def test_a_scale_of_one_leaves_the_frame_as_it_was():
+def test_a_scale_of_one_does_not_change_the_frame():
     before, after = frames(ScaleJitter(1.0, 1.0))
     torch.testing.assert_close(corners(after), corners(before), atol=1e-9, rtol=0)
     torch.testing.assert_close(after.extent, before.extent)
@@ -104,13 +104,13 @@ def test_a_random_crop_has_an_allowed_area_and_ratio_and_fills_the_canvas():
     assert ratio.min() >= 0.5 - 1e-9 and ratio.max() <= 2 + 1e-9
     assert area[~thin].min() >= 0.2 - 1e-9 and area[~thin].max() <= 0.6 + 1e-9
     assert area[~thin].min() < 0.23 and area[~thin].max() > 0.57
-    # There the largest rectangle is taken, of the whole height and twice as wide.
+    # There the largest rectangle is taken: the full height, and twice as wide.
     torch.testing.assert_close(sides[thin], torch.tensor([[2.0, 1.0]]).double().expand(500, 2))
 
 
-def test_a_crop_of_everything_is_the_whole_image():
+def test_a_crop_of_everything_is_the_complete_image():
     _, after = frames(RandomResizedCrop((1.0, 1.0), (0.001, 1000.0)))
-    # Ten attempts find the image's own ratio for nobody; the last resort is all of it.
+    # Ten attempts never draw the image's own ratio; the fallback is the complete image.
     torch.testing.assert_close(corners(after)[:, 1], SIZES[:, [3, 2]].double())
 
 
@@ -118,27 +118,27 @@ def test_a_crop_of_everything_is_the_whole_image():
     ("make", "match"),
     [
         (lambda: RandomFlip(1.5), "p is 1.5"),
-        (lambda: ScaleJitter(0.0, 1.0), "give 0 < low <= high"),
-        (lambda: ScaleJitter(2.0, 1.0), "give 0 < low <= high"),
+        (lambda: ScaleJitter(0.0, 1.0), "choose 0 < low <= high"),
+        (lambda: ScaleJitter(2.0, 1.0), "choose 0 < low <= high"),
         (lambda: RandomResizedCrop((0.0, 1.0)), "area is"),
         (lambda: RandomResizedCrop((0.5, 1.1)), "area is"),
         (lambda: RandomResizedCrop(ratio=(2.0, 1.0)), "ratio is"),
         (lambda: RandomFlip("a"), "p is 'a'"),
         (lambda: RandomFlip(True), "p is True"),
         (lambda: ScaleJitter(1.0, float("inf")), "both finite"),
-        (lambda: ScaleJitter(None), "the scale is from None"),
+        (lambda: ScaleJitter(None), "low is None"),
         (lambda: RandomResizedCrop(0.5), "area is 0.5"),
         (lambda: RandomResizedCrop((0.5,)), "area is"),
         (lambda: RandomResizedCrop(("a", "b")), "area is"),
         (lambda: RandomResizedCrop(ratio=(1.0, float("inf"))), "ratio is .*both finite"),
     ],
 )
-def test_a_range_that_cannot_be_is_refused(make, match):
+def test_an_invalid_range_is_refused(make, match):
     with pytest.raises(OptionError, match=match):
         make()
 
 
-def test_maps_are_composed_as_matrices_are(device):
+def test_maps_compose_like_matrices(device):
     generator = torch.Generator().manual_seed(0)
     numbers = torch.rand((4, 5, 2), dtype=torch.float64, generator=generator).to(device) + 0.5
     outer, inner = AxisMaps(-numbers[0], numbers[1]), AxisMaps(numbers[2], numbers[3])

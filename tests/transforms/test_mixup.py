@@ -1,4 +1,4 @@
-"""Mixup: the distribution of the weight, and the partner."""
+"""Mixup: the distribution of the weights, and the partner."""
 
 import math
 
@@ -25,13 +25,13 @@ def test_weights_are_quantiles_of_the_beta_distribution(alpha):
     probabilities = np.linspace(0.001, 0.4999, 50)
     found = Mixup(alpha).draw(torch.from_numpy(probabilities)).double()
     for p, lam in zip(probabilities, found.tolist(), strict=True):
-        if lam > 1e-30:  # float32 has nothing below 1e-45
+        if lam > 1e-30:  # float32 ends at 1e-45
             assert beta_cdf(lam, alpha) == pytest.approx(p, abs=2e-4)
     upper = Mixup(alpha).draw(torch.from_numpy(1 - probabilities)).double()
     torch.testing.assert_close(upper, 1 - found, atol=1e-7, rtol=0)
 
 
-def test_alpha_one_draws_evenly():
+def test_alpha_one_is_uniform():
     numbers = torch.linspace(0, 1 - 2**-53, 101, dtype=torch.float64)
     torch.testing.assert_close(Mixup(1.0).draw(numbers), numbers.float())
 
@@ -46,7 +46,7 @@ def test_images_are_mixed_with_the_next_one_of_the_batch(device):
         torch.testing.assert_close(mixed[b], weight * images[b] + (1 - weight) * images[other])
 
 
-def test_the_only_image_of_a_batch_stays_what_it_is():
+def test_the_only_image_of_a_batch_does_not_change():
     images = torch.rand(1, 3, 4, 5)
     mixed, _, partner = Mixup(0.5)(images, lambda n: torch.full((1, n), 0.3).double())
     torch.testing.assert_close(mixed, images)
@@ -54,6 +54,6 @@ def test_the_only_image_of_a_batch_stays_what_it_is():
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), None, "a"])
-def test_an_alpha_that_cannot_be_is_refused(alpha):
+def test_an_invalid_alpha_is_refused(alpha):
     with pytest.raises(OptionError, match="alpha is"):
         Mixup(alpha)

@@ -1,4 +1,4 @@
-"""The pipeline: everything stays where it belongs, whatever the steps and the form of the batch."""
+"""The pipeline: images, masks, boxes and points stay aligned for all steps and layouts."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
 
 
 def span(profile: torch.Tensor) -> tuple[float, float]:
-    """Where a row of one object begins and ends: from its weight on both sides of its middle."""
+    """Start and end of the object in a row, from its weight on both sides of its middle."""
     profile = profile.double().clamp(0, 1)
     middle = int((torch.arange(len(profile)) * profile).sum() / profile.sum())
     return middle - float(profile[:middle].sum()), middle + float(profile[middle:].sum())
@@ -47,8 +47,8 @@ def span(profile: torch.Tensor) -> tuple[float, float]:
 def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinates, fit, device):
     """The edges of a white rectangle, found in the image, in the mask and in the box.
 
-    First the rectangles have their edges on those of stored cells, then the masks are drawn from
-    the runs, and last they are taken from a grid that is itself wrong by up to half of its cells.
+    First the edges of the rectangles are edges of stored cells, then the masks are drawn from the
+    runs, and last they are sampled from a grid that is itself off by up to half a cell.
     """
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     on_cells = [(20, 30, 120, 102), (0, 0, 50, 42), (100, 60, 190, 138), (6, 12, 186, 132)]
@@ -65,7 +65,7 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
         for epoch in range(4):
             done = pipeline(batch, epoch)
             images, masks = done["images"].cpu(), done["masks"].cpu()
-            # Source pixels a stored cell, by source pixels a pixel of the result, x and y.
+            # Source pixels per stored cell, divided by those per pixel of the result, x and y.
             cell = torch.tensor([source[1], source[0] if fit == "squash" else max(source)]) / 96
             zoom = cell / done["maps"].cpu()[:, [0, 1], [0, 1]].abs()
             for k, (x0, y0, x1, y1) in enumerate(done["boxes"][:, 0].tolist()):
@@ -74,13 +74,13 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
                 seen += 1
                 row, column = int((y0 + y1) / 2), int((x0 + x1) / 2)
                 image, mask = images[k].mean(0), masks[k, 0]
-                for axis, line, due in (
+                for axis, line, expected in (
                     (0, (row,), (x0, x1)),
                     (1, (slice(None), column), (y0, y1)),
                 ):
-                    np.testing.assert_allclose(span(image[line]), due, atol=0.5)
+                    np.testing.assert_allclose(span(image[line]), expected, atol=0.5)
                     room = 0.5 + off * float(zoom[k, axis]) + 2e-3  # runs are drawn to 1/1024 pixel
-                    np.testing.assert_allclose(span(mask[line]), due, atol=room)
+                    np.testing.assert_allclose(span(mask[line]), expected, atol=room)
                 x, y = done["point_coords"][k, 0].tolist()
                 if done["point_inside"][k, 0]:
                     assert image[int(y), int(x)] > 0.9 and mask[int(y), int(x)]
@@ -88,7 +88,7 @@ def test_image_mask_box_and_point_stay_together_to_half_a_pixel(steps, coordinat
 
 
 @pytest.mark.parametrize("steps", GEOMETRIC.values(), ids=GEOMETRIC.keys())
-def test_masks_from_runs_have_the_cells_that_are_covered_by_half(steps, device):
+def test_masks_from_runs_have_the_cells_that_are_at_least_half_covered(steps, device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     batch["runs"] = rectangle_runs(RECTANGLES).to(device)
     done = Pipeline(dataset(LAYOUT), steps, mask_size=(40, 48))(batch, 2)
@@ -102,7 +102,7 @@ def test_masks_from_runs_have_the_cells_that_are_covered_by_half(steps, device):
         share = np.outer(part[1], part[0])
         found = done["masks"][k, 0].cpu().numpy()
         clear = np.abs(share - 0.5) > 0.02
-        # Where a step has cropped the image there are no masks either.
+        # Where a step cropped the image there are no masks either.
         rows = np.arange(40) * 96 / 40 < shown[k].any(1).sum().item() - 3
         columns = np.arange(48) * 2 < shown[k].any(0).sum().item() - 3
         clear &= np.outer(rows, columns) | (share < 0.5)
@@ -110,14 +110,14 @@ def test_masks_from_runs_have_the_cells_that_are_covered_by_half(steps, device):
         assert np.array_equal(found[clear], share[clear] > 0.5)
 
 
-def test_without_steps_runs_give_the_grid_of_the_pack():
+def test_without_steps_runs_are_drawn_as_the_grid_of_the_pack():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    due = Pipeline(dataset(LAYOUT))(batch)
+    expected = Pipeline(dataset(LAYOUT))(batch)
     found = Pipeline(dataset(LAYOUT))({**batch, "runs": rectangle_runs(RECTANGLES)})
-    assert torch.equal(found["masks"], due["masks"])
+    assert torch.equal(found["masks"], expected["masks"])
 
 
-def test_boxes_and_points_are_the_source_through_the_map(device):
+def test_boxes_and_points_are_mapped_from_the_source(device):
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
     done = Pipeline(dataset(LAYOUT), GEOMETRIC["crop and flip"])(batch, 3)
     assert (done["maps"][:, 0, 0] < 0).any() and (done["maps"][:, 0, 0] > 0).any()
@@ -132,58 +132,58 @@ def test_boxes_and_points_are_the_source_through_the_map(device):
         assert bool(done["point_inside"][k, 0]) == bool(np.all((point >= 0) & (point < 96)))
 
 
-def test_without_steps_pixels_and_masks_are_what_the_batch_holds():
+def test_without_steps_pixels_and_masks_are_those_of_the_batch():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     batch["images"][:] = torch.randint(0, 256, batch["images"].shape, dtype=torch.uint8)
     done = Pipeline(dataset(LAYOUT), **PLAIN)(batch)
-    due = batch["images"].permute(0, 3, 1, 2).float() / 255
-    assert torch.equal(done["images"][:, :, :64], due[:, :, :64])
+    expected = batch["images"].permute(0, 3, 1, 2).float() / 255
+    assert torch.equal(done["images"][:, :, :64], expected[:, :, :64])
     assert not done["images"][:, :, 64:].any()
     assert torch.equal(done["masks"], unpack_bits(batch["masks"]))
     assert done["images"].is_contiguous()
 
 
-def test_a_smaller_canvas_is_what_pil_makes_of_each_image():
+def test_a_smaller_canvas_matches_pil_for_each_image():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     batch["images"][:, :64] = torch.randint(0, 256, (4, 64, 96, 3), dtype=torch.uint8)
     done = Pipeline(dataset(LAYOUT), size=48, **PLAIN)(batch)
     for k in range(4):
         pixels = Image.fromarray(batch["images"][k, :64].numpy())
-        due = np.asarray(pixels.resize((48, 32), Image.Resampling.BILINEAR))
+        expected = np.asarray(pixels.resize((48, 32), Image.Resampling.BILINEAR))
         found = 255 * done["images"][k, :, :32].permute(1, 2, 0).numpy()
-        assert np.abs(found - due).max() <= 1.01  # PIL rounds twice
+        assert np.abs(found - expected).max() <= 1.01  # PIL rounds twice
     assert done["masks"].shape == (4, 1, 48, 48)
 
 
-def ragged(form: str) -> dict:
-    """Three samples with 2, 0 and 1 masks in one of the forms of a batch."""
+def ragged(layout: str) -> dict:
+    """Three samples with 2, 0 and 1 masks in one of the layouts of a batch."""
     batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
     keys = ("masks", "bboxes", "point_coords", "areas")
     rows = [[0, 2], [], [1]]
     flat = {key: torch.cat([batch[key][k] for own in rows for k in own]) for key in keys}
     batch["mask_counts"] = torch.tensor([2, 0, 1])
     for key in keys:
-        if form.startswith("flat"):
+        if layout.startswith("flat"):
             batch[key] = flat[key]
             batch["mask_offsets"] = torch.tensor([0, 2, 2, 3])
         else:
             padded = torch.zeros((3, 3, *flat[key].shape[1:]), dtype=flat[key].dtype)
             padded[0, :2], padded[2, 0] = flat[key][:2], flat[key][2]
             batch[key] = padded
-    if not form.endswith("bits"):
+    if not layout.endswith("bits"):
         batch["masks"] = unpack_bits(batch["masks"])
     return batch
 
 
-def test_all_forms_of_a_batch_give_the_same(device):
+def test_all_layouts_of_a_batch_have_the_same_result(device):
     steps = [RandomResizedCrop((0.3, 1.0)), RandomFlip(), ColorJitter(0.2, 0.2, 0.2, 0.1), Mixup()]
     for mask_dtype in (torch.bool, torch.float16):
         pipeline = Pipeline(
             dataset(LAYOUT), steps, size=(64, 80), mask_size=(16, 20), mask_dtype=mask_dtype
         )
         done = {
-            form: pipeline(moved(ragged(form), device), 1)
-            for form in ("padded", "flat", "padded_bits", "flat_bits")
+            layout: pipeline(moved(ragged(layout), device), 1)
+            for layout in ("padded", "flat", "padded_bits", "flat_bits")
         }
         padded, flat = done["padded"], done["flat"]
         assert padded["masks"].shape == (3, 3, 16, 20) and padded["masks"].dtype == mask_dtype
@@ -192,12 +192,12 @@ def test_all_forms_of_a_batch_give_the_same(device):
         assert not padded["valid"][~real].any() and not padded["masks"][~real].any()
         for key in ("masks", "boxes", "point_coords", "point_inside", "valid", "areas"):
             assert torch.equal(padded[key][real], flat[key]), key
-            for form in ("padded", "flat"):
-                assert torch.equal(done[form][key], done[form + "_bits"][key]), key
+            for layout in ("padded", "flat"):
+                assert torch.equal(done[layout][key], done[layout + "_bits"][key]), key
         assert torch.equal(padded["images"], flat["images"])
 
 
-def test_runs_without_padding_go_where_their_masks_are(device):
+def test_runs_without_padding_are_drawn_in_the_rows_of_their_masks(device):
     """Three samples with 2, 0 and 1 masks: runs of three masks, and of nine in padded arrays."""
     order = [0, 2, 1]
     of_one = rectangle_runs([RECTANGLES[k] for k in order])
@@ -209,11 +209,11 @@ def test_runs_without_padding_go_where_their_masks_are(device):
     assert flat.flatten(1).any(1).all()
     assert torch.equal(padded[0, :2], flat[:2]) and torch.equal(padded[2, 0], flat[2])
     assert padded.sum() == flat.sum()
-    with pytest.raises(OptionError, match="runs of 4 masks, but 3 masks"):
+    with pytest.raises(OptionError, match="the runs have 4 masks, but the batch has 3 masks"):
         pipeline({**ragged("flat"), "runs": rectangle_runs(RECTANGLES)}, 0)
 
 
-def test_an_image_is_treated_alike_in_every_batch(device):
+def test_an_image_is_treated_the_same_in_every_batch(device):
     steps = [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1)]
     pipeline = Pipeline(dataset(LAYOUT), steps, seed=3)
     batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
@@ -229,7 +229,7 @@ def test_an_image_is_treated_alike_in_every_batch(device):
         assert not torch.equal(other["maps"], whole["maps"])
 
 
-def test_a_mask_that_left_the_picture_is_not_valid_and_still_has_its_row():
+def test_a_mask_outside_the_image_is_not_valid_and_keeps_its_row():
     batch = rectangle_batch(LAYOUT, [(0, 0, 20, 20), (200, 130, 225, 150)])
     batch["image_ids"][:] = 100  # the same crop for both
     pipeline = Pipeline(dataset(LAYOUT), [RandomResizedCrop((0.05, 0.1))])
@@ -245,7 +245,7 @@ def test_a_mask_that_left_the_picture_is_not_valid_and_still_has_its_row():
     assert torch.equal(pipeline(without, 0)["valid"], done["valid"])  # by the box alone
 
 
-def test_a_mask_with_fewer_cells_than_are_asked_for_is_not_valid():
+def test_a_mask_with_less_than_the_minimum_area_is_not_valid():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     areas = unpack_bits(batch["masks"]).sum((1, 2, 3))
     for limit in sorted(areas.tolist()):
@@ -253,7 +253,7 @@ def test_a_mask_with_fewer_cells_than_are_asked_for_is_not_valid():
         assert torch.equal(done["valid"][:, 0], areas >= limit)
 
 
-def test_the_part_of_the_canvas_without_an_image_is_zero_whatever_the_colours():
+def test_the_canvas_outside_the_image_is_zero_whatever_the_colours():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     steps = [ScaleJitter(0.3, 0.6), RandomFlip(), ColorJitter(0.4, 0.4, 0.4, 0.2)]
     done = Pipeline(dataset(LAYOUT), steps)(batch, 0)
@@ -266,7 +266,7 @@ def test_the_part_of_the_canvas_without_an_image_is_zero_whatever_the_colours():
         assert (image[:, rows][:, :, columns] != 0).float().mean() > 0.9
 
 
-def test_planes_give_what_their_colours_give(device):
+def test_planes_have_the_result_of_their_colours(device):
     rgb = rectangle_batch(LAYOUT, RECTANGLES)
     rgb["images"][:, :64] = torch.randint(0, 256, (4, 64, 96, 1), dtype=torch.uint8)  # grey
     planes = torch.full((4, 144, 96), 128, dtype=torch.uint8)
@@ -275,56 +275,56 @@ def test_planes_give_what_their_colours_give(device):
     layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
     steps = [RandomResizedCrop(), ColorJitter(0.3, 0.3)]
     found = Pipeline(dataset(layout), steps)(moved(yuv, device), 0)
-    due = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
-    assert torch.equal(found["images"], due["images"])
+    expected = Pipeline(dataset(LAYOUT), steps)(moved(rgb, device), 0)
+    assert torch.equal(found["images"], expected["images"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_the_rounded_result(dtype):
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    due = Pipeline(dataset(LAYOUT), [ScaleJitter()])(batch, 0)["images"].to(dtype)
+    expected = Pipeline(dataset(LAYOUT), [ScaleJitter()])(batch, 0)["images"].to(dtype)
     found = Pipeline(dataset(LAYOUT), [ScaleJitter()], dtype=dtype)(batch, 0)["images"]
-    assert torch.equal(found, due)
+    assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("form", ["padded", "flat_bits"])
-def test_a_batch_without_samples_or_masks_has_all_keys(form, device):
+@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
+def test_a_batch_without_samples_or_masks_has_all_keys(layout, device):
     steps = [RandomFlip(), ScaleJitter(), ColorJitter(0.1, 0.1, 0.1, 0.1), Mixup()]
     pipeline = Pipeline(dataset(LAYOUT), steps)
-    due = pipeline(moved(ragged(form), device), 0)
-    offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in form else {}
-    batch = {key: value[:0] for key, value in ragged(form).items()} | offsets
+    expected = pipeline(moved(ragged(layout), device), 0)
+    offsets = {"mask_offsets": torch.zeros(1, dtype=torch.int64)} if "flat" in layout else {}
+    batch = {key: value[:0] for key, value in ragged(layout).items()} | offsets
     done = pipeline(moved(batch, device), 0)
     assert {key: value.dtype for key, value in done.items()} == {
-        key: value.dtype for key, value in due.items()
+        key: value.dtype for key, value in expected.items()
     }
     assert done["images"].shape == (0, 3, 96, 96) and done["masks"].shape[-2:] == (96, 96)
-    bare = ragged(form)
+    bare = ragged(layout)
     bare["mask_counts"][:] = 0
     masks = ("masks", "bboxes", "point_coords", "areas")
-    bare |= {key: bare[key][:, :0] if form == "padded" else bare[key][:0] for key in masks}
-    if "flat" in form:
+    bare |= {key: bare[key][:, :0] if layout == "padded" else bare[key][:0] for key in masks}
+    if "flat" in layout:
         bare["mask_offsets"][:] = 0
     assert pipeline(moved(bare, device), 0)["boxes"].numel() == 0
 
 
-@pytest.mark.parametrize("form", ["padded", "flat"])
-def test_what_is_not_in_the_batch_is_not_in_the_result(form):
-    whole = Pipeline(dataset(LAYOUT), [RandomFlip()])(ragged(form), 0)
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
+    whole = Pipeline(dataset(LAYOUT), [RandomFlip()])(ragged(layout), 0)
     for missing, without in (
         (("masks",), {"masks"}),
         (("bboxes", "areas"), {"boxes", "areas"}),
         (("masks", "bboxes", "point_coords", "areas"),
          {"masks", "boxes", "point_coords", "point_inside", "areas", "valid"}),
     ):  # fmt: skip
-        batch = {key: value for key, value in ragged(form).items() if key not in missing}
+        batch = {key: value for key, value in ragged(layout).items() if key not in missing}
         done = Pipeline(dataset(LAYOUT), [RandomFlip()])(batch, 0)
         assert done.keys() == whole.keys() - without
         assert all(torch.equal(done[key], whole[key]) for key in done)
 
 
 class Waits(TorchDispatchMode):
-    """Collects operations that on a device would wait for it, or for the host's memory."""
+    """Collects operations that would wait for a device, or for the host's memory."""
 
     def __init__(self):
         super().__init__()
@@ -351,12 +351,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
-def test_nothing_waits_for_the_device(steps, form, device):
+def test_nothing_waits_for_the_device(steps, layout, device):
     pipeline = Pipeline(dataset(LAYOUT), steps)
-    batch = moved(ragged(form), device)
-    pipeline(batch, 0)  # tables go to the device once
+    batch = moved(ragged(layout), device)
+    pipeline(batch, 0)  # tables are copied to the device once
     with Waits() as waits:
         pipeline(batch, 1)
     assert waits.found == set()
@@ -379,7 +379,7 @@ def test_nothing_waits_for_the_device(steps, form, device):
         lambda x: x.repeat_interleave(torch.arange(3)),
     ],
 )
-def test_what_waits_is_seen(waiting):
+def test_waiting_operations_are_detected(waiting):
     x = torch.ones(3)
     with Waits() as waits:
         waiting(x)
@@ -400,64 +400,65 @@ def test_the_batch_is_not_changed():
     [
         ([Mixup(), RandomFlip()], {}, "the geometric ones first"),
         ([ColorJitter(), ColorJitter()], {}, "at most one ColorJitter"),
-        (["flip"], {}, "'flip' is no step"),
-        ([], {"dtype": torch.uint8}, "choose a floating one"),
-        ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating one"),
-        ([], {"std": (1, 1, 0)}, "those of std above 0"),
+        (["flip"], {}, "'flip' is not a step"),
+        ([], {"dtype": torch.uint8}, "choose a floating-point type"),
+        ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating-point type"),
+        ([], {"std": (1, 1, 0)}, "with std above 0"),
         ([], {"size": 0}, "^size is 0"),
         ([], {"size": True}, "^size is True"),
-        ([], {"size": (96, True)}, "^size is "),
+        ([], {"size": (96, True)}, r"^size\[1\] is True: choose a whole number"),
         ([], {"size": np.True_}, "^size is "),
         ([], {"size": 96.0}, "^size is 96.0"),
-        ([], {"size": "96"}, "^size is '96'"),
+        ([], {"size": "96"}, r"^size\[0\] is '9': choose a whole number"),
         ([], {"size": 16385}, "^size is 16385.*from 1 to 16384"),
         ([], {"mask_size": (4, 4, 4)}, "^mask_size is"),
         ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
-        ([], {"size": 8192}, "^mask_size is .8192, 8192.*from 1 to 4096"),
-        ([], {"min_area": -1}, "min_area must be a whole number from 0"),
-        ([], {"min_area": "1"}, "min_area must be a whole number"),
-        ([], {"dtype": "float32"}, "dtype is 'float32': choose a floating one"),
+        ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
+        ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
+        ([], {"min_area": True}, "^min_area is True: choose a whole number"),
+        ([], {"min_area": "1"}, "^min_area is '1': choose a whole number"),
+        ([], {"dtype": "float32"}, "dtype is 'float32': choose a floating-point type"),
         ([], {"mask_dtype": "bool"}, "mask_dtype is 'bool': choose torch.bool or"),
         ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
         ([], {"mean": "abc"}, "mean is 'abc'"),
         ([], {"std": (1, 2, float("nan"))}, "three numbers each"),
-        (RandomFlip(), {}, "^steps is <.*RandomFlip.*give a list of steps"),
-        ([], {"seed": -1}, "seed must be a whole number"),
+        (RandomFlip(), {}, "^steps is <.*RandomFlip.*pass a list of steps"),
+        ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
     ],
 )
-def test_options_that_cannot_be_used_are_named(steps, options, match):
+def test_invalid_options_are_refused_by_name(steps, options, match):
     with pytest.raises(OptionError, match=match):
         Pipeline(dataset(LAYOUT), steps, **options)
 
 
-def test_what_is_no_dataset_is_named():
+def test_anything_but_a_dataset_is_refused_by_name():
     for wrong, name in ((None, "NoneType"), ({"images": None}, "dict")):
-        with pytest.raises(OptionError, match=f"^ds is a {name}: give the dataset"):
+        with pytest.raises(OptionError, match=f"^ds is a {name}: pass the dataset"):
             Pipeline(wrong)
 
 
-@pytest.mark.parametrize("form", ["padded", "flat"])
-def test_boxes_in_other_coordinates_than_those_of_the_dataset_are_named(form):
-    """Source pixels where stored ones are due, of images that were stored smaller."""
-    batch = ragged(form)
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_boxes_in_other_coordinates_than_the_datasets_are_refused(layout):
+    """Source pixels where stored ones are expected, of images that are stored smaller."""
+    batch = ragged(layout)
     pipeline = Pipeline(dataset(LAYOUT, coordinates="stored"))
     with pytest.raises(OptionError, match=r"sample 0 .*x, y, w, h.*96 x 64 pixels.*'stored'"):
         pipeline(batch)
     reaching = (*batch["bboxes"].shape[:-1], 4)
-    batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as sloppy records do
+    batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as in inaccurate records
     assert pipeline(batch)["valid"].any()
 
 
 @pytest.mark.parametrize(
     "size", [np.int64(48), torch.tensor(48), [np.uint8(48), 48], np.array([48, 48])], ids=repr
 )
-def test_whole_numbers_of_any_kind_are_sizes(size):
+def test_any_integer_type_is_accepted_as_a_size(size):
     pipeline = Pipeline(dataset(LAYOUT), size=size, mask_size=size)
     assert (pipeline.canvas, pipeline.grid) == ((48, 48), (48, 48))
     assert all(type(side) is int for side in pipeline.canvas + pipeline.grid)
 
 
-def test_what_is_no_batch_of_tensors_is_named():
+def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
     arrays = {key: value.numpy() for key, value in batch.items()}
@@ -465,9 +466,10 @@ def test_what_is_no_batch_of_tensors_is_named():
         (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
         ({**batch, "bboxes": arrays["bboxes"]}, "bboxes is a numpy.ndarray"),
         ({"image": batch["images"][0], "sizes": batch["sizes"]},
-         "no images and no image_ids among image, sizes: this is one sample"),
-        ({key: batch[key] for key in batch if key != "mask_counts"}, "there is no mask_counts"),
-        ([batch], "a list is no batch: give a batch as Loader"),
+         "the batch has image, sizes, but no images and no image_ids: this is a single sample"),
+        ({key: batch[key] for key in batch if key != "mask_counts"},
+         ", but no mask_counts: pass a batch"),
+        ([batch], "the batch is a list: pass a batch as Loader"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=match):
             pipeline(wrong, 0)
@@ -487,7 +489,7 @@ def test_what_is_no_batch_of_tensors_is_named():
         ("pad", None, r"sizes are \(4, 2\) for 4 images"),
     ],
 )
-def test_sizes_that_no_image_of_the_dataset_has_are_named(fit, sizes, match):
+def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match):
     layout = Layout(image_size=96, mask_size=96, fit=fit)
     batch = rectangle_batch(layout, RECTANGLES)
     Pipeline(dataset(layout))(batch)
@@ -499,14 +501,14 @@ def test_sizes_that_no_image_of_the_dataset_has_are_named(fit, sizes, match):
         Pipeline(dataset(layout))(batch)
 
 
-@pytest.mark.parametrize("form", ["padded", "flat"])
-def test_masks_that_were_taken_out_without_their_runs_are_named(form):
-    """Masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2, and of others."""
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
+    """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
     pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
-    batch = ragged(form)
-    batch["masks"] = batch["masks"][:, :2] if form == "padded" else batch["masks"]
+    batch = ragged(layout)
+    batch["masks"] = batch["masks"][:, :2] if layout == "padded" else batch["masks"]
     for key in ("bboxes", "point_coords", "areas"):
-        batch[key] = batch[key][:, :2] if form == "padded" else batch[key]
+        batch[key] = batch[key][:, :2] if layout == "padded" else batch[key]
     one = rectangle_runs([RECTANGLES[0]])
     ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
 
@@ -517,21 +519,67 @@ def test_masks_that_were_taken_out_without_their_runs_are_named(form):
 
     assert pipeline({**batch, "runs": runs(2, 0, 1)}, 0)["valid"].sum() == 3
     for counts, match in (
-        ((2, 0, 2), r"of (4 masks, but 3|the batch has runs of 2 masks, but 1) masks"),
-        ((0, 2, 1), "sample 0 of the batch has runs of 0 masks, but 2 masks: a transform that"),
-        ((2, 0, 5), "runs of 7 masks, but"),
-        ((2, 1), "runs of 2 samples, but 3"),
+        (
+            (2, 0, 2),
+            r"runs have 4 masks, but the batch has 3 masks|sample 2 .* has 1 masks, but runs of 2:",
+        ),
+        ((0, 2, 1), "sample 0 of the batch has 2 masks, but runs of 0: a transform that"),
+        ((2, 0, 5), "the runs have 7 masks, but"),
+        ((2, 1), "the runs have 2 samples, but the batch has 3"),
     ):
         with pytest.raises(OptionError, match=match):
             pipeline({**batch, "runs": runs(*counts)}, 0)
 
 
-def test_a_batch_of_another_pack_and_a_missing_epoch_are_named():
+def test_a_batch_of_another_pack_and_a_missing_epoch_are_refused_by_name():
     batch = rectangle_batch(LAYOUT, RECTANGLES)
     with pytest.raises(OptionError, match=r"images are torch.uint8 \(4, 96, 96, 3\).*'B', 64, 64"):
         Pipeline(dataset(Layout(image_size=64, mask_size=64)))(batch)
     for masks in (batch["masks"].float(), batch["masks"].bool(), batch["masks"][..., :64, :]):
         with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
             Pipeline(dataset(LAYOUT))({**batch, "masks": masks})
-    with pytest.raises(OptionError, match=r"call it as pipeline\(batch, epoch\)"):
+    with pytest.raises(OptionError, match=r"no 'epoch': call it as pipeline\(batch, epoch=...\)"):
         Pipeline(dataset(LAYOUT), [RandomFlip()])(batch)
+
+
+def test_the_epoch_is_that_of_the_batch(device):
+    """As Loader and DataLoader yield batches; `epoch=` is for those that do not name theirs."""
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    pipeline = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4), Mixup()])
+    expected = pipeline(batch, epoch=3)
+    numbered = {**batch, "epoch": 3, "number": 17}
+    for found in (pipeline(numbered), pipeline(numbered, epoch=3), pipeline(numbered, np.int64(3))):
+        assert (found.pop("epoch"), found.pop("number")) == (3, 17)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert not torch.equal(pipeline({**batch, "epoch": 4})["maps"], expected["maps"])
+    with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 3: call"):
+        pipeline(numbered, epoch=4)
+    for wrong in (-1, 2**64, True, 1.0, "1"):
+        with pytest.raises(OptionError, match=r"^epoch is .*choose a whole number from 0 to"):
+            pipeline(batch, epoch=wrong)
+        with pytest.raises(OptionError, match=r"^batch\['epoch'\] is .*choose a whole number"):
+            pipeline({**batch, "epoch": wrong})
+
+
+def test_without_steps_an_epoch_is_not_needed_but_checked():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    pipeline = Pipeline(dataset(LAYOUT))
+    assert "epoch" not in pipeline(batch)
+    assert pipeline({**batch, "epoch": 5})["epoch"] == 5
+    with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 5"):
+        pipeline({**batch, "epoch": 5}, 4)
+
+
+def test_a_batch_of_another_spec_is_refused_by_name():
+    """Same sizes throughout: only the spec distinguishes source and stored coordinates."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    ds = dataset(LAYOUT)
+    ds.spec_text = "pad 96 rgb, masks 96 area, source coordinates"
+    pipeline = Pipeline(ds)
+    assert "spec" not in pipeline({**batch, "spec": ds.spec_text})  # images are no longer uint8
+    assert "images" in pipeline(batch)  # made by Collate: checked by its arrays alone
+    other = ds.spec_text.replace("source", "stored")
+    with pytest.raises(OptionError, match=f"{other!r}, but those of .* {ds.spec_text!r}: create"):
+        pipeline({**batch, "spec": other})
+    assert "images" in Pipeline(dataset(LAYOUT))({**batch, "spec": other})

@@ -1,4 +1,4 @@
-"""Prompts on a device, held against those of `sa1bpack.masks` (which tests/masks holds against
+"""Prompts on a device, compared with those of `sa1bpack.masks` (which tests/masks compares with
 full-size masks)."""
 
 import numpy as np
@@ -14,7 +14,7 @@ from sa1bpack.transforms import RunBatch, prompts
 
 @pytest.fixture(params=["its own kernels", "torch"])
 def way(request, monkeypatch) -> None:
-    """How a device does it, and for a CPU also how others do."""
+    """The device's own implementation, and on a CPU that of other devices as well."""
     if request.param == "torch":
         monkeypatch.setattr(prompts, "_on_cpu", lambda runs: False)
 
@@ -23,7 +23,7 @@ either_way = pytest.mark.usefixtures("way")
 
 
 def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Six masks of an image: empty, full, noise, an object, and runs of no pixels among them."""
+    """Six masks of an image: empty, full, noise, an object; with zero-length runs."""
     height, width = (int(side) for side in random.integers(1, 14, 2))
     pixels = height * width
     ends = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
@@ -48,7 +48,7 @@ def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.integers(0, 2**32), st.integers(1, 3), st.booleans())
-def test_regions_and_points_are_those_of_the_cpu(device, region, seed, count, in_boxes):
+def test_regions_and_points_equal_those_of_the_cpu(device, region, seed, count, in_boxes):
     random = np.random.default_rng(seed)
     samples, runs = batch_of(random, count)
     runs = runs.to(device)
@@ -86,7 +86,7 @@ def test_regions_and_points_are_those_of_the_cpu(device, region, seed, count, in
 
 
 @either_way
-def test_boxes_are_those_around_the_masks(device):
+def test_boxes_surround_the_masks(device):
     samples, runs = batch_of(np.random.default_rng(1), 20)
     found = prompts.mask_boxes(runs.to(device)).cpu().numpy()
     bbox = np.concatenate([masks.mask_bbox(*sample) for sample in samples])
@@ -94,7 +94,7 @@ def test_boxes_are_those_around_the_masks(device):
     np.testing.assert_array_equal(found, bbox)
 
 
-def test_boxes_move_as_on_the_cpu(device):
+def test_box_noise_is_the_same_as_on_the_cpu(device):
     random = np.random.default_rng(2)
     boxes = np.sort(random.uniform(0, 900, (500, 2, 2)), axis=1).reshape(-1, 4)
     ids = random.integers(0, 2**40, 500)
@@ -108,7 +108,7 @@ def test_boxes_move_as_on_the_cpu(device):
 
 @either_way
 def test_the_largest_images_do_not_overflow(device):
-    """As many masks as the keys of one sort can be tried with, of nearly 2**31 pixels."""
+    """Many masks of nearly 2**31 pixels, whose keys are sorted together."""
     height, width = 65_535, 32_767
     one = np.array([height + 1, height * (width - 1) - 1, height * width], np.int32)
     samples = [(one, np.array([0, 3]), height, width)] * 50
@@ -150,15 +150,15 @@ def test_padding_and_batches_without_masks_have_no_points(device):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"region": "edge"}, "region must be one of inside, boundary, outside, got 'edge'"),
+        ({"region": "edge"}, "region is 'edge': choose one of inside, boundary, outside"),
         ({"ids": torch.zeros(5, dtype=torch.int64)}, r"ids must be int64 \(6,\)"),
         ({"ids": torch.zeros(6)}, r"ids must be int64 .*got float32 \(6,\)"),
         ({"ids": [1] * 6}, r"ids must be a torch.Tensor of int64 \(6,\).*got a list"),
         ({"boxes": torch.zeros((6, 4))}, r"boxes must be int64 \(6, 4\), got float32"),
         ({"boxes": np.zeros((6, 4), int)}, "boxes must be a torch.Tensor.* got a numpy.ndarray"),
-        ({"points": -1}, "points must be a whole number"),
-        ({"seed": -1}, "seed must be a whole number"),
-        ({"draw": 2**32}, "draw must be a whole number"),
+        ({"points": -1}, "points is -1: choose a whole number"),
+        ({"seed": -1}, "seed is -1: choose a whole number"),
+        ({"draw": 2**32}, "draw is 4294967296: choose a whole number"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(option, message):
@@ -177,7 +177,7 @@ def test_a_wrong_argument_is_refused_by_name(option, message):
         ({"boxes": torch.tensor([[0, 0, 1, 1], [5, 0, 4, 9]]).double()}, "box 1 of 2 .*x, y, w, h"),
     ],
 )
-def test_boxes_that_are_no_edges_are_refused(wrong, message):
+def test_boxes_that_are_not_edges_are_refused(wrong, message):
     boxes = torch.tensor([[0, 0, 1, 1], [5, 0, 9, 9]], dtype=torch.float64)
     extent = torch.tensor([9, 9], dtype=torch.float64)
     arguments = {"boxes": boxes, "extent": extent, "ids": torch.arange(2), **wrong}
@@ -185,13 +185,13 @@ def test_boxes_that_are_no_edges_are_refused(wrong, message):
         prompts.jitter_boxes(**arguments, seed=0, epoch=0)
 
 
-def test_numbers_of_pixels_are_checked_by_name():
+def test_wrong_pixel_numbers_are_refused_by_name():
     _, runs = batch_of(np.random.default_rng(0), 1)
     with pytest.raises(OptionError, match=r"numbers must be int64 \(6, k\), got int64 \(5, 1\)"):
         prompts.nth_pixels(runs, torch.zeros((5, 1), dtype=torch.int64))
 
 
-def test_damaged_runs_have_no_prompts_on_the_cpu():
+def test_damaged_runs_are_refused_on_the_cpu():
     _, runs = batch_of(np.random.default_rng(0), 2)
     runs.run_ends[-1] += 1
     ids = torch.arange(runs.masks)
@@ -201,5 +201,5 @@ def test_damaged_runs_have_no_prompts_on_the_cpu():
         lambda: prompts.draw_points(runs, ids, 1, seed=0, epoch=0),
         lambda: prompts.mask_boxes(runs),
     ):
-        with pytest.raises(MaskError, match=r"^mask 5 of 6: run ends must rise"):
+        with pytest.raises(MaskError, match=r"^mask 5 of 6: run ends must be non-decreasing"):
             call()

@@ -1,4 +1,4 @@
-"""Images through maps, against PIL's own resampling of each image alone."""
+"""Images under maps, compared with PIL's resampling of each image."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from sa1bpack.transforms.affine import AxisMaps
 from sa1bpack.transforms.resample import enlarge, resample
 
 S = 40
-# Rectangles x0, y0, x1, y1 of the stored images, mirrored or not, and the stored width and height.
+# Rectangles x0, y0, x1, y1 of stored images, whether mirrored, and stored width and height.
 GROWING = [
     ((0, 0, 30, 20), False, (30, 20)),
     ((3.3, 1.7, 12.1, 9.25), False, (40, 31)),
@@ -41,7 +41,7 @@ def maps_of(cases, canvas, device) -> tuple[AxisMaps, torch.Tensor]:
 
 
 def by_pil(image: np.ndarray, case, canvas) -> np.ndarray:
-    """One image in float, so that nothing is rounded: float32 (3, h, w)."""
+    """One image in float, without rounding: float32 (3, h, w)."""
     box, mirrored, (width, height) = case
     planes = [
         np.asarray(
@@ -55,7 +55,7 @@ def by_pil(image: np.ndarray, case, canvas) -> np.ndarray:
 
 
 @pytest.mark.parametrize("canvas", [(16, 24), (7, 5), (48, 64)])
-def test_any_map_gives_what_pil_gives_for_each_image(canvas, device):
+def test_any_map_matches_pil_for_each_image(canvas, device):
     source = images(len(ANY))
     maps, stored = maps_of(ANY, canvas, device)
     found = resample(torch.from_numpy(source).to(device), maps, stored, canvas).cpu().numpy()
@@ -63,7 +63,7 @@ def test_any_map_gives_what_pil_gives_for_each_image(canvas, device):
         np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
 
 
-def test_a_map_that_enlarges_gives_what_pil_gives_for_each_image(device):
+def test_an_enlarging_map_matches_pil_for_each_image(device):
     canvas = (44, 52)
     source = images(len(GROWING))
     maps, stored = maps_of(GROWING, canvas, device)
@@ -72,17 +72,19 @@ def test_a_map_that_enlarges_gives_what_pil_gives_for_each_image(device):
         np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
 
 
-def test_the_filter_agrees_with_antialiasing_of_torch(device):
-    """All of an image, as `interpolate` scales it: down on one axis, up on the other."""
+def test_the_filter_matches_antialiasing_in_torch(device):
+    """A complete image, as `interpolate` scales it: down on one axis, up on the other."""
     source = torch.from_numpy(images(2)).to(device)
     maps, stored = maps_of([((0, 0, S, S), False, (S, S))] * 2, (13, 55), device)
-    due = torch.nn.functional.interpolate(
+    expected = torch.nn.functional.interpolate(
         source.permute(0, 3, 1, 2).float(), (13, 55), mode="bilinear", antialias=True
     )
-    torch.testing.assert_close(resample(source, maps, stored, (13, 55)), due, atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        resample(source, maps, stored, (13, 55)), expected, atol=2e-3, rtol=0
+    )
 
 
-def test_what_lies_beyond_the_stored_image_has_no_part_in_it(device):
+def test_padding_does_not_affect_the_image(device):
     source = torch.from_numpy(images(3)).to(device)
     maps, stored = maps_of(GROWING, (44, 52), device)
     other = source.clone()
@@ -93,7 +95,7 @@ def test_what_lies_beyond_the_stored_image_has_no_part_in_it(device):
         assert torch.equal(found, way(other, maps, stored, (44, 52)))
 
 
-def test_a_batch_of_no_images_has_no_images(device):
+def test_an_empty_batch_has_no_images(device):
     none = torch.zeros((0, S, S, 3), dtype=torch.uint8, device=device)
     maps, stored = maps_of(GROWING, (4, 6), device)
     maps = AxisMaps(maps.scale[:0], maps.offset[:0])

@@ -1,4 +1,4 @@
-"""Runs drawn on a device, held against the compiled kernels (which tests/masks holds against
+"""Runs drawn on a device, compared with the compiled kernels (which tests/masks compares with
 full-size masks)."""
 
 import itertools
@@ -25,7 +25,7 @@ def flat_runs(masks: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Up to five masks of an image: empty, full, noise, and runs of no pixels among them."""
+    """Up to five masks of an image: empty, full and noise, with zero-length runs."""
     height, width = (int(side) for side in random.integers(1, 40, 2))
     pixels = height * width
     masks = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
@@ -37,7 +37,7 @@ def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, 
 
 
 def expected(samples: list, maps: np.ndarray, size: tuple[int, int], sampling: str) -> np.ndarray:
-    """bool (T, h, w) by `draw_window`."""
+    """bool (T, h, w) from `draw_window`."""
     cells = [
         unpack_bits(draw_window(*sample, affine, size, sampling), size[1])
         for sample, affine in zip(samples, maps, strict=True)
@@ -52,7 +52,7 @@ def axes_of(maps: np.ndarray) -> AxisMaps:
 
 
 def random_maps(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.ndarray:
-    """Upright maps of whole and fractional rectangles, mirrored, beyond the image, of no width."""
+    """Upright maps: whole and fractional rectangles, mirrored, outside the image, without width."""
     windows = random.uniform(-15, 50, (count, 4))
     whole = random.random(count) < 0.5
     windows[whole] = np.round(windows[whole])
@@ -72,7 +72,7 @@ any_device = settings(
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @any_device
 @given(BATCHES)
-def test_upright_maps_give_the_cells_of_draw_window(device, sampling, drawn):
+def test_upright_maps_draw_the_cells_of_draw_window(device, sampling, drawn):
     seed, count, *size = drawn
     random = np.random.default_rng(seed)
     samples = [random_sample(random) for _ in range(count)]
@@ -91,8 +91,8 @@ def test_upright_maps_give_the_cells_of_draw_window(device, sampling, drawn):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @any_device
 @given(BATCHES)
-def test_maps_that_turn_give_the_cells_of_draw_window(device, sampling, drawn):
-    """Some of the batch turn, and some do not."""
+def test_rotating_maps_draw_the_cells_of_draw_window(device, sampling, drawn):
+    """Some maps of the batch rotate, others do not."""
     seed, count, *size = drawn
     random = np.random.default_rng(seed)
     samples = [random_sample(random) for _ in range(count)]
@@ -108,7 +108,7 @@ def test_maps_that_turn_give_the_cells_of_draw_window(device, sampling, drawn):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("turn", [0.0, 0.4])
-def test_chunks_of_masks_make_no_difference(device, sampling, turn, monkeypatch):
+def test_chunks_of_masks_do_not_change_the_result(device, sampling, turn, monkeypatch):
     random = np.random.default_rng(3)
     samples = [random_sample(random) for _ in range(8)]
     maps = random_maps(random, 8, (12, 15))
@@ -116,15 +116,15 @@ def test_chunks_of_masks_make_no_difference(device, sampling, turn, monkeypatch)
     runs = RunBatch.collate(samples).to(device)
     assert runs.masks > 10
     cells = expected(samples, maps, (12, 15), sampling)
-    for room in (1, 20_000):  # one mask, then some at once
-        monkeypatch.setattr(module, "WORK_BYTES", room)
+    for room in (1, 20_000):  # one mask at a time, then several
+        monkeypatch.setattr(module, "CHUNK_BYTES", room)
         found = draw_with_torch(runs, torch.from_numpy(maps), (12, 15), sampling)
         np.testing.assert_array_equal(found.cpu().numpy(), cells)
 
 
 @pytest.mark.parametrize("draw", [draw_runs, draw_with_torch])
 def test_masks_without_runs_are_padding(device, draw):
-    """Samples of three rows each, of which 2, 0 and 1 are masks."""
+    """Samples with three rows each, of which 2, 0 and 1 are masks."""
     ends, offset = flat_runs([[3, 9, 30], [0, 30], [], [], [], [], [10, 30], [], []])
     runs = RunBatch(
         torch.from_numpy(ends),
@@ -140,7 +140,7 @@ def test_masks_without_runs_are_padding(device, draw):
 
 
 @pytest.mark.parametrize("draw", [draw_runs, draw_with_torch])
-def test_batches_without_masks_or_samples_give_no_cells(device, draw):
+def test_batches_without_masks_or_samples_have_no_cells(device, draw):
     none = np.empty(0, np.int32), np.zeros(1, np.int64), 4, 5
     for samples in ([], [none, none]):
         runs = RunBatch.collate(samples).to(device)
@@ -170,7 +170,7 @@ def test_damaged_runs_are_refused_on_the_cpu():
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_damaged_runs_on_a_device_write_nothing_outside_the_result(sampling):
-    """An index error here is an assertion on CUDA, after which the device is of no use."""
+    """On CUDA an index error is an assertion, after which the device cannot be used."""
     ends = torch.tensor([7, -500, 2**31 - 1, 3, 20], dtype=torch.int32)
     offset = torch.tensor([0, 5])
     runs = RunBatch(ends, offset, torch.tensor([0, 1]), torch.tensor([[4, 5]]), offset)
@@ -199,9 +199,9 @@ def test_maps_that_reach_too_far_or_are_too_few_are_refused():
                 draw(runs, AxisMaps(one, one * far), (4, 5), "area")
     with pytest.raises(OptionError, match="there are 1 maps for 2 samples"):
         draw_runs(runs, torch.eye(3, dtype=torch.float64)[None, :2], (4, 5))
-    with pytest.raises(OptionError, match="size must be from 1 to 4096"):
+    with pytest.raises(OptionError, match=r"size\[0\] is 0: choose a whole number from 1 to 4096"):
         draw_runs(runs, AxisMaps(one, one), (0, 5))
-    with pytest.raises(OptionError, match="sampling must be one of"):
+    with pytest.raises(OptionError, match=r"sampling is .*choose one of area, center"):
         draw_runs(runs, AxisMaps(one, one), (4, 5), "nearest")
 
 
