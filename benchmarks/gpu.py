@@ -92,7 +92,7 @@ WAYS = {
 
 def run_tests() -> int:
     """Run the tests marked `cuda`; returns their exit status."""
-    folders = ["tests/data", "tests/transforms"]
+    folders = ["tests/dataset", "tests/batch", "tests/loading", "tests/transforms"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", *folders]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=240).returncode
 
