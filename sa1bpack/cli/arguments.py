@@ -63,6 +63,16 @@ def in_flags(message: str, names: Iterable[str]) -> str:
     )
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Writes `-o, --out OUT` on every version of Python, as 3.13 does."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 def _main_parser() -> argparse.ArgumentParser:
     from sa1bpack import __version__
 
@@ -71,7 +81,7 @@ def _main_parser() -> argparse.ArgumentParser:
         usage="sa1bpack [-h] [--version] COMMAND ...",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
         epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
     listed = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
@@ -89,7 +99,7 @@ def _command_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"sa1bpack {name}",
         epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     import_module(f"sa1bpack.cli.{name}").add_options(parser)
     return parser
