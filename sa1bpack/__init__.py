@@ -8,10 +8,6 @@
 
 from importlib import import_module
 
-from sa1bpack.kernel_cache import ensure_kernel_cache
-
-ensure_kernel_cache()  # before anything imports numba
-
 # Public name → module; imported on first use, so that reading a pack never loads the packer.
 _HOMES = {
     "pack": "sa1bpack.packing.run",

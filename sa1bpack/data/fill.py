@@ -13,12 +13,12 @@ do not know the flag (NFS among them) are read with `pread`.
 import sys
 
 import numpy as np
-from numba import njit, types
 
 from sa1bpack.data.forms import AS_STORED
 from sa1bpack.data.place import place_image
 from sa1bpack.data.stream_copy import memcpy, stream_copy
 from sa1bpack.data.unpack import unpack_words
+from sa1bpack.kernels import njit, types
 
 _LINUX = sys.platform.startswith("linux")
 _RWF_NOWAIT = 8

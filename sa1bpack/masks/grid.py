@@ -14,9 +14,9 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE
 
 SAMPLINGS = ("area", "center")

@@ -19,9 +19,9 @@ from functools import lru_cache
 from operator import index
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import (
     MAX_MASK_SIZE,

@@ -13,9 +13,9 @@ for each run of the mask, however large it is.
 from operator import index
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
 

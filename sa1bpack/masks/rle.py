@@ -17,9 +17,9 @@ text can be written out again byte for byte.
 from operator import index
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import MaskError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_only
 
 MAX_GROUPS = 12  # 60 bits: no number of so many groups overflows int64; COCO writes at most 7

@@ -10,9 +10,9 @@ numpy and numba only: readers that never decode a JPEG import it without PIL.
 """
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 
 
 def half(side: int) -> int:
