@@ -46,8 +46,8 @@ class Report:
 
     counts    shards, samples, masks, files (those whose digest was compared) and bytes (of all
               chunk files); whole shards that the manifest does not list yet are counted too
-    notes     what a run in progress or a killed one leaves, which is no damage; the next run of the
-              packer settles it
+    notes     what is not damage: what a packer that is running or was killed left behind, which its
+              next run settles; sources and image ids that the pack holds more than once
     complete  the manifest's word: every source was packed to its end; None if the manifest is
               damaged, which leaves nothing to check by
     """

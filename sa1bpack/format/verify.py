@@ -14,6 +14,7 @@ from pathlib import Path
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
 from sa1bpack.format.layout import FORMAT_VERSION
@@ -111,6 +112,7 @@ def _check_shards(
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
+    findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards), "files": findings.files,

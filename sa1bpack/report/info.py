@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Layout, Manifest, Shard, open_index, open_shard, read_manifest
+from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
@@ -42,6 +45,10 @@ class PackInfo:
         The versions that made it, one entry for each combination.
     unknown_keys
         Keys of the JSON records that a pack does not store.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
     """
 
     root: Path
@@ -53,6 +60,8 @@ class PackInfo:
     mask_counts: np.ndarray
     packed_by: list[dict]
     unknown_keys: list[str]
+    completeness: Completeness
+    duplicates: Duplicates
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
         """Images by number of masks: (counts (b,) int64, edges (b + 1,) int64), upper edge open."""
@@ -70,7 +79,8 @@ class PackInfo:
             f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
-            f"from {counted(len(manifest.sources), 'source')}",
+            f"from {counted(len(manifest.sources) + len(self.completeness.partial), 'source')}",
+            *self._state(),
             f"  pixels     {_pixel_form(manifest.layout)}",
             f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,}"
             f"{of_which_images(counts)} left out by filters and the cap",
@@ -100,6 +110,19 @@ class PackInfo:
         lines.append("masks an image")
         lines += self._bars()
         return "\n".join(lines)
+
+    def _state(self) -> list[str]:
+        """What is missing from the pack, and what it holds more than once."""
+        state = [] if self.manifest.complete and self.manifest.samples else [self.completeness]
+        lines = []
+        for label, text in [
+            *(("state", str(line)) for line in state),
+            *(("duplicates", line) for line in self.duplicates.lines()),
+        ]:
+            lines += textwrap.wrap(
+                text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13
+            )
+        return lines
 
     def _bars(self) -> list[str]:
         counts, edges = self.histogram()
@@ -136,14 +159,11 @@ def info(root: str | Path) -> PackInfo:
 
     Raises FormatError (or VersionError) when `root` is not a pack or a damaged one.
     """
-    root = Path(root)
-    manifest = read_manifest(root)
+    root = local_path("root", root)
+    manifest, index = open_manifest_and_index(root)
     check_records(manifest, root)
     _require_counts(manifest, root / MANIFEST_NAME)
-    if manifest.index is None:
-        mask_counts = np.zeros(0, np.int64)
-    else:
-        mask_counts = np.diff(open_index(root, manifest).mask_offset)
+    mask_counts = np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset)
     shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
     made, unknown = _records(shards)
     inside = [path for shard in shards for path in shard.folder.rglob("*")]
@@ -160,6 +180,8 @@ def info(root: str | Path) -> PackInfo:
         mask_counts=mask_counts,
         packed_by=made,
         unknown_keys=unknown,
+        completeness=completeness_of(root, manifest),
+        duplicates=find_duplicates(manifest, index),
     )
 
 

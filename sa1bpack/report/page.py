@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.format import Manifest
+from sa1bpack.format import Completeness, Manifest
+from sa1bpack.format.duplicates import Duplicates
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
@@ -42,10 +43,14 @@ class Contents:
         The first lines of rejects.jsonl.
     pictures
         Figures of samples.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
     seed
-        Of everything that was chosen at random.
+        Seed of every random choice.
     version
-        Of the sa1bpack that writes the report.
+        Version of sa1bpack that writes the report.
     """
 
     root: Path
@@ -56,6 +61,8 @@ class Contents:
     runs: list[Run]
     rejects: list[dict[str, Any]]
     pictures: list[Markup]
+    completeness: Completeness
+    duplicates: Duplicates
     seed: int
     version: str
 
@@ -155,7 +162,11 @@ def _state(contents: Contents) -> list[Markup]:
     checked = contents.verification
     cards = []
     if not contents.manifest.complete:
-        cards.append(_card("warn", "Not complete.", "Repeat the pack command: it goes on."))
+        text = str(contents.completeness)
+        cards.append(_card("warn", "Not complete.", f"{text[0].upper()}{text[1:]}."))
+    if contents.duplicates:
+        shown = _shortened_list(contents.duplicates.lines(), "finding")
+        cards.append(_card("warn", "Held more than once.", "", shown))
     when = f"{_when(checked.finished)}, in {_duration(checked.seconds)}."
     if checked.how == "none":
         cards.append(_card("warn", "Not verified.", checked.covered))

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import MAX_WORD, local_path, whole_number
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.dataset import open as open_pack
 from sa1bpack.errors import FormatError
-from sa1bpack.format import read_manifest
+from sa1bpack.format import completeness_of, read_manifest
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
@@ -93,9 +95,11 @@ def write_report(
         FormatError: the folder is no pack, or its manifest or index is damaged, the packer's
             records in the manifest included.
     """
-    root, path = Path(pack), check_output(out, ".html", pack)
+    root = local_path("pack", pack)
+    path = check_output(out, ".html", root)
     check_how(verify)
-    checked_count("samples", samples)
+    samples = checked_count("samples", samples)
+    seed = whole_number("seed", seed, 0, MAX_WORD)
     manifest = read_manifest(root)
     dataset = None if manifest.index is None else open_pack(root)
     if dataset is not None:  # a packer may have published since
@@ -112,6 +116,8 @@ def write_report(
         runs=read_runs(root),
         rejects=_first_rejects(root),
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+        completeness=completeness_of(root, manifest),
+        duplicates=find_duplicates(manifest, None if dataset is None else dataset.pack.index),
         seed=seed,
         version=version("sa1bpack"),
     )

@@ -1,14 +1,17 @@
 """`info` says what a pack holds."""
 
+import itertools
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
+from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, TooManyRejects
+from sa1bpack.errors import FormatError, NotAPack, TooManyRejects
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.wording import size_text
 
@@ -114,9 +117,68 @@ def test_a_pack_that_is_not_complete_says_so(tmp_path):
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)
-    text = sa1bpack.info(tmp_path / "pack").as_text()
-    assert "NOT COMPLETE: repeat the pack command" in text
-    assert "8 in 2 shards" in text
+    info = sa1bpack.info(tmp_path / "pack")
+    assert "NOT COMPLETE: repeat the pack command" in info.as_text()
+    assert "8 in 2 shards from 1 source\n" in info.as_text()
+    assert " ".join(_lines_of(info, "state")) == (
+        "not complete: 8 images in 2 shards, 0 sources packed to the end, 1 in part; repeat the "
+        "pack command"
+    )
+
+
+def test_info_and_open_agree_wherever_a_run_is_killed(tmp_path_factory, tmp_path):
+    """Before and after the first shard is published, and until an index lists it."""
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    states = Counter()
+    for at in itertools.count():
+        case = Case(stage, tmp_path / "case", "fresh")
+        plan = case.plan("kill", at=at, calls=("rename",))
+        case.run(plan.apply)
+        if not case.hits():
+            break
+        try:
+            info = sa1bpack.info(case.root)
+        except NotAPack:
+            with pytest.raises(NotAPack):
+                sa1bpack.open(case.root)
+            states["not a pack"] += 1
+            continue
+        assert info.manifest.samples == info.completeness.images == len(info.mask_counts)
+        if info.manifest.samples:
+            assert len(sa1bpack.open(case.root)) == info.manifest.samples
+            states[info.manifest.samples] += 1
+        else:
+            with pytest.raises(FormatError, match="shard"):
+                sa1bpack.open(case.root)
+            assert " ".join(_lines_of(info, "state")) == str(info.completeness)
+            states["published" if info.completeness.unindexed else "nothing"] += 1
+    assert {"not a pack", "nothing", "published", 2} <= states.keys(), states
+
+
+def _lines_of(info, label):
+    """The text of a summary beside a label, by lines."""
+    lines = info.as_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith(f"  {label} "))
+    rest = itertools.takewhile(lambda line: line.startswith(" " * 13), lines[first + 1 :])
+    return [line[13:] for line in (lines[first], *rest)]
+
+
+def test_a_summary_and_a_page_name_what_a_pack_holds_more_than_once(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
+    copy = tmp_path / "sa_000001.tar"
+    copy.write_bytes(tar.read_bytes())
+    other = write_tar(tmp_path / "sa_000002.tar", members([2, 3]))
+    root = tmp_path / "pack"
+    sa1bpack.pack([tar, copy, other], root, workers=1, **SMALL)
+    info = sa1bpack.info(root)
+    found = info.as_text()
+    assert "  duplicates sources sa_000000 and sa_000001 have the same md5" in found
+    assert "  duplicates 2 image ids occur more than once" in found
+    report = sa1bpack.verify(root)
+    assert report.ok and len(report.notes) == 2 and "2 image ids occur" in report.notes[1]
+    page = tmp_path / "page.html"
+    assert sa1bpack.write_report(root, page, verify="none", samples=1).ok
+    assert "sa_000000 and sa_000001 have the same md5" in page.read_text()
 
 
 def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
