@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from sa1bpack.errors import MissingPackage
+
 PIL_PACKAGES = ("pillow-simd", "pillow")
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
 _SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
@@ -99,6 +101,15 @@ def pil_in_force() -> PilInForce | None:
     if len(owners) != 1:  # a package manager that records no hashes; post-releases are simd's
         owners = ["pillow-simd" if ".post" in release else "pillow"]
     return PilInForce(owners[0], release, digest.hexdigest())
+
+
+def missing_pil(error: ImportError) -> MissingPackage:
+    """The error to raise when PIL cannot be imported, which names the remedy."""
+    return MissingPackage(
+        f"neither pillow-simd nor Pillow can be imported ({error}); run `make setup` in a clone, "
+        "which installs the faster one that works here, or `pip install 'sa1bpack[simd]'` (needs a "
+        "compiler) or `pip install 'sa1bpack[pillow]'`"
+    )
 
 
 def pil_record_path() -> Path:

@@ -20,6 +20,7 @@
     │   │   ├── OutputLocked       another process packs into it
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
+    ├── MissingPackage     a package that is needed cannot be imported (also ImportError)
     └── LoaderError        a loader cannot give the next batch, for a reason other than the data
         └── LoaderTimeout      the batch did not come in time (also TimeoutError)
 
@@ -142,6 +143,10 @@ class OptionsDiffer(OutputRefused):
 
 class TooManyRejects(PackError):
     """More members were rejected than allowed."""
+
+
+class MissingPackage(Sa1bpackError, ImportError):
+    """A package that is needed cannot be imported."""
 
 
 class LoaderError(Sa1bpackError):

@@ -36,6 +36,7 @@ The same checksums can be checked with the xxhash tools alone:
 """
 
 CHECKSUMS = "checksums.xxh128"
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 INDEX = re.compile(r"index-[0-9a-f]{8}")
 CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 MAJOR_VERSION = 1
@@ -116,7 +117,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pack", type=Path, help="folder of the pack: the one with manifest.json")
+    parser.add_argument("pack", type=local_folder,
+                        help="folder of the pack: the one with manifest.json")  # fmt: skip
     parser.add_argument("--quick", action="store_true",
                         help="leave out pixels, mask bits and runs, and the samples")  # fmt: skip
     arguments = parser.parse_args()
@@ -144,6 +146,16 @@ def main() -> int:
     if not complete:
         print("NOT COMPLETE: the packer has not come to its end; let it, or run it again")
     return 1 if output.problems else 0
+
+
+def local_folder(text: str) -> Path:
+    """The type of the argument: a path of this machine, with `~` expanded."""
+    if url := URL.match(text):
+        raise argparse.ArgumentTypeError(
+            f"the path is {text!r}: {url[1]} URLs are not supported; give a path of this machine, "
+            "such as a mounted folder or a local copy"
+        )
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - keeps "~" for a user without a home
 
 
 def counted(number: int, noun: str) -> str:

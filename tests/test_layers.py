@@ -20,6 +20,7 @@ CODECS = {"source", "pixels", "masks", "format"}
 ALLOWED = {
     **{layer: set() for layer in (*BASE, "kernel_cache")},
     "arguments": {"errors"},
+    "environment": {"errors"},
     "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),

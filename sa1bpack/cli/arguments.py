@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 
+from sa1bpack.arguments import refuse_url
 from sa1bpack.cli import exits
+from sa1bpack.errors import OptionError
 
 # Command, which is also the name of its module → its line in the help.
 COMMANDS = {
@@ -35,8 +37,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def user_path(text: str) -> str:
-    """The type of every argument that is a path: `~` is the home folder, as the shell has it."""
-    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a closing slash
+    """The type of every argument that is a path: expands `~`, and refuses URLs."""
+    try:
+        refuse_url("the path", text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
 
 
 def number(text: str) -> int:

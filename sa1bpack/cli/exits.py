@@ -3,6 +3,7 @@
 import errno
 
 from sa1bpack.errors import (
+    MissingPackage,
     NotAPack,
     OptionError,
     OutputRefused,
@@ -17,7 +18,7 @@ OK = 0
 FAILED = 1  # the work was done, and its result is bad: damage found, a source given up, ...
 USAGE = 2  # argparse's own code: an argument is wrong, or what it names is not there
 REFUSED = 3  # nothing was begun: the folder is in use, or holds what is not to be touched
-IO_ERROR = 4  # the disk or the machine failed: free space and repeat
+IO_ERROR = 4  # the disk or the machine failed, or lacks a package
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
 
@@ -40,6 +41,7 @@ _CODES = (
     # A SourceError is raised before any work; what fails later is in the result.
     ((OptionError, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
+    (MissingPackage, IO_ERROR),
     (Sa1bpackError, FAILED),
     ((OSError, MemoryError), IO_ERROR),
     (KeyboardInterrupt, INTERRUPTED),
@@ -54,17 +56,27 @@ def code_of(error: BaseException) -> int:
 
 
 _MORE_MEMORY = "memory is short: take fewer --workers, or raise its limit"
-_RIGHTS = "the right is missing: look at owner and mode (ls -ld); chmod, chown, or another user"
+_PERMISSION = (
+    "permission is missing: check owner and mode (ls -ld), then chmod or chown, or use another user"
+)
 _REMEDIES = {
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
     errno.ENOMEM: _MORE_MEMORY,
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
     errno.EFBIG: "the limit on the size of a file is too low: ulimit -f unlimited",
     errno.EMFILE: "the limit of open files is too low: raise it (ulimit -n)",
-    errno.EROFS: "the disk can only be read: another folder is needed, or another mount",
+    errno.EROFS: "the file system is read-only: choose another folder, or remount it writable",
 }
+
+# Repeating the command is no remedy.
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether the user lacks a permission, or the file system is read-only."""
+    return isinstance(error, OSError) and error.errno in _DENIED
 
 
 def remedy(error: BaseException) -> str | None:

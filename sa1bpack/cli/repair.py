@@ -76,7 +76,8 @@ def run_repair(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        error.add_note("nothing sound was touched; repeat the same command to go on from here")
+        repeat = "" if exits.is_denied(error) else "; repeat the same command to continue from here"
+        error.add_note(f"nothing sound was touched{repeat}")
         raise
     for problem in result.problems:
         print(printable(problem))

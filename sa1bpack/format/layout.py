@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.wording import brief
 
@@ -136,15 +137,17 @@ class Layout:
     bits: bool = True
 
     def __post_init__(self):
-        _check_size("image_size", self.image_size, 1, MAX_IMAGE_SIZE)
-        _check_size("mask_size", self.mask_size, 8, MAX_MASK_SIZE)
+        for name, low, high in (
+            ("image_size", 1, MAX_IMAGE_SIZE), ("mask_size", 8, MAX_MASK_SIZE)
+        ):  # fmt: skip
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
         if self.mask_size % 8:
             raise OptionError(
                 f"mask_size is {self.mask_size}, but a row of mask bits is stored in whole bytes: "
                 "choose a multiple of 8"
             )
-        _check_choice("fit", self.fit, FITS)
-        _check_choice("pixels", self.pixels, PIXELS)
+        choice("fit", self.fit, FITS)
+        choice("pixels", self.pixels, PIXELS)
         for name in ("bits", "runs"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} is {getattr(self, name)!r}: choose True or False")
@@ -195,20 +198,17 @@ class Layout:
                 f"{where}: a layout has the keys {sorted(names)}, found {found}; the pack is "
                 "damaged or needs a newer sa1bpack"
             )
+        for field in dataclasses.fields(cls):
+            value = data[field.name]
+            if type(value) is not type(field.default) or brief(value) != repr(value):  # too long
+                raise FormatError(
+                    f"{where}: {field.name} is {brief(value)}; the pack is damaged or needs a "
+                    "newer sa1bpack"
+                )
         try:
             return cls(**data)
         except OptionError as error:
             raise FormatError(f"{where}: {error}, or read it with a newer sa1bpack") from None
-
-
-def _check_size(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name} is {brief(value)}: choose a whole number from {low} to {high}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionError(f"{name} is {brief(value)}: choose one of {', '.join(choices)}")
 
 
 _BOX = ("mask", "xywh")

@@ -11,6 +11,7 @@ quick   structure, exact sizes, shard indexes, and the digests of all files but 
 from collections.abc import Callable, Set
 from pathlib import Path
 
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
@@ -48,7 +49,7 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
     no manifest to begin with (NotAPack if nothing else of a pack is there either), VersionError for
     a pack of another major version, and OSError if the manifest cannot be read.
     """
-    root = Path(root)
+    root = local_path("root", root)
     while True:
         findings = Findings()
         try:

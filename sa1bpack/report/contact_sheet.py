@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from PIL import Image, ImageDraw
-
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.lettering import font, plain_text, shortened, write_right
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 from sa1bpack.report.unreadable import Unreadable, empty_tile
 from sa1bpack.wording import counted

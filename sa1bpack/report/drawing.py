@@ -1,9 +1,9 @@
 """A sample's picture: its image under translucent masks with outlines, boxes and points."""
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 
 _FILL = 0.45  # opacity of a mask's inside; its outline is opaque

@@ -1,7 +1,6 @@
 """One sample large: under its masks, alone beside it, and a table of its masks."""
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.report.contact_sheet import (
     FAINT,
@@ -15,6 +14,7 @@ from sa1bpack.report.contact_sheet import (
 from sa1bpack.report.drawing import by_size, drawn, fitted, plain
 from sa1bpack.report.lettering import font, plain_text, write_right
 from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 
 _MARGIN, _GAP = 24, 24

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from PIL import ImageDraw, ImageFont, features
+from sa1bpack.report.pil import ImageDraw, ImageFont, features
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

@@ -3,11 +3,11 @@
 import io
 from pathlib import Path
 
-from PIL import Image
-
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import OptionError
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.report.pil import Image
 
 
 def check_output(out: str | Path, suffix: str, pack: str | Path) -> Path:
@@ -16,7 +16,7 @@ def check_output(out: str | Path, suffix: str, pack: str | Path) -> Path:
     Raises OptionError for another suffix, a folder that is not there, a folder in the file's place,
     and a place inside the pack: a check of the pack calls every strange file damage.
     """
-    path = Path(out)
+    path = local_path("out", out)
     if path.suffix.lower() != suffix:
         raise OptionError(f"{out}: what is written is {suffix[1:].upper()}; name it *{suffix}")
     if path.is_dir():

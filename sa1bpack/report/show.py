@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
+from sa1bpack.arguments import local_path
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.dataset import open as open_pack
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
 from sa1bpack.report.large_picture import SIDE, large_picture
+from sa1bpack.report.pil import Image
 from sa1bpack.report.subject import Subject, read_subject
 from sa1bpack.report.unreadable import Unreadable
 from sa1bpack.wording import counted
@@ -91,7 +91,7 @@ def draw_samples(
     large: bool = False,
 ) -> Shown:
     """As `show`, but what cannot be read is returned and not logged."""
-    dataset = pack if isinstance(pack, Dataset) else open_pack(pack)
+    dataset = pack if isinstance(pack, Dataset) else open_pack(local_path("pack", pack))
     if not len(dataset):
         raise OptionError(f"{dataset.root}: there is no image to show")
     if samples is None and image_ids is None and rows is None:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format.problems import reason_of
 from sa1bpack.report.lettering import font, plain_text, wrapped
+from sa1bpack.report.pil import Image, ImageDraw
 
 _PAPER, _RIM, _INK = (246, 238, 236), (176, 64, 52), (110, 40, 32)
 _INSET, _LINE = 16, 20

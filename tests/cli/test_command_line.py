@@ -10,6 +10,7 @@ from dataclasses import fields
 import pytest
 from commands import COMMAND, SMALL_FLAGS
 from small_tars import SMALL, contents, members, rejects_of, write_tar
+from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format import open_shard
@@ -249,26 +250,45 @@ def test_a_file_in_the_place_of_the_output_folder_is_wrong_usage(command, tar, t
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_full_disk_is_a_disk_error_and_tells_how_to_go_on(command, tar, root, monkeypatch):
+def test_a_full_disk_is_a_disk_error_and_names_how_to_continue(command, tar, root, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
 
     monkeypatch.setattr("sa1bpack.packing.run.Ledger", full)
     code, _, error = command(*pack_command(tar, root))
     assert code == 4 and "No space left on device" in error
-    assert error.endswith("sa1bpack: repeat the same command to go on from here\n")
+    assert error.endswith("sa1bpack: repeat the same command to continue from here\n")
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_a_missing_right_is_a_disk_error_with_a_remedy(command, packed, monkeypatch, code):
-    def refuse(*arguments):
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.EACCES, "chmod"), (errno.EPERM, "chmod"), (errno.EROFS, "read-only: choose another")],
+    ids=lambda value: errno.errorcode.get(value, ""),
+)
+def test_a_missing_permission_has_a_remedy_of_its_own_not_to_repeat_the_command(
+    command, tar, packed, monkeypatch, code, remedy
+):
+    def refuse(*arguments, **options):
         raise OSError(code, os.strerror(code), str(packed))
 
-    monkeypatch.setattr("sa1bpack.report.info.info", refuse)
-    exit_code, out, error = command("info", packed)
-    assert (exit_code, out) == (4, "")
-    what, remedy = error.splitlines()
-    assert what.endswith(f"{os.strerror(code)}: '{packed}'") and "chmod" in remedy
+    for called, arguments in (
+        ("report.info.info", ("info", packed)),
+        ("packing.run.pack", pack_command(tar, packed)),
+        ("packing.repair.repair", ("repair", packed, tar)),
+    ):
+        monkeypatch.setattr(f"sa1bpack.{called}", refuse)
+        exit_code, out, error = command(*arguments)
+        assert (exit_code, out) == (4, "")
+        assert error.startswith(f"sa1bpack: [Errno {code}] {os.strerror(code)}: '{packed}'\n")
+        assert remedy in error and "repeat" not in error
+
+
+def test_a_read_only_folder_is_refused_with_a_remedy(command, tar, tmp_path):
+    (tmp_path / "shared").mkdir(mode=0o555)
+    with without_privileges():
+        code, out, error = command(*pack_command(tar, tmp_path / "shared" / "pack"))
+    assert (code, out) == (4, "") and "Permission denied" in error
+    assert "chmod" in error and "repeat" not in error
 
 
 def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):

@@ -120,6 +120,6 @@ def test_exports_that_cannot_be_are_refused_with_their_exit_codes(command, root,
     assert command("export", tmp_path / "none", tmp_path / "a")[0] == 2
     (tmp_path / "coco.json").write_text("mine")
     code, _, error = command("export", root, tmp_path / "coco.json", "--format", "coco")
-    assert code == 3 and "is there already with other contents" in error
+    assert code == 3 and "exists already with other contents" in error
     damage(root)  # pixels are no part of a record
     assert command("export", root, tmp_path / "a")[0] == 0

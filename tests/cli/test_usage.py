@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from commands import SMALL_FLAGS
-from small_tars import members, write_tar
+from small_tars import contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.errors import OptionError
 
 COMMANDS = {
     "pack": {
@@ -105,6 +106,69 @@ def test_the_home_folder_is_known_in_every_path(command, tar, root, tmp_path, mo
         assert command(*arguments)[0] == 0, arguments
     for name in ("json", "a.png", "a.html"):
         assert (tmp_path / name).exists()
+
+
+URL = "s3://bucket/pack"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pack", "{tar}", "-o", URL), ("pack", "{tar}", "-o", "out", "--md5sums", URL),
+        ("verify", URL), ("info", URL), ("repair", URL), ("export", URL, "json"),
+        ("export", "{pack}", URL), ("show", URL, "-o", "a.png"), ("show", "{pack}", "-o", URL),
+        ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_url_is_refused_by_name_and_nothing_is_created(
+    command, tar, packed, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    code, out, error = command(*(text.format(tar=tar, pack=packed) for text in arguments))
+    assert (code, out) == (2, "")
+    assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
+    assert contents(tmp_path) == before
+
+
+CALLS = {
+    "verify": sa1bpack.verify,
+    "info": sa1bpack.info,
+    "show": sa1bpack.show,
+    "write_report": lambda pack: sa1bpack.write_report(pack, "~/a.html", verify="none"),
+    "export_sa1b": lambda pack: sa1bpack.export_sa1b(pack, "~/json"),
+    "export_coco": lambda pack: sa1bpack.export_coco(pack, "~/a.json"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_python_call_refuses_urls_and_expands_the_home_folder(
+    packed, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(OptionError, match=r"is 's3://bucket/pack': s3 URLs are not supported"):
+        CALLS[name](URL)
+    assert not list(tmp_path.glob("s3:*"))
+    assert CALLS[name](f"~/{packed.name}")
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pack: sa1bpack.write_report(pack, "s3://b/a.html"),
+        lambda pack: sa1bpack.export_sa1b(pack, "s3://b/json"),
+        lambda pack: sa1bpack.export_coco(pack, "s3://b/a.json"),
+    ],
+    ids=["write_report", "export_sa1b", "export_coco"],
+)
+def test_a_python_call_refuses_to_write_to_a_url(packed, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=r"out is 's3://b/.*': s3 URLs are not supported"):
+        call(packed)
+    assert not list(tmp_path.glob("s3:*"))
 
 
 def test_a_command_is_needed(command):

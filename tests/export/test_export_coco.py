@@ -100,7 +100,7 @@ def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(
 def test_an_image_id_that_comes_twice_is_refused_and_each_source_exports_alone(tmp_path, load):
     tars = [write_tar(tmp_path / f"{source}.tar", members([1])) for source in ("a", "b")]
     sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL)
-    with pytest.raises(OptionError, match=r"image id 1 comes twice.*--source"):
+    with pytest.raises(OptionError, match=r"image id 1 occurs twice.*--source"):
         sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json", renumber=True)
     sa1bpack.export_coco(tmp_path / "pack", tmp_path / "b.json", sources=["b"])
     assert len(load(tmp_path / "b.json").imgs) == 1
@@ -115,7 +115,7 @@ def test_a_file_that_is_there_is_left_alone_if_it_is_the_same_and_else_refused(p
     assert path.stat().st_mtime_ns == state.st_mtime_ns
     for other in (data[:-1], data + b" ", data.replace(b"object", b"thing!", 1), b"mine"):
         path.write_bytes(other)
-        with pytest.raises(OutputRefused, match="is there already"):
+        with pytest.raises(OutputRefused, match="exists already"):
             sa1bpack.export_coco(pack, path)
         assert path.read_bytes() == other
     assert [found.name for found in tmp_path.iterdir()] == ["coco.json"]

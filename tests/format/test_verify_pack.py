@@ -281,6 +281,14 @@ def test_script_teaches_and_refuses_wrong_usage():
     assert subprocess.run([sys.executable, str(SCRIPT)], capture_output=True).returncode == 2
 
 
+def test_script_refuses_urls_and_expands_the_home_folder(pack, capsys, monkeypatch):
+    with pytest.raises(SystemExit) as ended:
+        script_finds("s3://bucket/pack")
+    assert ended.value.code == 2 and "s3 URLs are not supported" in capsys.readouterr().err
+    monkeypatch.setenv("HOME", str(pack.parent))
+    assert script_finds("~/pack", "--quick")[0] == 0
+
+
 def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
     files = contents(pristine_pack)
     top = files["checksums.xxh128"].decode()

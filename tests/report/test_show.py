@@ -101,13 +101,17 @@ def test_one_way_of_choosing_is_needed(small_pack):
         ({"samples": 0}, "from 1 to 400"),
         ({"samples": 401}, "from 1 to 400"),
         ({"rows": [11]}, "rows 0 to 10"),
-        ({"rows": [-1]}, "row -1 is not there"),
+        ({"rows": [-1]}, "rows is -1: choose a whole number of at least 0"),
         ({"rows": []}, "from 1 to 400"),
+        ({"rows": [True]}, "rows is True: choose a whole number"),
+        ({"samples": 2.0}, "samples is 2.0: choose a whole number"),
+        ({"seed": -1}, "seed is -1: choose a whole number"),
         ({"image_ids": [12345]}, "has the id 12345"),
         ({"rows": [1, 2], "large": True}, "1 image, not 2"),
     ):
         with pytest.raises(OptionError, match=message):
             sa1bpack.show(small_pack, **wrong)
+    assert sa1bpack.show(small_pack, rows=np.array([3])).width
 
 
 def test_a_pack_without_samples_and_a_folder_that_is_no_pack_are_refused(tmp_path):

@@ -265,6 +265,8 @@ def test_options_and_places_that_cannot_be_used_are_refused(small_pack, tmp_path
         (small_pack / "report.html", {}, "inside the pack"),
         ("report.html", {"verify": "fast"}, "verify is 'fast'"),
         ("report.html", {"samples": 0}, "samples is 0"),
+        ("report.html", {"samples": True}, "samples is True"),
+        ("report.html", {"seed": -1}, "seed is -1"),
     ):
         with pytest.raises(OptionError, match=message):
             sa1bpack.write_report(small_pack, tmp_path / out, **options)
