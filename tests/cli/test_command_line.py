@@ -369,7 +369,7 @@ def test_a_path_that_is_no_pack_is_wrong_usage(command, tmp_path, monkeypatch, a
     folder = tmp_path / "folder" / place
     (tmp_path / "folder").mkdir()
     code, out, error = command(*(argument.format(folder) for argument in arguments))
-    assert (code, out) == (2, "") and "no pack" in error
+    assert (code, out) == (2, "") and "not a pack" in error
 
 
 def test_a_reader_that_stops_early_is_no_disk_error(packed):

@@ -55,7 +55,7 @@ def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path)
         assert sa1bpack.verify(out).ok
     command = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "verify", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "no pack" in done.stderr
+    assert done.returncode == 2 and "not a pack" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")

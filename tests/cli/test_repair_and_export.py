@@ -85,7 +85,7 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
     shutil.rmtree(root)
     root.mkdir()
     code, out, error = command("repair", root, tar)
-    assert (code, out) == (2, "") and "no pack" in error
+    assert (code, out) == (2, "") and "not a pack" in error
 
 
 def test_an_export_is_summed_up_with_what_is_not_in_the_pack(command, root, tmp_path):

@@ -116,10 +116,10 @@ def test_every_command_tells_a_mistyped_path_from_damage(
     (tmp_path / "empty").mkdir()
     name, *more = arguments
     for path, said in (
-        ("nothing", "nothing: no pack, there is no such folder"),
-        ("file", "file: no pack, but a file"),
-        ("empty", "empty: no pack, it holds no manifest.json"),
-        ("my pack/shards", f"my pack/shards: no pack, but a part of the pack {root}; name that"),
+        ("nothing", "nothing: not a pack: the folder does not exist"),
+        ("file", "file: not a pack, but a file"),
+        ("empty", "empty: not a pack: it has no manifest.json"),
+        ("my pack/shards", f"my pack/shards: not a pack, but a part of the pack {root}; name that"),
     ):
         positional = [path, *more] if name == "export" else [path]
         options = [] if name == "export" else more

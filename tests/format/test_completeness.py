@@ -1,4 +1,4 @@
-"""How much of a pack is published is counted alike for everyone who asks."""
+"""How much of a pack is published, counted in one place for every reader."""
 
 import msgspec
 

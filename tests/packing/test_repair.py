@@ -367,7 +367,7 @@ def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_
 
 def test_a_folder_without_a_pack_and_sources_that_are_not_there_are_refused(root, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(NotAPack, match="no pack"):
+    with pytest.raises(NotAPack, match="not a pack"):
         sa1bpack.repair(tmp_path)
     with pytest.raises(SourceError, match="no such file"):
         sa1bpack.repair(root, tmp_path / "none.tar")

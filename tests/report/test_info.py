@@ -189,7 +189,7 @@ def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
 
 
 def test_a_folder_that_is_no_pack_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.info(tmp_path)
 
 

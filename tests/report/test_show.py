@@ -115,7 +115,7 @@ def test_one_way_of_choosing_is_needed(small_pack):
 
 
 def test_a_pack_without_samples_and_a_folder_that_is_no_pack_are_refused(tmp_path):
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.show(tmp_path)
     tar = write_tar(tmp_path / "a.tar", members(range(2)))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)

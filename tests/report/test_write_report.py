@@ -270,7 +270,7 @@ def test_options_and_places_that_cannot_be_used_are_refused(small_pack, tmp_path
     ):
         with pytest.raises(OptionError, match=message):
             sa1bpack.write_report(small_pack, tmp_path / out, **options)
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.write_report(tmp_path / "folder.html", tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 
