@@ -8,7 +8,7 @@
 
 from importlib import import_module
 
-# Public name → module; imported on first use, so that reading a pack never loads the packer.
+# Public name → module, imported on first use: reading a pack never loads the packer.
 _HOMES = {
     "pack": "sa1bpack.packing.run",
     "PackOptions": "sa1bpack.packing.options",

@@ -1,4 +1,4 @@
-"""Exit codes of every command, the errors that lead to them, and what to do about some."""
+"""Exit codes of every command, the errors that cause them, and remedies for some."""
 
 import errno
 
@@ -15,9 +15,9 @@ from sa1bpack.errors import (
 )
 
 OK = 0
-FAILED = 1  # the work was done, and its result is bad: damage found, a source given up, ...
-USAGE = 2  # argparse's own code: an argument is wrong, or what it names is not there
-REFUSED = 3  # nothing was begun: the folder is in use, or holds what is not to be touched
+FAILED = 1  # the work was done, but its result is bad: damage found, a source given up, ...
+USAGE = 2  # argparse's own code: an argument is wrong, or names something that does not exist
+REFUSED = 3  # nothing was started: the folder is in use, or holds what must not be touched
 IO_ERROR = 4  # the disk or the machine failed, or lacks a package
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
@@ -25,20 +25,20 @@ TERMINATED = 143
 EPILOG = """exit codes:
   0  done            1  done, but something failed (it is named)
   2  wrong usage: an option, a path, a source or a list of sums cannot be used
-  3  refused: the folder is in use, or holds something else, or a pack that is
-     of another version, is damaged or has other options; it is as it was
-  4  disk or machine error
-  130, 143  interrupted (repeat the command to go on)"""
+  3  refused: the folder is in use, or holds something else, or a pack of
+     another version, with other options, or damaged; it was left as it was
+  4  disk or machine error, or a package is missing
+  130, 143  interrupted (repeat the command to continue)"""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; unwinds like KeyboardInterrupt."""
+    """SIGTERM arrived; unwinds the stack like KeyboardInterrupt."""
 
 
-# The first that fits.
+# The first match counts.
 _CODES = (
     ((SourceTruncated, SourceCorrupt), FAILED),
-    # A SourceError is raised before any work; what fails later is in the result.
+    # A SourceError is raised before any work; later failures are in the result.
     ((OptionError, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
     (MissingPackage, IO_ERROR),
@@ -55,7 +55,7 @@ def code_of(error: BaseException) -> int:
     return next(code for errors, code in _CODES if isinstance(error, errors))
 
 
-_MORE_MEMORY = "memory is short: take fewer --workers, or raise its limit"
+_MORE_MEMORY = "out of memory: use fewer --workers, or raise the limit"
 _PERMISSION = (
     "permission is missing: check owner and mode (ls -ld), then chmod or chown, or use another user"
 )
@@ -65,8 +65,8 @@ _REMEDIES = {
     errno.ENOMEM: _MORE_MEMORY,
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
-    errno.EFBIG: "the limit on the size of a file is too low: ulimit -f unlimited",
-    errno.EMFILE: "the limit of open files is too low: raise it (ulimit -n)",
+    errno.EFBIG: "the limit on file sizes is too low: raise it (ulimit -f unlimited)",
+    errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
     errno.EROFS: "the file system is read-only: choose another folder, or remount it writable",
 }
 
@@ -80,7 +80,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def remedy(error: BaseException) -> str | None:
-    """What to do about an error of the disk or the machine, where that is known."""
+    """The remedy for an error of the disk or the machine, if known."""
     if isinstance(error, MemoryError):
         return _MORE_MEMORY
     return _REMEDIES.get(error.errno) if isinstance(error, OSError) else None

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = options.run(options)
             sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         return exits.FAILED
     except exits.ERRORS as error:
         _complain(error, options)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_closed_streams() -> None:
     """Open /dev/null in place of standard streams that the caller has closed.
 
-    Else the next file that is opened, one of the pack, would be standard output.
+    Otherwise the next file opened, one of the pack, would become standard output.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -47,9 +47,9 @@ def _open_closed_streams() -> None:
 
 
 class _Output:
-    """Standard output whose errors say what it is: those of a stream name no file.
+    """Standard output whose errors name it: those of a stream name no file.
 
-    After one, what is still buffered goes nowhere, so that the interpreter does not fail on it too.
+    After an error, buffered output is discarded, so that the interpreter does not fail on it too.
     """
 
     def __init__(self, stream: TextIO):
@@ -78,7 +78,7 @@ def _on_sigterm(signum, frame):
 
 
 def _complain(error: BaseException, options: argparse.Namespace) -> None:
-    """Say on stderr what happened, what to do about it, and what the error collected on its way."""
+    """Print to stderr what happened, the remedy, and the notes added to the error."""
     match error:
         case KeyboardInterrupt():
             what = "interrupted"

@@ -10,7 +10,7 @@ from small_tars import members, write_tar
 
 import sa1bpack
 
-# A stand-in for a module that takes long to import: it raises the signal of Ctrl-C while it does.
+# Stands for a module that is slow to import: it raises the signal of Ctrl-C meanwhile.
 _INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise SystemExit('too late')\n"
 
 
@@ -22,14 +22,14 @@ def tar(tmp_path):
 @pytest.mark.parametrize(
     ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
-def test_an_interruption_while_modules_load_is_no_traceback(tar, tmp_path, name, code, word):
+def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, name, code, word):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
     done = run("pack", tar, "--out", tmp_path / "pack", path=tmp_path / "path")
     assert done == (code, "", f"sa1bpack: {word}\n")
 
 
-def test_an_interrupted_verify_does_not_say_that_it_goes_on(tar, tmp_path):
+def test_an_interrupted_verify_does_not_advise_to_repeat_it(tar, tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, image_size=64, mask_size=16)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "tqdm.py").write_text(_INTERRUPTING.format("SIGINT"))
@@ -45,7 +45,7 @@ def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
     assert (code, error) == (0, "") and out
 
 
-def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path):
+def test_closed_standard_streams_lose_only_the_output(tar, tmp_path):
     for number, closed in enumerate((">&-", ">&- 2>&- <&-")):
         out = tmp_path / f"pack{number}"
         arguments = ("pack", tar, "--out", out, "--workers", 2, *SMALL_FLAGS)

@@ -1,4 +1,4 @@
-"""How a command is called: help, options, paths, and what is said of wrong usage."""
+"""How a command is called: help, options, paths, and messages about wrong usage."""
 
 import hashlib
 import json
@@ -86,13 +86,13 @@ def test_what_follows_two_hyphens_is_a_source_whatever_its_name(
     assert [source["name"] for source in sa1bpack.info(root).manifest.sources] == ["--out"]
 
 
-def test_a_path_that_follows_several_numbers_is_named_with_what_to_do(command, packed, tmp_path):
+def test_a_path_after_several_numbers_is_named_with_the_remedy(command, packed, tmp_path):
     code, _, error = command("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed)
-    assert code == 2 and f"argument --image-id: '{packed}' is no whole number" in error
-    assert error.endswith("give it first\n")
+    assert code == 2 and f"argument --image-id: '{packed}' is not a whole number" in error
+    assert error.endswith("put it first\n")
 
 
-def test_the_home_folder_is_known_in_every_path(command, tar, root, tmp_path, monkeypatch):
+def test_the_home_folder_is_expanded_in_every_path(command, tar, root, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sums").write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n")
     pack = ("pack", "~/sa_000000.tar", "--out", "~/pack", "--md5sums", "~/sums")

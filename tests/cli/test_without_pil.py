@@ -1,4 +1,4 @@
-"""What reads no picture works without PIL; what draws one names the remedy."""
+"""Commands that draw nothing work without PIL; those that draw name the remedy."""
 
 import subprocess
 import sys
