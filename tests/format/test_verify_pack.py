@@ -192,7 +192,7 @@ def test_decreasing_offsets_are_found_even_if_all_digests_match(pack, name, row,
     for quick in (False, True):
         assert message in str(verify(pack, quick=quick).problems[0])
     done = run_script(pack)
-    assert done.returncode == 1 and f"{name}/c.0: offsets do not rise" in done.stdout
+    assert done.returncode == 1 and f"{name}/c.0: offsets must be non-decreasing" in done.stdout
 
 
 def test_a_wrong_shard_index_is_found_even_if_all_digests_match(pack):
@@ -366,7 +366,7 @@ def test_pack_of_another_major_version_is_refused_and_not_called_damaged(pack):
     with pytest.raises(VersionError, match=r"format version 2\.0, but this release reads 1\.x"):
         verify(pack)
     done = run_script(pack)
-    assert done.returncode == 2 and "format version 2, this script knows 1" in done.stderr
+    assert done.returncode == 2 and "format version 2, but this script checks 1" in done.stderr
 
 
 def test_a_sample_whose_offset_decreases_is_named(pack):

@@ -127,4 +127,4 @@ def test_the_script_does_not_wait_for_a_pipe_in_place_of_a_file(pack):
     path.unlink()
     os.mkfifo(path)
     code, text = script_finds(pack)
-    assert code == 1 and f"{path}: a folder, a pipe or a device, where a file must be" in text
+    assert code == 1 and f"{path}: a folder, a pipe or a device, but must be a file" in text
