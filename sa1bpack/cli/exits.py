@@ -56,27 +56,27 @@ def code_of(error: BaseException) -> int:
 
 
 _MORE_MEMORY = "out of memory: use fewer --workers, or raise the limit"
-_PERMISSION = (
-    "permission is missing: check owner and mode (ls -ld), then chmod or chown, or use another user"
-)
+_RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 _REMEDIES = {
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
     errno.ENOMEM: _MORE_MEMORY,
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
     errno.EFBIG: "the limit on file sizes is too low: raise it (ulimit -f unlimited)",
     errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
-    errno.EROFS: "the file system is read-only: choose another folder, or remount it writable",
+    errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }
 
-# Repeating the command is no remedy.
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# Errors that come again however often a command is repeated, until the user does something.
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def is_denied(error: BaseException) -> bool:
-    """Whether the user lacks a permission, or the file system is read-only."""
-    return isinstance(error, OSError) and error.errno in _DENIED
+def advise(error: BaseException, advice: str) -> None:
+    """Add advice to repeat a command to what an error says, where repeating alone can help."""
+    if not (isinstance(error, OSError) and error.errno in _LASTING):
+        error.add_note(advice)
 
 
 def remedy(error: BaseException) -> str | None:

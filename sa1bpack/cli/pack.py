@@ -186,8 +186,7 @@ def _pack(wanted: dict) -> int:
     try:
         result = pack(**wanted)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        if not exits.is_denied(error):
-            error.add_note("repeat the same command to continue from here")
+        exits.advise(error, "repeat the same command to continue from here")
         raise
     print(_summary(result))
     for name, error in result.failed.items():

@@ -76,8 +76,8 @@ def run_repair(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        repeat = "" if exits.is_denied(error) else "; repeat the same command to continue from here"
-        error.add_note(f"nothing sound was touched{repeat}")
+        advice = "nothing sound was touched; repeat the same command to continue from here"
+        exits.advise(error, advice)
         raise
     for problem in result.problems:
         print(printable(problem))
