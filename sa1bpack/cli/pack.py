@@ -7,6 +7,7 @@ from dataclasses import fields
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.errors import FormatError, OutputRefused
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import (
     EMPTY,
     FITS,
@@ -177,12 +178,13 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 
 def _pack(wanted: dict) -> int:
-    from sa1bpack.packing.run import pack
+    with interrupts_held():
+        from sa1bpack.packing.run import pack
 
     try:
         result = pack(**wanted)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        error.add_note("repeat the same command to go on from here")
+        exits.advise(error, "repeat the same command to go on from here")
         raise
     print(_summary(result))
     for name, error in result.failed.items():
@@ -195,7 +197,8 @@ def _pack(wanted: dict) -> int:
 
 
 def _dry_run(wanted: dict) -> int:
-    from sa1bpack.packing.estimate import estimate
+    with interrupts_held():
+        from sa1bpack.packing.estimate import estimate
 
     forecast = estimate(**wanted)
     print(forecast.as_text())
@@ -220,7 +223,7 @@ def _summary(result) -> str:
 
 
 def _this_run(result) -> str:
-    from sa1bpack.packing.watch import nothing_to_do
+    from sa1bpack.packing.progress import nothing_to_do
 
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"

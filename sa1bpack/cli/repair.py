@@ -5,6 +5,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -65,7 +66,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_repair(arguments: argparse.Namespace) -> int:
     """Repair, and print what was wrong and what became of it."""
-    from sa1bpack.packing.repair import repair
+    with interrupts_held():
+        from sa1bpack.packing.repair.run import repair
 
     try:
         result = repair(
@@ -76,7 +78,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        error.add_note("nothing sound was touched; repeat the same command to go on from here")
+        exits.advise(error, "nothing sound was touched; repeat the same command to go on from here")
         raise
     for problem in result.problems:
         print(printable(problem))

@@ -13,8 +13,8 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.format import open_shard
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 def pack_command(tar, root, *more):
@@ -95,10 +95,10 @@ def test_too_many_rejects_fail(command, root, tmp_path):
     code, _, error = command(*pack_command(tar, root, "--max-rejects", 0))
     assert code == 1
     assert error.startswith(
-        "sa1bpack: --max-rejects is 0, and 1 member is rejected; the run ends, and what is "
-        f"published stays:\n  {tar}: sa_1.json: "
+        "sa1bpack: --max-rejects is 0, but 1 member was rejected; the run ends, and published "
+        f"shards stay:\n  {tar}: sa_1.json: "
     )
-    assert "rejects.jsonl" in error and error.endswith("repeat with a higher number\n")
+    assert "rejects.jsonl" in error and error.endswith("repeat with a higher limit\n")
 
 
 def test_a_pack_of_nothing_fails_and_says_where_to_look(command, root, tmp_path):
@@ -151,8 +151,8 @@ def test_a_wrong_md5_fails(command, tar, root, tmp_path):
     [
         (["--fit", "stretch"], "--fit"), (["--max-masks", "few"], "'few' is neither"),
         (["--workers", "0"], ": --workers is 0"), (["--select", "best"], "--select"),
-        (["--mask-size", "20"], ": --mask-size is 20; a multiple of 8"),
-        (["--image-size", "1"], ": --image-size is 1; a whole number from 16 to 8192"),
+        (["--mask-size", "20"], ": --mask-size is 20: choose a multiple of 8"),
+        (["--image-size", "1"], ": --image-size is 1: choose a whole number from 16 to 8192"),
         (["--max-rejects", "-1"], ": --max-rejects is -1"),
         (["--max-area-frac", "2"], ": --max-area-frac must be at most 1"),
         (["--min-stability", "80"], ": --min-stability must be at most 1, got 80"),
@@ -205,10 +205,10 @@ def test_a_folder_of_something_else_and_another_source_of_the_name_are_refused(
 
 
 def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
-    ledger = Ledger(root, PackOptions(**SMALL))
+    state = PackState(root, PackOptions(**SMALL))
     code, _, error = command(*pack_command(tar, root))
     assert code == 3 and "another process packs into this folder" in error
-    ledger.release()
+    state.release()
     assert command(*pack_command(tar, root))[0] == 0
     before = contents(root)
     code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))
@@ -244,7 +244,8 @@ def test_a_file_in_the_place_of_the_output_folder_is_wrong_usage(command, tar, t
         code, _, error = command(*pack_command(tar, out, *more))
         assert code == 2
         assert error == (
-            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; name a folder, new or of a pack\n"
+            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; give a new folder, or "
+            "that of a pack\n"
         )
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -253,7 +254,7 @@ def test_a_full_disk_is_a_disk_error_and_tells_how_to_go_on(command, tar, root, 
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
 
-    monkeypatch.setattr("sa1bpack.packing.run.Ledger", full)
+    monkeypatch.setattr("sa1bpack.packing.run.PackState", full)
     code, _, error = command(*pack_command(tar, root))
     assert code == 4 and "No space left on device" in error
     assert error.endswith("sa1bpack: repeat the same command to go on from here\n")

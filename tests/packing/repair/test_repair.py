@@ -22,9 +22,9 @@ from sa1bpack.errors import (
 )
 from sa1bpack.format import open_shard, publish, read_manifest
 from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.repair import OWN_FILES
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.repair.run import OWN_FILES
 
 FIRST, SECOND = "sa_000000-000", "sa_000000-001"
 # The format's version in a manifest and in a group: what is before and behind its minor number.
@@ -168,7 +168,7 @@ def test_only_pairs_of_damaged_shards_are_decoded_and_only_their_tars_read(
         decoded.append(file_name)
         return original(file_name, *arguments)
 
-    from sa1bpack.packing.engines import inline
+    from sa1bpack.packing.execution import inline
 
     original = inline.attempt
     monkeypatch.setattr(inline, "attempt", attempt)
@@ -199,7 +199,7 @@ def test_what_lacks_its_tar_is_left_as_it_was_and_named(root, tars, expected):
     left = contents(root)[f"shards/{FIRST}/mask_bits/c.0.0.0"]
     result = sa1bpack.repair(root, tars[1], workers=1)
     assert result.repaired == ["sa_000001-000"] and not result.ok
-    assert result.left == {FIRST: "the source sa_000000 is needed, and was not given"}
+    assert result.left == {FIRST: "the source sa_000000 is needed, but was not given"}
     assert contents(root) == {**expected, f"shards/{FIRST}/mask_bits/c.0.0.0": left}
     assert {problem.shard for problem in sa1bpack.verify(root).problems} == {FIRST}
 
@@ -252,7 +252,7 @@ def test_files_that_are_not_the_packs_are_listed_and_never_touched(root, tars, e
     assert len(result.extra) == 4 and contents(root) == before
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     result = sa1bpack.repair(root, tars, workers=1)
-    assert "move it away first" in result.left[FIRST]
+    assert "move them away first" in result.left[FIRST]
     assert (root / "shards" / FIRST / "notes.txt").read_text() == "mine"
     (root / "shards" / FIRST / "notes.txt").unlink()
     result = sa1bpack.repair(root, tars, workers=1)
@@ -360,7 +360,7 @@ def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_
         sa1bpack.repair(root, tars, workers=1)
     for folder in (root / "shards").glob("sa_*"):
         flip(folder / "zarr.json")
-    with pytest.raises(FormatError, match="no shard can tell what was packed"):
+    with pytest.raises(FormatError, match="no shard records what was packed"):
         sa1bpack.repair(root, tars, workers=1)
     assert contents(root).keys() == before.keys()
 
@@ -445,7 +445,7 @@ def test_the_packs_own_files_stay_damaged_with_a_shard_that_they_would_describe_
 @pytest.fixture
 def other_versions(monkeypatch):
     versions = {"sa1bpack": "9.9"}
-    monkeypatch.setattr("sa1bpack.packing.repair.versions_in_force", lambda: versions)
+    monkeypatch.setattr("sa1bpack.packing.repair.run.versions_in_force", lambda: versions)
     return versions
 
 
@@ -454,8 +454,8 @@ def test_other_versions_are_told_with_what_is_the_same(root, tars, expected, oth
     result = sa1bpack.repair(root, tars, workers=1)
     assert result.ok and result.repaired == [FIRST] and result.rewritten
     (note,) = result.notes
-    assert "by sa1bpack 9.9; it was made by " in note
-    assert "4 of 4 samples are the same to the byte" in note
+    assert "by sa1bpack 9.9; it was packed by " in note
+    assert "4 of 4 samples are identical" in note
     report = sa1bpack.verify(root)
     assert report.ok and report.complete
     found = contents(root)
@@ -580,10 +580,10 @@ def test_shards_that_are_named_are_read_in_full_and_the_others_checked_quickly(
 
 
 def test_a_folder_that_is_packed_into_is_refused(root, tars):
-    ledger = Ledger(root, PackOptions(**SMALL))
+    state = PackState(root, PackOptions(**SMALL))
     with pytest.raises(OutputLocked):
         sa1bpack.repair(root, tars, workers=1)
-    ledger.release()
+    state.release()
     assert sa1bpack.repair(root, tars, workers=1).ok
 
 
@@ -591,12 +591,12 @@ def test_a_damaged_shard_stays_until_its_replacement_is_whole(root, tars, monkey
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     before = contents(root)
 
-    def look(*_):
+    def inspect(*_):
         found = contents(root)
         assert found.items() >= before.items()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sa1bpack.packing.repair.put_in_place", look)
+    monkeypatch.setattr("sa1bpack.packing.repair.run.put_in_place", inspect)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.repair(root, tars, workers=1)
     assert contents(root) == before
