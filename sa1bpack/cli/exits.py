@@ -54,7 +54,7 @@ def code_of(error: BaseException) -> int:
 
 
 _MORE_MEMORY = "memory is short: take fewer --workers, or raise its limit"
-_RIGHTS = "the right is missing: look at owner and mode (ls -ld); chmod, chown, or another user"
+_RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 _REMEDIES = {
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
@@ -63,8 +63,18 @@ _REMEDIES = {
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
     errno.EFBIG: "the limit on the size of a file is too low: ulimit -f unlimited",
     errno.EMFILE: "the limit of open files is too low: raise it (ulimit -n)",
-    errno.EROFS: "the disk can only be read: another folder is needed, or another mount",
+    errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }
+
+
+# Errors that come again however often a command is repeated, until the user does something.
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def advise(error: BaseException, advice: str) -> None:
+    """Add advice to repeat a command to what an error says, where repeating alone can help."""
+    if not (isinstance(error, OSError) and error.errno in _LASTING):
+        error.add_note(advice)
 
 
 def remedy(error: BaseException) -> str | None:
