@@ -1,4 +1,4 @@
-"""Without PIL, which no requirement can name, packing ends with the message that says what to do."""
+"""Without PIL, which no requirement can name, packing ends with the message of the remedy."""
 
 import subprocess
 import sys
