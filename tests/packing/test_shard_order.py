@@ -1,7 +1,6 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -91,7 +90,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
 
 
-def test_what_waits_for_an_earlier_pair_is_released_when_the_unit_is_given_up(no_queues):
+def test_what_waits_for_an_earlier_pair_is_released_when_the_shard_is_given_up(no_queues):
     builder = ShardBuilder("sa_1", 2, FIRST, Path(), OPTIONS, None)
     released = []
     for index in (0, 2, 3):
@@ -127,7 +126,7 @@ def nothing():
     pass
 
 
-def test_rejects_of_units_without_a_sample_come_in_the_order_of_the_tar(packer_of):
+def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_of):
     packer, state, reader = packer_of(6)
     for index in range(6):
         packer.begin(index, b"8 bytes.")
@@ -159,7 +158,7 @@ class Interrupted(Exception):
     pass
 
 
-def lane_with_a_resolved_unit(packer_of) -> tuple[SourcePacker, ShardBuilder]:
+def packer_with_a_resolved_shard(packer_of) -> tuple[SourcePacker, ShardBuilder]:
     """A packer and its open builder, both samples of which are packed."""
     packer, _, _ = packer_of(2)
     for index in range(2):
@@ -169,13 +168,13 @@ def lane_with_a_resolved_unit(packer_of) -> tuple[SourcePacker, ShardBuilder]:
 
 
 @pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
-def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
+def test_a_shard_that_is_interrupted_on_its_way_to_publication_is_not_lost(
     packer_of, no_queues, monkeypatch, step
 ):
     def interrupt(*_):
         raise Interrupted
 
-    packer, builder = lane_with_a_resolved_unit(packer_of)
+    packer, builder = packer_with_a_resolved_shard(packer_of)
     if step == "entered":
         packer._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
     else:
@@ -186,14 +185,14 @@ def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
     assert builder._shard.ended
 
 
-def test_a_unit_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
+def test_a_shard_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
     packer_of, no_queues, monkeypatch
 ):
     class Interrupting(dict):
         def __delitem__(self, key):
             raise Interrupted
 
-    packer, builder = lane_with_a_resolved_unit(packer_of)
+    packer, builder = packer_with_a_resolved_shard(packer_of)
     published = Future()
     monkeypatch.setattr(ShardBuilder, "publish", lambda *_: published)
     monkeypatch.setattr(ShardBuilder, "end", lambda _: published.cancel())
@@ -216,6 +215,8 @@ class SlowWriter:
 
     def append(self, rows):
         self.did.append(rows["n"])
+        if "begun" in rows:
+            rows["begun"].set()
         rows["wait"].wait(30)
         if rows.get("error"):
             raise rows["error"]
@@ -263,12 +264,16 @@ def test_after_an_error_nothing_more_is_written_and_all_is_released(queue):
 
 
 def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(queue):
-    gate, released = threading.Event(), []
+    gate, begun, released = threading.Event(), threading.Event(), []
+
+    def release(n: int) -> None:
+        released.append(n)
+        if len(released) == 4:  # all but the one in work, which `end` waits for only now
+            gate.set()
+
     for n in range(5):
-        queue.append({"n": n, "wait": gate}, lambda n=n: released.append(n))
-    while SlowWriter.made is None or SlowWriter.made.did == []:
-        time.sleep(0.001)
-    threading.Timer(0.05, gate.set).start()
+        queue.append({"n": n, "wait": gate, "begun": begun}, lambda n=n: release(n))
+    assert begun.wait(30)
     queue.end()
     queue.end()
     assert SlowWriter.made.did == [0, "discard", "discard"] and sorted(released) == list(range(5))

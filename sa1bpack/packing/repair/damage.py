@@ -212,11 +212,8 @@ def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
 
 def _digest_is_damaged(found: str, expected: str) -> bool:
     """Whether the expected digest must be damaged itself."""
-    return (
-        0
-        < sum(one != other for one, other in zip(found, expected, strict=True))
-        <= _MAX_WRONG_DIGITS
-    )
+    wrong = sum(one != other for one, other in zip(found, expected, strict=True))
+    return 0 < wrong <= _MAX_WRONG_DIGITS
 
 
 def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
@@ -250,9 +247,12 @@ def _manifest_of_shards(root: Path) -> Manifest:
     """A manifest of an unfinished pack, from the records of its sound shards."""
     shards = []
     for folder in shard_folders(root):
-        with suppress(FormatError, OSError):
+        # An error of the disk is raised: a shard that cannot be read now must not be missing after.
+        with suppress(FormatError, FileNotFoundError, NotADirectoryError):
             shard = open_shard(folder)
-            if shard.attributes == recorded_attributes(folder) and _is_in_its_place(shard):
+            written = _read_written_attributes(folder)
+            if shard.attributes == written and _is_in_its_place(shard):
+                check_shard_record(written, folder)
                 shards.append(shard)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
     lost = f"{root / MANIFEST_NAME}: lost, and "
@@ -297,10 +297,15 @@ def _written_version(folder: Path) -> tuple[int, int] | None:
 def _written_attributes(folder: Path) -> dict[str, Any] | None:
     """The attributes of a group with a checksum file, or None if they may be damaged."""
     try:
-        expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
-        data = read_metadata_file(folder / METADATA_NAME)
+        return _read_written_attributes(folder)
     except (FormatError, OSError):
         return None
+
+
+def _read_written_attributes(folder: Path) -> dict[str, Any] | None:
+    """As `_written_attributes`, but raises FormatError and OSError for unreadable files."""
+    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
+    data = read_metadata_file(folder / METADATA_NAME)
     if xxhash.xxh3_128_hexdigest(data) != expected:
         return None
     return msgspec.json.decode(data)["attributes"]["sa1bpack"]
