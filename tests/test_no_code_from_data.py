@@ -25,10 +25,10 @@ ALLOWED = {
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
     **{
         (
-            f"sa1bpack/packing/engines/{module}.py",
+            f"sa1bpack/packing/execution/{module}.py",
             "multiprocessing",
         ): "its own processes' socket pair"
-        for module in ("crew", "worker")
+        for module in ("worker_pool", "worker")
     },
 }
 # File loaders of numpy and torch, which unpickle if allowed to.

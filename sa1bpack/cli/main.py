@@ -11,6 +11,7 @@ from typing import TextIO
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
 from sa1bpack.errors import OptionError, PackError
+from sa1bpack.packing import interrupts
 from sa1bpack.wording import printable
 
 
@@ -19,10 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace()
     try:
         _open_closed_streams()
-        signal.signal(signal.SIGTERM, _on_sigterm)
+        _handle_signals()
         with redirect_stdout(_Output(sys.stdout)):
-            options = parse(list(sys.argv[1:] if arguments is None else arguments))
+            with interrupts.interrupts_held():  # while modules load, which may catch anything
+                options = parse(list(sys.argv[1:] if arguments is None else arguments))
             code = options.run(options)
+            interrupts.check()
             sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
@@ -73,8 +76,17 @@ class _Output:
             raise
 
 
-def _on_sigterm(signum, frame):
-    raise exits.Terminated
+def _handle_signals() -> None:
+    """Let SIGINT and SIGTERM end the command, unless the caller had them ignored (nohup)."""
+    interrupts.forget()
+    for number in interrupts.SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _on_signal)
+
+
+def _on_signal(number, frame):
+    interrupts.record(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else exits.Terminated
 
 
 def _complain(error: BaseException, options: argparse.Namespace) -> None:

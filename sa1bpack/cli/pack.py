@@ -7,6 +7,7 @@ from dataclasses import fields
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.errors import FormatError, OutputRefused
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import (
     EMPTY,
     FITS,
@@ -181,7 +182,8 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 
 def _pack(wanted: dict) -> int:
-    from sa1bpack.packing.run import pack
+    with interrupts_held():
+        from sa1bpack.packing.run import pack
 
     try:
         result = pack(**wanted)
@@ -199,7 +201,8 @@ def _pack(wanted: dict) -> int:
 
 
 def _dry_run(wanted: dict) -> int:
-    from sa1bpack.packing.estimate import estimate
+    with interrupts_held():
+        from sa1bpack.packing.estimate import estimate
 
     forecast = estimate(**wanted)
     print(forecast.as_text())
@@ -224,7 +227,7 @@ def _summary(result) -> str:
 
 
 def _this_run(result) -> str:
-    from sa1bpack.packing.watch import nothing_to_do
+    from sa1bpack.packing.progress import nothing_to_do
 
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"

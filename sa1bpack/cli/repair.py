@@ -5,6 +5,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -65,7 +66,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_repair(arguments: argparse.Namespace) -> int:
     """Repair, and print what was damaged and what was done."""
-    from sa1bpack.packing.repair import repair
+    with interrupts_held():
+        from sa1bpack.packing.repair.run import repair
 
     try:
         result = repair(

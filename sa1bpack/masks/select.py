@@ -2,23 +2,22 @@
 
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 
 import numpy as np
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
 
 ORDERS = ("largest", "random", "iou", "stability")
+MAX_MASKS = MAX_AREA = 2**31 - 1
+MAX_SEED = 2**32 - 1
 # What is higher was meant as a percentage: a predicted IoU may exceed 1, but a little only.
 _HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
 
 
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < high:
-        raise OptionError(f"{name} must be a whole number from {low} to {high - 1}, got {value!r}")
-
-
 def _check_bound(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value):
+    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
         raise OptionError(f"{name} must be a finite number, got {value!r}")
     if value > _HIGHEST[name]:
         raise OptionError(
@@ -59,11 +58,10 @@ class MaskRule:
 
     def __post_init__(self):
         if self.max_masks is not None:
-            _check_int("max_masks", self.max_masks, 0, 2**31)
-        if self.select not in ORDERS:
-            raise OptionError(f"select must be one of {', '.join(ORDERS)}, got {self.select!r}")
-        _check_int("seed", self.seed, 0, 2**32)
-        _check_int("min_area", self.min_area, 0, 2**31)
+            whole_number("max_masks", self.max_masks, 0, MAX_MASKS)
+        choice("select", self.select, ORDERS)
+        whole_number("seed", self.seed, 0, MAX_SEED)
+        whole_number("min_area", self.min_area, 0, MAX_AREA)
         for name in _HIGHEST:
             if getattr(self, name) is not None:
                 _check_bound(name, getattr(self, name))

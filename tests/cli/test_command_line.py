@@ -14,8 +14,8 @@ from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format import open_shard
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 def pack_command(tar, root, *more):
@@ -96,10 +96,10 @@ def test_too_many_rejects_fail(command, root, tmp_path):
     code, _, error = command(*pack_command(tar, root, "--max-rejects", 0))
     assert code == 1
     assert error.startswith(
-        "sa1bpack: --max-rejects is 0, and 1 member is rejected; the run ends, and what is "
-        f"published stays:\n  {tar}: sa_1.json: "
+        "sa1bpack: --max-rejects is 0, but 1 member was rejected; the run ends, and published "
+        f"shards stay:\n  {tar}: sa_1.json: "
     )
-    assert "rejects.jsonl" in error and error.endswith("repeat with a higher number\n")
+    assert "rejects.jsonl" in error and error.endswith("repeat with a higher limit\n")
 
 
 def test_a_run_that_packs_no_image_fails_and_says_where_to_look(command, root, tmp_path):
@@ -152,8 +152,8 @@ def test_a_wrong_md5_fails(command, tar, root, tmp_path):
     [
         (["--fit", "stretch"], "--fit"), (["--max-masks", "few"], "'few' is neither"),
         (["--workers", "0"], ": --workers is 0"), (["--select", "best"], "--select"),
-        (["--mask-size", "20"], ": --mask-size is 20; a multiple of 8"),
-        (["--image-size", "1"], ": --image-size is 1; a whole number from 16 to 8192"),
+        (["--mask-size", "20"], ": --mask-size is 20: choose a multiple of 8"),
+        (["--image-size", "1"], ": --image-size is 1: choose a whole number from 16 to 8192"),
         (["--max-rejects", "-1"], ": --max-rejects is -1"),
         (["--max-area-frac", "2"], ": --max-area-frac must be at most 1"),
         (["--min-stability", "80"], ": --min-stability must be at most 1, got 80"),
@@ -206,10 +206,10 @@ def test_a_foreign_folder_and_another_source_of_the_same_name_are_refused(
 
 
 def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
-    ledger = Ledger(root, PackOptions(**SMALL))
+    state = PackState(root, PackOptions(**SMALL))
     code, _, error = command(*pack_command(tar, root))
     assert code == 3 and "another process packs into this folder" in error
-    ledger.release()
+    state.release()
     assert command(*pack_command(tar, root))[0] == 0
     before = contents(root)
     code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))
@@ -245,7 +245,8 @@ def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_p
         code, _, error = command(*pack_command(tar, out, *more))
         assert code == 2
         assert error == (
-            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; name a folder, new or of a pack\n"
+            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; give a new folder, or "
+            "that of a pack\n"
         )
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -254,7 +255,7 @@ def test_a_full_disk_is_a_disk_error_and_names_how_to_continue(command, tar, roo
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
 
-    monkeypatch.setattr("sa1bpack.packing.run.Ledger", full)
+    monkeypatch.setattr("sa1bpack.packing.run.PackState", full)
     code, _, error = command(*pack_command(tar, root))
     assert code == 4 and "No space left on device" in error
     assert error.endswith("sa1bpack: repeat the same command to continue from here\n")
@@ -274,7 +275,6 @@ def test_a_missing_permission_has_a_remedy_of_its_own_not_to_repeat_the_command(
     for called, arguments in (
         ("report.info.info", ("info", packed)),
         ("packing.run.pack", pack_command(tar, packed)),
-        ("packing.repair.repair", ("repair", packed, tar)),
     ):
         monkeypatch.setattr(f"sa1bpack.{called}", refuse)
         exit_code, out, error = command(*arguments)

@@ -7,8 +7,8 @@ import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
     code, out, error = command("repair", root)
     assert code == 1 and out.splitlines()[-1].endswith("STILL DAMAGED")
     assert error == (
-        "sa1bpack: sa_000000-000 is still damaged: the source sa_000000 is needed, and was not "
+        "sa1bpack: sa_000000-000 is still damaged: the source sa_000000 is needed, but was not "
         "given\n"
     )
 
@@ -76,9 +76,9 @@ def test_a_missing_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(
     assert command("repair", tmp_path / "none")[0] == 2
     assert command("repair", root, tmp_path / "none.tar")[0] == 2
     assert command("repair", root, "--workers", "0")[0] == 2
-    ledger = Ledger(root, PackOptions(**SMALL, max_masks=2))
+    state = PackState(root, PackOptions(**SMALL, max_masks=2))
     assert command("repair", root)[0] == 3
-    ledger.release()
+    state.release()
 
 
 def test_a_pack_that_is_not_complete_says_so(command, root, tar):

@@ -57,7 +57,7 @@ def test_the_repair_command_can_be_copied_into_a_shell(command, root):
     write_tar(tar, members(range(6)))
     (root / "manifest.json").unlink()
     _, _, error = command("pack", tar, "--out", root)
-    assert error.endswith(f"it: sa1bpack repair '{root}' TARS\n")
+    assert error.endswith(f"manifest: sa1bpack repair '{root}' TARS\n")
 
 
 @pytest.mark.parametrize("flags", [(), ("--quick",)], ids=["full", "quick"])
@@ -75,7 +75,7 @@ def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, ro
         f"{root}: NOT ALL CHECKED: 1 problem; 6 images in 2 shards, "
         f"{'quick check' if flags else 'every byte read'}, except what may not be read"
     )
-    assert repaired[0] == 1 and "Permission denied; look at its owner and mode" in repaired[2]
+    assert repaired[0] == 1 and "Permission denied; check its owner and mode" in repaired[2]
     file.chmod(0o644)
     assert command("verify", root)[0] == 0
 

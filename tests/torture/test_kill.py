@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL_FLAGS, published, temporaries, workers_of
+from commands import SMALL_FLAGS, finish, published, start, temporaries, workers_of
 from forked import Forked
 from scenarios import SCENARIOS, Case, Stage, check_whole
 from small_tars import SMALL, contents, members, write_tar
@@ -91,19 +92,19 @@ def runs(tars, tmp_path, torture) -> Runs:
 
 def kill(run: Forked, whom: str, rng: random.Random) -> bool:
     """Send SIGKILL to the packer, to one of its workers, or to all at once; False: too late."""
-    crew = workers_of(run.pid)
+    workers = workers_of(run.pid)
     if run.ended():
         return False
-    if whom == "worker" and crew:
+    if whom == "worker" and workers:
         with suppress(psutil.NoSuchProcess):
-            rng.choice(crew).kill()
+            rng.choice(workers).kill()
     elif whom == "all":
         os.killpg(run.pid, signal.SIGKILL)
     else:
         os.kill(run.pid, signal.SIGKILL)
-    if whom != "worker" or not crew:
+    if whom != "worker" or not workers:
         run.wait()
-    _, left = psutil.wait_procs(crew if run.ended() else [], timeout=60)
+    _, left = psutil.wait_procs(workers if run.ended() else [], timeout=60)
     assert left == []
     return True
 
@@ -173,25 +174,51 @@ def test_a_signal_at_a_random_moment_stops_tidily(
         runs.root = tmp_path / f"pack{codes.total()}"
         workers = torture.rng.choice((1, 2))
         run = runs.start(workers)
-        # Before, its handlers of signals may not stand (tests/cli/test_interrupts.py).
+        # Earlier, it may not have its handlers yet (see the next test).
         run.wait_until(lambda: (runs.root / ".lock").exists())
         runs.wait_for_a_moment(run)
-        crew = workers_of(run.pid)
+        processes = workers_of(run.pid)
         with suppress(ProcessLookupError):
             # A terminal and a job scheduler send it to all processes, `kill` to the packer alone.
             torture.rng.choice((os.kill, os.killpg))(run.pid, sent)
         found, said = run.wait()
         codes[found] += 1
-        assert psutil.wait_procs(crew, timeout=60)[1] == []
+        assert psutil.wait_procs(processes, timeout=60)[1] == []
         if found != 0:
             assert found == code, said
-            advice = "repeat the same command to go on from here"
+            advice = "repeat the same command to continue from here"
             assert said == f"sa1bpack: {word}\nsa1bpack: {advice}\n"
         check_whole(runs.root)
         found, said = runs.start(workers).wait()
         assert found == 0, said
         assert contents(runs.root) == expected
     torture.record(f"{sent.name} at random", goal, "all stopped tidily and were resumed")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_ends_the_run(tars, tmp_path, torture, sent):
+    """In a fresh interpreter, which imports modules and loads kernels in its first second."""
+    root = tmp_path / "pack"
+    flags = ("--image-size", 2048, "--mask-size", 512, "--samples-per-shard", 8)
+    own = {signal.SIGINT: 130, signal.SIGTERM: 143}[sent]
+    rounds, codes = torture.rounds(2, 40), Counter()
+    for _ in range(rounds):
+        shutil.rmtree(root, ignore_errors=True)  # each time from the start: none is done too soon
+        workers = torture.rng.choice((1, 2))
+        process = start("pack", *tars, "--out", root, "--workers", workers, *flags)
+        time.sleep(torture.rng.uniform(0, 1))
+        process.send_signal(sent)
+        code, _, said = finish(process)
+        codes[code] += 1
+        assert code != 0, said
+        # Before the command has its handlers, the interpreter ends in its own way.
+        if code == own:
+            assert said.startswith("sa1bpack: ") and "Traceback" not in said
+        else:
+            assert not root.exists()
+        check_whole(root)
+    ends = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+    torture.record(f"{sent.name} as it starts", rounds, f"none lost (exit codes {ends})")
 
 
 def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(

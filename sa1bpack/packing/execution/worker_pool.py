@@ -1,4 +1,4 @@
-"""The worker processes as their parent sees them."""
+"""Worker processes, as their parent starts and ends them."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from sa1bpack.errors import PackError
-from sa1bpack.packing.engines.arena import Arena
-from sa1bpack.packing.engines.worker import JOBS_IN_HAND
+from sa1bpack.packing.execution.shared_slots import SharedSlots
+from sa1bpack.packing.execution.worker import JOBS_PER_WORKER
 from sa1bpack.packing.options import PackOptions
 
 # Libraries' own threads would only compete with the other workers.
@@ -20,11 +20,11 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_T
 
 
 @dataclass
-class WorkerHandle:
+class WorkerProcess:
     """One worker process.
 
     jobs
-        Numbers of the jobs it holds, in the order sent: at most JOBS_IN_HAND.
+        Numbers of the jobs it holds, in the order sent; at most JOBS_PER_WORKER.
     """
 
     process: subprocess.Popen
@@ -33,9 +33,9 @@ class WorkerHandle:
     jobs: list[int] = field(default_factory=list)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """How many more jobs it may be sent."""
-        return JOBS_IN_HAND - len(self.jobs) if self.ready else 0
+        return JOBS_PER_WORKER - len(self.jobs) if self.ready else 0
 
     def end(self, kill: bool = False) -> None:
         """Close the socket, which ends the process, and wait for it."""
@@ -68,7 +68,7 @@ class WorkerHandle:
 def _signals_kept_from_children() -> Iterator[None]:
     """Block SIGINT and SIGTERM, which a child inherits.
 
-    Terminals and job schedulers send them to every process of a run. The parent alone heeds them;
+    Terminals and job schedulers send them to every process of a run. Only the parent handles them:
     it closes the sockets, which ends the workers.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -78,15 +78,15 @@ def _signals_kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_worker(options: PackOptions, arena: Arena) -> WorkerHandle:
-    """Start one worker; it says ("ready",) when it takes jobs."""
+def start_worker(options: PackOptions, shared_slots: SharedSlots) -> WorkerProcess:
+    """Start one worker; it sends ("ready",) once it takes jobs."""
     mine, its = socket.socketpair()
     connection, process = Connection(mine.detach()), None
     try:
         with its, _signals_kept_from_children():
-            process = _launch(its.fileno(), arena)
+            process = _start_process(its.fileno(), shared_slots)
         connection.send(options)
-    except BaseException as error:  # Ctrl-C too, which is let through as soon as it has started
+    except BaseException as error:  # Ctrl-C too, delivered once the process has started
         connection.close()
         if process is not None:
             process.kill()
@@ -94,19 +94,19 @@ def start_worker(options: PackOptions, arena: Arena) -> WorkerHandle:
         if isinstance(error, OSError):
             raise PackError(f"a worker process could not be started: {error}") from error
         raise
-    return WorkerHandle(process, connection)
+    return WorkerProcess(process, connection)
 
 
-def _launch(descriptor: int, arena: Arena) -> subprocess.Popen:
+def _start_process(descriptor: int, shared_slots: SharedSlots) -> subprocess.Popen:
     return subprocess.Popen(
         [
             sys.executable,
             "-m",
-            "sa1bpack.packing.engines.worker",
-            *map(str, (descriptor, arena.descriptor, arena.slots)),
+            "sa1bpack.packing.execution.worker",
+            *map(str, (descriptor, shared_slots.descriptor, shared_slots.count)),
         ],
         stdin=subprocess.DEVNULL,
-        pass_fds=(descriptor, arena.descriptor),
+        pass_fds=(descriptor, shared_slots.descriptor),
         env={
             **os.environ,
             **_ONE_THREAD,

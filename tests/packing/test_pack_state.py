@@ -16,8 +16,8 @@ from sa1bpack.errors import (
     SourceError,
     VersionError,
 )
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 from sa1bpack.source.pairs import PairReader
 
 
@@ -32,12 +32,12 @@ def root(tmp_path):
 
 
 def test_a_second_packer_is_refused_while_the_first_one_works(tar, root):
-    ledger = Ledger(root, PackOptions(**SMALL))
+    state = PackState(root, PackOptions(**SMALL))
     before = contents(root)
     with pytest.raises(OutputLocked, match="another process packs into this folder"):
         sa1bpack.pack(tar, root, workers=1, **SMALL)
     assert contents(root) == before
-    ledger.release()
+    state.release()
     assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
 
 
@@ -138,7 +138,7 @@ def test_a_shard_under_another_name_is_named_and_not_taken_in(tar, root, change)
     shutil.copytree(ours, other)
     if change == "renamed":
         shutil.rmtree(ours)
-    with pytest.raises(FormatError, match="it holds part 1 of sa_000000, which is sa_000000-001"):
+    with pytest.raises(FormatError, match="part 1 of sa_000000, whose name is sa_000000-001"):
         sa1bpack.pack(tar, root, workers=1, **SMALL)
     shutil.rmtree(other)
     assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete

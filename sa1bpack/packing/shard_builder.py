@@ -1,4 +1,4 @@
-"""One shard in the making: samples are appended in the order of the tar, whoever finishes first."""
+"""Builds one shard: samples are appended in the order of the tar, whichever is decoded first."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ import xxhash
 from sa1bpack.format import ShardEntry
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.writers import ShardQueue, Writers
+from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
 
 
 def shard_name(source: str, part: int) -> str:
@@ -20,12 +20,12 @@ def shard_name(source: str, part: int) -> str:
 
 @dataclass(frozen=True)
 class Dropped:
-    """No mask of the sample passed the filters, and the options drop such images."""
+    """No masks of the sample remained, and the options drop such images."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A member cannot be used. `as_json` is its line in rejects.jsonl, less the tar's name."""
+    """A member cannot be used. `as_json` is its line in rejects.jsonl, without the source."""
 
     member: str
     code: str
@@ -43,9 +43,9 @@ class PublishedShard:
     """A shard under its final name.
 
     attributes
-        What the packer recorded in it: source, part, first_pair, pairs, pairs_digest (XXH3-64 of
-        the pairs' digests: whether a source is still the same), dropped, rejects, unknown_keys,
-        packed_by, and options (all of the pack's, so that a lost manifest can be made again).
+        The packer's record: source, part, first_pair, pairs, pairs_digest (XXH3-64 of the pairs'
+        digests, which tells whether a source is still the same), dropped, rejects, unknown_keys,
+        packed_by, and options (all of the pack's, so that a lost manifest can be rewritten).
     """
 
     entry: ShardEntry
@@ -53,12 +53,12 @@ class PublishedShard:
 
 
 @dataclass
-class Unit:
-    """Pairs [first, first + samples_per_shard) of one source.
+class ShardBuilder:
+    """Builds the shard of pairs [first, first + samples_per_shard) of one source.
 
-    An outcome takes effect when those of all earlier pairs have: the order in the shard is that of
-    the tar, whoever was faster. Writing begins with the first packed sample, so a unit without one
-    leaves nothing.
+    An outcome takes effect after those of all earlier pairs: the order in the shard is that of the
+    tar, whichever was decoded first. Writing begins with the first packed sample, so without one
+    nothing is left on disk.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Unit:
     first: int
     shards_dir: Path
     options: PackOptions
-    writers: Writers
+    writers: WriterThreads
     rejects: list[Rejected] = field(default_factory=list)
     unknown_keys: set[str] = field(default_factory=set)
     dropped: int = 0
@@ -84,14 +84,14 @@ class Unit:
         return shard_name(self.source, self.part)
 
     def begin(self, digest: bytes) -> None:
-        """The next pair of the unit, in the order of the source, has this digest."""
+        """The next pair, in the order of the source, has this digest."""
         self._pairs_digest.update(digest)
 
     def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
         """Take a pair's outcome.
 
         release
-            Called, in any thread, when the rows of the outcome are needed no more.
+            Called, in any thread, when the rows of the outcome are no longer needed.
         """
         self._early[index] = outcome, release
         while self._next in self._early:
@@ -114,7 +114,7 @@ class Unit:
             self.dropped += 1
 
     def close(self, end: int) -> None:
-        """No pair from `end` on belongs to this unit."""
+        """No pair from `end` on belongs to this shard."""
         self._end = end
 
     @property
@@ -124,12 +124,12 @@ class Unit:
 
     @property
     def complete(self) -> bool:
-        """Every pair has its outcome, and writing has been begun for every packed one."""
+        """Every pair has its outcome, and every packed one was handed to the writer threads."""
         return self.closed and self._next == self._end
 
     @property
     def empty(self) -> bool:
-        """No sample of it is packed so far."""
+        """No sample is packed so far."""
         return self._shard is None
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class Unit:
             self._shard.check()
 
     def attributes(self, packed_by: dict[str, str]) -> dict:
-        """What the shard records of its making; see PublishedShard."""
+        """The packer's record in the shard; see PublishedShard."""
         return {
             "source": self.source,
             "part": self.part,
@@ -153,11 +153,11 @@ class Unit:
         }
 
     def publish(self, attributes: dict) -> Future[ShardEntry]:
-        """Have a complete unit published that is not empty, with these `attributes`."""
+        """Publish the shard, which must be complete and not empty, with these `attributes`."""
         return self._shard.publish(attributes)
 
     def end(self) -> None:
-        """Leave no thread behind, and nothing on disk but what is published."""
+        """Release all rows, and discard the shard unless it is published."""
         for _, release in self._early.values():
             release()
         self._early.clear()

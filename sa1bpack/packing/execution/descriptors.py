@@ -1,4 +1,4 @@
-"""Room for the files that a run holds open at once."""
+"""The limit on open files, raised to what a run holds open at once."""
 
 import resource
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from sa1bpack.errors import PackError
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.writers import MOST_IN_PUBLICATION
+from sa1bpack.packing.writer_threads import MAX_IN_PUBLICATION
 
 # The interpreter, its streams and libraries, the lock, sockets, files that are open for a moment.
 _BASE = 48
@@ -16,10 +16,10 @@ _SOURCE = 3
 
 @contextmanager
 def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
-    """Raise the soft limit of open files, within, to what a run with so many workers needs.
+    """Raise the soft limit on open files, within the block, to what a run needs.
 
     It is usually 1024, and the hard limit, up to which a process may raise it, far higher. Raises
-    PackError when even that is too low.
+    PackError if the hard limit is too low; `workers` is named there.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -28,7 +28,7 @@ def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise PackError(
             f"a run with --workers {workers} holds up to {needed} files open, and the limit here "
-            f"is {hard}; take fewer workers, or raise the limit (ulimit -Hn)"
+            f"is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     try:
@@ -43,19 +43,21 @@ def needed_inline(options: PackOptions) -> int:
     return _BASE + _SOURCE + _of_shards(options, 2)
 
 
-def needed_with_processes(options: PackOptions, workers: int, feeders: int, slots: int) -> int:
+def needed_with_processes(
+    options: PackOptions, workers: int, reader_threads: int, slots: int
+) -> int:
     """Descriptors of the parent; a worker has far fewer.
 
-    feeders, slots
+    reader_threads, slots
         Sources that are read at once, and pairs between their source and their shard.
     """
-    # Of each source: the shard being filled, and the one whose last samples are in work. There are
-    # more only where shards are smaller than what is in work together. (Or sources; those of SA-1B
-    # are not, and a few more find room in _BASE.)
-    filling = 2 * feeders + slots // options.samples_per_shard
-    return _BASE + 2 * workers + feeders * _SOURCE + _of_shards(options, filling)
+    # Per source: the shard being filled, and the one whose last samples are being decoded. There
+    # are more only if shards (or sources; _BASE covers a few of these) are smaller than the number
+    # of slots.
+    filling = 2 * reader_threads + slots // options.samples_per_shard
+    return _BASE + 2 * workers + reader_threads * _SOURCE + _of_shards(options, filling)
 
 
 def _of_shards(options: PackOptions, filling: int) -> int:
-    """Of unpublished shards: every file of them, and one that is open for a moment in each."""
-    return (filling + MOST_IN_PUBLICATION) * (len(options.layout.arrays) + 1)
+    """Descriptors of unpublished shards: all files of each, and one that is open briefly."""
+    return (filling + MAX_IN_PUBLICATION) * (len(options.layout.arrays) + 1)

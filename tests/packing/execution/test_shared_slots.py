@@ -8,7 +8,7 @@ from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.format.append_file import BLOCK
-from sa1bpack.packing.engines.arena import KEPT_BYTES, LEAST_ANNOTATION_BYTES, Arena
+from sa1bpack.packing.execution.shared_slots import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, make_sample
 
@@ -19,28 +19,28 @@ LAYOUTS = [
 
 
 @pytest.fixture
-def arena_of():
-    """arena_of(options, slots): an arena that is closed after the test."""
-    arenas = []
+def slots_of():
+    """slots_of(options, slots): shared slots that are closed after the test."""
+    made = []
 
-    def arena_of(options: PackOptions, slots: int = 2) -> Arena:
-        arenas.append(Arena(slots, options))
-        return arenas[-1]
+    def slots_of(options: PackOptions, slots: int = 2) -> SharedSlots:
+        made.append(SharedSlots(slots, options))
+        return made[-1]
 
-    yield arena_of
-    for arena in arenas:
-        arena.close()
+    yield slots_of
+    for shared_slots in made:
+        shared_slots.close()
 
 
-def in_memory(arena: Arena) -> int:
-    return os.fstat(arena.descriptor).st_blocks * 512
+def in_memory(shared_slots: SharedSlots) -> int:
+    return os.fstat(shared_slots.descriptor).st_blocks * 512
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(arena_of, layout):
+def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(slots_of, layout):
     options = PackOptions(**{**SMALL, **layout})
-    here = arena_of(options)
-    there = Arena(2, options, os.dup(here.descriptor))
+    here = slots_of(options)
+    there = SharedSlots(2, options, os.dup(here.descriptor))
     found = members([1, 2])
     for slot, stem in enumerate(("sa_1", "sa_2")):
         pair = found[f"./{stem}.jpg"], found[f"./{stem}.json"]
@@ -49,7 +49,7 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(ar
         seen = there.pair(slot, *map(len, pair))
         assert tuple(map(bytes, seen)) == pair
         packed = make_sample(f"{stem}.jpg", *seen, options, there.buffers(slot))
-        there.lay(slot, packed)
+        there.store(slot, packed)
         assert tuple(map(bytes, here.pair(slot, *map(len, pair)))) == pair
         rows = here.rows(slot, packed.extent)
         assert rows.keys() == due.rows.keys()
@@ -68,23 +68,23 @@ def test_memory_that_cannot_be_given_back_ends_the_run(tmp_path, monkeypatch):
     def fail(self, start, used):
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(Arena, "_give_back", fail)
+    monkeypatch.setattr(SharedSlots, "_return_memory", fail)
     tar = write_tar(tmp_path / "a.tar", members(range(12)))
     with pytest.raises(OSError, match="Invalid argument"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
 
-def test_slots_do_not_overlap_however_much_is_laid_into_them(arena_of):
+def test_slots_do_not_overlap_however_much_is_laid_into_them(slots_of):
     options = PackOptions(**{**SMALL, "max_masks": None})
-    arena = arena_of(options)
-    arena.put(1, b"jpeg", b"json")
+    shared_slots = slots_of(options)
+    shared_slots.put(1, b"jpeg", b"json")
     masks = 2000
-    buffers = arena.buffers(0)
+    buffers = shared_slots.buffers(0)
     buffers.image(64)
     bits = buffers.bits(masks)
     bits[...] = 255
-    assert [bytes(half) for half in arena.pair(1, 4, 4)] == [b"jpeg", b"json"]
-    assert not arena.buffers(1).image(64).any()
+    assert [bytes(half) for half in shared_slots.pair(1, 4, 4)] == [b"jpeg", b"json"]
+    assert not shared_slots.buffers(1).image(64).any()
     with pytest.raises(ValueError, match="reshape"):  # and what is too much is refused
         buffers.bits(1 << 40)
     del bits, buffers
@@ -98,16 +98,16 @@ def test_no_annotation_is_as_short_as_the_room_for_masks_supposes():
     assert len(shortest) > LEAST_ANNOTATION_BYTES
 
 
-def test_memory_of_large_pairs_and_of_their_rows_goes_back(arena_of):
+def test_memory_of_large_pairs_and_of_their_rows_goes_back(slots_of):
     options = PackOptions(max_masks=None)
-    arena = arena_of(options)
-    arena.put(1, bytes(20 << 20), bytes(1 << 20))
-    buffers = arena.buffers(1)
+    shared_slots = slots_of(options)
+    shared_slots.put(1, bytes(20 << 20), bytes(1 << 20))
+    buffers = shared_slots.buffers(1)
     buffers.image(3 << 20)[:] = 1
     buffers.bits(4000)[...] = 1
     del buffers
-    assert in_memory(arena) >= (20 << 20) + (3 << 20) + 4000 * 8192
-    arena.free(1)
-    assert in_memory(arena) <= 2 * (KEPT_BYTES + BLOCK)
-    arena.put(1, b"jpeg", b"json")
-    assert [bytes(half) for half in arena.pair(1, 4, 4)] == [b"jpeg", b"json"]
+    assert in_memory(shared_slots) >= (20 << 20) + (3 << 20) + 4000 * 8192
+    shared_slots.free(1)
+    assert in_memory(shared_slots) <= 2 * (KEPT_BYTES + BLOCK)
+    shared_slots.put(1, b"jpeg", b"json")
+    assert [bytes(half) for half in shared_slots.pair(1, 4, 4)] == [b"jpeg", b"json"]

@@ -1,14 +1,14 @@
-"""What is damaged in a pack, sorted by what mends it, and what can be believed of the rest.
+"""What is damaged in a pack, sorted by how it is repaired, and what of the rest can be believed.
 
-Every file of a pack has a witness, its digest in a checksum file. Where the two differ either may
-be the damaged one, so a digest that is off by one or two digits is taken as damaged itself: those
-of two different files differ in about thirty of their 32 digits.
+Every file of a pack has its digest in a checksum file. If the two differ, either may be damaged, so
+a digest that is off by one or two digits is considered damaged itself: the digests of two different
+files differ in about thirty of their 32 digits.
 """
 
 import re
 from collections.abc import Callable, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ from sa1bpack.format.problems import Findings
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
-from sa1bpack.packing.ledger import check_can_write
 from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_shard_record, check_source_record
 
-_SLIPS = 2  # digits in which a damaged digest may differ from the true one
+_MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
 
 
@@ -47,7 +47,7 @@ class Damage:
     """What a full check of a pack found.
 
     manifest
-        The pack's; if that is lost, one made of what the sound shards record, without sources.
+        The pack's; if that is lost, one made from the records of the sound shards, without sources.
     lost
         Whether the pack's own manifest is missing or cannot be believed.
     options
@@ -58,11 +58,11 @@ class Damage:
         Whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the pack
         itself is damaged or missing.
     extra
-        Problems that are no damage: what is there and no part of the pack.
+        Problems that are not damage: what is not part of the pack.
     digests
-        Name of a shard → the digest that its checksum file must have, as far as it is known.
+        Name of a shard → the digest that its checksum file must have, as far as known.
     problems
-        All that the check found.
+        Everything that the check found.
     """
 
     manifest: Manifest
@@ -75,33 +75,44 @@ class Damage:
     problems: tuple[Problem, ...]
 
     def foreign_files(self, shard: str) -> list[str]:
-        """What was found of files in a shard's folder that are not the pack's."""
+        """The findings about files in a shard's folder that are not part of the pack."""
         return [problem.what for problem in self.extra if problem.shard == shard]
 
     def denied_files(self, shard: str) -> list[str]:
-        """What was found of files of a shard that this user may not read."""
+        """The findings about files of a shard that this user may not read."""
         return [p.what for p in self.problems if p.denied and p.shard == shard]
+
+    def of_complete_pack(self) -> "Damage":
+        """The same of a pack that is complete, though its manifest may not say so yet."""
+        manifest = msgspec.structs.replace(self.manifest, complete=True)
+        own_files = self.own_files or not self.manifest.complete
+        return replace(self, manifest=manifest, own_files=own_files)
 
 
 def find_damage(
     root: Path,
     only: Set[str] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
+    lost: bool = False,
 ) -> Damage:
     """Check a pack.
 
     only
-        Names of shards that are read in full; of the others a quick check is made. Empty: all are.
+        Names of shards that are read in full; the others get a quick check. Empty: all are.
     progress
         As in `sa1bpack.verify`.
+    lost
+        An unfinished repair found the manifest lost: it cannot be believed.
 
-    Raises OptionError for a shard that there is not, FormatError when the manifest is lost and the
-    shards do not tell what was in it, VersionError for a pack of another major or a newer minor
+    Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and the
+    shards do not record what was in it, VersionError for a pack of another major or a newer minor
     version.
     """
     listed = _listed(root)
     findings = Findings()
-    manifest = _believed_manifest(root, listed, findings)
+    manifest = None if lost else _believed_manifest(root, listed, findings)
+    if lost:
+        findings.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
     _refuse_newer(root, manifest)
     lost = manifest is None
     if lost:
@@ -124,7 +135,9 @@ def find_damage(
         else:
             extra.append(problem)
     prefix = f"{SHARDS_NAME}/"
-    digests = {path.split("/")[1]: due for path, due in listed.items() if path.startswith(prefix)}
+    digests = {
+        path.split("/")[1]: digest for path, digest in listed.items() if path.startswith(prefix)
+    }
     return Damage(
         manifest=manifest,
         lost=lost,
@@ -148,7 +161,7 @@ def _listed(root: Path) -> dict[str, str]:
 
 
 def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -> Manifest | None:
-    """The manifest, unless it is missing or damaged; what is wrong with it is a finding."""
+    """The manifest, or None with a finding if it is missing or damaged."""
     path = root / MANIFEST_NAME
     if not path.exists():
         findings.add(f"{path}: missing")
@@ -163,14 +176,14 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
         findings.add(str(error))
         return None
     data = path.read_bytes()
-    found, due = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
-    if found == due or (due is not None and _is_slip(found, due)):
+    found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
+    if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
         return manifest
     canonical = data == manifest_bytes(manifest)
     if manifest.version > FORMAT_VERSION:
-        # It may have what is not known here: its word counts, unless that alone is damaged.
+        # It may hold what is unknown here, so its version counts, unless that alone is damaged.
         ours = msgspec.structs.replace(manifest, version=FORMAT_VERSION)
-        as_written = xxhash.xxh3_128_hexdigest(manifest_bytes(ours)) == due
+        as_written = xxhash.xxh3_128_hexdigest(manifest_bytes(ours)) == expected
         if not manifest.complete:  # the checksums may be older, and are not compared with it
             as_written |= _written_version(root) == FORMAT_VERSION
         if not (canonical and as_written):
@@ -178,17 +191,17 @@ def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -
         if not manifest.complete:
             findings.add(f"{path}: its version is not the one that was written")
         return ours
-    # Of an unfinished pack the checksums may be older; of another there must be none to compare.
-    if canonical and (due is None or not manifest.complete):
+    # The checksums of an unfinished pack may be older; those of another must be missing.
+    if canonical and (expected is None or not manifest.complete):
         return manifest
-    findings.add(f"{path}: XXH3-128 is {found}, but {due} was written")
+    findings.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
     return None
 
 
 def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
-    """Raise VersionError for a pack that would lose what a newer format has added.
+    """Raise VersionError for a pack that would lose what a newer format added.
 
-    Its own word and that of each shard count, where their bytes are those that were written.
+    The versions of the pack and of each shard count, if their bytes are those that were written.
     """
     if manifest is not None:
         check_can_write(manifest.version, root / MANIFEST_NAME)
@@ -197,18 +210,19 @@ def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
             check_can_write(version, folder / METADATA_NAME)
 
 
-def _is_slip(found: str, due: str) -> bool:
-    """Whether the digest that is due must be damaged itself."""
-    return 0 < sum(one != other for one, other in zip(found, due, strict=True)) <= _SLIPS
+def _digest_is_damaged(found: str, expected: str) -> bool:
+    """Whether the expected digest must be damaged itself."""
+    wrong = sum(one != other for one, other in zip(found, expected, strict=True))
+    return 0 < wrong <= _MAX_WRONG_DIGITS
 
 
 def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
-    """Whether of a shard nothing is wrong but its line in the pack's own checksum file."""
+    """Whether only the line of a shard in the pack's own checksum file is damaged."""
     path = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
     if path not in listed or sum(p.shard == name and not p.extra for p in problems) > 1:
         return False
     try:
-        return _is_slip(file_digest(root / path), listed[path])
+        return _digest_is_damaged(file_digest(root / path), listed[path])
     except OSError:
         return False
 
@@ -230,18 +244,21 @@ def _options(recorded: dict, root: Path) -> PackOptions:
 
 
 def _manifest_of_shards(root: Path) -> Manifest:
-    """A manifest of an unfinished pack, from what its sound shards record."""
+    """A manifest of an unfinished pack, from the records of its sound shards."""
     shards = []
     for folder in shard_folders(root):
-        with suppress(FormatError, OSError):
+        # An error of the disk is raised: a shard that cannot be read now must not be missing after.
+        with suppress(FormatError, FileNotFoundError, NotADirectoryError):
             shard = open_shard(folder)
-            if shard.attributes == recorded_attributes(folder) and _is_in_its_place(shard):
+            written = _read_written_attributes(folder)
+            if shard.attributes == written and _is_in_its_place(shard):
+                check_shard_record(written, folder)
                 shards.append(shard)
     recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
     lost = f"{root / MANIFEST_NAME}: lost, and "
     remedy = f"restore {MANIFEST_NAME} from a copy, or pack again into another folder"
     if not shards:
-        raise FormatError(f"{lost}no shard can tell what was packed; {remedy}")
+        raise FormatError(f"{lost}no shard records what was packed; {remedy}")
     if recorded == {canonical_json(None)}:
         raise FormatError(f"{lost}the shards do not record the options; {remedy}")
     if len(recorded) > 1:
@@ -259,7 +276,7 @@ def _is_in_its_place(shard: Shard) -> bool:
 
 
 def recorded_attributes(folder: Path) -> dict[str, Any] | None:
-    """The attributes in a shard's folder, if they are those that were written.
+    """The attributes in a shard's folder, if they are as written.
 
     Raises FormatError if they are not the packer's.
     """
@@ -280,11 +297,16 @@ def _written_version(folder: Path) -> tuple[int, int] | None:
 def _written_attributes(folder: Path) -> dict[str, Any] | None:
     """The attributes of a group with a checksum file, or None if they may be damaged."""
     try:
-        due = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
-        data = read_metadata_file(folder / METADATA_NAME)
+        return _read_written_attributes(folder)
     except (FormatError, OSError):
         return None
-    if xxhash.xxh3_128_hexdigest(data) != due:
+
+
+def _read_written_attributes(folder: Path) -> dict[str, Any] | None:
+    """As `_written_attributes`, but raises FormatError and OSError for unreadable files."""
+    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
+    data = read_metadata_file(folder / METADATA_NAME)
+    if xxhash.xxh3_128_hexdigest(data) != expected:
         return None
     return msgspec.json.decode(data)["attributes"]["sa1bpack"]
 
@@ -296,10 +318,10 @@ def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
     if attributes is None:
         return None
     try:
-        due = read_checksums(folder / CHECKSUMS_NAME).get(spec.chunk_path)
+        expected = read_checksums(folder / CHECKSUMS_NAME).get(spec.chunk_path)
         data = (folder / spec.chunk_path).read_bytes()
     except (FormatError, OSError):
         return None
-    if xxhash.xxh3_128_hexdigest(data) != due:
+    if xxhash.xxh3_128_hexdigest(data) != expected:
         return None
     return np.frombuffer(data, spec.dtype, attributes["samples"])

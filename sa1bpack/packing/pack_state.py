@@ -1,7 +1,7 @@
-"""What a pack folder holds so far, and what is published of it.
+"""What a pack's folder holds so far, and its publication.
 
 Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
-at most its unpublished shards; the manifest adds what is known of whole sources. Everything that
+at most its unpublished shards; the manifest adds the records of complete sources. Everything that
 this module writes follows from the shards and the sources alone: the same input gives the same
 bytes, however often the run was interrupted.
 """
@@ -36,36 +36,38 @@ from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.request import existing_parent
-from sa1bpack.packing.unit import PublishedShard, shard_name
+from sa1bpack.packing.shard_builder import PublishedShard, shard_name
 
 LOCK_NAME = ".lock"
-_UNHELD = -1  # in place of the lock of a folder that is only looked at
+_NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
 
 
-class Ledger:
-    """The state of one pack folder, held by one process at a time.
+class PackState:
+    """The state of one pack's folder, locked by one process at a time.
 
     shards
         (source, part) → the published shard.
     sources
         Name of a finished source → its record in the manifest.
+    rebuild_index
+        Write the index also if it exists: `repair` sets it where that may be damaged.
     """
 
     def __init__(self, root: Path, options: PackOptions, lock: int | None = None):
-        """Take hold of `root`, making it when it is not there.
+        """Lock `root`, which is created if it does not exist, and read its state.
 
         lock
-            What `lock_folder` gave: the caller has hold of the folder, and enters what is sound in
-            it. Nothing is looked at here.
+            What `lock_folder` returned: the caller has locked the folder, and enters what is sound
+            in it. Nothing is read here.
 
-        Raises OutputLocked when another process holds it, OptionsDiffer when it was packed with
-        other options, PackError when it is a folder of something else, FormatError when what is
-        there is damaged.
+        Raises OutputLocked if another process has locked it, OptionsDiffer if it was packed with
+        other options, PackError if it holds something else, FormatError if it is damaged.
         """
         self.root = root
         self.options = options
         self.shards: dict[tuple[str, int], PublishedShard] = {}
         self.sources: dict[str, dict] = {}
+        self.rebuild_index = False
         self._published_at = self._publish_seconds = 0.0
         if lock is not None:
             self._lock = lock
@@ -76,8 +78,8 @@ class Ledger:
         try:
             self._load()
             if not (root / MANIFEST_NAME).exists():
-                # It comes first of all files: a run killed at any moment leaves a pack, or nothing
-                # but working files.
+                # Before all other files: a run killed at any moment leaves a pack, or only working
+                # files.
                 write_manifest(root, self._manifest(complete=False))
             remove_stale(root)
         except BaseException:
@@ -85,31 +87,31 @@ class Ledger:
             raise
 
     @classmethod
-    def look(cls, root: Path, options: PackOptions) -> "Ledger":
-        """What a run into `root` would find. Writes nothing and holds nothing.
+    def inspect(cls, root: Path, options: PackOptions) -> "PackState":
+        """The state that a run into `root` would find. Writes and locks nothing.
 
         Raises what the run would raise: the same errors as the constructor, and PermissionError or
         OSError for a folder that cannot be written.
         """
-        ledger = cls(root, options, lock=_UNHELD)
+        state = cls(root, options, lock=_NOT_LOCKED)
         if root.exists():
             _check_ours(root)
         _check_writable(root)
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
-        ledger._load()
-        return ledger
+        state._load()
+        return state
 
     @property
     def shards_dir(self) -> Path:
         return self.root / SHARDS_NAME
 
     def release(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         os.close(self._lock)
 
     def _load(self) -> None:
-        """Enter what is published, or raise. Nothing is written."""
+        """Enter what is published. Writes nothing."""
         listed = ()
         if (self.root / MANIFEST_NAME).exists():
             manifest = read_manifest(self.root)
@@ -127,11 +129,11 @@ class Ledger:
             except FormatError as error:
                 raise FormatError(
                     f"{error}\nRemove the folder {folder} and repeat the command: that part is "
-                    "packed again. Or mend all that is damaged: sa1bpack repair "
+                    "packed again. Or repair all damage: sa1bpack repair "
                     f"{quote(str(self.root))} TARS"
                 ) from error
             self.add_shard(PublishedShard(shard.entry, shard.attributes))
-        for entry in listed:  # of a shard that someone removed, the source is not done any more
+        for entry in listed:  # the source of a shard that someone removed is incomplete
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
 
@@ -146,27 +148,27 @@ class Ledger:
     def finish_source(self, record: dict) -> None:
         """Enter a source of which every shard is published.
 
-        The manifest and the index follow now and then: writing them takes two seconds for the whole
-        of SA-1B, and may take one part in twenty of the time. A run killed in between reads the
-        source again, but decodes nothing of it.
+        Manifest and index are written from time to time: that takes two seconds for all of SA-1B,
+        and is limited to one twentieth of the run. A run killed in between reads the source again,
+        but does not decode it again.
         """
         self.sources[record["name"]] = record
         if time.monotonic() - self._published_at >= 20 * self._publish_seconds:
             self.publish(complete=False)
 
     def withdraw(self, source: str) -> int:
-        """Remove every shard of a source that cannot be trusted; return how many there were."""
+        """Remove every shard of a source that cannot be trusted; returns their number."""
         parts = self.parts_of(source)
         for part in parts:
             del self.shards[source, part]
         self.sources.pop(source, None)
-        self.publish(complete=False)  # first: a manifest never lists a shard that is not there
+        self.publish(complete=False)  # first: a manifest never lists a missing shard
         for shard in parts.values():
             remove_published(self.shards_dir / shard.entry.name)
         return len(parts)
 
     def rejects(self) -> list[dict]:
-        """Every line of rejects.jsonl, by source and, within one, in the order of finding."""
+        """Every line of rejects.jsonl, by source and, within one, in the order found."""
         lines = [
             {"source": source, **reject}
             for (source, _), shard in self._in_order()
@@ -197,15 +199,17 @@ class Ledger:
         }
 
     def publish(self, complete: bool) -> None:
-        """Write the index, rejects.jsonl, the manifest and the checksums, each whole or not at all.
+        """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
 
         complete
-            Every source asked for is packed; the pack is when no other is packed in part either.
+            Every source given is packed. The pack is complete if, in addition, no other source is
+            packed in part.
         """
         started = time.monotonic()
         rejects = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self.rejects())
         replace_file(self.root / REJECTS_NAME, rejects.encode())
-        publish(self.root, self._manifest(complete))
+        publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)
+        self.rebuild_index = False
         self._published_at = time.monotonic()
         self._publish_seconds = self._published_at - started
 
@@ -225,20 +229,20 @@ class Ledger:
 
 
 def _check_ours(root: Path) -> None:
-    """Refuse a folder of something else before anything in it is touched."""
+    """Refuse a folder of something else before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
     working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
     if any(not path.name.startswith(working) for path in root.iterdir()):
         raise OutputRefused(
             f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
-            "folder. If it is a pack that has lost it: sa1bpack repair "
+            "folder. If it is a pack that lost its manifest: sa1bpack repair "
             f"{quote(str(root))} TARS"
         )
 
 
 def _check_writable(root: Path) -> None:
-    """Raise OSError, as writing would, if nothing can be made in a folder, or where it would be."""
+    """Raise OSError, as writing would, if nothing can be created in a folder or in its parent."""
     for folder in map(existing_parent, (root, root / SHARDS_NAME)):
         if not os.access(folder, os.W_OK | os.X_OK):
             read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
@@ -249,7 +253,7 @@ def _check_writable(root: Path) -> None:
 def lock_folder(root: Path) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
 
-    The lock is on a file in it, which stays: NFS carries such locks between machines, but not
+    The lock is on a file in it, which stays: NFS supports such locks between machines, but not
     those on folders.
     """
     descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
@@ -268,13 +272,15 @@ def check_can_write(version: tuple[int, int], path: Path) -> None:
     if version > FORMAT_VERSION:
         found, ours = (".".join(map(str, each)) for each in (version, FORMAT_VERSION))
         raise VersionError(
-            f"{path}: format version {found}, but this release writes {ours}, and would lose what "
-            "is new in it; install the sa1bpack that made it to add to it or to repair it"
+            f"{path}: format version {found}, but this release writes {ours} and would drop "
+            "what is new; install the sa1bpack that wrote it to add to it or to repair it"
         )
 
 
 def _check_name(folder: Path, entry: ShardEntry) -> None:
-    """Raise FormatError for a copy of a shard, or one that was renamed."""
-    due = shard_name(entry.source, entry.part)
-    if folder.name != due:
-        raise FormatError(f"{folder}: it holds part {entry.part} of {entry.source}, which is {due}")
+    """Raise FormatError for a copy of a shard, or a renamed one."""
+    expected = shard_name(entry.source, entry.part)
+    if folder.name != expected:
+        raise FormatError(
+            f"{folder}: it holds part {entry.part} of {entry.source}, whose name is {expected}"
+        )

@@ -1,7 +1,6 @@
 """The order in a shard is that of the tar, whoever was faster."""
 
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -11,16 +10,16 @@ from hypothesis import strategies as st
 from small_tars import SMALL, members, write_tar
 
 from sa1bpack.format import Extent
-from sa1bpack.packing.lane import Lane
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.unit import Dropped, Rejected, Unit
-from sa1bpack.packing.writers import ShardQueue, Writers
+from sa1bpack.packing.shard_builder import Dropped, Rejected, ShardBuilder
+from sa1bpack.packing.source_packer import SourcePacker
+from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
 from sa1bpack.source import PairReader, find_sources
 
 OPTIONS = PackOptions(**{**SMALL, "samples_per_shard": 100})
-FIRST = 200  # the unit begins with this pair of its source
+FIRST = 200  # the builder begins with this pair of its source
 
 
 class NoQueue:
@@ -59,7 +58,7 @@ outcomes = st.lists(
 @pytest.fixture(scope="module")
 def no_queues():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sa1bpack.packing.unit.ShardQueue", NoQueue)
+        patch.setattr("sa1bpack.packing.shard_builder.ShardQueue", NoQueue)
         yield
 
 
@@ -72,135 +71,137 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
         Packed({"n": n}, o.extent, o.unknown_keys) if isinstance(o, Packed) else o
         for n, o in enumerate(outcomes)
     ]
-    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS, None)
+    builder = ShardBuilder("sa_1", 2, FIRST, Path(), OPTIONS, None)
     released = []
     order = data.draw(st.permutations(range(len(outcomes))))
     for count, index in enumerate(order):
-        assert not unit.complete
-        unit.resolve(FIRST + index, outcomes[index], lambda index=index: released.append(index))
+        assert not builder.complete
+        builder.resolve(FIRST + index, outcomes[index], lambda index=index: released.append(index))
         # All before the first that is missing, and no other.
         missing = min(set(range(len(outcomes) + 1)) - set(order[: count + 1]))
         assert released == list(range(missing))
-    unit.close(FIRST + len(outcomes))
-    assert unit.complete
+    builder.close(FIRST + len(outcomes))
+    assert builder.complete
     packed = [o for o in outcomes if isinstance(o, Packed)]
-    assert unit.empty == (not packed)
-    assert (unit._shard.appended if packed else []) == [o.rows for o in packed]
-    assert unit.unknown_keys == {key for o in packed for key in o.unknown_keys}
-    assert unit.rejects == [o for o in outcomes if isinstance(o, Rejected)]
-    assert unit.dropped == sum(isinstance(o, Dropped) for o in outcomes)
+    assert builder.empty == (not packed)
+    assert (builder._shard.appended if packed else []) == [o.rows for o in packed]
+    assert builder.unknown_keys == {key for o in packed for key in o.unknown_keys}
+    assert builder.rejects == [o for o in outcomes if isinstance(o, Rejected)]
+    assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
 
 
-def test_what_waits_for_an_earlier_pair_is_released_when_the_unit_is_given_up(no_queues):
-    unit = Unit("sa_1", 2, FIRST, Path(), OPTIONS, None)
+def test_what_waits_for_an_earlier_pair_is_released_when_the_shard_is_given_up(no_queues):
+    builder = ShardBuilder("sa_1", 2, FIRST, Path(), OPTIONS, None)
     released = []
     for index in (0, 2, 3):
         packed = Packed({}, Extent(1), frozenset())
-        unit.resolve(FIRST + index, packed, lambda index=index: released.append(index))
+        builder.resolve(FIRST + index, packed, lambda index=index: released.append(index))
     assert released == [0]
-    unit.end()
-    assert sorted(released) == [0, 2, 3] and unit._shard.ended
+    builder.end()
+    assert sorted(released) == [0, 2, 3] and builder._shard.ended
 
 
 @pytest.fixture
-def lane_of(tmp_path):
-    """lane_of(pairs): a Lane of a tar with so many pairs, two a shard, its ledger and reader."""
-    ledgers = []
+def packer_of(tmp_path):
+    """packer_of(pairs): a SourcePacker of that many pairs, two per shard, its state and reader."""
+    states = []
 
-    def lane_of(pairs: int):
+    def packer_of(pairs: int):
         tar = write_tar(tmp_path / "sa_1.tar", members(range(pairs)), shuffle=None)
         options = PackOptions(**{**SMALL, "samples_per_shard": 2})
-        ledgers.append(Ledger(tmp_path / "pack", options))
+        states.append(PackState(tmp_path / "pack", options))
         (source,) = find_sources([tar])
-        lane = Lane(source, ledgers[0], writers, {"sa1bpack": "0"})
+        packer = SourcePacker(source, states[0], writers, {"sa1bpack": "0"})
         reader = PairReader(source, spool_dir=tmp_path)
         assert len(list(reader)) == pairs
         reader.close()
-        return lane, ledgers[0], reader
+        return packer, states[0], reader
 
-    with Writers() as writers:
-        yield lane_of
-    ledgers[0].release()
+    with WriterThreads() as writers:
+        yield packer_of
+    states[0].release()
 
 
 def nothing():
     pass
 
 
-def test_rejects_of_units_without_a_sample_come_in_the_order_of_the_tar(lane_of):
-    lane, ledger, reader = lane_of(6)
+def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_of):
+    packer, state, reader = packer_of(6)
     for index in range(6):
-        lane.begin(index, b"8 bytes.")
-    for index in (4, 5, 2, 3):  # whole units, the later one first
-        lane.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
-    lane.end(reader, 6)
+        packer.begin(index, b"8 bytes.")
+    for index in (4, 5, 2, 3):  # whole builders, the later one first
+        packer.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
+    packer.end(reader, 6)
     for index in (1, 0):
-        lane.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
-    lane.wait()
-    assert lane.finished
-    found = [line["member"] for line in ledger.rejects()]
+        packer.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
+    packer.wait()
+    assert packer.finished
+    found = [line["member"] for line in state.rejects()]
     assert found == [f"m{index}" for index in range(6)]
 
 
-def test_an_error_of_writing_comes_out_of_the_lane_before_its_unit_is_complete(lane_of, no_queues):
-    lane, _, _ = lane_of(2)
-    lane.begin(0, b"8 bytes.")
-    lane.resolve(0, Packed({}, Extent(1), frozenset()), nothing)
-    lane.poll()
-    lane._open[0]._shard.error = OSError(5, "Input/output error")
+def test_an_error_of_writing_comes_out_of_the_packer_before_its_shard_is_complete(
+    packer_of, no_queues
+):
+    packer, _, _ = packer_of(2)
+    packer.begin(0, b"8 bytes.")
+    packer.resolve(0, Packed({}, Extent(1), frozenset()), nothing)
+    packer.poll()
+    packer._open[0]._shard.error = OSError(5, "Input/output error")
     with pytest.raises(OSError, match="Input/output"):
-        lane.poll()
-    lane.stop()
+        packer.poll()
+    packer.stop()
 
 
 class Interrupted(Exception):
     pass
 
 
-def lane_with_a_resolved_unit(lane_of) -> tuple[Lane, Unit]:
-    """A lane and its open unit, both samples of which are packed."""
-    lane, _, _ = lane_of(2)
+def packer_with_a_resolved_shard(packer_of) -> tuple[SourcePacker, ShardBuilder]:
+    """A packer and its open builder, both samples of which are packed."""
+    packer, _, _ = packer_of(2)
     for index in range(2):
-        lane.begin(index, b"8 bytes.")
-        lane.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
-    return lane, lane._open[0]
+        packer.begin(index, b"8 bytes.")
+        packer.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
+    return packer, packer._open[0]
 
 
 @pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
-def test_a_unit_that_is_interrupted_on_its_way_to_publication_is_not_lost(
-    lane_of, no_queues, monkeypatch, step
+def test_a_shard_that_is_interrupted_on_its_way_to_publication_is_not_lost(
+    packer_of, no_queues, monkeypatch, step
 ):
     def interrupt(*_):
         raise Interrupted
 
-    lane, unit = lane_with_a_resolved_unit(lane_of)
+    packer, builder = packer_with_a_resolved_shard(packer_of)
     if step == "entered":
-        lane._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
+        packer._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
     else:
-        monkeypatch.setattr(Unit, step, interrupt)
+        monkeypatch.setattr(ShardBuilder, step, interrupt)
     with pytest.raises(Interrupted):
-        lane._roll(part=1, index=2)
-    lane.stop()
-    assert unit._shard.ended
+        packer._roll(part=1, index=2)
+    packer.stop()
+    assert builder._shard.ended
 
 
-def test_a_unit_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
-    lane_of, no_queues, monkeypatch
+def test_a_shard_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
+    packer_of, no_queues, monkeypatch
 ):
     class Interrupting(dict):
         def __delitem__(self, key):
             raise Interrupted
 
-    lane, unit = lane_with_a_resolved_unit(lane_of)
+    packer, builder = packer_with_a_resolved_shard(packer_of)
     published = Future()
-    monkeypatch.setattr(Unit, "publish", lambda *_: published)
-    monkeypatch.setattr(Unit, "end", lambda _: published.cancel())
-    lane._open = Interrupting(lane._open)
+    monkeypatch.setattr(ShardBuilder, "publish", lambda *_: published)
+    monkeypatch.setattr(ShardBuilder, "end", lambda _: published.cancel())
+    packer._open = Interrupting(packer._open)
     with pytest.raises(Interrupted):
-        lane._roll(part=1, index=2)
-    assert lane._in_publication.keys() == {published} and unit in lane._open.values()
-    lane.stop()
-    assert published.cancelled() and not lane._in_publication and not lane._open
+        packer._roll(part=1, index=2)
+    assert packer._in_publication.keys() == {published} and builder in packer._open.values()
+    packer.stop()
+    assert published.cancelled() and not packer._in_publication and not packer._open
 
 
 class SlowWriter:
@@ -214,6 +215,8 @@ class SlowWriter:
 
     def append(self, rows):
         self.did.append(rows["n"])
+        if "begun" in rows:
+            rows["begun"].set()
         rows["wait"].wait(30)
         if rows.get("error"):
             raise rows["error"]
@@ -228,9 +231,9 @@ class SlowWriter:
 
 @pytest.fixture
 def queue(monkeypatch, tmp_path):
-    monkeypatch.setattr("sa1bpack.packing.writers.ShardWriter", SlowWriter)
+    monkeypatch.setattr("sa1bpack.packing.writer_threads.ShardWriter", SlowWriter)
     monkeypatch.setattr(SlowWriter, "made", None)
-    with Writers() as writers:
+    with WriterThreads() as writers:
         yield ShardQueue(writers, tmp_path, "a-000", OPTIONS.layout)
 
 
@@ -261,12 +264,16 @@ def test_after_an_error_nothing_more_is_written_and_all_is_released(queue):
 
 
 def test_the_end_waits_for_what_was_begun_and_leaves_the_rest_undone(queue):
-    gate, released = threading.Event(), []
+    gate, begun, released = threading.Event(), threading.Event(), []
+
+    def release(n: int) -> None:
+        released.append(n)
+        if len(released) == 4:  # all but the one in work, which `end` waits for only now
+            gate.set()
+
     for n in range(5):
-        queue.append({"n": n, "wait": gate}, lambda n=n: released.append(n))
-    while SlowWriter.made is None or SlowWriter.made.did == []:
-        time.sleep(0.001)
-    threading.Timer(0.05, gate.set).start()
+        queue.append({"n": n, "wait": gate, "begun": begun}, lambda n=n: release(n))
+    assert begun.wait(30)
     queue.end()
     queue.end()
     assert SlowWriter.made.did == [0, "discard", "discard"] and sorted(released) == list(range(5))

@@ -16,9 +16,9 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
-from sa1bpack.packing import writers
-from sa1bpack.packing.engines import crew, processes
-from sa1bpack.packing.watch import Watch
+from sa1bpack.packing import writer_threads
+from sa1bpack.packing.execution import processes, worker_pool
+from sa1bpack.packing.progress import Progress
 
 # Put on the path of every process, where Python imports it at its start. It changes what a worker
 # does with one picture.
@@ -29,7 +29,7 @@ if sys.argv[:1] == ["-m"]:
 
     class Finder(importlib.abc.MetaPathFinder):
         def find_spec(self, name, path, target=None):
-            if name != "sa1bpack.packing.engines.work":
+            if name != "sa1bpack.packing.execution.attempt":
                 return None
             sys.meta_path.remove(self)
             spec = importlib.util.find_spec(name)
@@ -117,7 +117,7 @@ def _held() -> dict[str, object]:
         "descriptors": me.num_fds(),
         "threads": threading.active_count(),
         "children": len(me.children(recursive=True)),
-        "arenas": [held.path for held in me.memory_maps() if "sa1bpack" in held.path],
+        "slots": [held.path for held in me.memory_maps() if "sa1bpack" in held.path],
         # Other programs of the machine come and go here.
         "shared memory": list(Path("/dev/shm").glob("*sa1bpack*")),
     }
@@ -143,7 +143,7 @@ def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
     def interrupt(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes._Dispatcher, "_poll_lanes", interrupt)
+    monkeypatch.setattr(processes._Dispatcher, "_poll_packers", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []
@@ -183,7 +183,7 @@ def test_workers_that_the_kernel_kills_for_want_of_memory_end_the_run_and_cost_n
     assert code == 4, error
     assert f"sa1bpack: {tar}: sa_6.jpg: 3 workers ended" in error
     assert "was killed by SIGKILL (out of memory?)" in error
-    assert error.endswith("repeat the same command to go on from here\n")
+    assert error.endswith("repeat the same command to continue from here\n")
     assert temporaries(root) == [] and sa1bpack.verify(root).ok
     assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
     assert contents(root) == expected
@@ -199,7 +199,7 @@ def test_a_worker_that_cannot_start_ends_the_run(
 
 
 def test_an_interpreter_that_is_not_there_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
-    monkeypatch.setattr(crew.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(worker_pool.sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackError, match=r"could not be started: .*python"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
@@ -237,7 +237,7 @@ def test_a_file_that_may_not_grow_is_a_disk_error_of_the_command(tar, tmp_path):
     code, error = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 4, error
     assert "File too large" in error and "image/c.0.0.0.0" in error
-    assert error.endswith("repeat the same command to go on from here\n")
+    assert error.endswith("repeat the same command to continue from here\n")
     assert published(root) == 0 and temporaries(root) == []
 
 
@@ -248,9 +248,9 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
     decoded = []
-    done = Watch.done
-    monkeypatch.setattr(Watch, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
-    monkeypatch.setattr(writers.ShardWriter, "append", fail)
+    done = Progress.done
+    monkeypatch.setattr(Progress, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
+    monkeypatch.setattr(writer_threads.ShardWriter, "append", fail)
     tar = write_tar(tmp_path / "a.tar", members(range(60)))
     for workers in (1, 2):
         decoded.clear()
@@ -280,9 +280,9 @@ def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, t
     code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
     assert code == 4
     assert said == (
-        "sa1bpack: [Errno 12] Cannot allocate memory: 'address space for 8 pairs in work'\n"
+        "sa1bpack: [Errno 12] Cannot allocate memory: 'address space for 8 pairs at once'\n"
         "sa1bpack: memory is short: take fewer --workers, or raise its limit\n"
-        "sa1bpack: repeat the same command to go on from here\n"
+        "sa1bpack: repeat the same command to continue from here\n"
     )
     assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
     assert contents(root) == expected
@@ -292,7 +292,7 @@ def test_publishing_that_fails_leaves_no_working_folder(tar, tmp_path, monkeypat
     def fail(self, attributes):
         raise OSError(errno.EIO, "the disk is gone", str(self.folder))
 
-    monkeypatch.setattr(writers.ShardWriter, "publish", fail)
+    monkeypatch.setattr(writer_threads.ShardWriter, "publish", fail)
     with pytest.raises(OSError, match="the disk is gone"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     assert temporaries(tmp_path / "pack") == []

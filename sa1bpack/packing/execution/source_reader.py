@@ -1,4 +1,4 @@
-"""Threads of the parent that read sources and lay their pairs into the arena."""
+"""Threads of the parent that read sources and copy their pairs into shared slots."""
 
 import queue
 import socket
@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sa1bpack.errors import SourceError
-from sa1bpack.packing.engines.arena import Arena
-from sa1bpack.packing.lane import Lane, pair_digest
+from sa1bpack.packing.execution.shared_slots import SharedSlots
+from sa1bpack.packing.source_packer import SourcePacker, pair_digest
 from sa1bpack.source.pairs import PairReader
 
 
 @dataclass(frozen=True)
-class PassedOver:
-    """A pair of a shard that is published already."""
+class PairSkipped:
+    """A pair of a shard that is already published."""
 
-    lane: Lane
+    packer: SourcePacker
     index: int
     digest: bytes
     bytes_read: int
@@ -25,9 +25,9 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class PairRead:
-    """A pair lies in a slot of the arena."""
+    """A pair lies in a slot."""
 
-    lane: Lane
+    packer: SourcePacker
     index: int
     digest: bytes
     file_name: str
@@ -39,49 +39,49 @@ class PairRead:
 
 @dataclass(frozen=True)
 class SourceRead:
-    """A source has come to its end."""
+    """A source was read to its end."""
 
-    lane: Lane
+    packer: SourcePacker
     reader: PairReader
     pairs: int
 
 
 @dataclass(frozen=True)
 class SourceFailed:
-    """A source has come to an error of its own."""
+    """A source cannot be read further."""
 
-    lane: Lane
+    packer: SourcePacker
     error: SourceError
 
 
 @dataclass(frozen=True)
-class FeederFailed:
-    """A thread met an error that is not the source's."""
+class ReaderFailed:
+    """A thread failed for a reason other than its source."""
 
     error: BaseException
 
 
-class Feeder:
+class SourceReaders:
     """Reads several sources at once, each in a thread (inflating and hashing release the GIL).
 
-    What was read comes out of `events`, in the order of its source; `wakeup` becomes readable with
-    each. A slot belongs to its pair until `free` gives it back. `stop` ends what `start` began.
+    `drain` yields the events, those of a source in its order; `wakeup` becomes readable with each.
+    A slot belongs to its pair until `free` is called. `stop` ends what `start` began.
     """
 
-    def __init__(self, lanes: list[Lane], threads: int, arena: Arena):
+    def __init__(self, packers: list[SourcePacker], threads: int, shared_slots: SharedSlots):
         self.events: queue.SimpleQueue = queue.SimpleQueue()
         self.wakeup, self._waker = socket.socketpair()
         self.wakeup.setblocking(False)
         self._waker.setblocking(False)
-        self._arena = arena
+        self._shared_slots = shared_slots
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(arena.slots):
+        for slot in range(shared_slots.count):
             self._free.put(slot)
         self._stopping = False
-        self._lanes: Iterator[Lane] = iter(lanes)
+        self._packers: Iterator[SourcePacker] = iter(packers)
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._run, name=f"sa1bpack-feeder-{number}", daemon=True)
+            threading.Thread(target=self._run, name=f"sa1bpack-reader-{number}", daemon=True)
             for number in range(threads)
         ]
 
@@ -91,8 +91,8 @@ class Feeder:
             thread.start()
 
     def free(self, slot: int) -> None:
-        """The pair in `slot` is not needed any more."""
-        self._arena.free(slot)
+        """The pair in `slot` is no longer needed."""
+        self._shared_slots.free(slot)
         self._free.put(slot)
 
     def drain(self) -> Iterator:
@@ -118,39 +118,39 @@ class Feeder:
 
     def _post(self, event) -> None:
         self.events.put(event)
-        with suppress(BlockingIOError):  # full: the reader has plenty to wake up for
+        with suppress(BlockingIOError):  # full: the parent will wake up in any case
             self._waker.send(b"\0")
 
     def _run(self) -> None:
         try:
             while not self._stopping:
                 with self._lock:
-                    lane = next(self._lanes, None)
-                if lane is None:
+                    packer = next(self._packers, None)
+                if packer is None:
                     return
-                self._read(lane)
+                self._read(packer)
         except BaseException as error:  # a thread's error must reach the run, whatever it is
-            self._post(FeederFailed(error))
+            self._post(ReaderFailed(error))
 
-    def _read(self, lane: Lane) -> None:
+    def _read(self, packer: SourcePacker) -> None:
         pairs = 0
         try:
-            with lane.open_reader() as reader:
+            with packer.open_reader() as reader:
                 for pair in reader:
-                    if self._stopping or lane.error is not None:
+                    if self._stopping or packer.error is not None:
                         return
                     pairs += 1
                     digest = pair_digest(pair)
-                    if lane.is_published(pair.index):
-                        self._post(PassedOver(lane, pair.index, digest, reader.bytes_read))
+                    if packer.is_published(pair.index):
+                        self._post(PairSkipped(packer, pair.index, digest, reader.bytes_read))
                         continue
                     slot = self._free.get()
                     if slot < 0 or self._stopping:
                         return
-                    self._arena.put(slot, pair.jpeg, pair.json)
+                    self._shared_slots.put(slot, pair.jpeg, pair.json)
                     self._post(
                         PairRead(
-                            lane,
+                            packer,
                             pair.index,
                             digest,
                             pair.file_name,
@@ -161,6 +161,6 @@ class Feeder:
                         )
                     )
         except SourceError as error:
-            self._post(SourceFailed(lane, error))
+            self._post(SourceFailed(packer, error))
         else:
-            self._post(SourceRead(lane, reader, pairs))
+            self._post(SourceRead(packer, reader, pairs))

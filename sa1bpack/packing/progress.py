@@ -1,4 +1,4 @@
-"""What a run shows while it works, and the limit on rejects that ends it."""
+"""The progress that a run shows, and the limit on rejects that ends it."""
 
 import sys
 import time
@@ -10,22 +10,22 @@ from tqdm import tqdm
 from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.unit import Outcome, Rejected
+from sa1bpack.packing.shard_builder import Outcome, Rejected
 from sa1bpack.source.find import Source
 from sa1bpack.wording import counted
 
-# How often the bar is drawn at most.
+# The bar is drawn at most this often.
 _REFRESH_SECONDS = 0.5
 
-# Without a terminal there is a line this often, so that the log of a long job shows its pace.
+# Without a terminal a line is written this often, so that the log of a long job shows its pace.
 _LINE_SECONDS = 60
 
 # Rejects that TooManyRejects quotes.
 _REJECTS_NAMED = 10
 
 
-class Rejects:
-    """Counts rejected members; one more than `most` raises TooManyRejects (None: no limit)."""
+class RejectLimit:
+    """Counts rejected members; more than `most` raise TooManyRejects (None: no limit)."""
 
     def __init__(self, most: int | None = None):
         self.count = 0
@@ -33,45 +33,45 @@ class Rejects:
         self._first: list[str] = []
 
     def add(self, where: Path | str, member: str, detail: str) -> None:
-        """Count a member of `where`, a tar or the name of one."""
+        """Count a member of `where`, the path or name of a source."""
         self.count += 1
         if len(self._first) < _REJECTS_NAMED:
             self._first.append(f"  {where}: {member}: {detail}")
 
     def check(self) -> None:
-        """Raise TooManyRejects, which names the first of them, when there are more than allowed."""
+        """Raise TooManyRejects, which names the first of them, if there are more than allowed."""
         if self._most is None or self.count <= self._most:
             return
         lines = [
-            f"max_rejects is {self._most}, and {counted(self.count, 'member')} "
-            f"{'is' if self.count == 1 else 'are'} rejected; the run ends, and what is published "
-            "stays:",
+            f"max_rejects is {self._most}, but {counted(self.count, 'member')} "
+            f"{'was' if self.count == 1 else 'were'} rejected; the run ends, and published shards "
+            "stay:",
             *self._first,
         ]
         if more := self.count - len(self._first):
             lines.append(f"  and {more:,} more")
         lines.append(
-            f"Look into these ({REJECTS_NAME} has those of published shards); to pack the others, "
-            "repeat with a higher number"
+            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
+            "others, repeat with a higher limit"
         )
         raise TooManyRejects("\n".join(lines))
 
 
 @dataclass
-class Watch:
+class Progress:
     """Counts what happens in a run and draws its progress bar on a terminal.
 
     total_bytes
         Size of all sources; the bar runs over it, because the number of images is known only at
         the end of a tar.
     rejects
-        Rejects so far, those of earlier runs included, and the limit on them.
+        The rejects so far, including those of earlier runs, and their limit.
     show
-        Whether there is a bar; None for where stderr is a terminal.
+        Whether there is a bar; None: if stderr is a terminal.
     """
 
     total_bytes: int
-    rejects: Rejects = field(default_factory=Rejects)
+    rejects: RejectLimit = field(default_factory=RejectLimit)
     show: bool | None = None
     images: int = 0
     notes: list[str] = field(default_factory=list)
@@ -104,22 +104,22 @@ class Watch:
         self._advance(source, bytes_read)
 
     def reject(self, source: Source, reject: Rejected) -> None:
-        """Count a reject. Raises TooManyRejects when there are more than allowed."""
+        """Count a reject. Raises TooManyRejects if there are more than allowed."""
         self.rejects.add(source.path, reject.member, reject.detail)
         self.rejects.check()
 
-    def passed_over(self, source: Source, bytes_read: int) -> None:
-        """A pair lies in a shard that is published already."""
+    def skipped(self, source: Source, bytes_read: int) -> None:
+        """A pair lies in a shard that is already published."""
         self._advance(source, bytes_read)
 
     def source_done(self, source: Source) -> None:
-        """A source is read to its end, or given up."""
+        """A source was read to its end, or given up."""
         self._advance(source, source.nbytes, force=True)
 
     def note(self, text: str) -> None:
-        """Tell the user something now, without breaking the bar."""
+        """Report something to the user now, without breaking the bar."""
         self.notes.append(text)
-        tell(text)
+        report(text)
 
     def close(self) -> None:
         """Leave the last state of the bar on the terminal."""
@@ -127,12 +127,12 @@ class Watch:
 
     @property
     def bytes_read(self) -> int:
-        """Of all sources, so far; what was passed over counts too."""
+        """Bytes of all sources so far, including skipped pairs."""
         return sum(self._read.values())
 
     @property
     def seconds(self) -> float:
-        """Since the run began."""
+        """Wall time since the run started."""
         return time.perf_counter() - self.started
 
     def _write_line(self) -> None:
@@ -164,11 +164,11 @@ class Watch:
 
 
 def nothing_to_do(sources: int) -> str:
-    """What is said where the pack has all of so many sources already."""
+    """The message for a pack in which so many given sources are complete already."""
     which = "the source is" if sources == 1 else f"all {sources:,} sources are"
     return f"{which} in the pack already; nothing to do"
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Print a line on stderr, above the bar if there is one."""
     tqdm.write(f"sa1bpack: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The threads that write and publish shards, beside the decoding."""
+"""The threads that write and publish shards while others are decoded."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,31 +12,31 @@ import numpy as np
 
 from sa1bpack.format import Layout, ShardEntry, ShardWriter
 
-# Shards that are written at once; each by one thread, which mostly waits for the disk and for the
-# digest. Neither holds the interpreter.
+# Shards written at once, each by one thread, which mostly waits for the disk and for the digest.
+# Neither holds the GIL.
 THREADS = 32
 
-# Shards of a run that may be in publication at once. Each holds open all of its files, and a disk
-# that is slow to flush would let them become many: work waits.
-MOST_IN_PUBLICATION = 4
+# Shards of a run that may be in publication at once; decoding waits for them. Each keeps all of its
+# files open, and on a disk that is slow to flush they would become many.
+MAX_IN_PUBLICATION = 4
 
 
-class Writers:
+class WriterThreads:
     """The threads of one run, which its shards share: a context manager that ends with them.
 
     publications
-        MOST_IN_PUBLICATION places; a shard takes one for as long as it is being published.
+        A semaphore of MAX_IN_PUBLICATION; a shard holds it while it is being published.
     """
 
     def __init__(self):
-        self.publications = BoundedSemaphore(MOST_IN_PUBLICATION)
+        self.publications = BoundedSemaphore(MAX_IN_PUBLICATION)
         self._pool = ThreadPoolExecutor(THREADS, "sa1bpack-writer")
 
     def start(self, work: Callable[[], None]) -> None:
-        """Have `work` done by one of the threads."""
+        """Call `work` in one of the threads."""
         self._pool.submit(work)
 
-    def __enter__(self) -> "Writers":
+    def __enter__(self) -> "WriterThreads":
         return self
 
     def __exit__(self, *_) -> None:
@@ -44,14 +44,14 @@ class Writers:
 
 
 class ShardQueue:
-    """What is to be done to one shard: one thing at a time, in order, while the caller goes on.
+    """The calls that write one shard, done by the threads one at a time, in order.
 
-    All that is on disk is made by the threads: Ctrl-C is for the main thread alone, so nothing is
-    made that `end` does not know of. Nor is a thread made for a shard: as it went, it would call
-    into Python from the collector of garbage, where the exception of a signal is lost.
+    Only the threads create files: Ctrl-C is raised in the main thread alone, so nothing is created
+    that `end` does not know of. A shard has no thread of its own: when that ended, it would call
+    into Python from the garbage collector, where the exception of a signal is lost.
     """
 
-    def __init__(self, writers: Writers, shards_dir: Path, name: str, layout: Layout):
+    def __init__(self, writers: WriterThreads, shards_dir: Path, name: str, layout: Layout):
         self._writers = writers
         self._arguments = shards_dir, name, layout
         self._writer: ShardWriter | None = None
@@ -62,20 +62,20 @@ class ShardQueue:
     def append(self, rows: Mapping[str, np.ndarray], release: Callable[[], object]) -> None:
         """Have the `finished_rows` of the next sample written.
 
-        The arrays must stay as they are until `release` is called, which may be in any thread; it
-        is, too, when they were not written after all.
+        The arrays must not change until `release` is called, in any thread; it is called also if
+        they were not written after all.
         """
 
         def released(_: Future) -> None:
             try:
                 release()
-            except BaseException as error:  # a callback's would be logged and forgotten
+            except BaseException as error:  # a callback's error would only be logged
                 self._error = self._error or error
 
         self._put(self._append, rows).add_done_callback(released)
 
     def publish(self, attributes: dict[str, Any]) -> Future[ShardEntry]:
-        """Have the shard, of one sample at least, published once all of it is written."""
+        """Publish the shard, of at least one sample, once all of it is written."""
         return self._put(self._publish, attributes)
 
     def check(self) -> None:
@@ -84,14 +84,14 @@ class ShardQueue:
             raise self._error
 
     def end(self) -> None:
-        """Leave undone what was not begun, and discard what was not published."""
+        """Cancel the calls that have not begun, and discard the shard unless it is published."""
         with suppress(IndexError):
             while True:
                 self._todo.popleft()[0].cancel()
         with self._at_work:
             if self._writer is not None:
                 self._writer.discard()
-        self._error = None  # its traceback holds this object, and rows
+        self._error = None  # its traceback keeps this object and rows alive
 
     def _append(self, rows: Mapping[str, np.ndarray]) -> None:
         if self._error is None:
@@ -109,12 +109,12 @@ class ShardQueue:
     def _put(self, call: Callable, argument: object) -> Future:
         future: Future = Future()
         self._todo.append((future, call, argument))
-        if not self._at_work.locked():  # who has it looks again when it lets go
+        if not self._at_work.locked():  # its holder looks again after releasing it
             self._writers.start(self._work)
         return future
 
     def _work(self) -> None:
-        """Do what there is to do, unless another thread does."""
+        """Make the waiting calls, unless another thread does."""
         while self._todo and self._at_work.acquire(blocking=False):
             try:
                 with suppress(IndexError):  # `end` empties the queue, too
