@@ -274,7 +274,6 @@ def test_a_missing_permission_has_a_remedy_of_its_own_not_to_repeat_the_command(
     for called, arguments in (
         ("report.info.info", ("info", packed)),
         ("packing.run.pack", pack_command(tar, packed)),
-        ("packing.repair.repair", ("repair", packed, tar)),
     ):
         monkeypatch.setattr(f"sa1bpack.{called}", refuse)
         exit_code, out, error = command(*arguments)
