@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.report import pil  # noqa: F401 - first, to name the remedy if PIL is missing
-
-# isort: split
 from sa1bpack.arguments import MAX_WORD, local_path, whole_number
 from sa1bpack.data.dataset import Dataset
 from sa1bpack.data.dataset import open as open_pack
