@@ -6,13 +6,13 @@ OUT        ?= packed
 PACK_FLAGS ?=
 TEST_FLAGS ?=
 
-# Recipes read these from the environment, so that no character in them ends a quotation. TARS is
-# several words, so it is text of the shell, quotes and all.
+# Recipes read these from the environment, so that no character in them ends a quotation. TARS may
+# be several words, so the shell splits it, with its quotes.
 export OUT TARS PYTHON
 
 VENV := .venv
 BIN  := $(VENV)/bin
-# Every version comes from constraints.txt. pip shows its downloads, except in automatic builds.
+# Every version comes from constraints.txt. pip shows its downloads, except in CI.
 PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--quiet) \
         --constraint constraints.txt --build-constraint constraints.txt
 
@@ -24,61 +24,61 @@ help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
 	@echo "make verify   verify OUT"
 	@echo "make test     set up and run the tests"
-	@echo "make torture  the tests of reliability in full (docs/reliability.md)"
-	@echo "make setup    only set up: $(VENV) with pinned dependencies (repairs PIL if need be)"
+	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
+	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
 	@echo "make bench-decode | bench-pack | bench-load"
 	@echo "              measure JPEG decoding, packing, loading"
 	@echo "make peers    set up the other loaders that bench-load compares with"
-	@echo "make lint     check the code's style"
-	@echo "make clean    remove $(VENV) and caches; packs stay"
+	@echo "make lint     check the style of the code"
+	@echo "make clean    remove $(VENV) and caches, but no packs"
 	@echo
 	@echo "TARS=$$TARS"
 	@echo "              tars or folders to pack; quote globs and spaces: TARS=\"'/my data/sa_*.tar'\""
-	@echo "OUT=$$OUT    folder that the pack goes to"
+	@echo "OUT=$$OUT    folder of the pack"
 	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
-	@echo "TEST_FLAGS=   options of pytest, e.g. TEST_FLAGS='-k masks'"
-	@echo "PYTHON=$$PYTHON    the Python to set up with, 3.11 or newer"
+	@echo "TEST_FLAGS=   options for pytest, e.g. TEST_FLAGS='-k masks'"
+	@echo "PYTHON=$$PYTHON    Python for the set-up, 3.11 or newer"
 
 # ---------------------------------------------------------------------------- set-up, only if needed
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "sa1bpack needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`." \
-	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
+	       "Choose another: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "set-up: environment in $(VENV), `$(PYTHON) --version`"
 	@$(PYTHON) -m venv $(VENV) || { \
-	  echo "$(PYTHON) cannot make environments (Debian: apt install python3-venv)" >&2; exit 1; }
+	  echo "$(PYTHON) cannot create environments (Debian: apt install python3-venv)" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)/.created
-	@echo "set-up: dependencies, as pinned in constraints.txt (PyTorch is the large one)"
+	@echo "set-up: dependencies, as pinned in constraints.txt (PyTorch is large)"
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
 	@$(PIP) --editable .
 	@$(BIN)/python scripts/setup_pillow.py --fresh
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.ready
-	@echo "set-up: what '$*' needs"
+	@echo "set-up: dependencies of '$*'"
 	@$(PIP) --editable '.[$*]'
 	@touch $@
 
 # The last line runs every time, in a fraction of a second: any package that requires pillow would
-# have put it over pillow-simd.
+# have installed it over pillow-simd.
 setup: $(VENV)/.ready
 	@$(CHECK_PYTHON)
 	@$(BIN)/python scripts/setup_pillow.py
 
-# An environment stays with the Python that made it; a PYTHON that was asked for is not just ignored.
+# An environment keeps the Python that created it: say so if PYTHON asks for another.
 RELEASE := -c 'import sys; print("{}.{}".format(*sys.version_info))'
 ifneq ($(filter command environment,$(firstword $(origin PYTHON))),)
 CHECK_PYTHON = here=$$($(BIN)/python $(RELEASE)); asked=$$($(PYTHON) $(RELEASE)); \
   test "$$here" = "$$asked" || \
-  echo "existing $(VENV) is Python $$here, PYTHON=$$PYTHON is not used; make clean to change" >&2
+  echo "$(VENV) has Python $$here, PYTHON=$$PYTHON is not used; run make clean to change it" >&2
 endif
 
 # --------------------------------------------------------------------------------------------- work
 
-# set -f: sa1bpack expands the globs itself; a shell has a limit, and 1000 tars can exceed it.
+# set -f: sa1bpack expands globs itself; 1000 tars can exceed the limit of a shell.
 pack: setup
 	@set -f; $(BIN)/sa1bpack pack $(TARS) --out "$$OUT" $(PACK_FLAGS)
 	@$(BIN)/sa1bpack verify "$$OUT"
@@ -89,10 +89,10 @@ verify: setup
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(TEST_FLAGS)
 
-# What docs/reliability.md reports. Its tests take minutes: only a longer silence means that one hangs.
+# The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.
 torture: setup $(VENV)/.ready-test
 	@$(MAKE) --no-print-directory $(VENV)/.ready-fuzz 2>&1 || \
-	  echo "atheris does not install here: no coverage-guided fuzzing" >&2
+	  echo "atheris cannot be installed here: no coverage-guided fuzzing" >&2
 	@$(BIN)/python -m pytest tests/torture --torture -o faulthandler_timeout=1800 $(TEST_FLAGS)
 
 bench-decode: setup
@@ -101,17 +101,17 @@ bench-decode: setup
 bench-pack: setup
 	@set -f; $(BIN)/python benchmarks/pack.py $(TARS)
 
-# Other loaders need an environment of their own (they bring Pillow, and older versions of much).
+# Other loaders need their own environment (they bring Pillow, and older versions of much else).
 PEERS := $(VENV)-peers/bin/python
 
 peers:
 	@test -x $(PEERS) || $(PYTHON) -m venv $(VENV)-peers
 	@$(PEERS) -m pip install --requirement benchmarks/requirements-peers.txt
 	@$(PEERS) -m pip install --requirement benchmarks/requirements-ffcv.txt \
-	  || echo "FFCV does not install here: see benchmarks/requirements-ffcv.txt" >&2
+	  || echo "FFCV cannot be installed here: see benchmarks/requirements-ffcv.txt" >&2
 
 bench-load: setup
-	@test -x $(PEERS) || echo "without other loaders; make peers installs them (several GB)" >&2
+	@test -x $(PEERS) || echo "no other loaders: make peers installs them (several GB)" >&2
 	@set -f; $(BIN)/python benchmarks/load.py $(TARS) $(if $(wildcard $(PEERS)),--peers $(PEERS))
 
 lint: setup $(VENV)/.ready-lint

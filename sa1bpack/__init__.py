@@ -8,19 +8,15 @@
 
 from importlib import import_module
 
-from sa1bpack.kernel_cache import ensure_kernel_cache
-
-ensure_kernel_cache()  # before anything imports numba
-
-# Public name → module; imported on first use, so that reading a pack never loads the packer.
+# Public name → module, imported on first use: reading a pack never loads the packer.
 _HOMES = {
     "pack": "sa1bpack.packing.run",
     "PackOptions": "sa1bpack.packing.options",
     "PackResult": "sa1bpack.packing.run",
     "estimate": "sa1bpack.packing.estimate",
     "verify": "sa1bpack.format.verify",
-    "repair": "sa1bpack.packing.repair",
-    "RepairResult": "sa1bpack.packing.repair",
+    "repair": "sa1bpack.packing.repair.run",
+    "RepairResult": "sa1bpack.packing.repair.run",
     "export_sa1b": "sa1bpack.export.sa1b",
     "export_coco": "sa1bpack.export.coco",
     "ExportResult": "sa1bpack.export.selection",

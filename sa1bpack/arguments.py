@@ -68,7 +68,8 @@ def local_path(name: str, value: str | os.PathLike) -> Path:
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
         raise OptionError(f"{name} is {value!r}: give a path")
     refuse_url(name, os.fspath(value))
-    return Path(value).expanduser()
+    # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
+    return Path(os.path.expanduser(value))  # noqa: PTH111
 
 
 def refuse_url(name: str, text: str) -> None:

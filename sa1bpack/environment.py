@@ -1,8 +1,8 @@
-"""What runs here: versions, the image decoder, and which PIL is in force.
+"""The environment: versions, the image decoder, and which PIL is active.
 
-Pillow and pillow-simd install into the same folder, `PIL`, and whichever was installed last wins,
-whatever the package manager lists. Which one it is follows from the compiled core: its hash is
-looked up in the records that each package installed.
+Pillow and pillow-simd install into the same folder, `PIL`, and the one installed last wins,
+whatever the package manager lists. The compiled core tells which one it is: its hash is looked up
+in the records that each package installed.
 """
 
 import base64
@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
+from sa1bpack.errors import MissingPackage
+
 PIL_PACKAGES = ("pillow-simd", "pillow")
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
 _SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
@@ -24,12 +26,12 @@ _SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
 
 @dataclass(frozen=True)
 class PilInForce:
-    """The PIL that `import PIL` gives.
+    """The PIL that `import PIL` imports.
 
     package
         "pillow-simd" or "pillow".
     version
-        What `PIL.__version__` says.
+        `PIL.__version__`.
     core_sha256
         SHA-256 of its compiled core, in hexadecimal.
     """
@@ -41,14 +43,14 @@ class PilInForce:
 
 @dataclass(frozen=True)
 class PilRecord:
-    """What set-up (scripts/setup_pillow.py) left in force, and why.
+    """The PIL that set-up (scripts/setup_pillow.py) installed, and why.
 
     package, version, core_sha256
         As in PilInForce.
     simd
-        Instructions that pillow-simd was compiled for ("AVX2", "SSE4"), empty for Pillow.
+        Instruction set that pillow-simd was compiled for ("AVX2", "SSE4"), empty for Pillow.
     reason
-        Why Pillow stands in for pillow-simd, empty when it does not.
+        Why Pillow is used in place of pillow-simd, empty if it is not.
     """
 
     package: str
@@ -59,7 +61,7 @@ class PilRecord:
 
 
 def describe() -> dict[str, str]:
-    """Return what runs here, label to text, in the order to print it."""
+    """Describe the environment: label → text, in the order to print."""
     return {
         "sa1bpack": _version("sa1bpack"),
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
@@ -73,14 +75,14 @@ def describe() -> dict[str, str]:
 
 
 def available_cpus() -> int:
-    """CPUs that this process may use."""
+    """Number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def pil_in_force() -> PilInForce | None:
-    """Find out which PIL is in force; None when there is none or its core is missing."""
+    """Find out which PIL is active; None if there is none or its core is missing."""
     importlib.invalidate_caches()
     spec = importlib.util.find_spec("PIL")
     cores = [
@@ -91,23 +93,32 @@ def pil_in_force() -> PilInForce | None:
     ]
     if not cores:
         return None
-    # Read, not imported: set-up asks again after it has replaced the package.
+    # Read, not imported: set-up asks again after replacing the package.
     written = (cores[0].parent / "_version.py").read_text()
     release = re.search(r'__version__ = "([^"]+)"', written)[1]
     digest = hashlib.sha256(cores[0].read_bytes())
     owners = [name for name in PIL_PACKAGES if digest.digest() in _recorded_cores(name)]
-    if len(owners) != 1:  # a package manager that records no hashes; post-releases are simd's
+    if len(owners) != 1:  # some package managers record no hashes; post-releases are simd's
         owners = ["pillow-simd" if ".post" in release else "pillow"]
     return PilInForce(owners[0], release, digest.hexdigest())
 
 
+def missing_pil(error: ImportError) -> MissingPackage:
+    """The error to raise when PIL cannot be imported, which names the remedy."""
+    return MissingPackage(
+        f"neither pillow-simd nor Pillow can be imported ({error}); run `make setup` in a clone, "
+        "which installs the faster one that works here, or `pip install 'sa1bpack[simd]'` (needs a "
+        "compiler) or `pip install 'sa1bpack[pillow]'`"
+    )
+
+
 def pil_record_path() -> Path:
-    """Where set-up records the PIL it left in force: in the environment itself."""
+    """Where set-up records the PIL that it installed: in the environment itself."""
     return Path(sys.prefix) / "sa1bpack-pil.json"
 
 
 def read_pil_record() -> PilRecord | None:
-    """Read set-up's record; None when there is none that can be read."""
+    """Read the record of set-up; None if it cannot be read."""
     try:
         return PilRecord(**json.loads(pil_record_path().read_text()))
     except (OSError, ValueError, TypeError):
@@ -115,12 +126,12 @@ def read_pil_record() -> PilRecord | None:
 
 
 def write_pil_record(record: PilRecord) -> None:
-    """Record which PIL set-up left in force."""
+    """Record which PIL set-up installed."""
     pil_record_path().write_text(json.dumps(asdict(record), indent=1) + "\n")
 
 
 def _recorded_cores(package: str) -> set[bytes]:
-    """SHA-256 digests of the compiled cores that `package` says it installed."""
+    """SHA-256 digests of the compiled cores that `package` recorded on installation."""
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:
@@ -133,15 +144,15 @@ def _recorded_cores(package: str) -> set[bytes]:
 
 
 def _pil_state(now: PilInForce | None, record: PilRecord | None) -> str:
-    """Compare the PIL in force with the one that set-up left there."""
+    """Compare the active PIL with the one that set-up installed."""
     if record is None:
         return "not by `make setup`, which installs the faster one that works here"
     if now is None or now.core_sha256 != record.core_sha256:
         return (
-            f"CHANGED: set-up left {_NAMES[record.package]} {record.version} here; "
-            "`make setup` puts it back"
+            f"CHANGED: set-up installed {_NAMES[record.package]} {record.version}; "
+            "`make setup` restores it"
         )
-    return f"as `make setup` left it{record.reason and f' ({record.reason})'}"
+    return f"unchanged since `make setup`{record.reason and f' ({record.reason})'}"
 
 
 def _resizer() -> str:
@@ -169,7 +180,7 @@ def _version(package: str) -> str:
 
 
 def cpu_flags() -> set[str]:
-    """Instruction-set flags of the CPU by the names of /proc/cpuinfo, empty where there is none."""
+    """Instruction-set flags of the CPU as named in /proc/cpuinfo; empty if that is missing."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,37 +1,37 @@
-"""Every exception that sa1bpack raises on purpose.
+"""Every exception that sa1bpack raises deliberately.
 
 ::
 
     Sa1bpackError
     ├── OptionError        an option or argument has a value that cannot be used (also ValueError)
-    ├── SourceError        a tar or a folder cannot be read as a whole
-    │   ├── SourceTruncated    it ends too early: what came before the end is sound
-    │   └── SourceCorrupt      its bytes are wrong: nothing that came from it can be trusted
-    ├── SampleError        one image, its annotations or a mask cannot be used; the others go on
+    ├── SourceError        a tar or a folder cannot be read
+    │   ├── SourceTruncated    it ends too early; what was read before the end is sound
+    │   └── SourceCorrupt      its bytes are wrong; nothing read from it can be trusted
+    ├── SampleError        one image, its annotations or a mask cannot be used; it is rejected
     │   ├── AnnotationError    the JSON record
     │   ├── MaskError          one run-length mask
     │   └── ImageError         the JPEG
-    ├── FormatError        something under a pack is not what docs/format.md demands
-    │   ├── NotAPack           what is named is no pack at all: most often a mistyped path
-    │   ├── VersionError       it is of a format version that this release does not read
+    ├── FormatError        a pack breaks a rule of docs/format.md: it is damaged
+    │   ├── NotAPack           the path does not name a pack; often it is mistyped
+    │   ├── VersionError       the pack has a format version that this release does not support
     │   └── ReadError          one sample of a pack cannot be read
-    ├── PackError          a pack run cannot start or cannot go on
+    ├── PackError          a pack run cannot start or cannot continue
     │   ├── OutputRefused      the output folder cannot be packed into: it holds something else
     │   │   ├── OutputLocked       another process packs into it
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
     ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
-    └── LoaderError        a loader cannot give the next batch, for a reason other than the data
-        └── LoaderTimeout      the batch did not come in time (also TimeoutError)
+    ├── MissingPackage     a package that is needed cannot be imported (also ImportError)
+    └── LoaderError        a loader cannot deliver the next batch, for a reason other than the data
+        └── LoaderTimeout      the batch was not ready in time (also TimeoutError)
 
-A message names what was looked at (file, member, annotation), the value found, the limit, and what
-to do about it. Of an option that cannot be used it begins with the option's name, as Python has it;
-the command line puts the flag in its place.
+A message names the place (file, member, annotation), the value found, the limit and the remedy. A
+message about an option starts with its Python name; the command line replaces that by the flag.
 """
 
 
 class Sa1bpackError(Exception):
-    """Root of the tree; catching it catches everything that sa1bpack raises on purpose."""
+    """Root of the tree: catching it catches everything that sa1bpack raises deliberately."""
 
 
 class OptionError(Sa1bpackError, ValueError):
@@ -39,21 +39,21 @@ class OptionError(Sa1bpackError, ValueError):
 
 
 class SourceError(Sa1bpackError):
-    """A tar or a folder cannot be read as a whole."""
+    """A tar or a folder cannot be read."""
 
 
 class SourceTruncated(SourceError):
-    """A source ends too early; what came before the end is sound."""
+    """A source ends too early; what was read before the end is sound."""
 
 
 class SourceCorrupt(SourceError):
-    """A source's bytes are wrong; nothing that came from it can be trusted."""
+    """The bytes of a source are wrong; nothing read from it can be trusted."""
 
 
 class SampleError(Sa1bpackError):
-    """One sample cannot be used; it is rejected and the others go on.
+    """One sample cannot be used; it is rejected, and the others are packed.
 
-    `code` is the short, stable word that `rejects.jsonl` files it under.
+    `code` is the short, stable reason in `rejects.jsonl`.
     """
 
     code = "bad-sample"
@@ -86,15 +86,15 @@ class ImageError(SampleError):
 
 
 class FormatError(Sa1bpackError):
-    """Something under a pack is not what docs/format.md demands."""
+    """A pack breaks a rule of docs/format.md: it is damaged."""
 
 
 class NotAPack(FormatError):
-    """What is named as a pack is none: it is not there, or is something else."""
+    """A path does not name a pack: it does not exist, or is something else."""
 
 
 class VersionError(FormatError):
-    """A pack is of a format version that this release does not read."""
+    """A pack has a format version that this release does not support."""
 
 
 class ReadError(FormatError):
@@ -114,7 +114,7 @@ class ReadError(FormatError):
         image_id: int = -1,
         file_name: str | None = None,
     ):
-        # The defaults are for torch, which makes a worker's exception anew from its text alone.
+        # The defaults are for torch, which recreates a worker's exception from its text alone.
         super().__init__(message)
         self.shard = shard
         self.row = row
@@ -126,7 +126,7 @@ class ReadError(FormatError):
 
 
 class PackError(Sa1bpackError):
-    """A pack run cannot start or cannot go on."""
+    """A pack run cannot start or cannot continue."""
 
 
 class OutputRefused(PackError):
@@ -149,9 +149,13 @@ class ResourceShortage(Sa1bpackError, OSError):
     """The system refuses a memory map or an open file: not the data's fault."""
 
 
+class MissingPackage(Sa1bpackError, ImportError):
+    """A package that is needed cannot be imported."""
+
+
 class LoaderError(Sa1bpackError):
-    """A loader cannot give the next batch, for a reason other than the data."""
+    """A loader cannot deliver the next batch, for a reason other than the data."""
 
 
 class LoaderTimeout(LoaderError, TimeoutError):
-    """A batch did not come in time."""
+    """A batch was not ready in time."""

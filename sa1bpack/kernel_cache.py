@@ -1,7 +1,7 @@
-"""Where numba keeps compiled kernels, if neither the package nor the home folder can be written.
+"""Where numba keeps compiled kernels if neither the package nor the home folder is writable.
 
-A container often has both read-only, and numba then refuses to define a kernel at all. It reads
-NUMBA_CACHE_DIR when it is imported, so `import sa1bpack` sets that before, and is itself cheap.
+Both are often read-only in a container, and numba then refuses to define a kernel at all. It reads
+NUMBA_CACHE_DIR when it is imported, so sa1bpack.kernels sets it before that.
 """
 
 import atexit
@@ -18,9 +18,9 @@ VARIABLE = "NUMBA_CACHE_DIR"
 
 
 def ensure_kernel_cache() -> None:
-    """Set NUMBA_CACHE_DIR to a folder of this user's own if numba finds no place by itself.
+    """Set NUMBA_CACHE_DIR to a private folder of this user if numba would find no writable one.
 
-    Warns when there is no such place at all; then each process compiles its kernels anew.
+    Warns if no such folder can be made either: each process then compiles its kernels again.
     """
     package = Path(__file__).absolute().parent
     if os.environ.get(VARIABLE) or _writable(package / "__pycache__") or _writable(_user_cache()):
@@ -29,11 +29,11 @@ def ensure_kernel_cache() -> None:
         folder = _private_folder(Path(tempfile.gettempdir()) / f"sa1bpack-numba-{os.getuid()}")
     except OSError as error:
         warnings.warn(
-            f"compiled kernels can be kept neither in {package} nor in {_user_cache()} nor in a "
-            f"temporary folder ({error}), so each process takes half a minute to compile them; set "
-            f"{VARIABLE} to a folder that can be written",
+            f"compiled kernels cannot be kept in {package}, in {_user_cache()} or in a temporary "
+            f"folder ({error}), so each process compiles them again, which takes half a minute; "
+            f"set {VARIABLE} to a writable folder",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         _keep_no_kernels()
         return
@@ -43,24 +43,24 @@ def ensure_kernel_cache() -> None:
 
 
 def _keep_no_kernels() -> None:
-    """Let kernels be compiled though they cannot be kept.
+    """Let kernels be compiled although they cannot be kept.
 
-    numba has no setting for it: a kernel that asks to be kept (`cache=True`), as all of ours do, is
-    a RuntimeError where there is no place.
+    numba has no setting for this: without a writable folder, defining a kernel with `cache=True`,
+    as all of ours do, raises RuntimeError.
     """
     import_module("numba.core.dispatcher").Dispatcher.enable_caching = lambda kernel: None
 
 
 def _user_cache() -> Path:
-    """The folder that numba takes when it cannot write beside the code."""
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - "~" for a user without a home folder
+    """The folder that numba uses when it cannot write beside the code."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - keeps "~" for a user without a home
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "numba"
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "numba"
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, which is made as well, as numba would."""
+    """Whether files can be created in `folder`; creates the folder itself, as numba would."""
     if not folder.is_absolute():
         return False
     try:
@@ -71,9 +71,9 @@ def _writable(folder: Path) -> bool:
 
 
 def _private_folder(folder: Path) -> Path:
-    """Make `folder`, or another if that one is not this user's alone.
+    """Create `folder`, or another one if others can write to it.
 
-    numba unpickles what it finds there, so nobody else may have written it.
+    numba unpickles the files it finds there, so nobody else may have written them.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

@@ -1,4 +1,4 @@
-"""The progress bar of work that is counted in bytes."""
+"""A progress bar for work that is counted in bytes."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,10 +9,10 @@ from tqdm import tqdm
 
 @contextmanager
 def byte_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr: gives what is to be called with (bytes done, bytes in all).
+    """A bar on stderr: yields the function to call with (bytes done, total bytes).
 
     show
-        Whether there is one. Default: where stderr is a terminal.
+        Whether to show it. Default: if stderr is a terminal.
     """
     hidden = not (sys.stderr.isatty() if show is None else show)
     with tqdm(unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True, leave=False) as bar:

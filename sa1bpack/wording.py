@@ -1,4 +1,4 @@
-"""Numbers, and values found in files, in sentences."""
+"""Numbers, and values found in files, as text for messages."""
 
 import reprlib
 
@@ -8,7 +8,7 @@ _brief.maxlist, _brief.maxlevel = 20, 3
 
 
 def brief(value: object) -> str:
-    """The `repr` of a value that a file holds, in few characters whatever its size and depth."""
+    """The `repr` of a value from a file, short whatever the size and depth of the value."""
     return _brief.repr(value)
 
 
@@ -18,7 +18,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves 1 or more: `3.67 GB`."""
+    """Bytes in the largest unit in which the number is at least 1: `3.67 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if nbytes < 999.5 or unit == "PB":
             break
@@ -27,9 +27,9 @@ def size_text(nbytes: float) -> str:
 
 
 def printable(text: object) -> str:
-    """A text fit for a terminal: what moves its cursor, or has no UTF-8, is escaped.
+    """A text that is safe on a terminal: control characters, and what is not UTF-8, are escaped.
 
-    For names of files and what files say; lines stay lines.
+    For file names and text from files. Newlines are kept.
     """
     return "".join(
         char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in str(text)

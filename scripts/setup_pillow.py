@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Put the fastest PIL that works here in force: pillow-simd where it compiles, else Pillow.
+"""Install the fastest PIL that works here: pillow-simd if it compiles, otherwise Pillow.
 
-Run by `make setup`, with the environment's own Python; says nothing when there is nothing to do.
-The two install into the same folder, so the end of this script, not a requirement, decides which
-one is in force. docs/decisions/0001-pillow-simd.md has the reasons.
+Run by `make setup`, with the Python of the environment; prints nothing if there is nothing to do.
+Both install into the same folder, so this script, not a requirement, decides which one is active.
+docs/decisions/0001-pillow-simd.md gives the reasons.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from sa1bpack.environment import (
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 COST = (
-    "packing works with Pillow as well, but an image takes about twice as long to decode and "
-    "resize (18.4 against 9.3 ms in the measurement of docs/decisions/0001-pillow-simd.md)"
+    "packing works with Pillow as well, but decoding and resizing an image takes about twice as "
+    "long (18.4 against 9.3 ms as measured in docs/decisions/0001-pillow-simd.md)"
 )
 
-# What a failed build says, and what that means. Looked up in this order.
+# Output of a failed build → its meaning. The first match counts.
 _CAUSES = (
     (
         r"The headers or library files could not be found for (\w+)",
@@ -57,7 +57,7 @@ _CAUSES = (
     ),
 )
 
-# Encodes and decodes a JPEG with the PIL that is in force.
+# Encodes and decodes a JPEG with the active PIL.
 _HEALTH = """
 import io
 from PIL import Image
@@ -70,7 +70,7 @@ assert all(abs(a - b) < 8 for a, b in zip(image.getpixel((9, 9)), (10, 200, 30))
 
 @dataclass(frozen=True)
 class Choice:
-    """What to try: a package, the compiler flag and SIMD level it is built with, and why."""
+    """The package to install, its compiler flag and SIMD level, and the reason for it."""
 
     package: str
     compiler_flag: str = ""
@@ -81,18 +81,18 @@ class Choice:
 def choose(machine: str, flags: set[str]) -> Choice:
     """Choose for a machine (as `platform.machine()` names it) and its CPU flags."""
     if machine.lower() not in ("x86_64", "amd64"):
-        return Choice("pillow", reason=f"pillow-simd is for x86-64, this is {machine}")
+        return Choice("pillow", reason=f"pillow-simd needs x86-64, this is {machine}")
     if "avx2" in flags:
-        # Not -march=native: measured slower, and a folder shared by a cluster would stop working on
-        # the machines without the newest instructions.
+        # Not -march=native: it was measured slower, and an environment shared by a cluster would
+        # not work on machines without the newest instructions.
         return Choice("pillow-simd", "-mavx2", "AVX2")
     if flags and "sse4_1" not in flags:
-        return Choice("pillow", reason="pillow-simd needs SSE4, which this CPU has not")
+        return Choice("pillow", reason="pillow-simd needs SSE4, which this CPU lacks")
     return Choice("pillow-simd", simd="SSE4")
 
 
 def settled(now: PilInForce | None, record: PilRecord | None, wanted: Choice, pin: str) -> bool:
-    """Whether `wanted` at version `pin` is what set-up left here and is still in force."""
+    """Whether set-up installed `wanted` at version `pin`, and it is still active."""
     return (
         now is not None
         and record is not None
@@ -102,10 +102,10 @@ def settled(now: PilInForce | None, record: PilRecord | None, wanted: Choice, pi
 
 
 def build_environment(environ: dict[str, str], compiler_flag: str) -> dict[str, str]:
-    """Return the environment variables to compile in.
+    """Return the environment variables to compile with.
 
-    The flag goes into CC, because CFLAGS would replace Python's own -O3 (three times slower when
-    tried); a CFLAGS that is set already gets the -O3 back.
+    The flag goes into CC, because CFLAGS would replace Python's own -O3 (measured three times
+    slower). If CFLAGS is set already, -O3 is added to it.
     """
     environ = dict(environ)
     if compiler_flag:
@@ -116,7 +116,7 @@ def build_environment(environ: dict[str, str], compiler_flag: str) -> dict[str, 
 
 
 def explain(log: str) -> str:
-    """Say in one line why a build failed, from what pip printed."""
+    """Return one line on why a build failed, from the output of pip."""
     for pattern, meaning in _CAUSES:
         found = re.search(pattern, log)
         if found:
@@ -129,12 +129,12 @@ def pinned(package: str, constraints: str) -> str:
     """Return the version of `package` that the text of constraints.txt pins."""
     found = re.search(rf"^{re.escape(package)}==(\S+)", constraints, re.MULTILINE)
     if not found:
-        raise SystemExit(f"{CONSTRAINTS} pins no {package}; add a line {package}==VERSION")
+        raise SystemExit(f"{CONSTRAINTS} does not pin {package}; add a line {package}==VERSION")
     return found[1]
 
 
 def pip(*arguments: str, environ: dict[str, str] | None = None) -> str | None:
-    """Run pip; return None on success and everything that it printed on failure."""
+    """Run pip; return None on success, otherwise its output."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", *arguments],
         env=environ,
@@ -147,10 +147,10 @@ def pip(*arguments: str, environ: dict[str, str] | None = None) -> str | None:
 
 
 def install(choice: Choice, pin: str) -> str | None:
-    """Install `choice` and nothing else that owns PIL; return None, or why it could not be.
+    """Install `choice`, replacing any other PIL; return None, or why that failed.
 
-    The wheel is made first, so that what is there stays when that fails. It is never taken from or
-    left in pip's cache, which does not know the flags that a wheel was compiled with.
+    The wheel is built first, so that the existing PIL stays if that fails. pip's cache is not used:
+    it does not know the flags that a wheel was compiled with.
     """
     with tempfile.TemporaryDirectory() as folder:
         source = ["--no-cache-dir", "--no-binary", choice.package]
@@ -171,7 +171,7 @@ def install(choice: Choice, pin: str) -> str | None:
 
 
 def unhealthy() -> str | None:
-    """Return None when the PIL in force decodes a JPEG, else what went wrong."""
+    """Return None if the active PIL decodes a JPEG, otherwise the error."""
     done = subprocess.run(
         [sys.executable, "-c", _HEALTH], capture_output=True, text=True, check=False
     )
@@ -180,8 +180,8 @@ def unhealthy() -> str | None:
     return f"it does not decode a JPEG: {(done.stderr.strip() or 'it crashed').splitlines()[-1]}"
 
 
-def put_in_force(wanted: Choice, constraints: str) -> None:
-    """Install `wanted`, or Pillow where that fails, and record it. Exits 1 when neither works."""
+def install_and_record(wanted: Choice, constraints: str) -> None:
+    """Install `wanted`, or Pillow if that fails, and record it. Exits with 1 if neither works."""
     why = None
     if wanted.package == "pillow-simd":
         say(f"compiling pillow-simd for {wanted.simd} (about 20 seconds)")
@@ -191,11 +191,11 @@ def put_in_force(wanted: Choice, constraints: str) -> None:
     if wanted.package == "pillow":
         why = install(wanted, pinned("pillow", constraints))
     if why is not None and unhealthy() is not None:
-        raise SystemExit(f"set-up: {wanted.reason or 'no pillow-simd'}; nor Pillow: {why}")
-    now = pil_in_force()  # with `why`, an earlier one that works: offline, say
+        raise SystemExit(f"set-up: {wanted.reason or 'no pillow-simd'}; no Pillow either: {why}")
+    now = pil_in_force()  # if `why` is set, an earlier one that works, such as offline
     simd = wanted.simd if now.package == wanted.package else ""
     write_pil_record(PilRecord(now.package, now.version, now.core_sha256, simd, wanted.reason))
-    say(f"{now.package} {now.version} is in force{f', compiled for {simd}' if simd else ''}")
+    say(f"{now.package} {now.version} is active{f', compiled for {simd}' if simd else ''}")
     if now.package == "pillow":
         say(f"{wanted.reason}; {COST}")
 
@@ -206,12 +206,12 @@ def say(line: str) -> None:
 
 
 def main() -> None:
-    """Check which PIL is in force, and put the right one there if need be."""
+    """Check which PIL is active, and install the right one if needed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="try pillow-simd again, though an earlier set-up had to fall back to Pillow",
+        help="try pillow-simd again, even if an earlier set-up fell back to Pillow",
     )
     arguments = parser.parse_args()
     constraints = CONSTRAINTS.read_text()
@@ -223,7 +223,7 @@ def main() -> None:
         return
     if now is not None and record is not None and now.core_sha256 != record.core_sha256:
         say(f"something installed {now.package} {now.version} over {record.package}")
-    put_in_force(wanted, constraints)
+    install_and_record(wanted, constraints)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Check a pack with nothing but Python, numpy and xxhash: sa1bpack itself is not needed.
+"""Check a pack with only Python, numpy and xxhash: sa1bpack itself is not needed.
 
-Every file of the pack is compared with its checksum file, files that are missing or that nothing
-lists are named, and each sample is compared with its own checksum, so that damage is traced to the
-image it hit. docs/format.md specifies what is checked here; `sa1bpack verify` checks more
-(the Zarr metadata and the index against the shards).
+Every file of the pack is compared with its checksum file, files that are missing or not listed are
+named, and each sample is compared with its own checksum, so that damage is traced to the image it
+affects. docs/format.md specifies what is checked here; `sa1bpack verify` checks more (the Zarr
+metadata, and the index against the shards).
 """
 
 import argparse
@@ -24,11 +24,11 @@ import xxhash
 EPILOG = """\
 examples:
   verify_shards.py /data/sa1b            every byte and every sample; as fast as the disk reads
-  verify_shards.py /data/sa1b --quick    all but pixels, mask bits and runs; seconds a tar
+  verify_shards.py /data/sa1b --quick    all but pixels, mask bits and runs; seconds per tar
 
-exit status: 0 what is packed is as it was written (with a last line NOT COMPLETE if there is more
-to pack), 1 something is damaged, missing or in excess, 2 wrong usage or not a pack that this
-script knows
+exit status: 0 the pack is as it was written (the last line is NOT COMPLETE if there is more to
+pack), 1 something is damaged, missing or foreign, 2 wrong usage, or not a pack that this script
+can check
 
 The same checksums can be checked with the xxhash tools alone:
   cd /data/sa1b && xxh128sum -c --quiet checksums.xxh128
@@ -36,11 +36,12 @@ The same checksums can be checked with the xxhash tools alone:
 """
 
 CHECKSUMS = "checksums.xxh128"
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 INDEX = re.compile(r"index-[0-9a-f]{8}")
 CHANGING = ("manifest.json", "rejects.jsonl")  # until the pack is complete
 MAJOR_VERSION = 1
-# The arrays that the checksum of a sample covers, in its order, and what a row of each is for
-# (docs/format.md). Without image_offset, a row of image is for a sample.
+# The arrays that the checksum of a sample covers, in order, and what a row of each stands for
+# (docs/format.md). Without image_offset, a row of image is a sample.
 ROWS = {
     "image_offset": "sample", "image": "image byte", "image_id": "sample", "file_name": "sample",
     "size": "sample", "annotation_count": "sample", "mask_offset": "sample", "bbox": "mask",
@@ -55,12 +56,12 @@ HEAVY = ("image", "mask_bits", "run_ends")
 
 
 class Damage(Exception):
-    """Something that keeps a file or shard from being looked at further."""
+    """A problem that prevents further checks of a file or shard."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError of a file or folder into Damage that names it, or else `path`."""
+    """Turn an OSError of a file or folder into Damage that names it, or otherwise `path`."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -70,7 +71,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class Output:
-    """Counts problems, prints them and notes; draws a progress line only on a terminal."""
+    """Counts and prints problems, prints notes, and shows a progress line on a terminal only."""
 
     def __init__(self):
         self.problems = self.files = self.samples = 0
@@ -79,15 +80,15 @@ class Output:
         self._drawn = 0.0
 
     def problem(self, text: str) -> None:
-        """Print a problem, once: several checks may come upon the same file."""
+        """Print a problem, once: several checks can find the same problem in the same file."""
         if text not in self._said:
             self._said.add(text)
             self.problems += 1
             self._print(text)
 
     @contextmanager
-    def going_on(self, path: Path) -> Iterator[None]:
-        """Make a problem of Damage and of an OSError; the rest of the block is left out."""
+    def collecting(self, path: Path) -> Iterator[None]:
+        """Turn Damage or an OSError into a problem; it ends the block."""
         try:
             with reading(path):
                 yield
@@ -95,7 +96,7 @@ class Output:
             self.problem(str(error))
 
     def note(self, text: str) -> None:
-        """What a run in progress or a killed one leaves: no damage."""
+        """Print what a running or killed packer left, which is not damage."""
         self._print(f"note: {text}")
 
     def _print(self, text: str) -> None:
@@ -116,9 +117,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("pack", type=Path, help="folder of the pack: the one with manifest.json")
-    parser.add_argument("--quick", action="store_true",
-                        help="leave out pixels, mask bits and runs, and the samples")  # fmt: skip
+    parser.add_argument("pack", type=local_folder,
+                        help="folder of the pack: the one with manifest.json")  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="skip pixels, mask bits and runs, and the checksums of samples",
+    )  # fmt: skip
     arguments = parser.parse_args()
     output = Output()
     try:
@@ -134,7 +138,7 @@ def main() -> int:
     for number, name in enumerate(shards, 1):
         output.progress(f"shard {number} of {len(shards)}: {name}")
         folder = arguments.pack / "shards" / name
-        with output.going_on(folder):
+        with output.collecting(folder):
             check_shard(folder, arguments.quick, output)
     output.clear()
     numbers = {"shard": len(shards), "file": output.files, "sample": output.samples}
@@ -142,8 +146,18 @@ def main() -> int:
     verdict = counted(output.problems, "problem") if output.problems else "ok"
     print(f"{looked_at} checked: {verdict}")
     if not complete:
-        print("NOT COMPLETE: the packer has not come to its end; let it, or run it again")
+        print("NOT COMPLETE: the packer has not finished; wait for it, or repeat the pack command")
     return 1 if output.problems else 0
+
+
+def local_folder(text: str) -> Path:
+    """The type of the argument: a path of this machine, with `~` expanded."""
+    if url := URL.match(text):
+        raise argparse.ArgumentTypeError(
+            f"the path is {text!r}: {url[1]} URLs are not supported; give a path of this machine, "
+            "such as a mounted folder or a local copy"
+        )
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - keeps "~" for a user without a home
 
 
 def counted(number: int, noun: str) -> str:
@@ -151,9 +165,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def read_manifest(pack: Path) -> tuple[list[str], bool]:
-    """The shards that the manifest lists, and whether it calls the pack complete.
+    """The shards that the manifest lists, and whether the pack is complete.
 
-    ValueError: not a pack that this script knows.
+    Raises ValueError if it is not a pack that this script can check.
     """
     path = pack / "manifest.json"
     with reading(path):
@@ -169,25 +183,25 @@ def read_manifest(pack: Path) -> tuple[list[str], bool]:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise Damage(f"{path}: damaged ({type(error).__name__}: {error})") from None
     if major != MAJOR_VERSION:
-        raise ValueError(f"{path}: format version {major}, this script knows {MAJOR_VERSION}")
+        raise ValueError(f"{path}: format version {major}, but this script checks {MAJOR_VERSION}")
     if not plain or len(set(names)) != len(names):
-        raise Damage(f"{path}: damaged: the names of its shards cannot be")
+        raise Damage(f"{path}: damaged: invalid names of shards")
     if not isinstance(complete, bool):
         raise Damage(f"{path}: damaged: complete is {complete!r}, not true or false")
     return names, complete
 
 
 def inside(path: str, parts: int = 99) -> bool:
-    """Whether a path has at most that many parts and none leads out of its folder."""
+    """Whether a path has at most `parts` parts, and none leads out of its folder."""
     split = path.split("/")
     return len(split) <= parts and all(part not in ("", ".", "..") for part in split)
 
 
 def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> None:
-    """The pack's own files, and names that should not be there.
+    """Check the pack's own files, and report foreign names.
 
-    Of a pack that is not complete, the checksum file may be older than the manifest: what of it
-    does not fit is a note (docs/format.md, "Publication").
+    The checksum file of an incomplete pack may be older than the manifest: differences are then
+    notes (docs/format.md, "Publication").
     """
     if not (complete or shards or (pack / CHECKSUMS).exists()):
         report_names(pack, {*CHANGING, "zarr.json", "shards"}, output)
@@ -199,7 +213,7 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
         if complete or path not in CHANGING:
             compare(pack / path, digest, output)
             continue
-        with output.going_on(pack / path):
+        with output.collecting(pack / path):
             if not (pack / path).exists() or file_digest(pack / path) != digest:
                 output.note(f"{pack / CHECKSUMS}: not up to date for {path}")
     due = [f"shards/{name}/{CHECKSUMS}" for name in shards]
@@ -222,16 +236,16 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
 
 
 def shard_folders(pack: Path, output: Output) -> list[Path]:
-    """Folders under shards/ that are no working files, listed or not."""
+    """Folders under shards/, listed or not, except working folders."""
     shards = pack / "shards"
-    with output.going_on(shards):
+    with output.collecting(shards):
         folders = sorted(shards.iterdir()) if shards.is_dir() else []
         return [path for path in folders if path.is_dir() and path.name[0] != "."]
     return []
 
 
 def unlisted_shards(pack: Path, listed: list[str], output: Output) -> list[str]:
-    """Names of the shards that an unfinished pack has, but does not list yet."""
+    """Names of the shards that an incomplete pack has, but does not list yet."""
     names = [path.name for path in shard_folders(pack, output) if path.name not in listed]
     for name in names:
         output.note(f"{pack / 'shards' / name}: a shard that is not in the manifest yet")
@@ -239,8 +253,8 @@ def unlisted_shards(pack: Path, listed: list[str], output: Output) -> list[str]:
 
 
 def checked_list(path: Path, output: Output) -> dict[str, str]:
-    """A checksum file as {path: digest}; empty, with a problem printed, if it is no such."""
-    with output.going_on(path):
+    """A checksum file as {path: digest}; if it is damaged, prints a problem and returns {}."""
+    with output.collecting(path):
         data = path.read_bytes()
         lines = data.decode(errors="replace").splitlines()
         listed = {line[34:]: line[:32] for line in lines}
@@ -252,10 +266,10 @@ def checked_list(path: Path, output: Output) -> dict[str, str]:
 
 
 def report_unknown(folder: Path, known: set[str], output: Output) -> None:
-    """Files below a folder that its checksum file does not list."""
+    """Report files below a folder that its checksum file does not list."""
 
     def report(error: OSError) -> None:
-        with output.going_on(folder):
+        with output.collecting(folder):
             raise error
 
     for parent, _, names in os.walk(folder, onerror=report):
@@ -266,8 +280,8 @@ def report_unknown(folder: Path, known: set[str], output: Output) -> None:
 
 
 def report_names(folder: Path, known: set[str], output: Output) -> None:
-    """Entries of a folder that do not belong there; names with a dot in front are left alone."""
-    with output.going_on(folder):
+    """Report entries that do not belong in a folder; names that start with a dot are skipped."""
+    with output.collecting(folder):
         for path in sorted(folder.iterdir()):
             if path.name not in known and not path.name.startswith("."):
                 output.problem(f"{path}: not in the manifest of the pack")
@@ -275,7 +289,7 @@ def report_names(folder: Path, known: set[str], output: Output) -> None:
 
 def compare(path: Path, due: str, output: Output) -> None:
     """Compare a file's XXH3-128 with the one listed."""
-    with output.going_on(path):
+    with output.collecting(path):
         found = file_digest(path)
         output.files += 1
         report_digest(path, found, due, output)
@@ -283,7 +297,7 @@ def compare(path: Path, due: str, output: Output) -> None:
 
 def file_digest(path: Path) -> str:
     if path.exists() and not path.is_file():
-        raise Damage(f"{path}: a folder, a pipe or a device, where a file must be")
+        raise Damage(f"{path}: a folder, a pipe or a device, but must be a file")
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while block := file.read(1 << 20):
@@ -297,7 +311,7 @@ def report_digest(path: Path, found: str, due: str, output: Output) -> None:
 
 
 def check_shard(folder: Path, quick: bool, output: Output) -> None:
-    """One shard: its files, and unless `quick` its samples, in one reading."""
+    """Check one shard: its files and, unless `quick`, its samples, reading each file once."""
     if not folder.is_dir():
         output.problem(f"{folder}: missing")
         return
@@ -313,7 +327,7 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
         for path in sorted(set(listed) - set(left)):
             check_size(folder / path, output)
     else:
-        with output.going_on(folder):  # where it ends, files are compared one by one below
+        with output.collecting(folder):  # after an error, files are compared one by one below
             for path in check_samples(folder, listed, output):
                 del left[path]
     for path, due in left.items():
@@ -321,15 +335,15 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
 
 
 def check_size(path: Path, output: Output) -> None:
-    """Compare the size of a chunk file with what the array's metadata ask for."""
-    with output.going_on(path):
+    """Compare the size of a chunk file with the metadata of its array."""
+    with output.collecting(path):
         found, due = path.stat().st_size, Array(path.parent).file_bytes
         if found != due:
             output.problem(f"{path}: {found} bytes, but must have {due}")
 
 
 class Array:
-    """One array of a shard, by its zarr.json: where its rows are, and a running digest."""
+    """One array of a shard, described by its zarr.json: the next rows, and a running digest."""
 
     def __init__(self, folder: Path):
         path = folder / "zarr.json"
@@ -354,7 +368,7 @@ class Array:
         self._file: BinaryIO | None = None
 
     def open(self) -> None:
-        """Open the file. Raises Damage if it has not the length that its metadata ask for."""
+        """Open the file. Raises Damage if its length does not follow from its metadata."""
         size = self.path.stat().st_size if self.file_bytes or self.path.exists() else 0
         if size != self.file_bytes:
             raise Damage(f"{self.path}: {size} bytes, but must have {self.file_bytes}")
@@ -366,11 +380,11 @@ class Array:
             self._file.close()
 
     def take(self, rows: int) -> np.ndarray:
-        """The next rows. Not through a memory map: a disk that fails would end the process."""
+        """The next rows. Not through a memory map: a failing disk would end the process."""
         return self._read(rows * self.row_bytes).view(self.dtype).reshape(rows, *self.shape[1:])
 
     def finish(self) -> str:
-        """The digest of the whole file; what is behind the rows is read now."""
+        """The digest of the whole file, after reading the rest of it."""
         self._read(self._left)
         return self._digest.hexdigest()
 
@@ -386,9 +400,9 @@ class Array:
 
 
 def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[str]:
-    """Check each sample's checksum, and the digests of all chunk files from the same reading.
+    """Check the checksum of each sample, and the digests of all chunk files, in one pass.
 
-    Returns the paths of the chunk files. Raises Damage if the shard cannot be taken apart.
+    Returns the paths of the chunk files. Raises Damage if the shard cannot be split into samples.
     """
     names = [name for name in ROWS if name not in OPTIONAL or f"{name}/zarr.json" in listed]
     arrays = {name: Array(folder / name) for name in (*names, "checksum")}
@@ -410,7 +424,7 @@ def check_samples(folder: Path, listed: dict[str, str], output: Output) -> list[
 
 def compare_arrays(folder: Path, arrays: dict[str, Array], listed: dict[str, str],
                    output: Output) -> list[str]:  # fmt: skip
-    """The digests of the chunk files, whose rows were all taken; returns their paths."""
+    """Compare the digests of the chunk files, whose rows were all read; returns their paths."""
     paths = []
     for name, array in arrays.items():
         path = f"{name}/{array.path.name}"
@@ -424,47 +438,48 @@ def compare_arrays(folder: Path, arrays: dict[str, Array], listed: dict[str, str
 
 
 def check_lengths(arrays: dict[str, Array]) -> None:
-    """Arrays with a row a sample have as many rows as each other, and so on."""
+    """Check that all arrays with one row per sample have the same length, and so on."""
     lengths: dict[str, int] = {}
     for name, axis in {**ROWS, "checksum": "sample"}.items():
         if name in arrays:
             axis = "sample" if name == "image" and "image_offset" not in arrays else axis
             found = arrays[name].shape[0] - (name in OFFSETS)
             if lengths.setdefault(axis, found) != found:
-                raise Damage(f"{arrays[name].path}: {found} rows a {axis}, others {lengths[axis]}")
+                raise Damage(f"{arrays[name].path}: {found} rows, others have {lengths[axis]}")
         if name in OFFSETS and name in arrays and OFFSETS[name] not in arrays:
-            raise Damage(f"{arrays[name].path}: there, but not {OFFSETS[name]}")
+            raise Damage(f"{arrays[name].path}: exists, but {OFFSETS[name]} does not")
 
 
 def checked_offsets(
     folder: Path, arrays: dict[str, Array], name: str, before: dict[str, np.ndarray]
 ) -> np.ndarray:
-    """All rows of an offset array, which rise from 0 to the rows that they point to."""
+    """All rows of an offset array: non-decreasing from 0 to the number of rows they point to."""
     array = arrays[name]
     offsets, last = array.take(array.shape[0]), arrays[OFFSETS[name]].shape[0]
     if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != last:
-        raise Damage(f"{array.path}: offsets do not rise from 0 to {last}")
+        raise Damage(f"{array.path}: offsets must be non-decreasing from 0 to {last}")
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     if falls.size:
         row = int(falls[0])
         if ROWS[name] == "mask":
             row = int(np.searchsorted(before["mask_offset"], row, side="right")) - 1
         raise Damage(
-            f"{array.path}: offsets do not rise from 0 to {last}: see sample {row} of {folder.name}"
+            f"{array.path}: offsets must be non-decreasing from 0 to {last}: see sample {row} of "
+            f"{folder.name}"
         )
     return offsets
 
 
 def check_sample(folder: Path, row: int, arrays: dict[str, Array],
                  offsets: dict[str, np.ndarray], output: Output) -> None:  # fmt: skip
-    """XXH3-64 over the sample's rows in order, an offset array giving its lengths as int64."""
+    """Check the XXH3-64 over the rows of a sample in order, offsets as int64 lengths."""
     digest = xxhash.xxh3_64()
     span = {"sample": (row, row + 1)}
     rows = {"checksum": arrays["checksum"].take(1)}
     for name, axis in ROWS.items():
         if name not in arrays:
             continue
-        first, stop = span.get(axis, span["sample"])  # the image, where it has no offsets
+        first, stop = span.get(axis, span["sample"])  # the image, if it has no offsets
         if name in OFFSETS:
             ends = offsets[name][first : stop + 1]
             rows[name] = np.diff(ends).astype("<i8")

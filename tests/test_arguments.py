@@ -61,3 +61,7 @@ def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypa
     assert local_path("out", "~/packed") == Path("/home/someone/packed")
     for path in ("packed", "/a/s3:b", "c:/d", "a:b"):
         assert local_path("out", path) == Path(path)
+
+
+def test_a_user_without_a_home_folder_is_left_as_it_is():
+    assert local_path("out", "~nobody-of-this-name/pack") == Path("~nobody-of-this-name/pack")

@@ -1,4 +1,4 @@
-"""What `describe` says must be what runs."""
+"""`describe` must report what is really in use."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from sa1bpack.environment import PilRecord, describe, pil_in_force
 
 
 def make_package(site, package, core, release):
-    """Lay out an installed PIL as a package manager does: files and their recorded hashes."""
+    """Create an installed PIL as a package manager does: files and their recorded hashes."""
     folder = site / "PIL"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "__init__.py").write_text("from ._version import __version__\n")
@@ -33,7 +33,7 @@ def make_package(site, package, core, release):
 
 
 def ask(site):
-    """Return the package and version that a Python with only `site` says is in force."""
+    """Return the package and version that are active in a Python whose only folder is `site`."""
     code = (
         "from sa1bpack.environment import pil_in_force as f; p = f(); "
         "print(p and (p.package, p.version))"
@@ -49,8 +49,8 @@ def ask(site):
     return done.stdout.strip()
 
 
-def test_the_pil_in_force_is_the_one_that_is_imported():
-    """The version is PIL's own, and the package's records agree."""
+def test_the_active_pil_is_the_one_that_is_imported():
+    """The version is that of PIL itself, and the records of the package agree."""
     now = pil_in_force()
     assert now.version == PIL.__version__
     core = Path(Image.core.__file__).read_bytes()
@@ -58,7 +58,7 @@ def test_the_pil_in_force_is_the_one_that_is_imported():
 
 
 @pytest.mark.parametrize("last", ["pillow", "pillow-simd"])
-def test_of_two_installed_packages_the_last_one_is_in_force(tmp_path, last):
+def test_of_two_installed_packages_the_last_one_is_active(tmp_path, last):
     """Both are listed as installed; only the files tell."""
     packages = {"pillow": (b"one", "13.0.0"), "pillow-simd": (b"two", "12.1.1.post0")}
     for package in sorted(packages, key=lambda name: name == last):
@@ -69,21 +69,21 @@ def test_of_two_installed_packages_the_last_one_is_in_force(tmp_path, last):
 @pytest.mark.parametrize(
     ("release", "package"), [("12.1.1.post0", "pillow-simd"), ("13.0.0", "pillow")]
 )
-def test_without_records_the_release_tells(tmp_path, release, package):
-    """Conda and the like record no hashes; only pillow-simd has post-releases."""
+def test_without_records_the_release_decides(tmp_path, release, package):
+    """Conda and others record no hashes; only pillow-simd has post-releases."""
     make_package(tmp_path, "pillow", b"core", release)
     (tmp_path / f"pillow-{release}.dist-info" / "RECORD").write_text("")
     assert ask(tmp_path) == repr((package, release))
 
 
-def test_no_pil_is_said_to_be_none(tmp_path):
+def test_a_missing_pil_is_reported_as_none(tmp_path):
     """Neither an empty environment nor a folder without a compiled core counts."""
     assert ask(tmp_path) == "None"
     (tmp_path / "PIL").mkdir()
     assert ask(tmp_path) == "None"
 
 
-def test_describe_gives_lines_of_text():
+def test_describe_returns_lines_of_text():
     """Every value is text that can be printed, and names what is installed."""
     found = describe()
     assert all(isinstance(value, str) and value for value in found.values())
@@ -93,7 +93,7 @@ def test_describe_gives_lines_of_text():
 
 
 def test_describe_does_not_import_torch():
-    """Its import costs a second."""
+    """Importing it takes a second."""
     code = (
         "import sys; from sa1bpack.environment import describe; describe();"
         "assert 'torch' not in sys.modules"
@@ -101,22 +101,22 @@ def test_describe_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_pil_that_replaced_the_one_of_set_up_is_told(tmp_path, monkeypatch):
-    """Some package required pillow after set-up."""
+def test_a_pil_that_replaced_the_one_of_set_up_is_reported(tmp_path, monkeypatch):
+    """A package that requires pillow was installed after set-up."""
     monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
     now = pil_in_force()
     assert "not by `make setup`" in describe()["PIL set-up"]
     record = PilRecord(now.package, now.version, now.core_sha256, "AVX2", "")
     environment.write_pil_record(record)
     assert environment.read_pil_record() == record
-    assert describe()["PIL set-up"] == "as `make setup` left it"
+    assert describe()["PIL set-up"] == "unchanged since `make setup`"
     assert "compiled for AVX2" in describe()["resizer"]
     environment.write_pil_record(PilRecord("pillow-simd", "12.1.1.post0", "00", "AVX2", ""))
-    assert "CHANGED: set-up left pillow-simd 12.1.1.post0" in describe()["PIL set-up"]
+    assert "CHANGED: set-up installed pillow-simd 12.1.1.post0" in describe()["PIL set-up"]
     assert "compiled for" not in describe()["resizer"]
 
 
-def test_a_record_that_cannot_be_read_counts_as_none(tmp_path, monkeypatch):
+def test_an_unreadable_record_counts_as_none(tmp_path, monkeypatch):
     """A half-written or foreign file must not stop `info`."""
     monkeypatch.setattr(environment, "pil_record_path", lambda: tmp_path / "record.json")
     for text in ("", "{", "[]", '{"package": "pillow"}'):

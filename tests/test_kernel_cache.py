@@ -1,4 +1,4 @@
-"""Kernels are kept somewhere even if neither the package nor the home folder can be written."""
+"""Compiled kernels are kept even if neither the package nor the home folder is writable."""
 
 import os
 import subprocess
@@ -7,19 +7,21 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from small_tars import SMALL, members, write_tar
 
+import sa1bpack
 from sa1bpack import kernel_cache
 
 
 @pytest.fixture
 def read_only(tmp_path, monkeypatch):
-    """No cache can be kept beside the package or at home; returns the folder for the rest."""
+    """Neither the package nor the home folder is writable; returns the temporary folder."""
     (tmp_path / "file").write_text("")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "file" / "kernel_cache.py"))
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    # So that monkeypatch takes away what is set in between.
+    # So that monkeypatch removes what is set meanwhile.
     monkeypatch.setenv(kernel_cache.VARIABLE, "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr("numba.config.CACHE_DIR", "")
@@ -42,13 +44,13 @@ def test_a_private_temporary_folder_is_the_last_resort(read_only):
     assert chosen() == str(folder), "the next run finds the kernels of this one"
 
 
-def test_what_the_user_chose_stays(read_only, monkeypatch):
+def test_a_folder_chosen_by_the_user_is_kept(read_only, monkeypatch):
     monkeypatch.setenv(kernel_cache.VARIABLE, "/elsewhere")
     assert chosen() == "/elsewhere"
     assert list(read_only.iterdir()) == []
 
 
-def test_numba_chooses_where_it_can(read_only, monkeypatch, tmp_path):
+def test_numba_chooses_if_it_can(read_only, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert chosen() == ""
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -78,21 +80,23 @@ def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path
     assert found.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_any_place_a_warning_names_the_remedy(read_only, tmp_path, monkeypatch):
+def test_a_warning_names_the_remedy_if_there_is_no_writable_folder(
+    read_only, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     from numba.core.dispatcher import Dispatcher
 
-    monkeypatch.setattr(Dispatcher, "enable_caching", Dispatcher.enable_caching)  # put back later
-    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a folder"):
+    monkeypatch.setattr(Dispatcher, "enable_caching", Dispatcher.enable_caching)  # restores it
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a writable folder"):
         assert chosen() == ""
 
 
-NOTHING_CAN_BE_WRITTEN = """
+NOTHING_IS_WRITABLE = """
 import os, tempfile, warnings
 from pathlib import Path
 
 def refuse(*arguments, **options):
-    raise PermissionError("nothing can be written")
+    raise PermissionError("nothing is writable")
 
 Path.mkdir = os.mkdir = tempfile.TemporaryFile = refuse
 os.access = lambda path, mode: False
@@ -102,27 +106,70 @@ numba.config.CACHE_DIR = ""
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     import sa1bpack
+    assert not seen, seen
+    import sa1bpack.kernels
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
-from sa1bpack.batch.unpack import unpack_words  # of which numba said that it cannot cache it
+from sa1bpack.masks import rasterize  # without the cache, numba refuses to define its kernels
 print("alive")
 """
 
 
-def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same():
-    """A training that only reads must not fail for that."""
+def test_kernels_compile_even_if_nothing_is_writable():
+    """A training run that only reads must not fail because of that."""
     environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
     done = subprocess.run(
-        [sys.executable, "-B", "-c", NOTHING_CAN_BE_WRITTEN], capture_output=True, text=True,
+        [sys.executable, "-B", "-c", NOTHING_IS_WRITABLE], capture_output=True, text=True,
         env=environment,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("alive\n", "")
 
 
-def test_importing_sa1bpack_decides_before_numba_is_imported():
+READING_WRITES_NOTHING = """
+import os, sys
+
+changes = []
+WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+def watch(event, arguments):
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"):
+        changes.append((event, arguments))
+    elif event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITE:
+        changes.append((event, arguments))
+
+sys.addaudithook(watch)
+open("/dev/null", "w").close()
+assert changes.pop()[0] == "open", "the hook does not see changes"
+import sa1bpack
+dataset = sa1bpack.open(sys.argv[1])
+assert dataset[0]["masks"].any() and len(dataset.column("area", "sum")) == 2
+assert sa1bpack.verify(sys.argv[1]).ok and sa1bpack.info(sys.argv[1]).files
+print(changes, "numba" in sys.modules)
+"""
+
+
+def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_untouched(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2], masks=lambda n: n))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    environment.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", READING_WRITES_NOTHING, tmp_path / "pack"],
+        capture_output=True, text=True, env={**environment, "HOME": str(home)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("[] False\n", "")
+    assert list(home.iterdir()) == []
+
+
+def test_the_place_is_chosen_before_numba_is_imported():
     program = (
-        "import sys, sa1bpack.kernel_cache as cache\n"
-        "assert 'numba' not in sys.modules and 'numpy' not in sys.modules\n"
-        "print(cache.__name__)"
+        "import sys\n"
+        "import sa1bpack.kernel_cache as cache\n"
+        "assert not {'numba', 'numpy'} & set(sys.modules)\n"
+        "cache.ensure_kernel_cache = lambda: print('numba' in sys.modules)\n"
+        "import sa1bpack.kernels\n"
+        "print('numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("sa1bpack.kernel_cache\n", "")
+    assert (done.stdout, done.stderr) == ("False\nTrue\n", "")

@@ -21,19 +21,22 @@ CODECS = {"source", "pixels", "masks", "format"}
 ALLOWED = {
     **{layer: set() for layer in (*BASE, "kernel_cache")},
     "arguments": {"errors"},
+    "environment": {"errors"},
+    "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
+    **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
     "packing": BASE | CODECS | {"__init__"},
     "export": BASE | {"format", "masks"},
     "transforms": BASE | {"pixels", "masks"},
     "dataset": BASE | CODECS,
     "order": BASE,
-    "batch": BASE | CODECS | {"dataset", "transforms"},
+    "batch": BASE | CODECS | {"kernels", "dataset", "transforms"},
     "loading": BASE | CODECS | {"dataset", "order", "batch", "transforms"},
     "report": BASE | CODECS | {"packing", "dataset"},
     "cli": BASE | CODECS | {"packing", "export", "dataset", "report", "__init__"},
     "__main__": {"cli"},
-    # The rest lazily, by name: its own table holds it as text.
-    "__init__": {"kernel_cache"},
+    # Everything lazily, by name: its own table holds it as text.
+    "__init__": set(),
 }
 
 
@@ -84,6 +87,13 @@ def test_a_module_imports_from_below_only(path):
 def test_torch_is_imported_by_transforms_batch_and_loading_alone(path):
     names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
     assert layer_of(path) in {"transforms", "batch", "loading"} or "torch" not in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_numba_is_imported_by_kernels_alone(path):
+    """It first chooses where compiled kernels are kept."""
+    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
+    assert layer_of(path) == "kernels" or "numba" not in names
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -1,4 +1,4 @@
-"""No code is ever loaded from data: neither pickles, nor names to import, nor text to evaluate."""
+"""Code is never loaded from data: no pickles, no names to import, no text to evaluate."""
 
 import ast
 from pathlib import Path
@@ -7,31 +7,31 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted([*(ROOT / "sa1bpack").rglob("*.py"), *(ROOT / "scripts").glob("*.py")])
-# Modules that make objects or code of bytes; multiprocessing's connections unpickle.
+# Modules that create objects or code from bytes; connections of multiprocessing unpickle.
 LOADERS = {
     "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code",
     "runpy", "yaml", "ruamel", "jsonpickle", "copyreg", "codeop", "imp", "zipimport",
     "multiprocessing",
 }  # fmt: skip
-# Functions that do, by the last part of their name.
+# Functions that do so, by the last part of their names.
 CALLS = {"eval", "exec", "compile", "__import__", "execfile", "import_module", "load_module",
          "exec_module", "unsafe_load", "full_load"}  # fmt: skip
-# What is allowed, and why.
+# Exceptions, and their reasons.
 ALLOWED = {
     **{
-        (f"sa1bpack/{package}__init__.py", "import_module"): "names from a table of its own"
+        (f"sa1bpack/{package}__init__.py", "import_module"): "names from its own table"
         for package in ("", "masks/", "pixels/")
     },
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
     **{
         (
-            f"sa1bpack/packing/engines/{module}.py",
+            f"sa1bpack/packing/execution/{module}.py",
             "multiprocessing",
         ): "its own processes' socket pair"
-        for module in ("crew", "worker")
+        for module in ("worker_pool", "worker")
     },
 }
-# numpy's and torch's loaders of files unpickle if they are let.
+# File loaders of numpy and torch, which unpickle if allowed to.
 LOADING = {
     ("np", "load"),
     ("numpy", "load"),
@@ -42,7 +42,7 @@ LOADING = {
 
 
 def used(tree: ast.AST) -> set[str]:
-    """Modules and functions of the lists above that a module uses."""
+    """Modules and functions from the lists above that a module uses."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def _called(node: ast.Call) -> set[str]:
     if len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
         return set()  # such as import_module("importlib.metadata")
     if any(k.arg == "weights_only" and getattr(k.value, "value", 0) is True for k in node.keywords):
-        return set()  # torch.load that unpickles tensors alone
+        return set()  # torch.load restricted to tensors
     if isinstance(function, ast.Name):
         return {function.id} & CALLS
     if not isinstance(function, ast.Attribute):
@@ -73,7 +73,7 @@ def _called(node: ast.Call) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_that_could_run_what_it_reads_is_used(path):
+def test_nothing_that_could_execute_its_input_is_used(path):
     name = str(path.relative_to(ROOT))
     strange = {what for what in used(ast.parse(path.read_text())) if (name, what) not in ALLOWED}
     assert not strange
@@ -88,6 +88,6 @@ def test_the_search_finds_what_it_is_for(text):
     assert used(ast.parse(text))
 
 
-def test_what_is_allowed_is_still_there():
+def test_each_exception_is_still_needed():
     for name, what in ALLOWED:
         assert what in used(ast.parse((ROOT / name).read_text())), (name, what)

@@ -32,8 +32,8 @@ WANTED = setup_pillow.Choice("pillow-simd", "-mavx2", "AVX2")
         ("arm64", set(), "pillow", ""),
     ],
 )
-def test_pillow_simd_is_chosen_where_it_can_run(machine, flags, package, simd):
-    """x86-64 with SSE4 or better, and for AVX2 exactly where the CPU has it."""
+def test_pillow_simd_is_chosen_if_it_can_run(machine, flags, package, simd):
+    """On x86-64 with SSE4 or better, and built for AVX2 exactly if the CPU has it."""
     choice = setup_pillow.choose(machine, flags)
     assert (choice.package, choice.simd) == (package, simd)
     assert bool(choice.reason) == (package == "pillow")
@@ -82,14 +82,14 @@ def test_the_build_keeps_optimisation_whatever_the_caller_set():
     ],
 )
 def test_a_failed_build_is_explained(log, meaning):
-    """One line, with what to install where that would help."""
+    """In one line, naming what to install if that would help."""
     explained = setup_pillow.explain(log)
     assert meaning in explained
     assert "\n" not in explained
 
 
-def test_nothing_is_done_when_the_chosen_one_is_in_force():
-    """And something is done in each case that differs in one thing."""
+def test_nothing_is_done_if_the_chosen_one_is_active():
+    """And something is done in each case with one difference."""
     settled, pin = setup_pillow.settled, "12.1.1.post0"
     assert settled(NOW, RECORD, WANTED, pin)
     assert not settled(None, RECORD, WANTED, pin)
@@ -101,7 +101,7 @@ def test_nothing_is_done_when_the_chosen_one_is_in_force():
 
 
 class Steps:
-    """Stands in for what installs: says what is in force and whether installing works."""
+    """Replaces the installing functions: says which PIL is active and whether installing works."""
 
     def __init__(self, monkeypatch, works, before=None):
         self.works, self.now, self.installed, self.record = works, before, [], None
@@ -124,18 +124,18 @@ PINS = "pillow-simd==12.1.1.post0\npillow==13.0.0\n"
 
 
 def test_the_chosen_one_is_installed_and_recorded(monkeypatch, capsys):
-    """The straight way."""
+    """The normal case."""
     steps = Steps(monkeypatch, works={"pillow-simd", "pillow"})
-    setup_pillow.put_in_force(WANTED, PINS)
+    setup_pillow.install_and_record(WANTED, PINS)
     assert steps.installed == [("pillow-simd", "12.1.1.post0")]
     assert steps.record == RECORD
-    assert "in force, compiled for AVX2" in capsys.readouterr().out
+    assert "is active, compiled for AVX2" in capsys.readouterr().out
 
 
-def test_pillow_stands_in_and_its_cost_is_said(monkeypatch, capsys):
-    """No compiler is no reason to stop."""
+def test_pillow_is_the_fallback_and_its_cost_is_named(monkeypatch, capsys):
+    """A missing compiler is not a reason to stop."""
     steps = Steps(monkeypatch, works={"pillow"})
-    setup_pillow.put_in_force(WANTED, PINS)
+    setup_pillow.install_and_record(WANTED, PINS)
     assert steps.installed == [("pillow-simd", "12.1.1.post0"), ("pillow", "13.0.0")]
     assert steps.record.package == "pillow"
     assert steps.record.reason == "no pillow-simd: it cannot"
@@ -143,18 +143,18 @@ def test_pillow_stands_in_and_its_cost_is_said(monkeypatch, capsys):
     assert "twice as long" in capsys.readouterr().out
 
 
-def test_what_works_already_stays_when_nothing_can_be_installed(monkeypatch):
-    """Offline, say."""
+def test_a_working_pil_stays_if_nothing_can_be_installed(monkeypatch):
+    """For example offline."""
     steps = Steps(monkeypatch, works=set(), before=PilInForce("pillow", "12.0.0", "ef"))
-    setup_pillow.put_in_force(WANTED, PINS)
+    setup_pillow.install_and_record(WANTED, PINS)
     assert (steps.record.package, steps.record.version) == ("pillow", "12.0.0")
 
 
-def test_set_up_fails_when_there_is_no_pil_at_all(monkeypatch):
+def test_set_up_fails_if_no_pil_works(monkeypatch):
     """With both reasons."""
     Steps(monkeypatch, works=set())
-    with pytest.raises(SystemExit, match=r"no pillow-simd: it cannot; nor Pillow: it cannot"):
-        setup_pillow.put_in_force(WANTED, PINS)
+    with pytest.raises(SystemExit, match=r"no pillow-simd: it cannot; no Pillow either: it cannot"):
+        setup_pillow.install_and_record(WANTED, PINS)
 
 
 def constraints() -> dict[str, str]:
@@ -166,7 +166,7 @@ def constraints() -> dict[str, str]:
 
 
 def test_every_requirement_is_pinned_exactly():
-    """Also those of the extras and of the build."""
+    """Including those of the extras and of the build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [
         *project["build-system"]["requires"],
@@ -184,7 +184,7 @@ def test_nothing_that_set_up_installs_requires_pillow():
     for package in constraints().keys() - {"pillow", "pillow-simd"}:
         try:
             lines = requires(package) or ()
-        except PackageNotFoundError:  # those for building and linting are not always here
+        except PackageNotFoundError:  # those for building and linting are not always installed
             continue
         for line in lines:
             if re.match(r"pillow(-simd)?\b", line, re.IGNORECASE):

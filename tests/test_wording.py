@@ -1,4 +1,4 @@
-"""Numbers, and values found in files, in sentences."""
+"""Numbers, and values found in files, as text for messages."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from sa1bpack.wording import brief, counted, printable, size_text
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 shards"), (1, "1 shard"), (2, "2 shards"), (12345, "12,345 shards")]
 )
-def test_a_noun_is_singular_for_one_alone(number, text):
+def test_a_noun_is_singular_for_one_only(number, text):
     assert counted(number, "shard") == text
 
 
@@ -19,7 +19,7 @@ def test_a_noun_is_singular_for_one_alone(number, text):
         (3.67e12, "3.67 TB"), (5e15, "5 PB"),
     ],
 )  # fmt: skip
-def test_sizes_are_in_the_largest_unit_that_leaves_one_or_more(nbytes, text):
+def test_sizes_are_in_the_largest_unit_in_which_they_are_at_least_1(nbytes, text):
     assert size_text(nbytes) == text
 
 
@@ -35,7 +35,7 @@ def test_a_small_value_is_shown_as_python_writes_it(value, text):
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, 10**4000, list(range(10**5)), {"x" * 10**5: 1}])
-def test_a_value_of_any_size_is_shown_in_few_characters(value):
+def test_a_value_of_any_size_is_shown_briefly(value):
     assert len(brief(value)) < 250
 
 
@@ -46,5 +46,5 @@ def test_a_value_of_any_size_is_shown_in_few_characters(value):
         ("\udcff.jpg", r"\udcff.jpg"), ("\u202egpj", r"\u202egpj"),
     ],
 )  # fmt: skip
-def test_what_would_move_a_terminals_cursor_is_escaped(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert printable(text) == shown

@@ -5,9 +5,8 @@ the padding of a canvas, see `sa1bpack.format.image_place`. A batch has canvases
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 
-from numba import njit
-
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
+from sa1bpack.kernels import njit
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 
 

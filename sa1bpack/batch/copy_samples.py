@@ -16,12 +16,12 @@ Nothing is checked here: the planner has checked every row, span and size agains
 import sys
 
 import numpy as np
-from numba import njit, types
 
 from sa1bpack.batch.canvas import put_image
 from sa1bpack.batch.stream_copy import memcpy, stream_copy
 from sa1bpack.batch.unpack import unpack_words
 from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.kernels import njit, types
 
 _LINUX = sys.platform.startswith("linux")
 _RWF_NOWAIT = 8

@@ -6,8 +6,8 @@ a third faster than by memcpy, and the code and data of everything else stay in 
 """
 
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+
+from sa1bpack.kernels import intrinsic, njit, types
 
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
 _VECTOR, _STEP = 32, 64

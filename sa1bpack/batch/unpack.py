@@ -1,7 +1,8 @@
 """Mask bits to bool, straight into a buffer."""
 
 import numpy as np
-from numba import njit
+
+from sa1bpack.kernels import njit
 
 
 @njit(nogil=True, cache=True)

@@ -1,4 +1,4 @@
-"""What the commands' arguments have in common."""
+"""The parsers of the commands, and argument types that they share."""
 
 import argparse
 import os
@@ -6,54 +6,60 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 
+from sa1bpack.arguments import refuse_url
 from sa1bpack.cli import exits
+from sa1bpack.errors import OptionError
 
 # Command, which is also the name of its module → its line in the help.
 COMMANDS = {
     "pack": "decode tars into shards",
     "verify": "check a pack against its checksums",
-    "repair": "make anew what is damaged in a pack, from its tars",
+    "repair": "rebuild the damaged parts of a pack from its tars",
     "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
-    "info": "show what is in a pack, or what runs here",
+    "info": "show what is in a pack, or the versions in use",
     "show": "draw samples of a pack with their masks, as a PNG",
-    "report": "write a page about a pack, as HTML",
+    "report": "write a report on a pack, as an HTML page",
 }
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse a command line; what it gives has `run`, the command's own function, among the options.
+    """Parse a command line; among the options, `run` is the function of the command.
 
-    Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Only the
-    command that is named gets its options: their defaults come from modules that take a while to
+    Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Options are
+    added only for the command that is named: their defaults come from modules that take a while to
     load, and `sa1bpack --help` needs none.
     """
     found = _main_parser().parse_args(arguments)
     command = _command_parser(found.command)
-    if "--" in found.arguments:  # which only plain parsing keeps apart from what follows
+    if "--" in found.arguments:  # only plain parsing treats what follows as arguments
         return command.parse_args(found.arguments)
     return command.parse_intermixed_args(found.arguments)
 
 
 def user_path(text: str) -> str:
-    """The type of every argument that is a path: `~` is the home folder, as the shell has it."""
-    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a closing slash
+    """The type of every argument that is a path: expands `~`, and refuses URLs."""
+    try:
+        refuse_url("the path", text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
 
 
 def number(text: str) -> int:
-    """The type of an option that takes several numbers, and would take what follows them, too."""
+    """The type of an option that takes several numbers, and everything that follows them."""
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number; if it is an argument of its own, give it first"
+            f"{text!r} is not a whole number; if it is an argument of its own, put it first"
         ) from None
 
 
 def in_flags(message: str, names: Iterable[str]) -> str:
-    """What an error says of options, with their flags in place of the names that Python has.
+    """The message of an error, with flags in place of the Python names of options.
 
     names
-        Of the command's options: "max_masks" for --max-masks.
+        Names of the command's options: "max_masks" for --max-masks.
     """
     choices = "|".join(map(re.escape, names))
     return re.sub(
@@ -61,6 +67,16 @@ def in_flags(message: str, names: Iterable[str]) -> str:
         lambda found: f"{found[1]}--{found[2].replace('_', '-')}",
         message,
     )
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Writes `-o, --out OUT` on every version of Python, as 3.13 does."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
 
 def _main_parser() -> argparse.ArgumentParser:
@@ -71,14 +87,14 @@ def _main_parser() -> argparse.ArgumentParser:
         usage="sa1bpack [-h] [--version] COMMAND ...",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
         epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
     listed = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
     commands = parser.add_argument_group("commands", listed)
     commands.add_argument(
         "command", choices=COMMANDS, metavar="COMMAND",
-        help="one of these; `sa1bpack COMMAND --help` tells more",
+        help="one of these; see `sa1bpack COMMAND --help`",
     )  # fmt: skip
     rest = commands.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     rest.required = False
@@ -89,7 +105,7 @@ def _command_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"sa1bpack {name}",
         epilog=exits.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     import_module(f"sa1bpack.cli.{name}").add_options(parser)
     return parser

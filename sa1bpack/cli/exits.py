@@ -1,8 +1,9 @@
-"""Exit codes of every command, the errors that lead to them, and what to do about some."""
+"""Exit codes of every command, the errors that cause them, and remedies for some."""
 
 import errno
 
 from sa1bpack.errors import (
+    MissingPackage,
     NotAPack,
     OptionError,
     OutputRefused,
@@ -14,32 +15,33 @@ from sa1bpack.errors import (
 )
 
 OK = 0
-FAILED = 1  # the work was done, and its result is bad: damage found, a source given up, ...
-USAGE = 2  # argparse's own code: an argument is wrong, or what it names is not there
-REFUSED = 3  # nothing was begun: the folder is in use, or holds what is not to be touched
-IO_ERROR = 4  # the disk or the machine failed: free space and repeat
+FAILED = 1  # the work was done, but its result is bad: damage found, a source given up, ...
+USAGE = 2  # argparse's own code: an argument is wrong, or names something that does not exist
+REFUSED = 3  # nothing was started: the folder is in use, or holds what must not be touched
+IO_ERROR = 4  # the disk or the machine failed, or lacks a package
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
 
 EPILOG = """exit codes:
   0  done            1  done, but something failed (it is named)
   2  wrong usage: an option, a path, a source or a list of sums cannot be used
-  3  refused: the folder is in use, or holds something else, or a pack that is
-     of another version, is damaged or has other options; it is as it was
-  4  disk or machine error
-  130, 143  interrupted (repeat the command to go on)"""
+  3  refused: the folder is in use, or holds something else, or a pack of
+     another version, with other options, or damaged; it was left as it was
+  4  disk or machine error, or a package is missing
+  130, 143  interrupted (repeat the command to continue)"""
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived; unwinds like KeyboardInterrupt."""
+    """SIGTERM arrived; unwinds the stack like KeyboardInterrupt."""
 
 
-# The first that fits.
+# The first match counts.
 _CODES = (
     ((SourceTruncated, SourceCorrupt), FAILED),
-    # A SourceError is raised before any work; what fails later is in the result.
+    # A SourceError is raised before any work; later failures are in the result.
     ((OptionError, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
+    (MissingPackage, IO_ERROR),
     (Sa1bpackError, FAILED),
     ((OSError, MemoryError), IO_ERROR),
     (KeyboardInterrupt, INTERRUPTED),
@@ -53,22 +55,32 @@ def code_of(error: BaseException) -> int:
     return next(code for errors, code in _CODES if isinstance(error, errors))
 
 
-_MORE_MEMORY = "memory is short: take fewer --workers, or raise its limit"
-_RIGHTS = "the right is missing: look at owner and mode (ls -ld); chmod, chown, or another user"
+_MORE_MEMORY = "out of memory: use fewer --workers, or raise the limit"
+_RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
 _REMEDIES = {
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.ENOMEM: _MORE_MEMORY,
     errno.ENOSPC: "the disk is full, or has no inodes left (df, df -i): free some",
     errno.EDQUOT: "the quota is used up (quota): free space, or have it raised",
-    errno.EFBIG: "the limit on the size of a file is too low: ulimit -f unlimited",
-    errno.EMFILE: "the limit of open files is too low: raise it (ulimit -n)",
-    errno.EROFS: "the disk can only be read: another folder is needed, or another mount",
+    errno.EFBIG: "the limit on file sizes is too low: raise it (ulimit -f unlimited)",
+    errno.EMFILE: "the limit on open files is too low: raise it (ulimit -n)",
+    errno.EROFS: "the file system is read-only: choose another folder, or mount it for writing",
 }
 
 
+# Errors that come again however often a command is repeated, until the user does something.
+_LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def advise(error: BaseException, advice: str) -> None:
+    """Add advice to repeat a command to what an error says, where repeating alone can help."""
+    if not (isinstance(error, OSError) and error.errno in _LASTING):
+        error.add_note(advice)
+
+
 def remedy(error: BaseException) -> str | None:
-    """What to do about an error of the disk or the machine, where that is known."""
+    """The remedy for an error of the disk or the machine, if known."""
     if isinstance(error, MemoryError):
         return _MORE_MEMORY
     return _REMEDIES.get(error.errno) if isinstance(error, OSError) else None

@@ -7,15 +7,15 @@ from sa1bpack.cli.arguments import user_path
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Write the annotations of a pack out again. As SA-1B's own JSON they go to
-OUT/<source>/sa_<id>.json, byte for byte what the tars have, as far as the pack
-has it: what filters and the cap left out is counted. As COCO they go to one
-instances file OUT, which pycocotools loads.
+Export the annotations of a pack. As SA-1B's own JSON they are written to
+OUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters and
+the cap dropped are counted. As COCO they are written to one instances file
+OUT, which pycocotools loads.
 
 The pack must have the exact masks (it has, unless it was packed without runs).
-Files that are there already are left alone if they have the same bytes, and
-never overwritten. Interrupted? Repeat the command: SA-1B files that are
-written are not written again."""
+Existing files with the same bytes are left as they are; others are never
+overwritten. Interrupted? Repeat the command: SA-1B files that exist are not
+written again."""
 
 _EPILOG = (
     """examples:
@@ -29,7 +29,7 @@ _EPILOG = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
@@ -40,23 +40,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--renumber", action="store_true",
-        help="coco: number annotations from 1, SA-1B's ids go to sa1b_id",
+        help="coco: number annotations from 1, and keep SA-1B's ids as sa1b_id",
     )  # fmt: skip
     which = parser.add_argument_group("which images (default: all; each may be repeated)")
     which.add_argument(
-        "--source", action="append", default=[], metavar="NAME", help="those of a tar: sa_000012"
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="those of one tar, such as sa_000012",
     )
     which.add_argument(
-        "--shard", action="append", default=[], metavar="NAME", help="those of a shard"
+        "--shard", action="append", default=[], metavar="NAME", help="those of one shard"
     )
     which.add_argument(
-        "--image-id", action="append", default=[], type=int, metavar="ID", help="this image"
+        "--image-id", action="append", default=[], type=int, metavar="ID", help="one image"
     )
     parser.set_defaults(run=run_export)
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    """Export, and say how far it is what the tars had."""
+    """Export, and print how the result differs from the tars."""
     from sa1bpack.errors import OptionError
 
     chosen = {
@@ -67,7 +71,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
         result = export_coco(arguments.pack, arguments.out, renumber=arguments.renumber, **chosen)
     elif arguments.renumber:
-        raise OptionError("--renumber is for --format coco; SA-1B's files keep SA-1B's ids")
+        raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
     else:
         from sa1bpack.export.sa1b import export_sa1b
 
@@ -77,22 +81,22 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def _summary(result) -> str:
-    already = f", {result.unchanged:,} already there" if result.unchanged else ""
+    already = f", {result.unchanged:,} existed already" if result.unchanged else ""
     lines = [
         f"{result.path}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')}; "
         f"{counted(result.files, 'file')} written{already}"
     ]
     if result.left_out:
         lines.append(
-            f"not in the pack: {counted(result.left_out, 'mask')} of these images, left out by "
+            f"not in the pack: {counted(result.left_out, 'mask')} of these images, dropped by "
             "filters or the cap when it was packed"
         )
     if result.recoded:
         lines.append(
-            f"other text, same mask: {counted(result.recoded, 'mask')} whose counts were not "
-            "encoded as COCO does"
+            f"same mask in another text: {counted(result.recoded, 'mask')} whose counts were not "
+            "encoded as by COCO"
         )
     if result.unknown_keys:
         keys = ", ".join(sorted(result.unknown_keys))
-        lines.append(f"keys that no pack stores: {printable(keys)}")
+        lines.append(f"keys that a pack does not store: {printable(keys)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`sa1bpack info`: what is in a pack, and what runs here."""
+"""`sa1bpack info`: what is in a pack, and the versions in use."""
 
 import argparse
 
@@ -7,13 +7,13 @@ from sa1bpack.cli.arguments import user_path
 from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
-Show what a pack holds: images, masks, sizes, rejects, options, versions, and
-how many masks its images have. Without a pack: which versions and which image
-decoder run here."""
+Show what a pack holds: images, masks, sizes, rejects, options, versions, and a
+histogram of masks per image. Without a pack: the versions and the image
+decoder in use here."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description = _DESCRIPTION
     parser.add_argument("pack", type=user_path, metavar="PACK", nargs="?", help="folder of a pack")
     parser.set_defaults(run=run_info)

@@ -11,6 +11,7 @@ from typing import TextIO
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
 from sa1bpack.errors import OptionError, PackError
+from sa1bpack.packing import interrupts
 from sa1bpack.wording import printable
 
 
@@ -19,13 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace()
     try:
         _open_closed_streams()
-        signal.signal(signal.SIGTERM, _on_sigterm)
+        _handle_signals()
         with redirect_stdout(_Output(sys.stdout)):
-            options = parse(list(sys.argv[1:] if arguments is None else arguments))
+            with interrupts.interrupts_held():  # while modules load, which may catch anything
+                options = parse(list(sys.argv[1:] if arguments is None else arguments))
             code = options.run(options)
+            interrupts.check()
             sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         return exits.FAILED
     except exits.ERRORS as error:
         _complain(error, options)
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _open_closed_streams() -> None:
     """Open /dev/null in place of standard streams that the caller has closed.
 
-    Else the next file that is opened, one of the pack, would be standard output.
+    Otherwise the next file opened, one of the pack, would become standard output.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -47,9 +50,9 @@ def _open_closed_streams() -> None:
 
 
 class _Output:
-    """Standard output whose errors say what it is: those of a stream name no file.
+    """Standard output whose errors name it: those of a stream name no file.
 
-    After one, what is still buffered goes nowhere, so that the interpreter does not fail on it too.
+    After an error, buffered output is discarded, so that the interpreter does not fail on it too.
     """
 
     def __init__(self, stream: TextIO):
@@ -73,12 +76,21 @@ class _Output:
             raise
 
 
-def _on_sigterm(signum, frame):
-    raise exits.Terminated
+def _handle_signals() -> None:
+    """Let SIGINT and SIGTERM end the command, unless the caller had them ignored (nohup)."""
+    interrupts.forget()
+    for number in interrupts.SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _on_signal)
+
+
+def _on_signal(number, frame):
+    interrupts.record(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else exits.Terminated
 
 
 def _complain(error: BaseException, options: argparse.Namespace) -> None:
-    """Say on stderr what happened, what to do about it, and what the error collected on its way."""
+    """Print to stderr what happened, the remedy, and the notes added to the error."""
     match error:
         case KeyboardInterrupt():
             what = "interrupted"

@@ -7,6 +7,7 @@ from dataclasses import fields
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.errors import FormatError, OutputRefused
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import (
     EMPTY,
     FITS,
@@ -25,8 +26,8 @@ from sa1bpack.wording import counted, printable
 _DESCRIPTION = """\
 Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
 numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
-command: it goes on from the last whole shard. Called with more tars later, it
-adds them."""
+command: it resumes after the last complete shard. Called later with more tars,
+it adds them."""
 
 _EPILOG = (
     """examples:
@@ -34,20 +35,20 @@ _EPILOG = (
   sa1bpack pack sa_000000.tar --out packed --dry-run
   sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
 
-Members that cannot be used are listed in OUT/rejects.jsonl; the others are
+Members that cannot be used are listed in OUT/rejects.jsonl; all others are
 packed.
 
 """
     + exits.EPILOG
     + """
 
-1 means that a source was given up, that no image was packed, that there are
-too many rejects or, with --dry-run, that the pack does not fit on the disk."""
+1 means that a source was given up, that no image was packed, that too many
+members were rejected or, with --dry-run, that the pack does not fit on disk."""
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     default = PackOptions()
     parser.add_argument(
@@ -63,17 +64,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--md5sums", type=user_path, metavar="FILE",
-        help="check each tar against this list (md5sum's format)",
+        help="check each tar against this list, in the format of md5sum",
     )  # fmt: skip
     run.add_argument(
         "--max-rejects",
         type=int,
         metavar="N",
-        help="fail when more than N members are rejected (default: no limit)",
+        help="fail if more than N members are rejected (default: no limit)",
     )
     run.add_argument(
         "--dry-run", action="store_true",
-        help="estimate images, disk and time, and refuse what the run would refuse; write nothing",
+        help="estimate images, disk space and time, and refuse what the run would refuse; write "
+        "nothing",
     )  # fmt: skip
 
     images = parser.add_argument_group("images (part of the pack's identity)")
@@ -85,12 +87,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     images.add_argument(
         "--fit", choices=FITS, default=default.fit,
-        help="pad: longer side becomes S, rest is zero (SAM); squash: both do (SAM 2); native: as "
-        "pad, stored without the rest (default: %(default)s)",
+        help="pad: longer side scaled to S, the rest zero (SAM); squash: both sides scaled to S "
+        "(SAM 2); native: as pad, stored without the rest (default: %(default)s)",
     )  # fmt: skip
     images.add_argument(
         "--pixels", choices=PIXELS, default=default.pixels,
-        help="rgb: three bytes a pixel; yuv420: one and a half, colour at half the size, made RGB "
+        help="rgb: 3 bytes per pixel; yuv420: 1.5, with colour at half the size, converted to RGB "
         "when read (default: %(default)s)",
     )  # fmt: skip
     images.add_argument(
@@ -102,8 +104,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     masks = parser.add_argument_group("masks (part of the pack's identity)")
     masks.add_argument(
         "--masks", choices=MASKS, default=default.masks,
-        help="what is stored: bits of a grid, the exact full-size runs, or both; from runs masks "
-        "of any size are drawn when read (default: %(default)s)",
+        help="stored masks: bits of a grid, the exact full-size runs, or both; from runs, masks of "
+        "any size can be drawn when read (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
         "--mask-size", type=int, default=default.mask_size, metavar="SM",
@@ -112,19 +114,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--mask-sampling", choices=MASK_SAMPLINGS, default=default.mask_sampling,
-        help="area: a cell is set when half of it is covered; center: when its centre is "
+        help="area: a cell is set if at least half of it is covered; center: if its centre is "
         "(default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
         "--max-masks", type=_count_or_all, default=default.max_masks, metavar="N",
-        help="masks kept of an image at most, or 'all' (default: %(default)s)",
+        help="keep at most N masks per image, or 'all' (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
         "--select", choices=("largest", "random", "iou", "stability"), default=default.select,
-        help="which masks are kept when there are more (default: %(default)s)",
+        help="which masks to keep if there are more (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
-        "--seed", type=int, default=default.seed, help="of --select random (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=default.seed,
+        help="seed of --select random (default: %(default)s)",
     )
     masks.add_argument(
         "--min-area", type=int, default=default.min_area, metavar="PIXELS",
@@ -132,25 +137,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--max-area-frac", type=float, default=default.max_area_frac, metavar="F",
-        help="drop masks larger than this fraction of the image, 0 to 1 (default: keep)",
+        help="drop masks larger than this fraction of the image, 0 to 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
         "--min-iou", type=float, default=default.min_iou, metavar="X",
-        help="drop masks of lower predicted IoU; SA-1B's go a little past 1 (default: keep)",
+        help="drop masks with a lower predicted IoU; some of SA-1B exceed 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
         "--min-stability", type=float, default=default.min_stability, metavar="X",
-        help="drop masks of lower stability score, up to 1 (default: keep)",
+        help="drop masks with a lower stability score, up to 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
         "--empty", choices=EMPTY, default=default.empty,
-        help="images with no mask left (default: %(default)s)",
+        help="what to do with images of which no mask is left (default: %(default)s)",
     )  # fmt: skip
 
     shards = parser.add_argument_group("shards (part of the pack's identity)")
     shards.add_argument(
         "--samples-per-shard", type=int, metavar="N",
-        help=f"images a shard at most (default: {SAMPLES_PER_SHARD}; with --fit native "
+        help=f"at most N images per shard (default: {SAMPLES_PER_SHARD}; with --fit native "
         f"{NATIVE_SAMPLES_PER_SHARD})",
     )  # fmt: skip
     parser.set_defaults(run=run_pack)
@@ -166,23 +171,24 @@ def _count_or_all(text: str) -> int | None:
 
 
 def run_pack(arguments: argparse.Namespace) -> int:
-    """Pack, or estimate what packing would take."""
+    """Pack, or estimate what packing would need."""
     wanted = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
     for name in ("sources", "out", "workers", "md5sums", "max_rejects"):
         wanted[name] = getattr(arguments, name)
     try:
         return _dry_run(wanted) if arguments.dry_run else _pack(wanted)
-    except FormatError as error:  # in OUT as it was found: what a run writes itself is sound
+    except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error
 
 
 def _pack(wanted: dict) -> int:
-    from sa1bpack.packing.run import pack
+    with interrupts_held():
+        from sa1bpack.packing.run import pack
 
     try:
         result = pack(**wanted)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        error.add_note("repeat the same command to go on from here")
+        exits.advise(error, "repeat the same command to continue from here")
         raise
     print(_summary(result))
     for name, error in result.failed.items():
@@ -195,7 +201,8 @@ def _pack(wanted: dict) -> int:
 
 
 def _dry_run(wanted: dict) -> int:
-    from sa1bpack.packing.estimate import estimate
+    with interrupts_held():
+        from sa1bpack.packing.estimate import estimate
 
     forecast = estimate(**wanted)
     print(forecast.as_text())
@@ -209,10 +216,10 @@ def _summary(result) -> str:
         _this_run(result),
     ]
     if result.annotations and not result.masks:
-        lines.append("no mask was kept: the filters and --max-masks leave none")
+        lines.append("no mask was kept: filters and --max-masks dropped all")
     if result.dropped:
         dropped = counted(result.dropped, "image")
-        lines.append(f"left out for want of masks, and not counted above: {dropped}")
+        lines.append(f"dropped: no masks remained in {dropped}, not counted above")
     if result.rejects:
         members = counted(result.rejects, "member")
         lines.append(f"rejected: {members}, see {result.root / 'rejects.jsonl'}")
@@ -220,7 +227,7 @@ def _summary(result) -> str:
 
 
 def _this_run(result) -> str:
-    from sa1bpack.packing.watch import nothing_to_do
+    from sa1bpack.packing.progress import nothing_to_do
 
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"
@@ -230,11 +237,11 @@ def _this_run(result) -> str:
 
 
 def _why_nothing(result) -> str:
-    """What happened to the images of a run that packed none."""
+    """Why a run packed no image."""
     if result.rejects:
-        return f"; {result.root / 'rejects.jsonl'} tells why"
+        return f"; see {result.root / 'rejects.jsonl'}"
     if result.dropped:
-        return ": no image has a mask left, and --empty drop leaves such images out"
+        return ": no masks remained of any image, and --empty drop drops such images"
     if result.failed:
         return ""  # each source was named with its error
-    return ": the sources hold no pair of a .jpg and a .json file of the same name"
+    return ": the sources have no pair of a .jpg and a .json file of the same name"

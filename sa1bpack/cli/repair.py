@@ -1,21 +1,22 @@
-"""`sa1bpack repair`: make anew what is damaged."""
+"""`sa1bpack repair`: rebuild what is damaged."""
 
 import argparse
 import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
+from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Check a pack as `verify` does, and make anew what is damaged or missing: shards
+Check a pack as `verify` does, and rebuild what is damaged or missing: shards
 from the tars that they were packed from, and the pack's own files (manifest,
-index, checksums, ...) from the shards. It ends with the bytes that an
-undamaged pack has. Sound shards are neither decoded nor touched.
+index, checksums, ...) from the shards. The result has the same bytes as an
+undamaged pack. Sound shards are neither decoded nor changed.
 
-Give all tars of the pack: those without damage are not read. A tar must be the
-very file that was packed; its size, its md5 and its images are compared. A
-damaged shard stays where it is until its replacement is whole. Interrupted?
+Give all tars of the pack; those that are not needed are not read. A tar must
+be the very file that was packed: its size, md5 and images are compared. A
+damaged shard stays in place until its replacement is complete. Interrupted?
 Repeat the command."""
 
 _EPILOG = (
@@ -23,49 +24,50 @@ _EPILOG = (
   sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
 which tars are needed:
   sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run
-one shard, which verify has named:
+one shard, named by verify:
   sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001
 manifest, index and checksums only:
   sa1bpack repair /data/packed
 
-Files that are no part of the pack are listed and never touched: move or remove
-them yourself.
+Files that do not belong to the pack are listed and never touched: move or
+remove them yourself.
 
 """
     + exits.EPILOG
     + """
 
-0 means that the pack is sound now (with --dry-run: that all could be mended),
-1 that something is still damaged, or is no part of the pack; each is named,
-with what to do."""
+0 means that the pack is sound now (with --dry-run: that all can be repaired),
+1 that something is still damaged, or does not belong to the pack; each is
+named, with the remedy."""
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "sources", nargs="*", metavar="TAR",
-        help="tars and folders that it was packed from, or quoted globs",
+        help="tars and folders that the pack was made from, or quoted globs",
     )  # fmt: skip
     parser.add_argument(
         "--shard", action="append", default=[], metavar="NAME",
-        help="read only this shard in full, as verify has named it, and check the others quickly; "
-        "may be repeated (default: read all)",
+        help="read only this shard in full, and check the others quickly; may be repeated "
+        "(default: read all)",
     )  # fmt: skip
     parser.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check, and say what would be done; write nothing"
+        "--dry-run", action="store_true", help="check, and print what would be done; write nothing"
     )
     parser.set_defaults(run=run_repair)
 
 
 def run_repair(arguments: argparse.Namespace) -> int:
-    """Repair, and print what was wrong and what became of it."""
-    from sa1bpack.packing.repair import repair
+    """Repair, and print what was damaged and what was done."""
+    with interrupts_held():
+        from sa1bpack.packing.repair.run import repair
 
     try:
         result = repair(
@@ -76,18 +78,21 @@ def run_repair(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
-        error.add_note("nothing sound was touched; repeat the same command to go on from here")
+        advice = "nothing sound was touched; repeat the same command to continue from here"
+        exits.advise(error, advice)
         raise
     for problem in result.problems:
         print(printable(problem))
-    made, written = ("would make", "would write") if result.dry_run else ("made", "wrote")
+    rebuilt, rewrote = (
+        ("would rebuild", "would rewrite") if result.dry_run else ("rebuilt", "rewrote")
+    )
     if result.repaired:
         names = ", ".join(result.repaired)
-        print(f"{made} anew {counted(len(result.repaired), 'shard')}: {names}")
+        print(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")
     if result.rewritten:
-        print(f"{written} anew the pack's own files")
+        print(f"{rewrote} the pack's own files")
     for name, reason in result.left.items():
-        print(f"sa1bpack: {name} is left damaged: {printable(reason)}", file=sys.stderr)
+        print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
     if not result.complete:
         print("NOT COMPLETE: repeat the pack command")
     print(f"{result.root}: {_verdict(result)}")
@@ -100,10 +105,12 @@ def _verdict(result) -> str:
         if result.left:
             outcome = "STILL DAMAGED"
         else:
-            outcome = "nothing was written" if result.dry_run else "mended"
+            outcome = "nothing was written" if result.dry_run else "repaired"
         verdicts.append(f"{counted(damage, 'problem')} found, {outcome}")
     if result.extra:
         one = len(result.extra) == 1
-        strange = f"{len(result.extra):,} found that {'is' if one else 'are'} no part of the pack"
-        verdicts.append(f"{strange}: move or remove {'it' if one else 'them'}, see above")
+        foreign = (
+            f"{len(result.extra):,} found that {'does' if one else 'do'} not belong to the pack"
+        )
+        verdicts.append(f"{foreign}: move or remove {'it' if one else 'them'}, see above")
     return "; ".join(verdicts) or "sound, nothing to repair"

@@ -1,4 +1,4 @@
-"""`sa1bpack report`: a page about a pack."""
+"""`sa1bpack report`: a report on a pack, as an HTML page."""
 
 import argparse
 import sys
@@ -9,12 +9,12 @@ from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
-_NAMED = 10  # problems named on stderr; the page has more
+_NAMED = 10  # problems printed to stderr; the page has more
 
 _DESCRIPTION = """\
 Write one HTML page about a pack: its state, counts, distributions of masks and
 images, samples with their masks, options, versions, packing runs and rejects.
-The page is one file, needs no network and runs no script; send it, print it,
+The page is one file, needs no network and runs no script: send it, print it,
 keep it beside an experiment."""
 
 _EPILOG = (
@@ -22,18 +22,18 @@ _EPILOG = (
   sa1bpack report /data/packed -o report.html
   sa1bpack report /data/packed -o report.html --verify full --samples 24
 
-It takes seconds whatever the pack holds: distributions of masks are those of
-up to 20,000 images in 64 shards, and the page says of how many. Checking is
-what may take long:
+It takes seconds for a pack of any size: distributions of masks are those of at
+most 20,000 images in 64 shards, and the page says how many. Checking may take
+longer:
   --verify sample   structure, sizes, and the checksums of all but pixels, bits
-                    and runs, of up to 8 shards at random; of the whole of
-                    SA-1B that reads 0.5 GB
-  --verify quick    the same of all shards, as `sa1bpack verify --quick`; of
-                    the whole of SA-1B that reads 140 GB
+                    and runs, of up to 8 random shards; 0.5 GB are read for all
+                    of SA-1B
+  --verify quick    the same for all shards, as `sa1bpack verify --quick`;
+                    140 GB are read for all of SA-1B
   --verify full     every byte, as `sa1bpack verify`
   --verify none     nothing, and the page says so
 
-Exit code 1 says that damage was found; the page is written all the same, and
+Exit code 1 means that damage was found; the page is written all the same, and
 names it.
 
 """
@@ -42,7 +42,7 @@ names it.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     from sa1bpack.report.verification import VERIFY
 
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
@@ -51,25 +51,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.html",
-        help="the page; one that is there is replaced",
+        help="the page; an existing file is replaced",
     )  # fmt: skip
     parser.add_argument(
         "--verify", choices=VERIFY, default="sample",
-        help="how much of the pack is checked for the page (default: %(default)s)",
+        help="how much of the pack to check (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--samples", type=int, default=12, metavar="N",
-        help="pictures of samples at random, 1 to 400 (default: %(default)s)",
+        help="number of random samples to show, 1 to 400 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N",
-        help="of all that is chosen at random (default: %(default)s)",
+        help="seed of every random choice (default: %(default)s)",
     )  # fmt: skip
     parser.set_defaults(run=run_report)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page, and name on stderr what is wrong."""
+    """Write the page, and print problems to stderr."""
     from sa1bpack.report.write_report import write_report
 
     with byte_bar() as advance:
@@ -85,7 +85,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     lines = [*problems[:_NAMED]]
     if len(problems) > _NAMED:
         more = counted(len(problems) - _NAMED, "more problem")
-        lines.append(f"and {more}; `sa1bpack verify` names all")
+        lines.append(f"and {more}; `sa1bpack verify` lists all")
     for line in (*lines, *advice(arguments.pack, result.verification.problems)):
         print(f"sa1bpack: {printable(line)}", file=sys.stderr)
     print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}")
@@ -96,7 +96,7 @@ def _verdict(result) -> str:
     if any(not problem.denied for problem in result.verification.problems):
         return "DAMAGED"
     if not result.ok:
-        return "NOT ALL OF IT COULD BE READ"
+        return "NOT ALL COULD BE READ"
     how = result.verification.how
     return {
         "none": "not verified",

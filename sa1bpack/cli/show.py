@@ -10,25 +10,24 @@ from sa1bpack.wording import printable
 _DESCRIPTION = """\
 Draw samples of a pack on one sheet, 1600 pixels wide: stored pixels under
 stored masks, boxes and points, with file name, id, sizes and number of masks
-below each. Look at it before you train: masks that are shifted, mirrored or of
-another image are seen at once."""
+below each. Look at it before you train: masks that are shifted, mirrored or
+from another image are easy to see."""
 
 _EPILOG = (
     """examples:
-  sa1bpack show /data/packed -o sheet.png                    12 at random
+  sa1bpack show /data/packed -o sheet.png                    12 random ones
   sa1bpack show /data/packed -o sheet.png --samples 40 --seed 7
   sa1bpack show /data/packed -o sheet.png --image-id 5 6 2   in this order
   sa1bpack show /data/packed -o one.png --image-id 5 --large
 
-Larger masks lie below smaller ones; the largest has the first colour. Points
-are white. An image whose stored side is smaller than its place is drawn with
-whole screen pixels for each pixel. A pack without bits is drawn from its exact
-runs. Only the samples that are shown are read, and compared with their
-checksums.
+Smaller masks are drawn over larger ones; the largest has the first colour.
+Points are white. An image that is smaller than its tile is enlarged by a whole
+factor. If a pack has no bits, its masks are drawn from the exact runs. Only
+the samples shown are read, and compared with their checksums.
 
-In the place of a sample that is damaged or cannot be read stands a tile that
-says why; it is named on stderr, and the exit code is 1. With --large there is
-no picture then.
+A sample that is damaged or cannot be read is replaced by a tile that says why
+and is named on stderr; the exit code is then 1. With --large no picture is
+written.
 
 """
     + exits.EPILOG
@@ -36,17 +35,17 @@ no picture then.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of a pack")
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.png",
-        help="the picture; one that is there is replaced",
+        help="the picture; an existing file is replaced",
     )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
         "--samples", type=int, metavar="N",
-        help="so many at random, 1 to 400 (default: 12, with --large 1)",
+        help="number of random samples, 1 to 400 (default: 12, with --large 1)",
     )  # fmt: skip
     which.add_argument(
         "--image-id", type=number, nargs="+", metavar="ID", help="the samples with these ids"
@@ -56,17 +55,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N",
-        help="of the random choice; the same seed shows the same samples (default: %(default)s)",
+        help="seed of the random choice; the same seed shows the same samples (default: "
+        "%(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--large", action="store_true",
-        help="one sample large, the image alone beside it, and a table of its masks",
+        help="one large sample, the image alone beside it, and a table of its masks",
     )  # fmt: skip
     parser.set_defaults(run=run_show)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Draw and write the picture, and name on stderr what could not be drawn."""
+    """Draw and write the picture, and print to stderr what could not be drawn."""
     from sa1bpack.report.output import check_output, write_png
     from sa1bpack.report.show import draw_samples
 

@@ -1,4 +1,4 @@
-"""`sa1bpack verify`: is a pack what was written?"""
+"""`sa1bpack verify`: check a pack against its checksums."""
 
 import argparse
 from shlex import quote
@@ -9,19 +9,19 @@ from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Check a pack: that every file is there and none is strange, that structure and
-offsets hold, that the bytes are those that were written. A damaged sample is
-named by shard, row and image."""
+Check a pack: that no file is missing and none is foreign, that structure and
+offsets are valid, and that the bytes are those that were written. A damaged
+sample is named by shard, row and image."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the subcommand's parser its description and its arguments."""
+    """Add the description and the arguments of the command to its parser."""
     parser.description = _DESCRIPTION
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="structure, sizes and small files only: seconds a tar, not a full read",
+        help="structure, sizes and small files only: seconds per tar, not a full read",
     )
     parser.set_defaults(run=run_verify)
 
@@ -43,15 +43,15 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 
 def advice(pack: str, problems) -> list[str]:
-    """What to do about these problems of a pack; a file in excess says it itself."""
+    """Remedies for these problems of a pack; that of a foreign file is in its own message."""
     lines = []
     if any(problem.denied for problem in problems):
         lines.append(
-            "what may not be read need not be damaged: look at owner and mode (ls -ld), or check "
+            "what may not be read need not be damaged: check owner and mode (ls -ld), or verify "
             "as another user"
         )
     if any(not (problem.extra or problem.denied) for problem in problems):
-        lines.append(f"to mend it, keeping what is sound: sa1bpack repair {quote(pack)} TARS")
+        lines.append(f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS")
     return lines
 
 
@@ -69,7 +69,7 @@ def _verdict(report, quick: bool) -> str:
         verdict += ", NOT COMPLETE"
     depth = "quick check" if quick else "every byte read"
     if any(problem.denied for problem in report.problems):
-        depth += ", but for what may not be read"
+        depth += ", except what may not be read"
     return (
         f"{verdict}; {counted(report.counts['samples'], 'image')} in "
         f"{counted(report.counts['shards'], 'shard')}, {depth}"

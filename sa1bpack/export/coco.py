@@ -1,4 +1,4 @@
-"""One COCO instances file, written front to back: no more than an image is in memory."""
+"""One COCO instances file, written front to back: memory holds one image at a time."""
 
 import json
 import time
@@ -15,11 +15,11 @@ from sa1bpack.export.selection import ExportResult, Selection
 from sa1bpack.format import Shard
 from sa1bpack.masks import mask_bbox
 
-# SA-1B's masks are of no class.
+# SA-1B's masks have no classes.
 CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
 INFO = {"description": "SA-1B annotations, exported by sa1bpack"}
 
-# Annotation ids that are held and sorted at once to see that none comes twice (256 MB).
+# Annotation ids sorted at once to find those that occur twice (256 MB).
 IDS_AT_ONCE = 1 << 25
 
 
@@ -37,23 +37,24 @@ def export_coco(
 
     An annotation has COCO's keys: `id`, `image_id`, `category_id` (1, the only category, "object"),
     `segmentation` (compressed RLE), `area`, `bbox` and `iscrowd` (0); and SA-1B's `predicted_iou`,
-    `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h as COCO counts, exactly
-    around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
+    `stability_score`, `point_coords` and `crop_box`. `bbox` is x, y, w, h in COCO's convention,
+    tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
     pack, out
         Folder of the pack; file to write.
     sources, shards, image_ids
-        Export only these images: all that any of the three names. Default: the whole pack.
+        Export only the images that any of the three names. Default: the whole pack.
     renumber
         Number annotations from 1 in the order of the file, and keep SA-1B's id as `sa1b_id`. For
-        collections whose ids come twice: COCO's tools would silently lose all but one.
+        collections in which ids occur twice: COCO's tools would silently lose all but one.
     progress
-        Show a progress bar on stderr. Default: when it is a terminal.
+        Show a progress bar on stderr. Default: if it is a terminal.
 
-    The file appears whole or not at all. One that is there is left alone if it has the same bytes
-    and never overwritten. Memory: 8 bytes an image, and 256 MB at most for the ids of annotations.
+    The file is written completely or not at all. An existing file is never overwritten; it is left
+    as it is if it has the same bytes. Memory: 8 bytes per image, and at most 256 MB for annotation
+    ids.
 
-    Raises what `export_sa1b` raises, and OptionError for ids that come twice or are 0.
+    Raises what `export_sa1b` raises, and OptionError for ids that occur twice or are 0.
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
@@ -128,13 +129,13 @@ def _boxes(shard: Shard, row: int) -> list[list[int]]:
 def _check_image_ids(ids: np.ndarray) -> None:
     if (double := _first_double(ids)) is not None:
         raise OptionError(
-            f"the image id {double} comes twice, and COCO's tools would lose all but one; export "
-            "the sources one by one (--source)"
+            f"image id {double} occurs twice, and COCO's tools would lose all but one; export the "
+            "sources one by one (--source)"
         )
 
 
 def _check_annotation_ids(selection: Selection, masks: int) -> None:
-    """Check that no id comes twice, a part of all ids at a time."""
+    """Check that no id is 0 or occurs twice, one part of the ids at a time."""
     parts = max(1, -(-masks // IDS_AT_ONCE))
     for part in range(parts):
         found = [np.empty(0, np.int64)]
@@ -147,9 +148,9 @@ def _check_annotation_ids(selection: Selection, masks: int) -> None:
         ids = np.concatenate(found)
         double = _first_double(ids)
         if double is not None or (ids == 0).any():
-            what = "0" if double is None else f"{double}, which comes twice"
+            what = "0" if double is None else f"{double}, which occurs twice"
             raise OptionError(
-                f"an annotation has the id {what}: COCO's tools would lose it. Number them anew: "
+                f"an annotation has the id {what}: COCO's tools would lose it; renumber them with "
                 "--renumber (renumber=True)"
             )
 

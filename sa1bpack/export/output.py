@@ -1,4 +1,4 @@
-"""Where an export goes: checked first, and shown while it is written."""
+"""The output of an export: its path is checked first, and its progress is shown."""
 
 import glob
 import os
@@ -9,23 +9,26 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
 
 
 def check_folder(out: str | Path, pack: Path) -> Path:
-    """The folder to export to. Raises OptionError for a file, and for a folder in the pack."""
-    path = _outside(Path(out), pack)
+    """The folder to export to. Raises OptionError for a URL, a file or a folder in the pack."""
+    path = _outside(local_path("out", out), pack)
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents)
                     if folder.exists())  # fmt: skip
     if not existing.is_dir():
-        raise OptionError(f"{out}: {existing} is a file; name a folder, new or of an export")
+        raise OptionError(
+            f"{out}: {existing} is a file; name a new folder, or one of an earlier export"
+        )
     return path
 
 
 def check_file(out: str | Path, pack: Path) -> Path:
-    """The file to export to. Raises OptionError for a folder, and for a place in the pack."""
-    path = _outside(Path(out), pack)
+    """The file to export to. Raises OptionError for a URL, a folder or a place in the pack."""
+    path = _outside(local_path("out", out), pack)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise OptionError(f"{out}: name a file, such as annotations.json, in a folder that exists")
     return path
@@ -33,32 +36,32 @@ def check_file(out: str | Path, pack: Path) -> Path:
 
 def _outside(path: Path, pack: Path) -> Path:
     if path.resolve().is_relative_to(pack.resolve()):
-        raise OptionError(f"{path} lies in the pack; choose a place outside")
+        raise OptionError(f"{path} is inside the pack; choose a place outside it")
     return path
 
 
 @contextmanager
 def progress_bar(images: int, show: bool | None) -> Iterator[Callable[[int], object]]:
-    """A bar over images; gives what is told of each step. None shows it on a terminal."""
+    """A bar over images; yields the function to call per step. None: shown on a terminal."""
     hidden = not (sys.stderr.isatty() if show is None else show)
     with tqdm(total=images, unit=" images", disable=hidden, dynamic_ncols=True) as bar:
         yield bar.update
 
 
 class NewFile:
-    """A file in the making, under a temporary name."""
+    """A file being written, under a temporary name."""
 
     same = False
 
     def __init__(self, path: Path):
         for left in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
-            left.unlink()  # of an export that was killed
+            left.unlink()  # by an export that was killed
         self._path = path
         self._temporary = temporary_beside(path)
         self._file = self._temporary.open("xb")
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
+        """Append bytes."""
         self._file.write(data)
 
     def finish(self) -> None:
@@ -76,7 +79,7 @@ class NewFile:
 
 
 class SameFile:
-    """A file that is there already, and must have the bytes that would be written."""
+    """A file that exists already, and must hold the bytes that would be written."""
 
     same = True
 
@@ -85,12 +88,12 @@ class SameFile:
         self._file = path.open("rb")
 
     def write(self, data: bytes) -> None:
-        """Compare bytes. Raises OutputRefused when they are others."""
+        """Compare bytes. Raises OutputRefused if they differ."""
         if self._file.read(len(data)) != data:
             self._refuse()
 
     def finish(self) -> None:
-        """Check that nothing follows."""
+        """Check that the file ends here."""
         if self._file.read(1):
             self._refuse()
         self._file.close()
@@ -101,14 +104,14 @@ class SameFile:
 
     def _refuse(self) -> None:
         raise OutputRefused(
-            f"{self._path}: is there already with other contents; remove it, or export to another "
+            f"{self._path}: exists already with other contents; remove it, or export to another "
             "file"
         )
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[NewFile | SameFile]:
-    """A file to write to, which appears under its name when the block ends without an error."""
+    """A file to write to, which gets its name once the block ends without an error."""
     file = SameFile(path) if path.exists() else NewFile(path)
     try:
         yield file

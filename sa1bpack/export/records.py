@@ -1,7 +1,7 @@
-"""Rows of a shard → the records that SA-1B's JSON files have.
+"""Rows of a shard → the records of SA-1B's JSON files.
 
 A record has the keys of SA-1B in SA-1B's order. A number is an int where `number_types` says that
-the JSON had one, else a float; `json.dumps` then writes the text that Python's json wrote for
+the JSON had one, otherwise a float. `json.dumps` then writes the same text as Python's json did for
 SA-1B, because the shortest text of a float64 is the same everywhere.
 """
 
@@ -22,20 +22,20 @@ _FLOATS = ("bbox", "predicted_iou", "point_coords", "crop_box", "stability_score
 def file_name_of(shard: Shard, row: int) -> str:
     """The name of an image's JPEG.
 
-    Raises FormatError for a name that is no plain file name: files are named after it.
+    Raises FormatError unless it is a plain file name: files are named after it.
     """
     raw = shard["file_name"][row].tobytes().rstrip(b"\0")
     name = raw.decode(errors="replace")
     if name.encode() != raw or name in ("", ".", "..") or any(c in "/\\\0" for c in name):
         raise FormatError(
-            f"{shard.folder}: sample {row}: {name!r} cannot be a file's name; pack the image again "
-            "under a plain name"
+            f"{shard.folder}: sample {row}: {name!r} is not a plain file name; rename the image "
+            "and pack it again"
         )
     return name
 
 
 def image_of(shard: Shard, row: int) -> dict[str, Any]:
-    """What a record says of its image."""
+    """The `image` object of a record."""
     height, width = shard["size"][row, :2].tolist()
     return {
         "image_id": int(shard["image_id"][row]),
@@ -48,7 +48,7 @@ def image_of(shard: Shard, row: int) -> dict[str, Any]:
 def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     """The annotations of an image, in the order of its record.
 
-    Raises ReadError when runs do not fit the image or a number is none of JSON: the shard is
+    Raises ReadError if runs do not fit the image or JSON cannot hold a number: the shard is
     damaged.
     """
     first, stop = shard["mask_offset"][row : row + 2].tolist()
@@ -79,7 +79,7 @@ def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
 
 
 def runs_of(shard: Shard, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Run ends int32 (r,) and their offsets int64 (m + 1,) from 0, of masks first to stop - 1."""
+    """Run ends int32 (r,) and offsets int64 (m + 1,) starting at 0, of masks first to stop - 1."""
     offset = shard["run_offset"][first : stop + 1]
     return shard["run_ends"][offset[0] : offset[-1]], offset - offset[0]
 

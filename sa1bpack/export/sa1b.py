@@ -1,4 +1,4 @@
-"""One JSON file an image, as SA-1B's tars have them."""
+"""One JSON file per image, as in SA-1B's tars."""
 
 import json
 import time
@@ -24,24 +24,26 @@ def export_sa1b(
 ) -> ExportResult:
     """Write the SA-1B record of each image, `OUT/<source>/sa_<id>.json`.
 
-    Keys, order, number types and the text of numbers and masks are those that the packer read, so
-    a record that nothing was left out of is the member of the tar byte for byte, as SA-1B's are
-    written (Python's json, one line). The result counts what is not: see ExportResult.
+    Keys, order, number types and the text of numbers and masks are those that the packer read. So
+    a record from which no mask was dropped equals the member of the tar byte for byte, provided
+    that was written as SA-1B's are (Python's json, one line). The result counts the differences,
+    see ExportResult.
 
     pack, out
-        Folder of the pack; folder to write to, made when it is not there.
+        Folder of the pack; folder to write to, created if it does not exist.
     sources, shards, image_ids
-        Export only these images: all that any of the three names. Default: the whole pack.
+        Export only the images that any of the three names. Default: the whole pack.
     progress
-        Show a progress bar on stderr. Default: when it is a terminal.
+        Show a progress bar on stderr. Default: if it is a terminal.
 
-    Each file appears whole or not at all. One that is there already is left alone if it has the
-    same bytes, so an interrupted export goes on when it is called again; a file with other bytes is
-    never overwritten.
+    Each file is written completely or not at all. An existing file with the same bytes is left as
+    it is, so an interrupted export resumes when it is called again; one with other bytes is never
+    overwritten.
 
-    Raises OptionError for an `out` that cannot be used, a pack without exact runs, a source, shard
-    or image that it does not have; OutputRefused for a file with other contents; FormatError for
-    damage, found before anything is written from what is damaged; OSError when the disk fails.
+    Raises OptionError for a `pack` or an `out` that cannot be used, a pack without exact runs, and
+    a source, shard or image id that it does not have; OutputRefused for a file with other contents;
+    FormatError for damage, before anything is written from a damaged file; OSError if the disk
+    fails.
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
@@ -70,7 +72,7 @@ def export_sa1b(
 
 
 def _write(path: Path, data: bytes) -> bool:
-    """Write a file under its final name at once; False if it is there already with these bytes."""
+    """Write a file atomically; returns False if it exists already with these bytes."""
     try:
         there = path.read_bytes()
     except FileNotFoundError:
@@ -84,7 +86,6 @@ def _write(path: Path, data: bytes) -> bool:
         return True
     if there != data:
         raise OutputRefused(
-            f"{path}: is there already with other contents; remove it, or export into another "
-            "folder"
+            f"{path}: exists already with other contents; remove it, or export to another folder"
         )
     return False

@@ -1,4 +1,4 @@
-"""Which images of a pack are exported, and what was exported."""
+"""Which images of a pack are exported, and the result of the export."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,13 +7,14 @@ from shlex import quote
 
 import numpy as np
 
+from sa1bpack.arguments import local_path, whole_number
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Index, Shard, ShardEntry, open_index, open_shard, read_manifest
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
 from sa1bpack.wording import brief
 
-# What a record is made of.
+# The arrays that a record is made from.
 EXPORTED_ARRAYS = (
     "image_id", "file_name", "size", "annotation_count", "mask_offset", "bbox", "area",
     "predicted_iou", "stability_score", "point_coords", "crop_box", "annotation_id",
@@ -23,21 +24,21 @@ EXPORTED_ARRAYS = (
 
 @dataclass
 class ExportResult:
-    """What an export wrote, and how far it is what the tars had.
+    """What an export wrote, and how it differs from the tars.
 
     path
         The folder (SA-1B) or the file (COCO).
     images, masks
-        Records and annotations exported.
+        Number of records and of annotations exported.
     files, unchanged
-        Files written; files that were there already with the very same bytes.
+        Files written; files that existed already with the same bytes.
     left_out
-        Masks that the images' records had and the pack does not have: filters, and the cap.
+        Masks of these images' records that the pack does not have: dropped by filters or the cap.
     recoded
-        Masks whose `counts` text was not the one that COCO's encoder writes; they are exported with
-        that one: the same mask, but another text.
+        Masks whose `counts` text was not the one that COCO's encoder writes. They are exported with
+        the encoder's text: the same mask in another text.
     unknown_keys
-        Keys of the records that no pack stores, such as "annotations.score".
+        Keys of the records that a pack does not store, such as "annotations.score".
     seconds
         Wall time.
     """
@@ -54,11 +55,11 @@ class ExportResult:
 
     @property
     def lossless(self) -> bool:
-        """Whether every record has all that it had in its tar."""
+        """Whether every record has everything that it had in its tar."""
         return not (self.left_out or self.recoded or self.unknown_keys)
 
     def count_shard(self, shard: Shard, rows: np.ndarray) -> None:
-        """Count what comes of these rows of a shard."""
+        """Add these rows of a shard to the totals."""
         first, stop = shard["mask_offset"][rows], shard["mask_offset"][rows + 1]
         masks = int((stop - first).sum())
         self.images += len(rows)
@@ -70,23 +71,23 @@ class ExportResult:
 
 
 def _unknown_keys(shard: Shard) -> set[str]:
-    """What the packer recorded of keys that it does not store; a pack of another may not say."""
+    """The keys that the packer recorded as not stored; other packers may record none."""
     keys = shard.attributes.get("unknown_keys", [])
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise FormatError(
-            f"{shard.folder}: attributes: unknown_keys is {brief(keys)}, not a list of texts; pack "
-            "its source again"
+            f"{shard.folder}: attributes: unknown_keys is {brief(keys)}, not a list of strings; "
+            "pack its source again"
         )
     return set(keys)
 
 
 class Selection:
-    """Images of a pack, in its order.
+    """Images of a pack, in the order of the pack.
 
     manifest
-        The pack's.
+        Manifest of the pack.
     images
-        How many there are.
+        Number of selected images.
     """
 
     def __init__(
@@ -96,18 +97,19 @@ class Selection:
         shards: Iterable[str] = (),
         image_ids: Iterable[int] = (),
     ):
-        """The images that any of the three name, or all if none is given.
+        """Select the images that any of the three names, or all if none is given.
 
-        Raises FormatError when `pack` is no pack or a damaged one, OptionError when it has no exact
-        runs, or nothing of a name or id that is given.
+        Raises FormatError if `pack` is not a pack or is damaged, OptionError if it has no exact
+        runs, or does not have a given source, shard or image id.
         """
-        self.root = Path(pack)
+        self.root = local_path("pack", pack)
         self.manifest = read_manifest(self.root)
         names = {spec.name for spec in self.manifest.layout.arrays}
         if missing := sorted(set(EXPORTED_ARRAYS) - names):
             raise OptionError(
                 f"{self.root} has no {' and '.join(missing)}: it was packed without the exact "
-                "masks, and bits of a grid cannot give them back; pack again with --masks bits+runs"
+                "masks, which cannot be recovered from the bits of a grid; pack again with "
+                "--masks bits+runs"
             )
         self._parts = self._choose(list(sources), list(shards), list(image_ids))
         self.images = sum(len(rows) for _, rows in self._parts)
@@ -132,11 +134,11 @@ class Selection:
         return parts
 
     def shards(self, *, check: bool) -> Iterator[tuple[Shard, np.ndarray]]:
-        """Each shard, and the int64 (k,) rows of it that are wanted, ascending.
+        """Yield each shard and its selected rows, int64 (k,), ascending.
 
         check
-            Compare all files that records are made of with their checksums first. Raises
-            FormatError for the first that differs, before the shard is given.
+            First compare all files that records are made from with their checksums. Raises
+            FormatError for the first that differs, before the shard is yielded.
         """
         for entry, rows in self._parts:
             shard = open_shard(self.root / SHARDS_NAME / entry.name, self.manifest.layout)
@@ -146,12 +148,12 @@ class Selection:
 
 
 def rows_of_ids(root: Path, manifest: Manifest, image_ids: list[int]) -> np.ndarray:
-    """The rows in the pack of some image ids, int64 (k,), ascending, each once.
+    """The rows of the pack with these image ids, int64 (k,), ascending, each once.
 
-    Raises OptionError for ids that the pack does not have.
+    Raises OptionError for what is not an image id, and for ids that the pack does not have.
     """
     index: Index = open_index(root, manifest)
-    ids = np.unique(np.array(image_ids, np.int64))
+    ids = np.unique([whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids])
     first, stop = (
         np.searchsorted(index.image_id, ids, side, sorter=index.id_order)
         for side in ("left", "right")
@@ -159,7 +161,7 @@ def rows_of_ids(root: Path, manifest: Manifest, image_ids: list[int]) -> np.ndar
     if unknown := ids[first == stop].tolist():
         raise OptionError(
             f"{root} has no image with the id {', '.join(map(str, unknown[:5]))}"
-            f"{' and others' if len(unknown) > 5 else ''}; rejects.jsonl may tell why"
+            f"{' and others' if len(unknown) > 5 else ''}; rejects.jsonl may say why"
         )
     rows = [index.id_order[low:high] for low, high in zip(first, stop, strict=True)]
     return np.sort(np.concatenate(rows))
@@ -183,6 +185,6 @@ def _check_files(shard: Shard, root: Path) -> None:
         file = shard.folder / spec.chunk_path
         if (found := file_digest(file)) != listed.get(spec.chunk_path):
             raise FormatError(
-                f"{file}: XXH3-128 is {found}, but {listed.get(spec.chunk_path)} was written; mend "
-                f"it with: sa1bpack repair {quote(str(root))} TARS"
+                f"{file}: XXH3-128 is {found}, but {listed.get(spec.chunk_path)} was written; "
+                f"repair it with: sa1bpack repair {quote(str(root))} TARS"
             )

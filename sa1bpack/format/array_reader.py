@@ -12,11 +12,11 @@ from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, chunk_file
 from sa1bpack.wording import brief
 
-REMEDY = "restore the file from a copy, or make it anew with `sa1bpack repair PACK TARS`"
+REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK TARS`"
 
 
 def read_metadata(path: Path) -> Any:
-    """The decoded JSON of a zarr.json. Raises FormatError if it is missing or not JSON."""
+    """The decoded JSON of a zarr.json. Raises FormatError if it is missing or is not JSON."""
     try:
         return msgspec.json.decode(read_metadata_file(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -26,16 +26,16 @@ def read_metadata(path: Path) -> Any:
 
 
 def check_array(folder: Path, spec: ArraySpec, rows: int) -> None:
-    """Check an array's metadata and the exact length of its chunk file, reading none of its data.
+    """Check an array's metadata and the exact length of its chunk file, without reading its data.
 
-    Raises FormatError naming the file, what was found and what is due.
+    Raises FormatError naming the file, what was found and what is expected.
     """
     check_metadata(folder / spec.name / METADATA_NAME, array_metadata(spec, rows))
     check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
 
 
 def check_metadata(path: Path, due: dict[str, Any]) -> None:
-    """Check that a zarr.json says exactly what is due; spacing and key order are free."""
+    """Check that a zarr.json holds exactly `due`; spacing and the order of keys may differ."""
     found = read_metadata(path)
     if found != due:
         difference = _first_difference(found, due, "")
@@ -43,8 +43,8 @@ def check_metadata(path: Path, due: dict[str, Any]) -> None:
 
 
 def _first_difference(found: Any, due: Any, place: str) -> str | None:
-    """Where decoded JSON first differs from what is due, such as `shape[0] is 3, but must be 4`."""
-    if found == due:  # equal parts are not gone into: the packer's own may be of any depth
+    """The first difference of decoded JSON from `due`, as in `shape[0] is 3, but must be 4`."""
+    if found == due:  # equal parts are not descended into: those of the packer may be of any depth
         return None
     if isinstance(found, dict) and isinstance(due, dict):
         for key in sorted(set(due) | set(found)):
@@ -64,7 +64,7 @@ def _first_difference(found: Any, due: Any, place: str) -> str | None:
 
 
 def check_length(path: Path, due: int) -> None:
-    """Check that a chunk file has exactly `due` bytes; 0 means that there must be no file."""
+    """Check that a chunk file has exactly `due` bytes; with 0 there must be no file."""
     try:
         found = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +85,7 @@ def map_array(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
 
 
 def check_offset_ends(path: Path, offsets: np.ndarray, last: int) -> None:
-    """Check that offsets begin at 0 and end at the length of the axis that they point into."""
+    """Check that offsets start at 0 and end at the length of the axis that they point into."""
     if offsets[0] != 0 or offsets[-1] != last:
         raise FormatError(
             f"{path}: offsets run from {offsets[0]} to {offsets[-1]}, but must run from 0 to "
@@ -94,17 +94,17 @@ def check_offset_ends(path: Path, offsets: np.ndarray, last: int) -> None:
 
 
 def check_offsets_rise(path: Path, offsets: np.ndarray) -> None:
-    """Check that no offset is below the one before it."""
+    """Check that offsets are non-decreasing."""
     if (row := first_fall(offsets)) is not None:
         raise FormatError(f"{path}: {describe_fall(offsets, row)}; {REMEDY}")
 
 
 def first_fall(offsets: np.ndarray) -> int | None:
-    """The first row whose share ends before it begins: offset row + 1 is below offset row."""
+    """The first row at which offsets decrease: offset row + 1 is below offset row."""
     falls = np.flatnonzero(offsets[1:] < offsets[:-1])
     return int(falls[0]) if falls.size else None
 
 
 def describe_fall(offsets: np.ndarray, row: int) -> str:
-    """What is wrong at a row of `first_fall`."""
-    return f"offset {row + 1} is {offsets[row + 1]}, below {offsets[row]} before it"
+    """Describe the decrease at a row found by `first_fall`."""
+    return f"offset {row + 1} is {offsets[row + 1]}, below the {offsets[row]} before it"

@@ -1,12 +1,12 @@
-"""Reading with checksums: rows are copied out of the files, compared, and only then given.
+"""Reading with checksums: rows are copied from the files, compared, and only then returned.
 
 `read_sample_rows` compares one sample with its XXH3-64, `read_array_rows` one array with the
-XXH3-128 of its file. Both read with `pread`, not through a memory map. So what was compared is what
-is given, whatever becomes of the file afterwards, and a file that was cut short or a disk that
-fails is an error, not a signal that ends the process.
+XXH3-128 of its file. Both read with `pread`, not through a memory map. So the bytes that were
+compared are the bytes returned, whatever happens to the file afterwards, and a truncated file or a
+failing disk is an error, not a signal that ends the process.
 
-A file is opened for each read: no descriptors are held, and a shard that `sa1bpack repair` has put
-in place of a damaged one is read at once.
+A file is opened for each read: no descriptors are held, and a shard that `sa1bpack repair` replaced
+is read at once.
 """
 
 import functools
@@ -23,7 +23,7 @@ from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.zarr_metadata import chunk_file
 
-REPAIR = "`sa1bpack verify` names what is damaged, `sa1bpack repair` rebuilds it"
+REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
 
 
 @functools.lru_cache(maxsize=16)
@@ -36,20 +36,21 @@ def read_sample_rows(
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each, compared with its checksum.
 
-    Of an offset array it is the n + 1 offsets, as the shard has them. The arrays are the caller's
-    own and C-contiguous.
+    An offset array yields the n + 1 offsets stored in the shard. The arrays are C-contiguous and
+    belong to the caller.
 
-    out  arrays to read into, by name, of exactly the type and shape of the rows; others are made
+    out  arrays to read into, by name, of exactly the dtype and shape of the rows; the others are
+         allocated
 
-    Raises FormatError if the bytes are not those that were written, or a file is too short; OSError
-    if one cannot be opened or read; IndexError for a row that is not in 0 .. samples - 1.
+    Raises FormatError if the bytes are not those that were written or a file is too short, OSError
+    if a file cannot be opened or read, IndexError for a row outside 0 .. samples - 1.
     """
     if not 0 <= row < len(shard):
         raise IndexError(f"row {row} of {shard.folder}, which has {len(shard)} samples")
     given = {} if out is None else out
     bounds = {"sample": (row, row + 1)}
     rows: dict[str, np.ndarray] = {}
-    covered: dict[str, np.ndarray] = {}  # what the checksum covers: offsets as lengths
+    covered: dict[str, np.ndarray] = {}  # input of the checksum: offsets as lengths
     for spec, path in _chunk_paths(shard.layout):
         first, stop = bounds[spec.axis]
         path = f"{shard.folder}/{path}"
@@ -71,7 +72,7 @@ def read_sample_rows(
 def _read_rows(
     path: str, spec: ArraySpec, first: int, stop: int, out: np.ndarray | None
 ) -> np.ndarray:
-    """Rows `first` to `stop` of an array, read into `out` if that is given."""
+    """Rows `first` to `stop` of an array, read into `out` if given."""
     rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
     if rows.nbytes:  # an array without rows has no file
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,19 +84,19 @@ def _read_rows(
 
 
 def _lengths(path: str, offsets: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Lengths between a sample's offsets, and the rows that they span, which are in 0 .. most."""
+    """Differences of a sample's offsets, and the range of rows they span, within 0 .. most."""
     lengths = np.diff(offsets)
     first, stop = int(offsets[0]), int(offsets[-1])
     if first < 0 or stop > most or (lengths < 0).any():
         raise FormatError(
-            f"{path}: offsets of the sample run from {first} to {stop}, but must rise within 0 and "
-            f"{most}; {REPAIR}"
+            f"{path}: offsets of the sample run from {first} to {stop}, but must be non-decreasing "
+            f"within 0 and {most}; {REPAIR}"
         )
     return lengths, (first, stop)
 
 
 def read_array_rows(shard: Shard, name: str) -> np.ndarray:
-    """A whole array of a shard, compared with the digest of its file; the caller's own copy.
+    """All rows of an array of a shard, compared with the digest of its file; a fresh copy.
 
     Meant for the small arrays. Raises FormatError and OSError as `read_sample_rows` does, and
     FormatError if the shard's checksum file is damaged.
@@ -113,7 +114,7 @@ def read_array_rows(shard: Shard, name: str) -> np.ndarray:
 def check_rows_digest(path: object, rows: np.ndarray, spec: ArraySpec, due: str | None) -> None:
     """Compare all rows of an array with the XXH3-128 of its file.
 
-    What the file has behind the rows follows from their number, and is not read.
+    The rest of the file, after the rows, follows from their number and is not read.
     """
     digest = xxhash.xxh3_128(byte_view(rows))
     digest.update(chunk_file(spec, len(rows)).tail())

@@ -1,4 +1,4 @@
-"""Checksums: XXH3-128 a file, in a form that `xxhsum -c` checks, and XXH3-64 a sample."""
+"""Checksums: XXH3-128 per file, in a form that `xxhsum -c` checks, and XXH3-64 per sample."""
 
 import os
 import re
@@ -22,9 +22,9 @@ _ZEROS = np.zeros(1 << 20, np.uint8)
 
 
 def file_digest(path: Path) -> str:
-    """XXH3-128 of a file in 32 hexadecimal digits, as `xxh128sum` prints it.
+    """XXH3-128 of a file as 32 hexadecimal digits, as `xxh128sum` prints it.
 
-    Raises FormatError if it is no regular file, OSError if it cannot be read.
+    Raises FormatError if it is not a regular file, OSError if it cannot be read.
     """
     digest = xxhash.xxh3_128()
     buffer = bytearray(READ_BYTES)
@@ -36,15 +36,15 @@ def file_digest(path: Path) -> str:
 
 
 def format_checksums(digests: Mapping[str, str]) -> bytes:
-    """The text of a checksum file: one `<digest>  <path>` line a file, sorted by path."""
+    """The text of a checksum file: one `<digest>  <path>` line per file, sorted by path."""
     return "".join(f"{digests[path]}  {path}\n" for path in sorted(digests)).encode()
 
 
 def read_checksums(path: Path) -> dict[str, str]:
     """Read a checksum file into {path: digest}.
 
-    Raises FormatError if it is missing, is not in the exact form that `format_checksums` writes, or
-    names a path outside its folder.
+    Raises FormatError if it is missing, differs from the exact form that `format_checksums` writes,
+    or names a path outside its folder.
     """
     try:
         text = read_metadata_file(path)
@@ -61,7 +61,7 @@ def read_checksums(path: Path) -> dict[str, str]:
         digests[match[2]] = match[1]
     if format_checksums(digests) != text:
         raise FormatError(
-            f"{path}: lines are doubled, out of order or not cut by newlines; {REMEDY}"
+            f"{path}: lines are repeated, out of order or not separated by newlines; {REMEDY}"
         )
     return digests
 
@@ -69,13 +69,13 @@ def read_checksums(path: Path) -> dict[str, str]:
 def is_inside(path: str) -> bool:
     """Whether a relative path stays below its folder: not absolute, no empty, `.` or `..` part.
 
-    Nor has it characters that do not print: no file of a pack does, and a NUL would end the path.
+    Unprintable characters are refused too: no file of a pack has any, and a NUL would end the path.
     """
     return path.isprintable() and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def update_zeros(digest, count: int) -> None:
-    """Feed `count` zero bytes to a hash."""
+    """Update a hash with `count` zero bytes."""
     while count > 0:
         part = min(count, _ZEROS.size)
         digest.update(_ZEROS[:part])
@@ -83,11 +83,11 @@ def update_zeros(digest, count: int) -> None:
 
 
 def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height: int) -> int:
-    """XXH3-64 of one sample, from the rows that belong to it.
+    """XXH3-64 of one sample, from its rows.
 
-    rows           for every array of the layout but `checksum`: its rows, C-contiguous; for an
-                   offset array the lengths (differences of neighbours, int64), so that the value
-                   does not depend on where in the pack the sample stands
+    rows           the sample's rows of every array of the layout except `checksum`, C-contiguous;
+                   of an offset array the lengths (differences of neighbours, int64), so that the
+                   value does not depend on the position of the sample in the pack
     stored_height  rows of a canvas from here on are zero and are not read
 
     The hash covers the bytes in the order of `layout.arrays`.

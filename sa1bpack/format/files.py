@@ -21,6 +21,7 @@ MAX_METADATA_BYTES = 1 << 28
 
 # Working names of an unfinished file or folder: always beside its final place, never read back.
 TEMPORARY_PREFIX = ".tmp-"
+_SET_ASIDE = TEMPORARY_PREFIX + "old-"
 
 
 def byte_view(array: np.ndarray) -> np.ndarray:
@@ -147,13 +148,72 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{secrets.token_hex(4)}")
 
 
-def remove_temporaries(folder: Path) -> list[Path]:
-    """Remove what a killed run left under working names in a folder; returns what was removed."""
-    removed = []
-    for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")):
+def remove_temporaries(folder: Path, keep: Path | None = None) -> list[Path]:
+    """Remove what a killed run left under working names in a folder, except `keep`.
+
+    Returns what was removed.
+    """
+    found = [path for path in sorted(folder.glob(TEMPORARY_PREFIX + "*")) if path != keep]
+    for path in found:
         remove_entry(path)
-        removed.append(path)
-    return removed
+    return found
+
+
+def put_in_place(folder: Path, final: Path) -> None:
+    """Give a complete folder a final name; whatever had that name is removed.
+
+    Readers, and whoever comes after a kill, find the old entry or the new one: the two exchange
+    their names in one step. Where the file system cannot do that (NFS, for one), the old entry is
+    renamed first, and renamed back if the second rename fails; after a kill between the two,
+    `restore_set_aside` puts it back.
+    """
+    if not (final.exists() or final.is_symlink()):
+        folder.rename(final)
+        flush_folder(final.parent)
+        return
+    old = folder
+    if not exchange(folder, final):
+        old = _set_aside(final)
+        final.rename(old)
+        try:
+            folder.rename(final)
+        except BaseException:
+            old.rename(final)
+            raise
+    flush_folder(final.parent)
+    remove_entry(old)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two entries of a file system exchange their names, atomically.
+
+    Returns False where the system or the file system cannot. Raises OSError if it fails.
+    """
+    if not hasattr(_libc, "renameat2"):
+        return False
+    if _libc.renameat2(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def restore_set_aside(folder: Path) -> None:
+    """Put back what a killed `put_in_place` set aside in a folder and did not replace."""
+    for path in sorted(folder.glob(_SET_ASIDE + "*")):
+        final = path.with_name(path.name.removeprefix(_SET_ASIDE))
+        if not (final.exists() or final.is_symlink()):
+            path.rename(final)
+            flush_folder(folder)
+
+
+def _set_aside(final: Path) -> Path:
+    """The working name of what `put_in_place` replaces; it tells the final one."""
+    path = final.with_name(_SET_ASIDE + final.name)
+    if path.exists() or path.is_symlink():  # of a killed run, and replaced
+        remove_entry(path)
+    return path
 
 
 def remove_entry(path: Path) -> None:
@@ -206,6 +266,12 @@ _libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
 )  # fmt: skip
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+if hasattr(_libc, "renameat2"):  # of Linux
+    _libc.renameat2.argtypes = (
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
+    )  # fmt: skip
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 

@@ -1,9 +1,9 @@
 """Where the pixels of an image lie in its bytes, for every layout.
 
-A *canvas* (fit "pad" and "squash") is a fixed number of bytes a sample, zero beyond the stored
-height and width. A *flat* image (fit "native") has no padding, and `image_offset` says where its
-bytes begin. Either holds one plane of interleaved RGB, or the planes Y, Cb and Cr one behind the
-other (I420), each chroma plane with half the rows and columns, rounded up.
+A *canvas* (fit "pad" and "squash") has a fixed number of bytes per sample, zero beyond the stored
+height and width. A *flat* image (fit "native") has no padding; `image_offset` says where its bytes
+start. Either holds one plane of interleaved RGB, or the planes Y, Cb and Cr in sequence (I420),
+each chroma plane with half the rows and columns, rounded up.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Plane:
     """One plane of an image.
 
     name    "rgb", "y", "cb" or "cr"
-    start   its first byte, counted from the image's own first byte
+    start   offset of its first byte from the first byte of the image
     stride  bytes from one row to the next
-    shape   stored rows and columns, and 3 for interleaved RGB: what is not padding
+    shape   stored rows and columns, without padding, and 3 for interleaved RGB
     """
 
     name: str
@@ -29,7 +29,7 @@ class Plane:
     shape: tuple[int, ...]
 
     def view(self, image: np.ndarray) -> np.ndarray:
-        """The stored pixels, `shape`, as a view of an image's own bytes (n,) uint8."""
+        """The stored pixels, `shape`, as a view of the bytes of an image, (n,) uint8."""
         strides = (self.stride, 3, 1) if len(self.shape) == 3 else (self.stride, 1)
         return np.ndarray(self.shape, np.uint8, image, self.start, strides)
 
@@ -40,7 +40,7 @@ def half(side):
 
 
 def image_nbytes(layout: Layout, height, width):
-    """Bytes that an image of stored height x width takes; ints, or arrays of one shape."""
+    """Number of bytes of an image of stored height x width; ints, or arrays of one shape."""
     if not layout.flat:
         height = width = layout.image_size
     if layout.pixels == "rgb":
@@ -49,7 +49,7 @@ def image_nbytes(layout: Layout, height, width):
 
 
 def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
-    """The planes of an image of stored height x width, in their order."""
+    """The planes of an image of stored height x width, in stored order."""
     rows, columns = (height, width) if layout.flat else (layout.image_size,) * 2
     if layout.pixels == "rgb":
         return (Plane("rgb", 0, columns * 3, (height, width, 3)),)
@@ -65,7 +65,7 @@ def image_planes(layout: Layout, height: int, width: int) -> tuple[Plane, ...]:
 def canvas_spans(layout: Layout, height: int) -> tuple[tuple[int, int], ...]:
     """(start, stop) byte ranges of a canvas that hold the rows of an image of stored `height`.
 
-    All bytes outside of them are zero, and holes on disk. Those of the full height are the whole.
+    All other bytes are zero, and holes on disk. For the full height the ranges cover the canvas.
     """
     planes = image_planes(layout, height, layout.image_size)
     return tuple((plane.start, plane.start + plane.shape[0] * plane.stride) for plane in planes)

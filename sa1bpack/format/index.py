@@ -1,7 +1,7 @@
-"""The index: one small Zarr group that finds any sample of a pack without opening its shards.
+"""The index: one small Zarr group that locates each sample of a pack without opening shards.
 
-It is memory-mapped and shared by every process, so a pack of 11 million samples opens at once and
-no Python object exists per sample.
+It is memory-mapped and shared by all processes, so a pack of 11 million samples opens at once, and
+there is no Python object per sample.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from sa1bpack.format.zarr_metadata import (
     group_metadata,
 )
 
-# In the index axis 0 of shard_offset counts shards; the others follow the pack's samples.
+# In the index, axis 0 of shard_offset counts shards; that of the others counts samples.
 INDEX_ARRAYS: tuple[ArraySpec, ...] = (
     array_spec("shard_offset", "<i8", ("shard_edge",), axis="sample", child_axis="sample"),
     array_spec("image_id", "<i8", ("sample",), axis="sample"),
@@ -40,7 +40,7 @@ INDEX_ARRAYS: tuple[ArraySpec, ...] = (
 class Index:
     """The arrays of an index, read-only memory maps; K shards, N samples in manifest order.
 
-    shard_offset  (K + 1,) int64  first sample of each shard, and N
+    shard_offset  (K + 1,) int64  first sample of each shard, then N
     image_id      (N,) int64      image ids in the order of the samples
     id_order      (N,) int64      stable argsort of image_id
     mask_offset   (N + 1,) int64  first mask of each sample, counted over the whole pack
@@ -53,7 +53,7 @@ class Index:
 
 
 def index_arrays(manifest: Manifest) -> dict[ArraySpec, int]:
-    """The arrays of the index of a pack with this manifest, and the rows of each."""
+    """The arrays of the index of a pack with this manifest → their number of rows."""
     return {spec: _index_rows(spec, manifest) for spec in INDEX_ARRAYS}
 
 
@@ -65,8 +65,8 @@ def _index_rows(spec: ArraySpec, manifest: Manifest) -> int:
 def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
     """Name of the index of these shards: `index-` and 8 hex digits of an XXH3-128.
 
-    It is taken over a line `<name> <digest of the shard's checksum file>` for each shard in order,
-    so another list or other contents have another index, and the same have the same.
+    It is computed over one line `<name> <digest of the shard's checksum file>` per shard, in order:
+    another list or other contents have another index name, and the same have the same.
     """
     digest = xxhash.xxh3_128()
     for shard in shards:
@@ -81,10 +81,10 @@ def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
 
 
 def build_index(root: Path, manifest: Manifest) -> str:
-    """Write the index of a manifest's shards unless it is there already; returns its name.
+    """Write the index of a manifest's shards unless it exists already; returns its name.
 
-    Shards are read one after the other: only the ids and offsets of the whole pack (24 bytes a
-    sample) are held at once. Raises FormatError if a shard's files are not as long as they must be.
+    Shards are read one after the other: memory holds only the ids and offsets of the whole pack (24
+    bytes per sample). Raises FormatError if a file of a shard does not have its exact length.
     """
     name = index_name(root, manifest.shards)
     final = Path(root) / name
@@ -148,10 +148,10 @@ def index_metadata(manifest: Manifest) -> dict[str, Any]:
 def open_index(root: Path, manifest: Manifest) -> Index:
     """Map the index of a pack, checking its metadata, file lengths and the ends of its offsets.
 
-    Raises FormatError naming the array, what was found and what is due.
+    Raises FormatError naming the array, what was found and what is expected.
     """
     if manifest.index is None:
-        raise FormatError(f"{root}: the manifest names no index; run the packer to its end")
+        raise FormatError(f"{root}: the manifest names no index; repeat the pack command")
     folder = Path(root) / manifest.index
     check_metadata(folder / METADATA_NAME, index_metadata(manifest))
     arrays = {}
@@ -165,10 +165,10 @@ def open_index(root: Path, manifest: Manifest) -> Index:
 
 
 def open_manifest_and_index(root: Path) -> tuple[Manifest, Index | None]:
-    """The manifest of a pack and the index that it names; None where there is no shard yet.
+    """The manifest of a pack and the index that it names; None if it lists no shard yet.
 
-    A packer may publish between reading the one and opening the other, and remove the older index:
-    then the newer state is opened. Raises as `read_manifest` and `open_index` do.
+    A packer may publish between reading the one and opening the other, and remove the older index.
+    The newer state is then opened. Raises as `read_manifest` and `open_index` do.
     """
     manifest = read_manifest(root)
     while manifest.shards:

@@ -1,4 +1,4 @@
-"""Whether the index of a pack holds what was written, and whether it is that of its shards."""
+"""Checks of the index of a pack: against its digests, and against the shards."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from sa1bpack.format.index import INDEX_ARRAYS, Index, index_name
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
 from sa1bpack.format.shard_reader import open_shard
 
-_BLOCK = 1 << 20  # rows of the index looked at together
+_BLOCK = 1 << 20  # rows of the index that are checked together
 
 
 def check_index(root: Path, manifest: Manifest, index: Index) -> None:
-    """Compare the mapped index with its digests; 24 bytes a sample are read.
+    """Compare the mapped index with its digests; reads 24 bytes per sample.
 
-    While a packer publishes, and after it was killed there, checksums.xxh128 may be that of another
-    index: then it is compared with the shards instead. Raises FormatError naming the array.
+    While a packer publishes, and after it was killed doing so, checksums.xxh128 may list another
+    index: this one is then compared with the shards. Raises FormatError naming the array.
     """
     listed = read_checksums(root / CHECKSUMS_NAME)
     paths = {spec: f"{manifest.index}/{spec.chunk_path}" for spec in INDEX_ARRAYS}
@@ -35,12 +35,12 @@ def check_index(root: Path, manifest: Manifest, index: Index) -> None:
 def check_against_shards(
     root: Path, manifest: Manifest, index: Index, damaged: frozenset[str | None] = frozenset()
 ) -> None:
-    """Check that the index is the one of these shards, leaving out those that are damaged."""
+    """Check that the index is that of these shards, skipping those that are damaged."""
     name = manifest.index
     if not damaged and name != (due := index_name(root, manifest.shards)):
         raise FormatError(
-            f"{root}: the manifest names {name}, but the index of its shards is {due}; run "
-            "the packer again to publish anew"
+            f"{root}: the manifest names {name}, but the index of its shards is {due}; repeat "
+            "the pack command, which publishes it again"
         )
     folder = root / name
     for spec in INDEX_ARRAYS:
@@ -70,7 +70,7 @@ def _check_order(folder: Path, index: Index) -> None:
         inside = rows.size == 0 or (rows.min() >= 0 and rows.max() < count)
         ids = index.image_id[rows] if inside else rows
         rising = (ids[1:] > ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] > rows[:-1]))
-        # Strictly rising (id, row) pairs: no row comes twice, so all rows are there.
+        # (id, row) pairs strictly increase: no row occurs twice, so every row occurs.
         if not (inside and rising.all()):
             raise FormatError(
                 f"{folder / 'id_order'}: not the stable argsort of image_id; {REMEDY}"

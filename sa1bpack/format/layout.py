@@ -1,11 +1,10 @@
-"""What a shard holds: the arrays of the format, their types, shapes and order.
+"""The arrays of a shard: their dtypes, shapes and order.
 
-This module is the one place where the arrays are written down; docs/format.md shows the same table
-and a test holds the two together. Axes are named, not numbered: a *sample* is one image, a *mask*
-one annotation of it, a *run* one stretch of equal pixels of a mask, an *image byte* one byte of an
-image that is stored without padding. Ragged data are flat along their own axis, and an offset array
-on the axis above says where each row's share begins. Where the pixels of an image lie in its bytes
-is in `image_place`.
+The arrays are defined here alone; docs/format.md shows the same table, and a test compares the two.
+Axes are named, not numbered: a *sample* is one image, a *mask* one annotation of an image, a *run*
+one stretch of equal pixels of a mask, an *image byte* one byte of an image that is stored without
+padding. Ragged data is flat along its own axis; an offset array on the axis above says where the
+part of each row starts. Where the pixels of an image lie in its bytes is defined in `image_place`.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.wording import brief
 
@@ -35,7 +35,7 @@ PIXELS = ("rgb", "yuv420")
 class Extent:
     """The length of a shard along each axis, or a position in it.
 
-    image_bytes stays 0 where images have a canvas each and so no axis of their own.
+    image_bytes stays 0 if each image has a canvas, and so no axis of its own.
     """
 
     samples: int = 0
@@ -59,12 +59,12 @@ class ArraySpec:
     """One array of a shard or of the index.
 
     name        folder of the array
-    dtype       little-endian numpy type
-    row_shape   shape of one row (axis 0 left out)
+    dtype       little-endian numpy dtype
+    row_shape   shape of one row, without axis 0
     dims        names of all dimensions, axis 0 first
     axis        what axis 0 counts
-    child_axis  of an offset array, the axis that it points into: it has one row more than its own
-                axis; row 0 is 0, and rows [k, k + 1] are where the share of row k begins and ends
+    child_axis  the axis that an offset array points into. It has one row more than its own axis;
+                row 0 is 0, and rows [k, k + 1] are where the part of row k starts and ends
     """
 
     name: str
@@ -86,7 +86,7 @@ class ArraySpec:
 
     @property
     def chunk_name(self) -> str:
-        """Name of the only chunk file in the array's folder: `c.0` and one `.0` a dimension."""
+        """Name of the only chunk file in the array's folder: `c`, and `.0` per dimension."""
         return "c" + ".0" * (1 + len(self.row_shape))
 
     @property
@@ -114,16 +114,16 @@ def array_spec(
 
 @dataclass(frozen=True)
 class Layout:
-    """The choices that fix what arrays a pack has and how wide their rows are.
+    """The choices that determine the arrays of a pack and the width of their rows.
 
     image_size  S, side of the stored image canvas in pixels; with "native" the longer side
-    mask_size   Sm, side of the mask grid in cells, a multiple of 8; without bits, of the grid that
-                a reader draws from the runs if it is not told another
-    fit         "pad" (aspect kept, top left of the canvas, the rest zero), "squash" (both sides S)
-                or "native" (as pad, without the canvas)
-    runs        exact full-resolution masks are stored as runs
+    mask_size   Sm, side of the mask grid in cells, a multiple of 8; without bits, the default size
+                of the grid that a reader draws from the runs
+    fit         "pad" (aspect ratio kept, top left of the canvas, the rest zero), "squash" (both
+                sides S) or "native" (as pad, without the canvas)
+    runs        whether exact full-resolution masks are stored as runs
     pixels      "rgb", or "yuv420": planes Y, Cb and Cr, the chroma at half the size
-    bits        masks are stored as bits of the grid
+    bits        whether masks are stored as bits of the grid
 
     Raises OptionError for a value that cannot be stored.
     """
@@ -136,15 +136,17 @@ class Layout:
     bits: bool = True
 
     def __post_init__(self):
-        _check_size("image_size", self.image_size, 1, MAX_IMAGE_SIZE)
-        _check_size("mask_size", self.mask_size, 8, MAX_MASK_SIZE)
+        for name, low, high in (
+            ("image_size", 1, MAX_IMAGE_SIZE), ("mask_size", 8, MAX_MASK_SIZE)
+        ):  # fmt: skip
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
         if self.mask_size % 8:
             raise OptionError(
-                f"mask_size is {self.mask_size}, but a row of mask bits is stored in whole bytes: "
+                f"mask_size is {self.mask_size}, but a row of mask bits is stored in full bytes: "
                 "choose a multiple of 8"
             )
-        _check_choice("fit", self.fit, FITS)
-        _check_choice("pixels", self.pixels, PIXELS)
+        choice("fit", self.fit, FITS)
+        choice("pixels", self.pixels, PIXELS)
         for name in ("bits", "runs"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} is {getattr(self, name)!r}: choose True or False")
@@ -153,12 +155,12 @@ class Layout:
         if self.pixels == "yuv420" and not self.flat and self.image_size % 2:
             raise OptionError(
                 f"image_size is {self.image_size}, but a canvas of yuv420 pixels has chroma of "
-                "half its size: choose an even one, or fit native"
+                "half its size: choose an even number, or the fit native"
             )
 
     @property
     def flat(self) -> bool:
-        """Whether images are stored one behind the other, each of its own size (fit "native")."""
+        """Whether images are stored in sequence, each of its own size (fit "native")."""
         return self.fit == "native"
 
     @property
@@ -167,14 +169,14 @@ class Layout:
         return _shard_arrays(self)
 
     def array(self, name: str) -> ArraySpec:
-        """The array of that name. Raises KeyError with the names there are."""
+        """The array of that name. Raises KeyError naming the arrays."""
         for spec in self.arrays:
             if spec.name == name:
                 return spec
         raise KeyError(f"{name!r}; the arrays are {', '.join(s.name for s in self.arrays)}")
 
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
-        """The rows that each array has in a shard of the given extent."""
+        """The number of rows of each array in a shard of the given extent."""
         return {spec: spec.rows(extent) for spec in self.arrays}
 
     def to_json(self) -> dict[str, Any]:
@@ -183,10 +185,10 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: Any, where: str = "layout") -> "Layout":
-        """Read a stored layout; `where` is named in the message.
+        """Read a stored layout; messages start with `where`.
 
         Raises FormatError for a missing or unknown key and for a value that cannot be used. A
-        layout decides what the bytes mean, so an unknown key is never skipped.
+        layout decides what the bytes mean, so an unknown key is never ignored.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(data, dict) or set(data) != set(names):
@@ -195,20 +197,17 @@ class Layout:
                 f"{where}: a layout has the keys {sorted(names)}, found {found}; the pack is "
                 "damaged or needs a newer sa1bpack"
             )
+        for field in dataclasses.fields(cls):
+            value = data[field.name]
+            if type(value) is not type(field.default) or brief(value) != repr(value):  # too long
+                raise FormatError(
+                    f"{where}: {field.name} is {brief(value)}; the pack is damaged or needs a "
+                    "newer sa1bpack"
+                )
         try:
             return cls(**data)
         except OptionError as error:
             raise FormatError(f"{where}: {error}, or read it with a newer sa1bpack") from None
-
-
-def _check_size(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name} is {brief(value)}: choose a whole number from {low} to {high}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionError(f"{name} is {brief(value)}: choose one of {', '.join(choices)}")
 
 
 _BOX = ("mask", "xywh")
@@ -220,7 +219,7 @@ def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     per_sample = (
         *_image_arrays(layout),
         array_spec("image_id", "<i8", ("sample",), axis="sample"),
-        # UTF-8, zeros behind; view as S64
+        # UTF-8, padded with zeros; view as S64
         array_spec("file_name", "|u1", ("sample", "byte"), (FILE_NAME_BYTES,), axis="sample"),
         # pixels: source height, source width, stored height, stored width
         array_spec("size", "<i4", ("sample", "height_width"), (4,), axis="sample"),
@@ -263,7 +262,7 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
             array_spec(
                 "image_offset", "<i8", ("sample_edge",), axis="sample", child_axis="image_byte"
             ),
-            # the images' own bytes one behind the other, see image_place
+            # the bytes of the images in sequence, see image_place
             array_spec("image", "|u1", ("image_byte",), axis="image_byte"),
         )
     if layout.pixels == "yuv420":
@@ -275,8 +274,8 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     return (array_spec("image", "|u1", dims, shape, axis="sample"),)
 
 
-# Bits of number_types: set where the JSON wrote the number as an integer, so that the original
-# annotation can be written out again. The last one is about the counts text, not about a number.
+# Bits of number_types: set if the JSON wrote the number as an integer, so that the original
+# annotation can be exported again. The last bit is about the text of counts, not about a number.
 NUMBER_TYPE_BITS: dict[str, tuple[int, ...]] = {
     "bbox": (0, 1, 2, 3),
     "area": (4,),

@@ -1,4 +1,4 @@
-"""The manifest: what a pack holds, in one JSON file that is replaced as a whole."""
+"""The manifest: what a pack holds, in one JSON file that is replaced atomically."""
 
 import re
 from collections import Counter
@@ -24,14 +24,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of one shard.
+    """The entry of one shard in the manifest.
 
     name         folder under shards/
-    source       name of the tar or folder it was made from
-    part         which part of that source, from 0
+    source       name of the tar or folder that it was packed from
+    part         number of the part of that source, from 0
     samples, masks, runs, image_bytes   the shard's extent
     annotations  masks in the JSON records, before filtering and capping
-    bytes        size of all chunk files together
+    bytes        total size of its chunk files
     """
 
     name: str
@@ -75,7 +75,7 @@ def make_manifest(
     sources: Sequence[dict[str, Any]],
     counts: dict[str, Any],
 ) -> Manifest:
-    """A manifest of these shards, in this order, with the totals filled in and no index yet."""
+    """A manifest of these shards, in this order, with totals and without an index."""
     return Manifest(
         complete=complete,
         layout=layout,
@@ -89,7 +89,7 @@ def make_manifest(
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The text of manifest.json. Same manifest, same bytes."""
+    """The bytes of manifest.json; equal for equal manifests."""
     return canonical_json(msgspec.to_builtins(manifest))
 
 
@@ -99,11 +99,11 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Read and check the whole manifest of a pack.
+    """Read and check the manifest of a pack.
 
-    Raises NotAPack if there is none, FormatError if it is lost or not what docs/format.md demands,
-    VersionError if a newer major version wrote it, OSError if it cannot be read. Keys that a newer
-    minor version added are ignored.
+    Raises NotAPack if the folder is not a pack, FormatError if the manifest of a pack is missing or
+    breaks a rule of docs/format.md, VersionError if a newer major version wrote it, OSError if it
+    cannot be read. Keys that a newer minor version added are ignored.
     """
     path = Path(root) / MANIFEST_NAME
     try:
@@ -123,30 +123,30 @@ def read_manifest(root: Path) -> Manifest:
 
 
 def without_manifest(root: Path) -> FormatError:
-    """The error of a folder without a manifest: NotAPack, unless it is a pack that has lost it."""
+    """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
     if not root.exists():
-        return NotAPack(f"{root}: no pack, there is no such folder; check the path")
+        return NotAPack(f"{root}: not a pack: the folder does not exist; check the path")
     if (root / SHARDS_NAME).is_dir():
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
     for folder in root.absolute().parents:
         if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
-            return NotAPack(f"{root}: no pack, but a part of the pack {folder}; name that")
+            return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
     if not root.is_dir():
-        return NotAPack(f"{root}: no pack, but a file; name the folder of a pack")
+        return NotAPack(f"{root}: not a pack, but a file; name the folder of a pack")
     return NotAPack(
-        f"{root}: no pack, it holds no {MANIFEST_NAME}; name the folder that a pack was written to"
+        f"{root}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was written to"
     )
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a folder at the top of a pack bears the name of an index."""
+    """Whether the name of a folder at the top of a pack is that of an index."""
     return _INDEX.fullmatch(name) is not None
 
 
 def check_version(data: Any, path: Path) -> None:
-    """Check `format` and `version` of a decoded manifest before anything else of it is trusted."""
+    """Check `format` and `version` of a decoded manifest before anything else in it is trusted."""
     if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
-        raise FormatError(f'{path}: no "format": "{FORMAT_NAME}" in it; this is not a pack')
+        raise FormatError(f'{path}: it lacks "format": "{FORMAT_NAME}"; this is not a pack')
     version = data.get("version")
     if not (
         isinstance(version, list) and len(version) == 2 and all(type(n) is int for n in version)
@@ -160,10 +160,10 @@ def check_version(data: Any, path: Path) -> None:
 
 
 def check_shard_name(name: str, where: str) -> None:
-    """Check that a shard's name is one plain folder name below shards/.
+    """Check that a shard's name is a plain folder name.
 
-    Raises FormatError for a name that is empty, too long, starts with "." or "__" (working names
-    and Zarr's own), or holds a slash, a backslash or a control character.
+    Raises FormatError for a name that is empty or too long, starts with "." or "__" (working names
+    and names reserved by Zarr), or has a slash, a backslash or a control character.
     """
     bad = (
         not name
@@ -173,13 +173,13 @@ def check_shard_name(name: str, where: str) -> None:
     )
     if bad:
         raise FormatError(
-            f"{where}: {brief(name)} cannot be a shard's name: 1 to {MAX_NAME_BYTES} bytes of "
+            f"{where}: {brief(name)} cannot be the name of a shard: 1 to {MAX_NAME_BYTES} bytes of "
             'printable characters without "/" and "\\", not starting with "." or "__"'
         )
 
 
 def _check_manifest(manifest: Manifest, path: Path) -> None:
-    """Checks that types alone do not give: names, totals."""
+    """Check what types alone do not: names and totals."""
     names = [shard.name for shard in manifest.shards]
     for name in names:
         check_shard_name(name, str(path))

@@ -1,4 +1,4 @@
-"""What a check of a pack finds."""
+"""The findings of a check of a pack."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from sa1bpack.format.array_reader import REMEDY
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. What mends damage is the same for all: `sa1bpack repair`.
+    """One problem of a pack. The remedy for all damage is `sa1bpack repair`.
 
-    what       what was found and what is due
+    what       what was found and what is expected
     shard      name of the shard; None for the pack's own files
-    array      name of the array, if one is meant
-    sample     row of the sample in its shard, if one is meant
+    array      name of the array, if the problem is in one
+    sample     row of the sample in its shard, if the problem is in one
     image_id   its id, as far as it can be read
     file_name  its file name, as far as it can be read
-    extra      something is there that is no part of the pack; nothing of the pack is damaged by it
-    denied     this user may not read a file or folder; whether it is damaged is not known
+    extra      a file that does not belong to the pack; the pack itself is not damaged by it
+    denied     this user may not read a file or folder; whether it is damaged is unknown
     """
 
     what: str
@@ -42,14 +42,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a check: problems in the order found, and how much was looked at.
+    """The result of a check: problems in the order found, and how much was checked.
 
-    counts    shards, samples, masks, files (those whose digest was compared) and bytes (of all
-              chunk files); whole shards that the manifest does not list yet are counted too
-    notes     what a run in progress or a killed one leaves, which is no damage; the next run of the
-              packer settles it
-    complete  the manifest's word: every source was packed to its end; None if the manifest is
-              damaged, which leaves nothing to check by
+    counts    shards, samples, masks, files (whose digest was compared) and bytes (of all chunk
+              files), including complete shards that the manifest does not list yet
+    notes     what is not damage: what a packer that is running or was killed left behind, which its
+              next run settles; sources and image ids that the pack holds more than once
+    complete  whether every source was packed to its end, by the manifest; None if the manifest is
+              damaged, so that nothing else can be checked
     """
 
     problems: tuple[Problem, ...]
@@ -59,12 +59,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 def reason_of(error: FormatError | OSError) -> str:
-    """Why something of a pack cannot be read, in words."""
+    """Why a part of a pack cannot be read, as a text."""
     if isinstance(error, OSError):
         return f"{error.filename}: cannot be read: {error.strerror}"
     return str(error)
@@ -82,7 +82,7 @@ class Findings:
     def add(self, what: str, **place) -> None:
         """Add a problem, once; `place` holds the other fields of Problem.
 
-        Several parts of a check come upon the same file, and say the same of it.
+        Several parts of a check can find the same problem in the same file.
         """
         problem = Problem(what.removesuffix(f"; {REMEDY}"), **place)
         said = (problem.what, problem.shard, problem.sample)
@@ -92,7 +92,7 @@ class Findings:
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:
-        """Turn a FormatError or OSError in the block into a problem; the rest of it is left out."""
+        """Turn a FormatError or OSError into a problem; it ends the block."""
         try:
             yield
         except (FormatError, OSError) as error:

@@ -1,5 +1,6 @@
 """Publishing a pack: index, manifest and checksums, each whole or absent, in a safe order."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,12 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, format_checks
 from sa1bpack.format.files import (
     flush_folder,
     make_folder,
+    put_in_place,
+    remove_entry,
     remove_published,
     remove_temporaries,
     replace_file,
+    temporary_beside,
 )  # fmt: skip
 from sa1bpack.format.index import build_index, index_arrays
 from sa1bpack.format.manifest import (
@@ -34,8 +38,11 @@ from sa1bpack.format.zarr_metadata import (
 REJECTS_NAME = "rejects.jsonl"
 
 
-def publish(root: Path, manifest: Manifest) -> Manifest:
+def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> Manifest:
     """Make a pack's published shards visible as one data set; returns the manifest with its index.
+
+    rebuild_index
+        Write the index also if it exists: it may be damaged, and is replaced in one step.
 
     The order makes a kill harmless at any point: group metadata, the new index under its own name,
     manifest and checksums, and only then the removal of older indexes. The rename of the manifest
@@ -53,13 +60,33 @@ def publish(root: Path, manifest: Manifest) -> Manifest:
         flush_folder(folder)
     _replace_if_other(root / METADATA_NAME, canonical_json(root_metadata()))
     _replace_if_other(root / SHARDS_NAME / METADATA_NAME, canonical_json(group_metadata()))
-    index = build_index(root, manifest) if manifest.shards else None
+    index = None
+    if manifest.shards:
+        index = (_rebuild_index if rebuild_index else build_index)(root, manifest)
     manifest = msgspec.structs.replace(manifest, index=index)
     steps = (_write_checksums, write_manifest)
     for step in steps if manifest.complete else reversed(steps):
         step(root, manifest)
     remove_old_indexes(root, index)
     return manifest
+
+
+def _rebuild_index(root: Path, manifest: Manifest) -> str:
+    """As `build_index`, but write the index even if it exists, and put it in place in one step.
+
+    It is built in a folder of its own, which has a link to the shards.
+    """
+    staging = temporary_beside(root / "index")
+    staging.mkdir()
+    try:
+        (staging / SHARDS_NAME).symlink_to((root / SHARDS_NAME).absolute())
+        name = build_index(staging, manifest)
+        put_in_place(staging / name, root / name)
+        remove_entry(staging)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return name
 
 
 def _write_checksums(root: Path, manifest: Manifest) -> None:
@@ -85,13 +112,13 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
     return paths
 
 
-def remove_stale(root: Path) -> list[Path]:
-    """Remove working files and folders that a killed run left; returns what was removed.
+def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
+    """Remove working files and folders that a killed run left, except `keep`; returns them.
 
     For the one process that holds the pack's lock: it would remove a running packer's too.
     """
     root = Path(root)
-    return remove_temporaries(root) + remove_temporaries(root / SHARDS_NAME)
+    return remove_temporaries(root, keep) + remove_temporaries(root / SHARDS_NAME)
 
 
 def scan_shards(root: Path) -> list[ShardEntry]:

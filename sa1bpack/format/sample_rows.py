@@ -1,4 +1,4 @@
-"""One sample on its way into a shard: checked rows, its extent and its checksum."""
+"""One sample to be written to a shard: its checked rows, extent and checksum."""
 
 from collections.abc import Mapping
 
@@ -9,22 +9,22 @@ from sa1bpack.format.checksums import rows_checksum
 from sa1bpack.format.image_place import image_nbytes
 from sa1bpack.format.layout import ArraySpec, Extent, Layout
 
-# The rows of one sample by array name: per-sample arrays as the bare row or with a leading 1,
-# per-mask arrays (m, ...), run_ends (r,), run_offset (m + 1,) from 0 on; a flat image as its bytes
-# (n,). image_offset, mask_offset and checksum follow from the others and are not given. Rows of a
-# canvas below the stored height are not read.
+# The rows of one sample by array name: per-sample arrays as the bare row or with a leading axis of
+# 1, per-mask arrays (m, ...), run_ends (r,), run_offset (m + 1,) starting at 0, and a flat image as
+# its bytes (n,). image_offset, mask_offset and checksum follow from the others and are absent. Rows
+# of a canvas below the stored height are not read.
 Sample = Mapping[str, np.ndarray]
 
 
 def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
-    """The rows of one sample, each of its array's exact type and shape, offsets as lengths.
+    """The rows of one sample, with the exact dtype and shape of each array, offsets as lengths.
 
-    Returns C-contiguous (n, *row_shape) arrays for all arrays but `checksum`, views of the given
-    ones where those are contiguous. Offset arrays become lengths: mask_offset (1,) int64 with the
-    number of masks, image_offset (1,) with the bytes of the image, run_offset (m,) int64 with the
+    Returns C-contiguous (n, *row_shape) arrays for all arrays except `checksum`, as views where the
+    input is contiguous. Offset arrays become lengths: mask_offset (1,) int64, the number of masks;
+    image_offset (1,) int64, the number of bytes of the image; run_offset (m,) int64, the number of
     runs of each mask.
 
-    Raises OptionError for a missing array, another type or shape, or offsets that do not fit.
+    Raises OptionError for a missing array, another dtype or shape, or inconsistent offsets.
     """
     extent = sample_extent(layout, sample)
     rows = {}
@@ -42,19 +42,19 @@ def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
 
 
 def finished_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
-    """`checked_rows` and their `checksum`, (1,) uint64: all that a shard stores of a sample."""
+    """`checked_rows` and their `checksum`, (1,) uint64: everything a shard stores of a sample."""
     rows = checked_rows(layout, sample)
     checksum = rows_checksum(layout, rows, stored_height(rows))
     return {**rows, "checksum": np.array([checksum], np.uint64)}
 
 
 def stored_height(rows: Mapping[str, np.ndarray]) -> int:
-    """Rows of pixels that are stored; a canvas is zero from there on."""
+    """Number of stored rows of pixels; a canvas is zero from there on."""
     return int(rows["size"][0, 2])
 
 
 def sample_extent(layout: Layout, sample: Sample) -> Extent:
-    """How far one sample, or its checked rows, move the position in its shard."""
+    """The extent of one sample, or of its checked rows, along each axis of a shard."""
     return Extent(
         samples=1,
         masks=len(_given(sample, "annotation_id")),
@@ -66,8 +66,8 @@ def sample_extent(layout: Layout, sample: Sample) -> Extent:
 def sample_checksum(layout: Layout, sample: Sample) -> int:
     """The XXH3-64 that a shard stores for a sample (docs/format.md, "Checksum of a sample").
 
-    It covers every array but `checksum`, offsets as lengths, so it says nothing about the position.
-    Raises OptionError as `checked_rows` does.
+    It covers every array except `checksum`, with offsets as lengths, so it does not depend on the
+    position of the sample. Raises OptionError as `checked_rows` does.
     """
     return int(finished_rows(layout, sample)["checksum"][0])
 
@@ -80,7 +80,7 @@ def _given(sample: Sample, name: str) -> np.ndarray:
 
 
 def _rows(spec: ArraySpec, value: np.ndarray, extent: Extent) -> np.ndarray:
-    """`value` as (n, *row_shape), where a single sample's row may come without the leading 1."""
+    """`value` as (n, *row_shape); a per-sample row may lack the leading axis of 1."""
     if spec.axis == "sample" and value.shape == spec.row_shape:
         value = value[None]
     shape = (extent.along(spec.axis), *spec.row_shape)
@@ -89,14 +89,14 @@ def _rows(spec: ArraySpec, value: np.ndarray, extent: Extent) -> np.ndarray:
 
 
 def _lengths(spec: ArraySpec, offsets: np.ndarray, extent: Extent) -> np.ndarray:
-    """Differences of a sample's local offsets, which begin at 0 and end at its last row."""
+    """Differences of a sample's local offsets, which start at 0 and end at its last row."""
     _check(spec, offsets, (extent.along(spec.axis) + 1,))
     lengths = np.diff(offsets)
     last = extent.along(spec.child_axis)
     if offsets[0] != 0 or offsets[-1] != last or (lengths < 0).any():
         raise OptionError(
-            f"{spec.name} of a sample runs from {offsets[0]} to {offsets[-1]}: it must rise from 0 "
-            f"to the {last} rows of axis {spec.child_axis!r}"
+            f"{spec.name} of a sample runs from {offsets[0]} to {offsets[-1]}: it must be "
+            f"non-decreasing from 0 to {last}, the rows of axis {spec.child_axis!r}"
         )
     return lengths
 
@@ -104,7 +104,7 @@ def _lengths(spec: ArraySpec, offsets: np.ndarray, extent: Extent) -> np.ndarray
 def _check(spec: ArraySpec, value: np.ndarray, shape: tuple[int, ...]) -> None:
     if value.dtype != spec.dtype or value.shape != shape:
         raise OptionError(
-            f"{spec.name} of a sample is {value.dtype} {value.shape}: the layout asks for "
+            f"{spec.name} of a sample is {value.dtype} {value.shape}: the layout requires "
             f"{spec.dtype} {shape}"
         )
 

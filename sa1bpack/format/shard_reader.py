@@ -1,4 +1,4 @@
-"""Reading a shard: everything is checked before the first view, then arrays are memory maps."""
+"""Reading a shard: everything is checked before the first view; arrays are memory maps."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metad
 
 
 class _ShardAttributes(msgspec.Struct, kw_only=True):
-    """The attributes that every shard has; the packer may add others."""
+    """The attributes of every shard; the packer may add others."""
 
     format: tuple[Count, Count]
     source: str
@@ -42,11 +42,11 @@ class Shard:
 
     folder      its folder
     layout      its Layout
-    extent      its numbers of samples, masks and runs
-    attributes  all attributes of its group, the packer's own (such as rejects) included
-    entry       what the manifest says, or should say, of it
+    extent      its numbers of samples, masks, runs and image bytes
+    attributes  all attributes of its group, including those of the packer (such as rejects)
+    entry       its entry in the manifest, as it must be
 
-    Views stay valid as long as they live, also after the shard object is gone. Pickles to its path.
+    Views stay valid after the shard object is gone. Pickles to its path.
     """
 
     def __init__(self, folder: Path, layout: Layout, attributes: dict[str, Any], entry: ShardEntry):
@@ -58,7 +58,7 @@ class Shard:
         self._arrays: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The array of that name, all rows. Raises KeyError with the names there are."""
+        """All rows of the array of that name. Raises KeyError naming the arrays."""
         if name not in self._arrays:
             spec = self.layout.array(name)
             self._arrays[name] = map_array(self.folder, spec, spec.rows(self.extent))
@@ -74,11 +74,11 @@ class Shard:
         return open_shard, (self.folder, self.layout)
 
     def sample(self, row: int) -> dict[str, np.ndarray]:
-        """Views of all rows that belong to one sample, by array name.
+        """Views of all rows of one sample, by array name.
 
-        Per-sample arrays come without their first axis, per-mask and run arrays with it. Offsets
-        are those of the shard, one more than the sample's rows: for mask_offset (2,), for
-        run_offset (m + 1,). Raises IndexError for a row that is not in 0 .. samples - 1.
+        Per-sample arrays lack their first axis, per-mask and run arrays keep it. Offsets are those
+        of the shard, one more than the rows of the sample: mask_offset (2,), run_offset (m + 1,).
+        Raises IndexError for a row outside 0 .. samples - 1.
         """
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
@@ -96,7 +96,7 @@ class Shard:
         return views
 
     def image_range(self, row: int) -> tuple[int, int]:
-        """First byte of one sample's image in the chunk file of `image`, and one past the last."""
+        """Byte range [start, stop) of one sample's image in the chunk file of `image`."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {self.folder}, which has {len(self)} samples")
         if self.layout.flat:
@@ -106,12 +106,12 @@ class Shard:
         return row * nbytes, (row + 1) * nbytes
 
     def planes(self, row: int) -> dict[str, np.ndarray]:
-        """The stored pixels of one sample, without any padding: views of its planes by name.
+        """The stored pixels of one sample, without padding: views of its planes by name.
 
-        {"rgb": (h, w, 3)}, or {"y": (h, w), "cb": (h / 2, w / 2), "cr": the same}, halves rounded
-        up; all uint8. `sa1bpack.pixels.yuv420_to_rgb` converts the latter. Raises IndexError for a
-        row that is not in 0 .. samples - 1, FormatError if the image has not as many bytes as its
-        size takes.
+        {"rgb": (h, w, 3)}, or {"y": (h, w), "cb": (h / 2, w / 2), "cr": the same} with halves
+        rounded up; all uint8. `sa1bpack.pixels.yuv420_to_rgb` converts the latter. Raises
+        IndexError for a row outside 0 .. samples - 1, FormatError if the number of bytes of the
+        image does not follow from its size.
         """
         start, stop = self.image_range(row)
         height, width = self["size"][row, 2:].tolist()
@@ -129,15 +129,15 @@ class Shard:
 def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True) -> Shard:
     """Open a shard, checking everything that can be checked without reading its data.
 
-    That is: the group's attributes, the metadata of every array against the layout, the exact
-    length of every chunk file, and the first and last of every offset array.
+    These are the attributes of the group, the metadata of every array against the layout, the exact
+    length of every chunk file, and the first and last offset of every offset array.
 
-    layout  the pack's layout; a shard of another one is refused
-    deep    False: of the metadata only the group's, which repeats that of all arrays. No memory
-            map depends on the others, and a shard opens with 1 small file read instead of 19
+    layout  the layout of the pack; a shard with another layout is refused
+    deep    False: read only the metadata of the group, which repeats that of all arrays. No memory
+            map depends on the rest, and opening reads 1 small file instead of 19
 
-    Raises FormatError naming the file, what was found and what is due; VersionError for a shard of
-    a newer major version.
+    Raises FormatError naming the file, what was found and what is expected; VersionError for a
+    shard of a newer major version.
     """
     folder = Path(folder)
     path = folder / METADATA_NAME
@@ -170,14 +170,14 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
 
 
 def _read_attributes(path: Path) -> dict[str, Any]:
-    """The attributes of a shard's group; the rest of its zarr.json is checked once they are."""
+    """The attributes of a shard's group; the rest of its zarr.json is checked after them."""
     metadata = read_metadata(path)
     try:
         attributes = metadata["attributes"]["sa1bpack"]
     except (KeyError, TypeError):
         attributes = None
     if not isinstance(attributes, dict):
-        raise FormatError(f"{path}: not a Zarr group with the attributes sa1bpack; {REMEDY}")
+        raise FormatError(f"{path}: not a Zarr group with sa1bpack's attributes; {REMEDY}")
     return attributes
 
 

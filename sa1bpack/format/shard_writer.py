@@ -1,7 +1,7 @@
-"""Writing a shard: one process appends samples to it, and publishes it.
+"""Writing a shard: one process appends samples to it and publishes it.
 
-The working folder has a temporary name beside the final one. It gets its final name by one rename,
-after every byte of it was flushed, so whatever bears a final name is whole.
+The working folder has a temporary name beside the final one. It is renamed after every byte in it
+was flushed, so whatever has a final name is complete.
 """
 
 import secrets
@@ -30,33 +30,33 @@ from sa1bpack.format.zarr_metadata import (
     group_metadata,
 )
 
-# Attributes of a shard that the writer fills in itself.
+# Attributes that the writer sets itself.
 _OWN_ATTRIBUTES = (
     "format", "layout", "samples", "masks", "runs", "image_bytes", "annotations"
 )  # fmt: skip
 
 
 class ShardWriter:
-    """One unpublished shard: samples are appended to it, then it is published or discarded.
+    """An unpublished shard: samples are appended to it, then it is published or discarded.
 
-    A context manager that discards what was not published. For one thread at a time.
+    A context manager that discards the shard unless it was published. For one thread at a time.
     """
 
     def __init__(self, shards_dir: Path, name: str, layout: Layout):
-        """Make the working folder of shard `name` with empty chunk files in it.
+        """Create the working folder of the shard `name`, with empty chunk files.
 
-        Raises PackError if a shard of that name is there already, FormatError for a name that
-        cannot be a folder, OSError if the folder cannot be made.
+        Raises PackError if a shard of that name exists, FormatError for a name that a shard cannot
+        have, OSError if the folder cannot be created.
         """
         check_shard_name(name, "new shard")
         self.name = name
         self.layout = layout
         self.extent = Extent()
         self._annotations = 0
-        self._torn = False  # an append did not come to its end
+        self._torn = False  # an append has not been completed
         self._final = Path(shards_dir) / name
         if self._final.exists():
-            raise PackError(f"{self._final}: there is a shard already; remove it to pack it again")
+            raise PackError(f"{self._final}: the shard exists already; remove it to pack it again")
         self.folder = self._final.with_name(f"{TEMPORARY_PREFIX}{name}-{secrets.token_hex(4)}")
         self._files: dict[ArraySpec, AppendFile] = {}
         try:
@@ -73,8 +73,8 @@ class ShardWriter:
     def append(self, rows: Mapping[str, np.ndarray]) -> None:
         """Write the `finished_rows` of the next sample; the arrays may change afterwards.
 
-        Of a canvas only the rows that hold the image are read: the rest is zero, and a hole on
-        disk. Raises OSError, naming the file, if the disk fails; then nothing can be published.
+        Only the rows of a canvas that hold the image are read; the rest is zero, and a hole on
+        disk. Raises OSError naming the file if the disk fails; the shard can then not be published.
         """
         self._torn = True
         for spec, file in self._files.items():
@@ -100,15 +100,16 @@ class ShardWriter:
     def publish(self, attributes: dict[str, Any]) -> ShardEntry:
         """Complete the shard, flush it and give it its final name; returns its manifest entry.
 
-        attributes  JSON data for the group's attributes; needs "source" (str) and "part" (int)
+        attributes  JSON data for the attributes of the group; "source" (str) and "part" (int) are
+                    required
 
-        Raises OptionError for attributes that are missing or are the format's own, FormatError if
-        an `append` before did not come to its end, OSError if writing fails. The shard does not
-        exist after an error, unless only the last flush, after the rename, failed.
+        Raises OptionError for missing attributes and for names reserved by the format, FormatError
+        if an earlier `append` was not completed, OSError if writing fails. After an error the shard
+        does not exist, unless only the last flush, after the rename, failed.
         """
         _check_attributes(attributes)
         if self._torn:
-            raise FormatError(f"{self.folder}: a sample is there in part; pack this part again")
+            raise FormatError(f"{self.folder}: a sample was written in part; pack this part again")
         extent = self.extent
         entry = ShardEntry(
             name=self.name, source=attributes["source"], part=attributes["part"],
@@ -150,7 +151,7 @@ class ShardWriter:
     def discard(self) -> None:
         """Remove the working folder; does nothing after publication.
 
-        What cannot be removed just now, on a disk that fails, the next run removes.
+        What a failing disk keeps from being removed, the next run removes.
         """
         self._close()
         if self.folder != self._final:
@@ -167,16 +168,16 @@ class ShardWriter:
         self.discard()
 
 
-def _finish(file: AppendFile, form: ChunkFile) -> str:
+def _finish(file: AppendFile, sizes: ChunkFile) -> str:
     """Complete a chunk file with its zero rows and its shard index; returns its digest."""
-    zeros = form.padded_bytes - form.data_bytes
+    zeros = sizes.padded_bytes - sizes.data_bytes
     file.skip(zeros)
-    file.append(np.frombuffer(form.tail(), np.uint8)[zeros:])
+    file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
     return file.finish()
 
 
 def shard_bytes(layout: Layout, extent: Extent) -> int:
-    """Bytes of a shard's chunk files together, holes included."""
+    """Total bytes of the chunk files of a shard, including holes."""
     arrays = layout.array_rows(extent)
     return sum(chunk_file(spec, rows).file_bytes for spec, rows in arrays.items())
 
@@ -185,9 +186,9 @@ def _check_attributes(attributes: dict[str, Any]) -> None:
     part, source = attributes.get("part"), attributes.get("source")
     if not isinstance(source, str) or isinstance(part, bool) or not isinstance(part, int):
         raise OptionError(
-            f"a shard needs the attributes source (text) and part (whole number), found "
+            f"a shard needs the attributes source (string) and part (whole number), found "
             f"source={source!r}, part={part!r}"
         )
     taken = sorted(set(attributes) & set(_OWN_ATTRIBUTES))
     if taken:
-        raise OptionError(f"the attributes {taken} of a shard are the format's own: rename them")
+        raise OptionError(f"the attributes {taken} are reserved by the format: rename them")

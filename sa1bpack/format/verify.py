@@ -1,19 +1,21 @@
-"""Checking a whole pack against its checksums and against docs/format.md.
+"""Checking a pack against its checksums and against docs/format.md.
 
-What a run in progress or a killed one leaves is no damage: docs/format.md, "Publication", says what
-a check then notes instead.
+What a packer that is running or was killed leaves behind is not damage: docs/format.md,
+"Publication", says what a check notes instead.
 
 full    every file and every sample
-quick   structure, exact sizes, shard indexes, and the digests of all files but those of
-        HEAVY_ARRAYS, which are more than 99 of 100 bytes
+quick   structure, exact sizes, shard indexes, and the digests of all files except those of
+        HEAVY_ARRAYS, which hold more than 99% of the bytes
 """
 
 from collections.abc import Callable, Set
 from pathlib import Path
 
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
 from sa1bpack.format.layout import FORMAT_VERSION
@@ -37,17 +39,18 @@ Progress = Callable[[int, int], None]
 
 
 def verify(root: Path, quick: bool = False, progress: Progress | None = None) -> Report:
-    """Check a pack and report all that is wrong; damage is reported, never raised.
+    """Check a pack and report every problem; damage is reported, never raised.
 
-    quick     leave out the pixels, mask bits and runs (see the module's docstring)
-    progress  called as progress(bytes done, bytes in all), after each sample or shard
+    root      folder of the pack
+    quick     skip the pixels, mask bits and runs (see the docstring of the module)
+    progress  called as progress(bytes done, total bytes), after each sample or shard
 
-    A pack may be checked while a packer works on it. Names that begin with "." at the top and under
-    shards/ are a packer's working files and are not looked at. Raises FormatError only if there is
-    no manifest to begin with (NotAPack if nothing else of a pack is there either), VersionError for
-    a pack of another major version, and OSError if the manifest cannot be read.
+    A pack may be checked while a packer works on it. Names that start with "." at the top and under
+    shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
+    is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
+    another major version, OSError if the manifest cannot be read, and OptionError for a URL.
     """
-    root = Path(root)
+    root = local_path("root", root)
     while True:
         findings = Findings()
         try:
@@ -60,7 +63,7 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
             findings.add(str(error))
             return Report(tuple(findings.problems))
         index = _check_top(root, manifest, findings)
-        if not findings.problems or not _is_published_anew(root, manifest):
+        if not findings.problems or not _is_republished(root, manifest):
             break
     return _check_shards(root, manifest, index, findings, quick, progress)
 
@@ -74,15 +77,15 @@ def check_pack(
     full: Set[str] = frozenset(),
     progress: Progress | None = None,
 ) -> Report:
-    """Check a pack against a manifest, which need not be the one on disk; see `verify`.
+    """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
-    full  names of shards that are read in full although the check is quick
+    full  names of shards to read in full even if the check is quick
     """
     index = _check_top(root, manifest, findings)
     return _check_shards(root, manifest, index, findings, quick, progress, full)
 
 
-def _is_published_anew(root: Path, manifest: Manifest) -> bool:
+def _is_republished(root: Path, manifest: Manifest) -> bool:
     """Whether a packer has replaced the manifest, and removed the index that it named."""
     try:
         return read_manifest(root) != manifest
@@ -111,6 +114,7 @@ def _check_shards(
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
+    findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards), "files": findings.files,
@@ -120,7 +124,7 @@ def _check_shards(
 
 
 class _Advance:
-    """Adds up bytes and tells the caller."""
+    """Adds up bytes and reports them to the caller."""
 
     def __init__(self, total: int, progress: Progress | None):
         self.total = total
@@ -134,7 +138,7 @@ class _Advance:
 
 
 def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | None:
-    """The pack's own files: their digests, their metadata, and what should not be there.
+    """Check the pack's own files: digests, metadata, and files that do not belong there.
 
     Returns the index, mapped before anything else: a packer may replace it during a long check.
     """
@@ -147,8 +151,8 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
             index = open_index(root, manifest)
     if _is_newer(manifest):
         findings.notes.append(
-            f"{root}: format {_dotted(manifest.version)}, and this release knows "
-            f"{_dotted(FORMAT_VERSION)}: what was added since was not checked"
+            f"{root}: format {_dotted(manifest.version)}, but this release knows "
+            f"{_dotted(FORMAT_VERSION)}: later additions were not checked"
         )
     due = top_files(root, manifest)
     with findings.collecting():
@@ -158,7 +162,7 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
         return index
     with findings.collecting():
         _check_checksums(root, manifest, due, findings)
-    # What is missing of shards is said with them, and of a lost index no more than that.
+    # Missing files of shards are reported with the shards; a missing index was reported above.
     elsewhere = (f"{SHARDS_NAME}/", *([f"{manifest.index}/"] if index_is_lost else []))
     for path in sorted(path for path in due if not path.startswith(elsewhere)):
         with findings.collecting():
@@ -185,9 +189,10 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
-    """The top checksum file: that it lists what is due, and the digests of what it lists.
+    """Check that the top checksum file lists the right files, and compare their digests.
 
-    It may be older than an unfinished pack's manifest and rejects.jsonl, never than a whole one's.
+    It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
+    one.
     """
     path = root / CHECKSUMS_NAME
     listed = read_checksums(path)
@@ -196,8 +201,7 @@ def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Fi
     stale = set() if manifest.complete else different
     if different and manifest.complete:
         findings.add(
-            f"{path}: must list the pack's own files and no other; different are "
-            f"{sorted(different)}"
+            f"{path}: must list exactly the pack's own files; missing or extra: {sorted(different)}"
         )
     for name, digest in listed.items():
         if name not in changing:
@@ -217,7 +221,7 @@ def _shard_of(path: str) -> str | None:
 
 
 def _check_names(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
-    """What should not be there, at the top and under shards/, and what is a symbolic link."""
+    """Report what does not belong at the top and under shards/, and note symbolic links."""
     names = {path.split("/")[0] for path in due} | {CHECKSUMS_NAME, SHARDS_NAME}
     for path in _visible(root):
         _note_link(path, findings)
@@ -232,22 +236,22 @@ def _check_names(root: Path, manifest: Manifest, due: set[str], findings: Findin
             unknown = path.name not in listed
             if unknown and (manifest.complete or not path.is_dir()):
                 findings.add(
-                    f"{path}: not in the manifest; run the packer again to publish it, or remove "
-                    "it",
+                    f"{path}: not in the manifest; repeat the pack command to publish it, or "
+                    "remove it",
                     extra=True,
                 )
 
 
 def _note_link(path: Path, findings: Findings) -> None:
-    """Links are followed, such as those of shards that lie on another disk."""
+    """Links are followed, such as those to shards on another disk."""
     if path.is_symlink():
         findings.notes.append(
-            f"{path}: a symbolic link to {path.readlink()}; what it leads to was checked"
+            f"{path}: a symbolic link to {path.readlink()}; its target was checked"
         )
 
 
 def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list[ShardEntry]:
-    """Entries of the whole shards that an unfinished pack has, but does not list yet."""
+    """Entries of the complete shards that an incomplete pack has, but does not list yet."""
     entries: list[ShardEntry] = []
     if manifest.complete:
         return entries
@@ -257,7 +261,9 @@ def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list
             if folder.name not in listed:
                 with findings.collecting(shard=folder.name):
                     entries.append(open_shard(folder, manifest.layout).entry)
-                    findings.notes.append(f"{folder}: a whole shard not in the manifest yet")
+                    findings.notes.append(
+                        f"{folder}: a complete shard that is not in the manifest yet"
+                    )
     return entries
 
 

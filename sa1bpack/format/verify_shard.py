@@ -1,8 +1,8 @@
 """Checking one shard: structure, file digests and, sample by sample, contents.
 
-A full check reads every file once, front to back, and feeds the digest of the file and the checksum
-of the sample from the same bytes. It reads with `preadv`, not through a memory map: a disk error
-is then a problem to report, not a signal that kills the process.
+A full check reads every file once, front to back, and computes the digest of the file and the
+checksums of samples from the same bytes. It reads with `preadv`, not through a memory map: a disk
+error is then a problem to report, not a signal that kills the process.
 """
 
 import os
@@ -24,7 +24,7 @@ from sa1bpack.format.shard_reader import Shard, open_shard
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 from sa1bpack.wording import counted
 
-# Nine tenths and more of a pack: a quick check leaves their digests out.
+# Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 
 
@@ -37,7 +37,7 @@ def check_shard(
     quick: bool,
     advance: Callable[[int], None],
 ) -> None:
-    """Check a shard against its manifest entry; `advance` is told of bytes looked at."""
+    """Check a shard against its manifest entry; `advance` is called with bytes checked."""
     listed = None
     with findings.collecting(shard=entry.name):
         listed = read_checksums(folder / CHECKSUMS_NAME)
@@ -46,7 +46,7 @@ def check_shard(
     with findings.collecting(shard=entry.name):
         shard = open_shard(folder, layout)
         _check_against_entry(shard, entry)
-        if listed is not None:  # else it was reported, and samples have checksums of their own
+        if listed is not None:  # otherwise it was reported; samples have checksums of their own
             _check_listed(shard, listed)
         rising = _check_offsets(shard, findings)
         if rising and not quick:
@@ -57,7 +57,7 @@ def check_shard(
         for spec in layout.arrays:
             with findings.collecting(shard=entry.name, array=spec.name):
                 _check_tail(shard, spec)
-    # Quick, or not sound enough to be taken apart into samples.
+    # Quick, or too damaged to be split into samples.
     heavy = {spec.chunk_path for spec in layout.arrays if spec.name in HEAVY_ARRAYS}
     skipped = heavy if quick else set()
     _check_digests(folder, listed or {}, skipped, findings, entry.name)
@@ -67,8 +67,8 @@ def check_shard(
 def _names_of(layout: Layout) -> set[str]:
     """The files that a shard of this layout may have.
 
-    Where a damaged checksum file does not list one of them, that is what is wrong (_check_listed),
-    and nobody must be told to remove it.
+    If a damaged checksum file does not list one of them, that is the problem (_check_listed), and
+    the user must not be told to remove the file.
     """
     arrays = {name for spec in layout.arrays for name in (spec.chunk_path, _metadata_of(spec))}
     return arrays | {METADATA_NAME}
@@ -81,20 +81,20 @@ def _metadata_of(spec: ArraySpec) -> str:
 def compare_files(
     folder: Path, due: set[str], findings: Findings, known: Set[str] = frozenset(), **place
 ) -> None:
-    """Report files below `folder` that are missing or that nothing lists, and note links.
+    """Report files below `folder` that are missing or not listed, and note links.
 
-    Of files in `known` that are not due nothing is said here.
+    Files in `known` that are not in `due` are not reported here.
 
-    A link in the place of a file or of a folder is followed: file stores such as a Hugging Face
-    cache consist of them, and users keep arrays on several disks. Any other is in excess.
+    A link in place of a file or a folder is followed: file stores such as a Hugging Face cache
+    consist of links, and users keep arrays on several disks. Any other link is reported.
     """
     inner = {path.rpartition("/")[0] for path in due | known} - {""}
     found = dict(_files_below(folder, inner))
     links = {path for path, is_link in found.items() if is_link}
     if followed := sorted(links & (due | inner)):
         findings.notes.append(
-            f"{folder}: it holds {counted(len(followed), 'symbolic link')}, the first "
-            f"{followed[0]} to {(folder / followed[0]).readlink()}; what they lead to was checked"
+            f"{folder}: it has {counted(len(followed), 'symbolic link')}, the first "
+            f"{followed[0]} to {(folder / followed[0]).readlink()}; their targets were checked"
         )
     for path in sorted(due - found.keys()):
         findings.add(f"{folder / path}: missing", array=_array_of(path), **place)
@@ -106,9 +106,9 @@ def compare_files(
 
 
 def _files_below(folder: Path, inner: Set[str]) -> Iterator[tuple[str, bool]]:
-    """(relative path, whether it is a symbolic link) of all that is no folder.
+    """(relative path, whether it is a symbolic link) of everything except folders.
 
-    Links in the place of one of the folders `inner` are given and followed.
+    Links in place of one of the folders `inner` are yielded and followed.
     """
     folders = [""]
     while folders:
@@ -131,7 +131,7 @@ def _array_of(path: str) -> str | None:
 
 
 def check_digest(folder: Path, path: str, due: str, findings: Findings, **place) -> None:
-    """Compare a file's XXH3-128 with the one listed; a missing file is reported elsewhere."""
+    """Compare the XXH3-128 of a file with the listed one; missing files are reported elsewhere."""
     with findings.collecting(**place):
         try:
             found = file_digest(folder / path)
@@ -159,8 +159,8 @@ def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
         found, due = getattr(shard.entry, key), getattr(entry, key)
         if found != due:
             raise FormatError(
-                f"{shard.folder}: {key} is {found!r}, but the manifest says {due!r}; run the "
-                "packer again"
+                f"{shard.folder}: {key} is {found!r}, but the manifest says {due!r}; repeat the "
+                "pack command"
             )
 
 
@@ -171,18 +171,18 @@ def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
     due |= {spec.chunk_path for spec, rows in arrays.items() if rows}
     if due != set(listed):
         raise FormatError(
-            f"{shard.folder / CHECKSUMS_NAME}: must list every file of the shard and no other; "
-            f"different are {sorted(due ^ set(listed))}"
+            f"{shard.folder / CHECKSUMS_NAME}: must list exactly the files of the shard; missing "
+            f"or extra: {sorted(due ^ set(listed))}"
         )
 
 
 def _check_offsets(shard: Shard, findings: Findings) -> bool:
-    """Whether no offset is below the one before it; where one is, the sample is named."""
+    """Whether offsets are non-decreasing; if they are not, reports the sample."""
     for spec in shard.layout.arrays:
         if not spec.offsets or (row := first_fall(shard[spec.name])) is None:
             continue
         sample = row
-        if spec.axis == "mask":  # mask_offset comes before, and rises
+        if spec.axis == "mask":  # mask_offset was checked before
             sample = int(np.searchsorted(shard["mask_offset"], row, side="right")) - 1
         findings.add(
             f"{shard.folder / spec.name}: {describe_fall(shard[spec.name], row)}",
@@ -202,7 +202,7 @@ def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarra
 
 
 def _check_tail(shard: Shard, spec: ArraySpec) -> None:
-    """Check the zero rows and the shard index behind an array's data."""
+    """Check the zero rows and the shard index after an array's data."""
     file = chunk_file(spec, spec.rows(shard.extent))
     if not file.rows:
         return
@@ -215,7 +215,7 @@ def _check_tail(shard: Shard, spec: ArraySpec) -> None:
 def _compare_tail(path: Path, found: bytes, due: bytes) -> None:
     if found != due:
         raise FormatError(
-            f"{path}: the padding or the shard index behind the data is wrong, so Zarr cannot read "
+            f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "
             "the array"
         )
 
@@ -238,7 +238,7 @@ class _ArrayStream:
         return data.view(self.spec.dtype).reshape(rows, *self.spec.row_shape)
 
     def finish(self) -> str:
-        """Check what is behind the data and return the digest of the whole file."""
+        """Check the rest of the file, after the data, and return the digest of the file."""
         due = self.file.tail()
         _compare_tail(self.path, self._read(len(due)).tobytes(), due)
         return self._digest.hexdigest()
@@ -267,9 +267,9 @@ class _ArrayStream:
 def _check_samples(
     shard: Shard, listed: dict[str, str] | None, findings: Findings, advance: Callable[[int], None]
 ) -> None:
-    """Read the whole shard once: the checksum of each sample, then the digest of each chunk file.
+    """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
 
-    The offsets rise and `listed` covers every file, or is None: that was checked before.
+    Offsets were checked before, and `listed` covers every file, or is None.
     """
     streams: dict[str, _ArrayStream] = {}
     try:
@@ -277,7 +277,7 @@ def _check_samples(
             streams[spec.name] = _ArrayStream(shard, spec)
         for stream in streams.values():
             if stream.spec.offsets:
-                stream.take(1)  # the 0 in front; each sample then brings its own ends
+                stream.take(1)  # the leading 0; each sample then takes its own ends
         done, total = 0, shard.entry.bytes
         for row in range(len(shard)):
             _check_sample(shard, row, streams, findings)
@@ -311,7 +311,7 @@ def _check_sample(
     elif not (1 <= height <= side and 1 <= width <= side):
         what = f"stored size {height} x {width} is not within 1 and the layout's {side}"
     elif shard.layout.flat and rows["image"].size != image_nbytes(shard.layout, height, width):
-        what = f"{rows['image'].size} bytes of pixels are not {height} x {width} pixels"
+        what = f"{rows['image'].size} bytes of pixels do not make {height} x {width} pixels"
     elif not shard.layout.flat and not is_zero_beyond(
         shard.layout, byte_view(rows["image"]), height, width
     ):
@@ -322,7 +322,7 @@ def _check_sample(
 
 
 def _take_sample(shard: Shard, row: int, streams: dict[str, _ArrayStream]) -> dict[str, np.ndarray]:
-    """The next sample's rows from every stream, offsets as lengths (see `rows_checksum`)."""
+    """The rows of the next sample from every stream, offsets as lengths (see `rows_checksum`)."""
     counts = {"sample": 1}
     first = {"sample": row}
     taken = {}
@@ -331,7 +331,7 @@ def _take_sample(shard: Shard, row: int, streams: dict[str, _ArrayStream]) -> di
         rows = streams[spec.name].take(count)
         if spec.offsets:
             start = first[spec.axis]
-            before = shard[spec.name][start : start + count]  # the ends of the rows before
+            before = shard[spec.name][start : start + count]  # the ends of the previous rows
             rows = rows - before
             first[spec.child_axis] = int(before[0]) if count else 0
             counts[spec.child_axis] = int(rows.sum())

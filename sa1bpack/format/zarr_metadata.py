@@ -1,9 +1,9 @@
 """Chunk-file arithmetic and the Zarr v3 metadata that describes it.
 
-An array is one chunk file under the `sharding_indexed` codec with plain `bytes` inside, cut along
-axis 0 only. The file is then the raw C-order array, zero rows up to a multiple of the inner chunk,
-16 bytes (offset, size; uint64) an inner chunk, and the crc32c of those. So the same file is a Zarr
-shard and, from byte 0, a plain memory map.
+An array is one chunk file under the `sharding_indexed` codec with plain `bytes` inside, chunked
+along axis 0 only. The file is then the raw C-order array, zero rows up to a multiple of the inner
+chunk, 16 bytes (offset, size; uint64) per inner chunk, and the crc32c of those. So the same file is
+a Zarr shard and, from byte 0, a plain memory map.
 
 Layout of the codec: Zarr v3 specification, "Sharding codec", version 1.0.
 """
@@ -32,7 +32,7 @@ class ChunkFile:
 
     @functools.cached_property
     def inner_rows(self) -> int:
-        """Rows of an inner chunk: the largest power of two within 256 KiB, or all there are."""
+        """Rows of an inner chunk: the largest power of two within 256 KiB, or all rows."""
         fitting = max(1, MAX_INNER_BYTES // self.row_bytes)
         return max(1, min(self.rows, 1 << (fitting.bit_length() - 1)))
 
@@ -43,7 +43,7 @@ class ChunkFile:
 
     @property
     def outer_rows(self) -> int:
-        """Rows of the outer chunk, the zero rows behind the data included; 1 for no rows."""
+        """Rows of the outer chunk, including the zero rows after the data; 1 if there are none."""
         return max(1, self.inner_chunks * self.inner_rows)
 
     @property
@@ -53,16 +53,16 @@ class ChunkFile:
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes of the array and of the zero rows behind it; the shard index starts here."""
+        """Bytes of the array and of the zero rows after it; the shard index starts here."""
         return self.inner_chunks * self.inner_rows * self.row_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the whole file; 0 (no file) for no rows."""
+        """Bytes of the whole file; 0 (no file) without rows."""
         return self.padded_bytes + 16 * self.inner_chunks + 4 if self.rows else 0
 
     def tail(self) -> bytes:
-        """What follows the data: the zero rows, the shard index and its crc32c."""
+        """The rest of the file, after the data: zero rows, the shard index and its crc32c."""
         if not self.rows:
             return b""
         inner_bytes = self.inner_rows * self.row_bytes
@@ -80,7 +80,7 @@ def chunk_file(spec: ArraySpec, rows: int) -> ChunkFile:
 
 
 def array_metadata(spec: ArraySpec, rows: int) -> dict[str, Any]:
-    """The zarr.json of an array with that many rows."""
+    """The zarr.json of an array with this number of rows."""
     file = chunk_file(spec, rows)
     little = {"name": "bytes", "configuration": {"endian": "little"}}
     sharding = {
@@ -111,9 +111,9 @@ def group_metadata(
 ) -> dict[str, Any]:
     """The zarr.json of a group.
 
-    attributes  go under the key "sa1bpack"
-    arrays      the rows of each array in the group: their metadata are repeated in the group's
-                ("consolidated"), so that xarray and zarr open it without listing the folder
+    attributes  values for the key "sa1bpack"
+    arrays      the number of rows of each array in the group. Their metadata is repeated in that of
+                the group ("consolidated"), so that xarray and zarr open it without listing folders
     """
     metadata: dict[str, Any] = {
         "zarr_format": 3,
@@ -137,7 +137,7 @@ def root_metadata() -> dict[str, Any]:
 def canonical_json(data: Any) -> bytes:
     """UTF-8 JSON with sorted keys, one space of indent, a newline at the end and no NaN.
 
-    The same data give the same bytes, which is what makes two packs comparable.
+    Equal data gives equal bytes, which makes packs comparable.
     """
     text = json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode()

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import MaskError, OptionError
+from sa1bpack.kernels import njit
 
 MAX_RUN_END = 2**31 - 1  # run ends are int32
 MAX_SIDE = 65_535  # the longest side a JPEG can have; keeps every area below 2**32

@@ -1,8 +1,8 @@
 """Boxes around masks, from their runs."""
 
 import numpy as np
-from numba import njit
 
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import check_image_runs
 
 

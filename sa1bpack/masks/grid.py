@@ -14,10 +14,10 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import MaskError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, MAX_SIDE
 
 SAMPLINGS = ("area", "center")

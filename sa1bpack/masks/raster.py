@@ -17,10 +17,10 @@ that start elsewhere, are mirrored or have other sizes: `sa1bpack.masks.window`.
 from functools import lru_cache
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import (
     MAX_MASK_SIZE,

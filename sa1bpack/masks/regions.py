@@ -11,9 +11,9 @@ on the number of runs, not on the size of the mask.
 """
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.arguments import choice
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import check_array, check_image_runs
 from sa1bpack.masks.grid import check_image
 

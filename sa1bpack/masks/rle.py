@@ -15,10 +15,10 @@ that the text can be written again byte for byte.
 """
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import MaskError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_only
 
 MAX_GROUPS = 12  # 60 bits, which cannot overflow int64; COCO writes at most 7 groups

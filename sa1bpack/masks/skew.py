@@ -1,8 +1,8 @@
 """Run ends to packed bits under a map that rotates or shears: sample points, whole numbers only."""
 
 import numpy as np
-from numba import njit
 
+from sa1bpack.kernels import njit
 from sa1bpack.masks.boxes import bounds
 
 FRACTION = 32  # fractional bits of a coordinate

@@ -1,9 +1,14 @@
-"""Tars in, shards out: the plan, the work on one sample, and the engines that spread it.
+"""Tars in, shards out.
 
 The path of one sample, and the modules that it passes::
 
-    source.PairReader ─ Pair ─▶ sample.make_sample ─ rows ─▶ unit.Unit ─▶ writers.ShardQueue
-    (tar, spool, md5)           (JSON, RLE, JPEG)            (order)      (format.ShardWriter)
+    source.pairs.PairReader    tar → pairs of a JPEG and a JSON record, md5
+    source_packer              which pairs need work, and which shard each belongs to
+    sample.make_sample         pair → the rows of one sample
+    shard_builder              samples in the order of the tar
+    writer_threads             rows → files of the shard (format.ShardWriter), publication
+    pack_state                 what the pack holds, manifest and index
 
-`run.pack` ties them together; `engines` decides which process does what.
+`run.pack` ties them together. `execution` decides which process does what, and `repair` replaces
+damaged shards by the same path.
 """

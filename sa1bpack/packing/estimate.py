@@ -1,4 +1,4 @@
-"""`--dry-run`: what packing would take, from the first pairs of the sources themselves."""
+"""`--dry-run`: what packing would take, extrapolated from the first pairs of the sources."""
 
 import shutil
 import tempfile
@@ -12,22 +12,22 @@ from pathlib import Path
 from sa1bpack.format import Extent, Layout
 from sa1bpack.format.image_place import canvas_spans
 from sa1bpack.format.shard_writer import shard_bytes
-from sa1bpack.packing.engines.work import attempt
-from sa1bpack.packing.ledger import Ledger
+from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.progress import nothing_to_do
 from sa1bpack.packing.request import checked_request, existing_parent
-from sa1bpack.packing.run import rejects_so_far, sources_left
+from sa1bpack.packing.run import rejects_so_far, sources_to_pack
 from sa1bpack.packing.sample import Buffers, Packed, warm_up
-from sa1bpack.packing.unit import Rejected
-from sa1bpack.packing.watch import nothing_to_do
+from sa1bpack.packing.shard_builder import Rejected
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import PairReader
 from sa1bpack.wording import counted, size_text
 
-# Enough for a mean; reading up to them costs a second or so of a tar in random order.
+# Enough for a mean; reading that far into a tar in random order takes about a second.
 PROBE_PAIRS = 24
 
-# Writing, hashing and messages, measured beside decoding (docs/performance.md).
+# Writing, hashing and messages, relative to decoding (measured, docs/performance.md).
 _OVERHEAD = 1.15
 
 
@@ -36,24 +36,24 @@ class Forecast:
     """What packing would take, extrapolated from `probed` samples.
 
     sources, source_bytes
-        Number and size of the tars and folders that are to be packed.
+        Number and size of the tars and folders to be packed.
     packed
-        Sources that are left out, because the pack has them whole.
+        Number of sources skipped because they are complete in the pack.
     begun
-        Names of those among `sources` that the pack has in part. They are counted as a whole.
+        Names of those among `sources` that the pack holds in part. They are counted in full.
     images, masks
         Expected samples and stored masks.
     disk_bytes
-        Size of the pack's files; `hole_bytes` of them are holes that no sparse-aware filesystem
-        stores (the padding under images that are wider than tall; none with the fit "native").
+        Size of the pack's files; `hole_bytes` of them are holes that a filesystem with sparse
+        files does not store (the padding below images wider than tall; none with fit "native").
     free_bytes
         Free space where the pack would lie.
     shards
         Expected number of shards.
     workers, seconds
-        Processes, and the wall time that they would take on this machine.
+        Number of processes, and their wall time on this machine.
     probed, rejected
-        Samples tried, and those of them that would be rejected.
+        Samples tried, and how many of them would be rejected.
     """
 
     sources: int
@@ -95,9 +95,9 @@ class Forecast:
         if self.rejected:
             lines.append(f"{self.rejected:,} of these would be rejected")
         if self.packed:
-            lines.append(f"left out: {counted(self.packed, 'source')} that the pack has already")
+            lines.append(f"skipped: {counted(self.packed, 'source')} already in the pack")
         if self.begun:
-            lines.append(f"packed in part, and counted here as a whole: {_some(self.begun)}")
+            lines.append(f"packed in part, but counted here in full: {_some(self.begun)}")
         return "\n".join(lines)
 
 
@@ -110,20 +110,20 @@ def estimate(
     max_rejects: int | None = None,
     **options,
 ) -> Forecast:
-    """Say what `pack` with the same arguments would take; writes nothing.
+    """Estimate what `pack` with the same arguments would take; writes nothing.
 
-    Sources that the pack in `out` has already are left out; one that it has in part counts as a
-    whole. Decodes the first pairs of the first of these and extrapolates by bytes.
+    Sources that are complete in the pack in `out` are skipped; one that it holds in part is counted
+    in full. Decodes the first pairs of the first source and extrapolates by bytes.
 
-    Refuses what `pack` would refuse before it begins to read, with the same errors: options and
-    sources that cannot be used, a folder that is in use, cannot be written, or holds something
-    else, a damaged pack or one with other options. Sums are not compared.
+    Raises what `pack` would raise before it starts to read: for unusable options and sources, a
+    folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
+    other options. Sums are not compared.
     """
     request = checked_request(sources, out, options, workers, md5sums, max_rejects)
-    choice, ledger = request.options, Ledger.look(request.out, request.options)
-    todo = sources_left(ledger, request.sources, request.sums)
-    rejects_so_far(ledger, max_rejects)
-    probe = _probe(todo[0], choice) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
+    options, state = request.options, PackState.inspect(request.out, request.options)
+    todo = sources_to_pack(state, request.sources, request.sums)
+    rejects_so_far(state, request.max_rejects)
+    probe = _probe(todo[0], options) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
     total = sum(source.nbytes for source in todo)
     images_of = [probe.images_in(source.nbytes) for source in todo]
     images = sum(images_of)
@@ -132,13 +132,13 @@ def estimate(
         sources=len(todo),
         source_bytes=total,
         packed=len(request.sources) - len(todo),
-        begun=[source.name for source in todo if ledger.parts_of(source.name)],
+        begun=[source.name for source in todo if state.parts_of(source.name)],
         images=images,
         masks=extent.masks,
-        disk_bytes=shard_bytes(choice.layout, extent),
+        disk_bytes=shard_bytes(options.layout, extent),
         hole_bytes=int(images * probe.hole_bytes),
         free_bytes=shutil.disk_usage(existing_parent(request.out)).free,
-        shards=sum(-(-count // choice.samples_per_shard) for count in images_of),
+        shards=sum(-(-count // options.samples_per_shard) for count in images_of),
         workers=request.workers,
         seconds=images * probe.seconds * _OVERHEAD / request.workers,
         probed=probe.pairs,
@@ -148,7 +148,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Probe:
-    """Means over the first pairs of a source: bytes in the tar, seconds of work, bytes of holes."""
+    """Means over the first pairs of a source: bytes in the tar, seconds, bytes of holes."""
 
     pairs: int
     rejected: int
@@ -205,7 +205,7 @@ def _hole_bytes(layout: Layout, packed: Packed) -> int:
 
 
 def _bytes_in_tar(source: Source, pair) -> int:
-    """What a pair takes of its source; JPEGs do not shrink under gzip, JSON does."""
+    """Bytes that a pair occupies in its source; gzip shrinks JSON, but not JPEGs."""
     if source.kind == "folder":
         return len(pair.jpeg) + len(pair.json)
     if source.kind == "tar":

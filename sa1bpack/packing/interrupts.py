@@ -1,30 +1,60 @@
-"""Interruptions that wait for a safe moment."""
+"""Interruptions: where they wait for a safe moment, and where they are raised again if lost.
+
+An exception that a signal raises within a callback from C into Python (kernels are loaded and
+compiled with such callbacks), in a finalizer, or in code that catches everything, is printed or
+swallowed, and the program continues as if nobody had asked it to end. So
+
+- `interrupts_held` lets signals take effect after a block, not within it,
+- a handler calls `record` before it raises, and `check` raises again what was recorded: a run calls
+  it between any two samples, and before it publishes.
+
+Without such a handler, as in a Python session, nothing is recorded and `check` does nothing.
+"""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_recorded: list[int] = []
+
+
+def record(number: int) -> None:
+    """A handler is about to raise for a signal. The exception must end the program."""
+    _recorded.append(number)
+
+
+def forget() -> None:
+    """A new program begins in this process: what was recorded ended the one before."""
+    _recorded.clear()
+
+
+def check() -> None:
+    """Raise again what a handler raised and was lost. For the main thread, at safe points.
+
+    Not for code that runs while a program ends, since its exception is not lost.
+    """
+    if _recorded:
+        signal.raise_signal(_recorded[0])
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM take effect at the end of the block, not within it.
 
-    Compiled kernels are loaded with callbacks from C into Python. An exception that a signal raises
-    there is printed and lost, and the program goes on as if nobody had asked it to end.
-
-    Only what has a handler in Python is held, and in the main thread alone: no other runs handlers.
-    (Blocking the signals would not do: the system hands them to another thread, such as BLAS's.)
+    Only signals with a handler in Python are held, and only in the main thread: no other runs
+    handlers. (Blocking the signals would not help: the system delivers them to another thread, such
+    as one of BLAS.)
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
     try:
-        with ExitStack() as restored:  # which goes on when a signal raises in between
-            for number in _SIGNALS:
+        with ExitStack() as restored:  # which continues if a signal raises in between
+            for number in SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     restored.callback(signal.signal, number, handler)

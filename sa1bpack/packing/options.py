@@ -1,10 +1,11 @@
-"""What decides a pack's bytes. Two runs into one folder must agree on all of it."""
+"""The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
 from dataclasses import asdict, dataclass, fields
 
+from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
-from sa1bpack.masks.select import MaskRule
+from sa1bpack.masks.select import MAX_AREA, MAX_MASKS, MAX_SEED, ORDERS, MaskRule
 from sa1bpack.wording import brief
 
 FITS = ("pad", "squash", "native")
@@ -16,47 +17,49 @@ EMPTY = ("keep", "drop")
 IMAGE_SIZES = (16, 8192)
 MASK_SIZES = (8, 4096)
 
-# A tar of 11,186 images makes two shards, or one where images are native: those are smaller, and
-# have one array more. docs/format.md counts the files.
+# A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
+# and have one more array. docs/format.md counts the files.
 SAMPLES_PER_SHARD = 6144
 NATIVE_SAMPLES_PER_SHARD = 12288
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """The options that decide which bytes a pack holds.
+    """The options that determine which bytes a pack holds.
 
     image_size
         S, the side in pixels of the square that images are stored in.
     fit
         "pad": the longer side becomes S, the rest is zero (SAM). "squash": both become S (SAM 2).
-        "native": as pad, stored without the rest.
+        "native": as pad, stored without the padding.
     pixels
-        "rgb": three bytes a pixel. "yuv420": planes Y, Cb, Cr with chroma at half the size, one and
-        a half bytes a pixel; RGB is made of them when they are read.
+        "rgb": 3 bytes per pixel. "yuv420": planes Y, Cb, Cr with chroma at half the size, 1.5 bytes
+        per pixel; converted to RGB when read.
     resample
         "fast": DCT-scaled decode, then antialiased bicubic. "exact": bit-equal to a full decode
         followed by Pillow's antialiased bicubic.
     masks
         "bits+runs", "bits" or "runs": bits of a mask grid, the exact run-length masks, or both.
-        From runs a reader draws masks of any size, and the original annotations can be written out.
+        From runs a reader draws masks of any size, and the original annotations can be exported.
     mask_size
-        Sm, the side in cells of the mask grid; a multiple of 8. Without bits it is the size that a
-        reader draws if it is not told another.
+        Sm, the side in cells of the mask grid; a multiple of 8. Without bits it is the default size
+        that a reader draws.
     mask_sampling
-        "area": a cell is 1 where the mask covers at least half of it. "center": where the mask
-        holds the source pixel under the cell's centre.
+        "area": a cell is 1 if the mask covers at least half of it. "center": if the mask contains
+        the source pixel under the cell's centre.
     max_masks, select, seed
-        At most so many masks an image (None: all), chosen by `select` ("largest", "random", "iou"
-        or "stability"); `seed` is that of "random".
+        At most this many masks per image, 1 or more (None: all), chosen by `select` ("largest",
+        "random", "iou" or "stability"); `seed` is that of "random".
     min_area, max_area_frac, min_iou, min_stability
-        Masks outside of these bounds are dropped before capping; the bounds themselves pass, and
+        Masks outside these bounds are dropped before capping; the bounds themselves pass, and
         None is no bound.
         Area is in source pixels, its fraction that of the source image.
     empty
-        Images with no mask left are kept with none ("keep") or left out ("drop").
+        Images without remaining masks are kept ("keep") or dropped ("drop").
     samples_per_shard
-        Images a shard at most; None for 6144, or 12288 with the fit "native".
+        At most this many images per shard; None: 6144, or 12288 with the fit "native".
+
+    Whole numbers may be of any integer type, and are stored as int.
     """
 
     image_size: int = 1024
@@ -84,31 +87,38 @@ class PackOptions:
             ("masks", MASKS),
             ("mask_sampling", MASK_SAMPLINGS),
             ("empty", EMPTY),
+            ("select", ORDERS),
         ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise OptionError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-        _check_integer("image_size", self.image_size, *IMAGE_SIZES)
-        _check_integer("mask_size", self.mask_size, *MASK_SIZES)
+            choice(name, getattr(self, name), choices)
+        self._store_int("image_size", *IMAGE_SIZES)
+        self._store_int("mask_size", *MASK_SIZES)
         if self.mask_size % 8:
             raise OptionError(
-                f"mask_size is {self.mask_size}; a multiple of 8 is needed, because eight cells "
-                "share a byte"
+                f"mask_size is {self.mask_size}: choose a multiple of 8, because eight cells share "
+                "a byte"
             )
+        if self.max_masks is not None:
+            self._store_int("max_masks", 1, MAX_MASKS)
+        self._store_int("seed", 0, MAX_SEED)
+        self._store_int("min_area", 0, MAX_AREA)
         if self.samples_per_shard is None:
             native = self.fit == "native"
             count = NATIVE_SAMPLES_PER_SHARD if native else SAMPLES_PER_SHARD
             object.__setattr__(self, "samples_per_shard", count)
-        _check_integer("samples_per_shard", self.samples_per_shard, 1, 1 << 24)
+        self._store_int("samples_per_shard", 1, 1 << 24)
         _ = self.rule, self.layout  # check the remaining options, and what goes with what
         for name in ("max_area_frac", "min_iou", "min_stability"):
             if getattr(self, name) is not None:
-                # 1 and 1.0 are one option, and must be one in the manifest.
+                # 1 and 1.0 are the same option, and must be so in the manifest.
                 object.__setattr__(self, name, float(getattr(self, name)))
+
+    def _store_int(self, name: str, low: int, high: int) -> None:
+        """Check a whole number, and store it as int, whatever its type."""
+        object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
 
     @property
     def layout(self) -> Layout:
-        """The arrays that these options lead to."""
+        """The arrays that follow from these options."""
         kinds = self.masks.split("+")
         return Layout(
             image_size=self.image_size,
@@ -154,22 +164,17 @@ class PackOptions:
 
 
 def checked_options(options: dict) -> PackOptions:
-    """PackOptions of these fields; raises OptionError also for a field that there is not."""
+    """PackOptions with these fields; raises OptionError also for unknown ones."""
     known = {field.name for field in fields(PackOptions)}
     if unknown := sorted(options.keys() - known):
         raise OptionError(
-            f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+            f"unknown option: {', '.join(unknown)}; valid options: {', '.join(sorted(known))}"
         )
     return PackOptions(**options)
 
 
 def _worded(name: str, options: dict) -> str:
-    """The value of an option, as one says it."""
+    """The value of an option, for a message."""
     if options.get(name) is None:
         return "all" if name == "max_masks" else "none"
     return brief(options[name])
-
-
-def _check_integer(name: str, value, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name} is {value!r}; a whole number from {low} to {high} is needed")

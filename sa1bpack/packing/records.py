@@ -1,6 +1,6 @@
-"""What the packer wrote down in shards and in the manifest, checked before it is built on.
+"""The packer's records in shards and in the manifest, checked before they are relied on.
 
-A reader of the format does not depend on these records, so nothing else looks at them.
+Readers of the format do not depend on these records.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ class _SourceRecord(msgspec.Struct):
 
 
 def check_shard_record(attributes: dict[str, Any], where: Path) -> None:
-    """Check the attributes of a shard. Raises FormatError, naming `where`, if one is not as due."""
+    """Check the attributes of a shard. Raises FormatError, naming `where`, if one is wrong."""
     _check(attributes, _ShardRecord, f"{where}: attributes")
 
 

@@ -1,9 +1,10 @@
-"""What a run is asked for: arguments of `pack` and `estimate`, checked before anything is begun."""
+"""The arguments of `pack` and `estimate`, checked before anything is begun."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sa1bpack.arguments import local_path, whole_number
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name
@@ -14,20 +15,20 @@ from sa1bpack.source.md5sums import read_md5sums
 
 @dataclass(frozen=True)
 class Request:
-    """A run that can be begun, as far as that is known without its folder.
+    """A run that can start, as far as is known without looking into its folder.
 
     sources
-        What is to be packed, by name.
+        What is to be packed, sorted by name.
     out
         Folder of the pack.
     options
-        What decides the bytes.
+        What determines the bytes.
     workers
         Worker processes.
     sums
         Name of a source → the md5 that it must have; empty without a list.
     max_rejects
-        More rejected members than this end the run; None is no limit.
+        The run ends when more members than this are rejected; None: no limit.
     """
 
     sources: list[Source]
@@ -46,44 +47,47 @@ def checked_request(
     md5sums: str | Path | None,
     max_rejects: int | None,
 ) -> Request:
-    """The request that these arguments of `pack` make; writes nothing.
+    """The request that these arguments of `pack` describe; writes nothing.
 
-    Raises OptionError and SourceError as `pack` does.
+    Raises OptionError, SourceError and PackError as `pack` does.
     """
-    choice = checked_options(options)
+    pack_options = checked_options(options)
     workers = checked_workers(workers)
-    if max_rejects is not None and (not isinstance(max_rejects, int) or max_rejects < 0):
-        raise OptionError(f"max_rejects is {max_rejects!r}; a whole number of at least 0 is needed")
-    _check_folder(Path(out))
+    if max_rejects is not None:
+        max_rejects = whole_number("max_rejects", max_rejects, 0)
+    out = local_path("out", out)
+    if md5sums is not None:
+        md5sums = local_path("md5sums", md5sums)
+    _check_folder(out)
     found = _sources_to_pack(sources)
-    _check_outside(Path(out), found)
-    return Request(found, Path(out), choice, workers, _expected_sums(found, md5sums), max_rejects)
+    _check_outside(out, found)
+    sums = _expected_sums(found, md5sums)
+    return Request(found, out, pack_options, workers, sums, max_rejects)
 
 
 def checked_workers(workers: int | None) -> int:
-    """The number of workers asked for. Raises OptionError for fewer than one."""
-    if workers is None:
-        return available_cpus()
-    if not isinstance(workers, int) or workers < 1:
-        raise OptionError(f"workers is {workers!r}; a whole number of at least 1 is needed")
-    return workers
+    """The number of workers asked for, by default that of the available processors.
+
+    Raises OptionError for anything but a whole number of at least 1.
+    """
+    return available_cpus() if workers is None else whole_number("workers", workers, 1)
 
 
 def existing_parent(path: Path) -> Path:
-    """The path, made absolute, or the nearest one above it that is there."""
+    """The path, made absolute, or the nearest one above it that exists."""
     path = path.absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _check_folder(out: Path) -> None:
-    """Raise OptionError when a file is in the place of the folder, or of one above it."""
+    """Raise OptionError if the folder, or one above it, is a file."""
     existing = existing_parent(out)
     if not existing.is_dir():
-        raise OptionError(f"{out}: {existing} is a file; name a folder, new or of a pack")
+        raise OptionError(f"{out}: {existing} is a file; give a new folder, or that of a pack")
 
 
 def _check_outside(out: Path, sources: list[Source]) -> None:
-    """Raise OptionError when the pack would lie within a folder that it is made from."""
+    """Raise OptionError if the pack would lie within a folder that it is made from."""
     for source in sources:
         if source.kind == "folder" and out.resolve().is_relative_to(source.path.resolve()):
             raise OptionError(
@@ -96,7 +100,7 @@ def _sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]
     """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
     found = find_sources([sources] if isinstance(sources, str | Path) else sources)
     if not found:
-        raise OptionError("no source is given; name at least one tar or folder")
+        raise OptionError("no source is given; give at least one tar or folder")
     for source in found:
         try:
             check_shard_name(f"{source.name}-000", str(source.path))
@@ -105,11 +109,11 @@ def _sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]
     return found
 
 
-def _expected_sums(sources: list[Source], md5sums: str | Path | None) -> dict[str, str]:
+def _expected_sums(sources: list[Source], md5sums: Path | None) -> dict[str, str]:
     """Name of each source → its md5 in the list."""
     if md5sums is None:
         return {}
-    sums = read_md5sums(Path(md5sums))
+    sums = read_md5sums(md5sums)
     tars = [source for source in sources if source.kind != "folder"]
     missing = [source.path.name for source in tars if source.path.name not in sums]
     if missing:

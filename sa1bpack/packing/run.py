@@ -1,4 +1,4 @@
-"""`pack`: the whole run, from the arguments to the published pack."""
+"""`pack`: the complete run, from the arguments to the published pack."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,15 +8,18 @@ from pathlib import Path
 from sa1bpack import __version__
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OutputRefused, SourceError
-from sa1bpack.packing.engines.inline import pack_inline
-from sa1bpack.packing.engines.processes import pack_with_processes
-from sa1bpack.packing.lane import Lane
-from sa1bpack.packing.ledger import Ledger
+from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.packing import interrupts
+from sa1bpack.packing.execution.inline import pack_inline
+from sa1bpack.packing.execution.processes import pack_with_processes
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import checked_request
-from sa1bpack.packing.run_log import on_record
-from sa1bpack.packing.sample import warm_up
-from sa1bpack.packing.watch import Rejects, Watch
-from sa1bpack.packing.writers import Writers
+from sa1bpack.packing.run_log import recorded_run
+from sa1bpack.packing.sample import require_decoder, warm_up
+from sa1bpack.packing.source_packer import SourcePacker
+from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
 
 
@@ -27,16 +30,16 @@ class PackResult:
     root
         The pack's folder.
     images, masks, annotations, dropped, rejects
-        Totals of the pack: samples; masks stored; masks that their records had; images left out
-        because no mask of theirs was left; members in rejects.jsonl.
+        Totals of the pack: samples; masks stored; masks that their records had; images dropped
+        because no masks remained; members in rejects.jsonl.
     sources, packed_before
-        Sources given, and those of them that the pack had whole before the run.
+        Number of sources given, and of those that were complete in the pack before the run.
     new_images
         Samples that this run decoded.
     failed
         Name of each source that was given up → the error. Empty when the pack is complete.
     notes
-        What the user was told during the run.
+        What was reported to the user during the run.
     seconds
         Wall time.
     """
@@ -72,76 +75,84 @@ def pack(
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `out`.
 
-    Called again with the same options it goes on where it was interrupted, and adds sources that
-    the pack does not have yet.
+    Called again with the same options it resumes after the last complete shard, and adds sources
+    that the pack does not have yet.
 
     sources
         Paths or glob patterns of tars and folders.
     out
-        Folder of the pack; made when it is not there.
+        Folder of the pack; created if it does not exist.
     workers
-        Worker processes; 1 does all the work in this process. Default: the processors at hand.
+        Worker processes; 1 does all the work in this process. Default: the available processors.
     md5sums
-        List in md5sum's format; a tar with another sum is refused, one that it lacks is an error.
+        List in md5sum's format. A tar with another sum is refused; one missing from the list is an
+        error.
     max_rejects
-        More rejected members than this end the run (default: no limit).
+        The run ends when more members than this are rejected. Default: no limit.
     progress
-        Show a progress bar on stderr. Default: when it is a terminal.
+        Show a progress bar on stderr. Default: if it is a terminal.
     options
         Fields of PackOptions.
 
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
-    (OutputLocked, OptionsDiffer, TooManyRejects, a worker that can't start), FormatError for a
-    damaged pack in `out`, and OSError when the disk fails. After any of them, what was published
+    (OutputLocked, OptionsDiffer, TooManyRejects, a worker that cannot start), FormatError for a
+    damaged pack in `out`, and OSError if the disk fails. After any of them, what was published
     stays, and nothing unfinished has a final name.
     """
     request = checked_request(sources, out, options, workers, md5sums, max_rejects)
     warm_up(request.options)
-    ledger = Ledger(request.out, request.options)
+    interrupts.check()
+    state = PackState(request.out, request.options)
     try:
         return pack_into(
-            ledger, request.sources, request.workers, request.sums, max_rejects, progress
+            state, request.sources, request.workers, request.sums, request.max_rejects, progress
         )
     finally:
-        ledger.release()
+        state.release()
 
 
 def pack_into(
-    ledger: Ledger,
+    state: PackState,
     sources: list[Source],
     workers: int,
     sums: dict[str, str],
     max_rejects: int | None,
-    progress: bool | None,
+    show_progress: bool | None,
 ) -> PackResult:
-    """Pack what of these sources a ledger does not have; `sums` is source name → md5 due."""
-    todo = sources_left(ledger, sources, sums)
-    rejects = rejects_so_far(ledger, max_rejects)
-    watch = Watch(sum(source.nbytes for source in todo), rejects, progress)
+    """Pack those of the sources that a pack does not have; `sums` is name → expected md5."""
+    todo = sources_to_pack(state, sources, sums)
+    rejects = rejects_so_far(state, max_rejects)
+    progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
-    _note_other_decoders(ledger, packed_by, watch)
-    ledger.publish(complete=False)  # only now: a run that is refused leaves a pack as it was
-    with on_record(ledger.root, watch, workers), Writers() as writers:
-        lanes = [Lane(source, ledger, writers, packed_by, sums.get(source.name)) for source in todo]
+    _note_other_decoders(state, packed_by, progress)
+    state.publish(complete=False)  # only now: a refused run leaves a pack as it was
+    with recorded_run(state.root, progress, workers), WriterThreads() as writers:
+        packers = [
+            SourcePacker(source, state, writers, packed_by, sums.get(source.name))
+            for source in todo
+        ]
         try:
             if workers == 1:
-                pack_inline(lanes, ledger.options, watch)
-            elif lanes:
-                pack_with_processes(lanes, ledger.options, workers, watch)
+                pack_inline(packers, state.options, progress)
+            elif packers:
+                pack_with_processes(packers, state.options, workers, progress)
         except BaseException as error:
             try:
-                ledger.publish(complete=False)
-            except OSError as second:  # on a disk that fails; the next run brings it up to date
+                state.publish(complete=False)
+            except OSError as second:  # on a failing disk; the next run brings it up to date
                 error.add_note(f"the manifest could not be written either: {second}")
             raise
         finally:
-            watch.close()
-    failed = {lane.source.name: lane.error for lane in lanes if lane.error is not None}
-    ledger.publish(complete=not failed)
-    counts = ledger.counts()
+            progress.close()
+    interrupts.check()
+    failed = {packer.source.name: packer.error for packer in packers if packer.error is not None}
+    state.publish(complete=not failed)
+    for line in find_duplicates(*open_manifest_and_index(state.root)).lines():
+        progress.note(line)
+    counts = state.counts()
     return PackResult(
-        root=ledger.root,
+        root=state.root,
         images=counts["images"],
         masks=counts["masks"],
         annotations=counts["annotations"],
@@ -149,20 +160,20 @@ def pack_into(
         rejects=counts["rejects"],
         sources=len(sources),
         packed_before=len(sources) - len(todo),
-        new_images=watch.images,
+        new_images=progress.images,
         failed=failed,
-        notes=watch.notes,
-        seconds=watch.seconds,
+        notes=progress.notes,
+        seconds=progress.seconds,
     )
 
 
-def sources_left(ledger: Ledger, sources: list[Source], sums: dict[str, str]) -> list[Source]:
-    """Those that the pack does not have whole; raises OutputRefused for another of a name."""
-    return [source for source in sources if not _is_packed(source, ledger, sums)]
+def sources_to_pack(state: PackState, sources: list[Source], sums: dict[str, str]) -> list[Source]:
+    """Those not complete in the pack; raises OutputRefused for another source of the same name."""
+    return [source for source in sources if not _is_packed(source, state, sums)]
 
 
-def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
-    record = ledger.sources.get(source.name)
+def _is_packed(source: Source, state: PackState, sums: dict[str, str]) -> bool:
+    record = state.sources.get(source.name)
     if record is None:
         return False
     expected = sums.get(source.name, record["md5"])
@@ -177,17 +188,21 @@ def _is_packed(source: Source, ledger: Ledger, sums: dict[str, str]) -> bool:
     return True
 
 
-def rejects_so_far(ledger: Ledger, max_rejects: int | None) -> Rejects:
-    """The rejects of earlier runs; raises TooManyRejects when there are too many already."""
-    rejects = Rejects(max_rejects)
-    for line in ledger.rejects():
+def rejects_so_far(state: PackState, max_rejects: int | None) -> RejectLimit:
+    """The rejects of earlier runs; raises TooManyRejects if they exceed the limit already."""
+    rejects = RejectLimit(max_rejects)
+    for line in state.rejects():
         rejects.add(line["source"], line["member"], line["detail"])
     rejects.check()
     return rejects
 
 
 def versions_in_force() -> dict[str, str]:
-    """What decides pixels and masks beside the options; every shard records it."""
+    """What determines pixels and masks besides the options; every shard records it.
+
+    Raises PackError as `require_decoder` does.
+    """
+    require_decoder()
     pil = pil_in_force()
     return {
         "sa1bpack": __version__,
@@ -196,12 +211,12 @@ def versions_in_force() -> dict[str, str]:
     }
 
 
-def _note_other_decoders(ledger: Ledger, packed_by: dict, watch: Watch) -> None:
+def _note_other_decoders(state: PackState, packed_by: dict, progress: Progress) -> None:
     others = {
         tuple(sorted(shard.attributes["packed_by"].items()))
-        for shard in ledger.shards.values()
+        for shard in state.shards.values()
         if shard.attributes["packed_by"] != packed_by
     }
     for other in sorted(others):
         was = ", ".join(f"{key} {value}" for key, value in other)
-        watch.note(f"part of this pack was made with {was}; pixels may differ by rounding")
+        progress.note(f"part of this pack was made with {was}; pixels may differ by rounding")

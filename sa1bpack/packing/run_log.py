@@ -1,7 +1,7 @@
-"""The record of packing runs: `.runs.jsonl` in the pack's folder, a line a run.
+"""The log of packing runs: `.runs.jsonl` in the pack's folder, one line per run.
 
-It is no part of the pack, whose bytes follow from sources and options alone: names that begin with
-a dot are a packer's working files (docs/format.md, "Publication"), and a copy need not have it.
+It is not part of the pack, whose bytes follow from sources and options alone: names that begin with
+a dot are a packer's working files (docs/format.md, "Publication"), and a copy need not have them.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from sa1bpack.packing.watch import Watch
+from sa1bpack.packing.progress import Progress
 
 RUNS_NAME = ".runs.jsonl"
 
@@ -24,8 +24,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     finished      when it ended, in UTC, to the second
     outcome       "finished" or "stopped by <name of the error>"
     images        samples that it decoded
-    source_bytes  bytes of tars and folders that it read or passed over
-    workers       processes that were asked for
+    source_bytes  bytes of tars and folders that it read or skipped
+    workers       processes that were requested
     seconds       wall time
     sa1bpack      version
     """
@@ -40,11 +40,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def on_record(root: Path, watch: Watch, workers: int) -> Iterator[None]:
-    """Add a run to the record of a pack when the block ends, however it ends.
+def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]:
+    """Add a run to the log of a pack when the block ends, however it ends.
 
-    A run that decoded nothing leaves no line. A record that cannot be written does not spoil the
-    run; the user is told.
+    A run that decoded nothing leaves no line. A log that cannot be written does not fail the run,
+    but is reported.
     """
     outcome = "finished"
     try:
@@ -53,26 +53,26 @@ def on_record(root: Path, watch: Watch, workers: int) -> Iterator[None]:
         outcome = f"stopped by {type(error).__name__}"
         raise
     finally:
-        if watch.images:
-            _append(root, watch, Run(
+        if progress.images:
+            _append(root, progress, Run(
                 finished=datetime.now(UTC).replace(microsecond=0), outcome=outcome,
-                images=watch.images, source_bytes=watch.bytes_read, workers=workers,
-                seconds=watch.seconds, sa1bpack=version("sa1bpack"),
+                images=progress.images, source_bytes=progress.bytes_read, workers=workers,
+                seconds=progress.seconds, sa1bpack=version("sa1bpack"),
             ))  # fmt: skip
 
 
-def _append(root: Path, watch: Watch, run: Run) -> None:
+def _append(root: Path, progress: Progress, run: Run) -> None:
     try:
         with (root / RUNS_NAME).open("ab") as file:
             file.write(msgspec.json.encode(run) + b"\n")
     except OSError as error:
-        watch.note(f"{root / RUNS_NAME}: this run is not on record ({error.strerror})")
+        progress.note(f"{root / RUNS_NAME}: this run is not logged ({error.strerror})")
 
 
 def read_runs(root: Path) -> list[Run]:
-    """The runs on record, in their order; a line that a killed run left unfinished is passed over.
+    """The logged runs, in order; a line that a killed run left unfinished is skipped.
 
-    Empty if there is no record. Raises OSError if there is one that cannot be read.
+    Empty if there is no log. Raises OSError if it cannot be read.
     """
     try:
         lines = (root / RUNS_NAME).read_bytes().splitlines()

@@ -1,14 +1,14 @@
-"""One image and its record → the rows that a shard stores of them."""
+"""One image and its record → the rows that a shard stores."""
 
-import io
 import json
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from PIL import Image
+import simplejpeg
 
-from sa1bpack.errors import AnnotationError, MaskError
+from sa1bpack import pixels
+from sa1bpack.errors import AnnotationError, MaskError, PackError
 from sa1bpack.format.append_file import page_aligned
 from sa1bpack.format.image_place import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
@@ -18,11 +18,10 @@ from sa1bpack.masks.rle import parse_counts, take_masks
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.pixels.decode import decode_into, decode_yuv420_into
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
 
-# Bit 15 of number_types: the RLE text was not what COCO's own encoder writes for these runs.
+# Bit 15 of number_types: the RLE text differs from what COCO's own encoder writes for these runs.
 NONCANONICAL_BIT = np.uint16(1 << 15)
 
 
@@ -31,12 +30,12 @@ class Packed:
     """The rows of one sample.
 
     rows
-        Array name → `finished_rows`. `image` and `mask_bits` are views of the maker's buffers, and
-        hold until its next sample in those.
+        Array name → `finished_rows`. `image` and `mask_bits` are views of the buffers given, valid
+        until these are used for another sample.
     extent
         What the sample adds to its shard.
     unknown_keys
-        Keys of the record that the schema does not have; they are not stored.
+        Keys of the record that are not in the schema; they are not stored.
     """
 
     rows: dict
@@ -45,9 +44,9 @@ class Packed:
 
 
 class Buffers:
-    """Memory for the large arrays of one sample, reused: 3 MB of fresh memory cost 768 page faults.
+    """Reused memory for the large arrays of a sample: 3 MB of fresh memory cost 768 page faults.
 
-    Both begin at a page, so that they can be written to disk from where they lie.
+    Both start at a page boundary, so that they can be written to disk without a copy.
     """
 
     def __init__(self, options: PackOptions):
@@ -78,17 +77,17 @@ def make_sample(
     jpeg, record
         Bytes of the image and of its JSON.
 
-    Returns None for an image with no mask left where the options drop those. Raises SampleError
-    (AnnotationError, MaskError, ImageError) when the sample must be rejected; every mask of the
-    record is checked, also those that the rule leaves out, so that the options don't decide which
-    images count as sound.
+    Returns None for an image without remaining masks if the options drop those. Raises SampleError
+    (AnnotationError, MaskError, ImageError) if the sample must be rejected; every mask of the
+    record is checked, including those that the rule drops, so that the options do not determine
+    which images are valid.
     """
     record = parse_annotations(record)
     _check_name(record.file_name, file_name)
-    pixels = record.height * record.width
+    image_pixels = record.height * record.width
     try:
         run_ends, run_offset, noncanonical = parse_counts(
-            record.counts_text, record.counts_offset, pixels
+            record.counts_text, record.counts_offset, image_pixels
         )
     except MaskError as error:
         raise _name_the_mask(error, record) from error
@@ -97,7 +96,7 @@ def make_sample(
         record.area,
         record.predicted_iou,
         record.stability_score,
-        pixels,
+        image_pixels,
         record.image_id,
     )
     if options.empty == "drop" and len(kept) == 0:
@@ -145,26 +144,36 @@ def make_sample(
 def _decode(
     jpeg, record: Annotations, options: PackOptions, size: tuple[int, int], image: np.ndarray
 ) -> None:
-    """Decode into an image's own bytes (n,) uint8, as the layout has them; `size` is (h, w)."""
+    """Decode into the bytes of an image, (n,) uint8, in the layout's order; `size` is (h, w)."""
     layout = options.layout
     whole = size if layout.flat else (options.image_size,) * 2
     planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
     source = (jpeg, record.height, record.width)
     how = {"fit": options.fit, "resample": options.resample}
     if layout.pixels == "rgb":
-        decode_into(*source, planes[0], **how)
+        pixels.decode_into(*source, planes[0], **how)
     else:
-        decode_yuv420_into(*source, planes, **how)
+        pixels.decode_yuv420_into(*source, planes, **how)
+
+
+def require_decoder() -> None:
+    """Raise PackError, which names the remedy, if PIL is not installed or is broken."""
+    try:
+        _ = pixels.decode_into  # imported on first use
+    except ImportError as error:
+        raise PackError(str(error)) from error
 
 
 @interrupts_held()
 def warm_up(options: PackOptions) -> None:
     """Make a tiny sample, so that every kernel is compiled, or loaded from numba's cache.
 
-    Done once by the parent before its workers start, it spares them compiling the same at once.
+    Done once by the parent before its workers start, it spares them all compiling the same. Raises
+    PackError as `require_decoder` does.
     """
-    image = io.BytesIO()
-    Image.new("RGB", (16, 16)).save(image, "JPEG")
+    require_decoder()
+    black = np.zeros((16, 16, 3), np.uint8)
+    jpeg = simplejpeg.encode_jpeg(black, quality=95, colorsubsampling="420")
     annotation = {
         "bbox": [0, 0, 15, 15],
         "area": 256,
@@ -179,9 +188,7 @@ def warm_up(options: PackOptions) -> None:
         "image": {"image_id": 1, "width": 16, "height": 16, "file_name": "sa_1.jpg"},
         "annotations": [annotation],
     }
-    make_sample(
-        "sa_1.jpg", image.getvalue(), json.dumps(record).encode(), options, Buffers(options)
-    )
+    make_sample("sa_1.jpg", jpeg, json.dumps(record).encode(), options, Buffers(options))
 
 
 def _check_name(recorded: str, found: str) -> None:
@@ -194,7 +201,7 @@ def _check_name(recorded: str, found: str) -> None:
 
 
 def _name_the_mask(error: MaskError, record: Annotations) -> MaskError:
-    """Say the annotation's id as well as its index; kernels know only the index."""
+    """Name the annotation's id as well as its index; kernels know only the index."""
     mask = getattr(error, "mask", None)
     if mask is None:
         return error
@@ -206,7 +213,7 @@ def _padded_name(file_name: str) -> np.ndarray:
     encoded = file_name.encode()
     if len(encoded) > FILE_NAME_BYTES:
         raise AnnotationError(
-            f"image.file_name has {len(encoded)} bytes, a pack stores {FILE_NAME_BYTES}; "
+            f"image.file_name has {len(encoded)} bytes, but a pack stores {FILE_NAME_BYTES}; "
             f"shorten {file_name!r}",
             code="name-too-long",
         )

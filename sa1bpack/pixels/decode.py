@@ -25,10 +25,10 @@ import threading
 
 import numpy as np
 import simplejpeg
-from numba import njit
 
 from sa1bpack.arguments import choice
 from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
 from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420

@@ -10,9 +10,9 @@ This module uses numpy and numba only, so that readers, which never decode a JPE
 """
 
 import numpy as np
-from numba import njit
 
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 
 
 def half(side: int) -> int:

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, each with a title, axes with units, and its numbers as a table."""
+"""Charts as inline SVG, each with a title, axes with units, and a table of its numbers."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from sa1bpack.report.histogram import Histogram, round_step
 from sa1bpack.report.markup import Markup, element, table
 
-# All in the units of the drawing; on a page they are about a screen pixel each.
+# In units of the drawing; on a page, one is about a screen pixel.
 _WIDTH, _HEIGHT = 400, 240
 _LEFT, _RIGHT, _TOP, _FLOOR = 50, 382, 10, 194  # edges of the plot
 _ROW, _NAMES, _COUNTS = 24, 96, 62  # height of a bar's row, widths of its name and its count
@@ -16,8 +16,8 @@ _ROW, _NAMES, _COUNTS = 24, 96, 62  # height of a bar's row, widths of its name 
 def histogram_chart(shape: Histogram, title: str, note: str, x_label: str, y_label: str) -> Markup:
     """A figure of a histogram.
 
-    title, note       above the chart; the note also says what the values are of
-    x_label, y_label  of the axes, with units
+    title, note       above the chart; the note also says where the values are from
+    x_label, y_label  labels of the axes, with units
     """
     across, top = _Axis(shape), _round_top(int(shape.counts.max(initial=0)))
     counts = shape.counts.tolist()
@@ -38,7 +38,7 @@ def histogram_chart(shape: Histogram, title: str, note: str, x_label: str, y_lab
 def bar_chart(
     rows: Sequence[tuple[str, int]], title: str, note: str, row_label: str, count_label: str
 ) -> Markup:
-    """A figure of horizontal bars, one a row of (name, count); labels stand above the columns."""
+    """A figure of horizontal bars, one per row (name, count), with labels above the columns."""
     most = max(count for _, count in rows)
     drawing = [
         element("text", row_label, class_="label end", x=_NAMES - 8, y=14),
@@ -57,7 +57,7 @@ def bar_chart(
 
 
 def compact(value: float) -> str:
-    """A number for an axis in few characters: 0.95, 250, 20k, 1.5M."""
+    """A short form of a number for an axis: 0.95, 250, 20k, 1.5M."""
     for limit, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
             return f"{value / unit:.6g}{name}"
@@ -65,7 +65,7 @@ def compact(value: float) -> str:
 
 
 class _Axis:
-    """Where values of a histogram lie across the plot."""
+    """The horizontal axis of a histogram: value → position in the plot."""
 
     def __init__(self, shape: Histogram):
         self._log = shape.logarithmic
@@ -81,20 +81,22 @@ class _Axis:
     def ticks(self) -> list[float]:
         if self._log:
             first, last = round(self._low), round(self._high)
-            step = -(-(last - first) // 8)  # of a range that only damage makes wide, some decades
+            step = -(
+                -(last - first) // 8
+            )  # a range that only damage makes this wide gets fewer ticks
             return [10.0**power for power in range(first, last + 1, step)]
         return _ticks(self._low, self._high, 6)
 
 
 def _ticks(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
-    """Round values from low to high, at most about `most` steps, none smaller than `least`."""
+    """Round values from low to high, in at most about `most` steps of at least `least`."""
     step = max(least, round_step(high - low, most))
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
     return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
 
 
 def _round_top(count: int) -> float:
-    """The end of an axis that begins with 0: a tick at or above the largest count."""
+    """The end of an axis that starts at 0: a tick at or above the largest count."""
     step = max(1.0, round_step(max(count, 1), 4))
     return step * max(1, int(np.ceil(count / step - 1e-9)))
 
@@ -131,7 +133,7 @@ def _bar(shape: Histogram, across: _Axis, place: int, top: float) -> Markup:
 
 
 def _rectangle(name: str, x: float, y: float, width: float, height: float) -> Markup:
-    """A bar; its name shows under the pointer."""
+    """A bar; its name is shown under the pointer."""
     return element(
         "rect", element("title", name), class_="bar", x=_at(x), y=_at(y), width=_at(width),
         height=_at(height),
@@ -139,7 +141,7 @@ def _rectangle(name: str, x: float, y: float, width: float, height: float) -> Ma
 
 
 def _range(shape: Histogram, place: int) -> str:
-    """The values of a bin in words, such as `20 to 29` or `0.95 to 0.96`."""
+    """The values of a bin as text, such as `20 to 29` or `0.95 to 0.96`."""
     low, high = shape.edges[place], shape.edges[place + 1]
     if not shape.whole:
         return f"{low:g} to {high:g}"
@@ -148,7 +150,7 @@ def _range(shape: Histogram, place: int) -> str:
 
 
 def _at(value: float) -> str:
-    """A coordinate: a tenth of a unit is less than a pixel."""
+    """A coordinate; a tenth of a unit is less than a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 

@@ -1,15 +1,15 @@
 """Which samples a picture shows."""
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import counted
 
-MAX_SAMPLES = 400  # a sheet of more than a hundred rows shows nothing to anybody
+MAX_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 
 def chosen(
@@ -21,15 +21,16 @@ def chosen(
 ) -> list[int]:
     """Indices of the samples asked for: by id, by index, or `samples` at random.
 
-    Random ones depend on the seed and the size of the dataset alone, are all different, and come in
-    the order of the dataset; if it has fewer, they are all of them.
+    A random choice depends on the seed and the size of the dataset alone. Its samples are distinct
+    and in the order of the dataset; if the dataset has fewer, it is all of them.
 
     Raises OptionError if more than one way of choosing is used, for an id or an index that the
-    dataset lacks, and for fewer than 1 or more than 400 samples.
+    dataset does not have, and for fewer than 1 or more than 400 samples.
     """
     given = {"samples": samples, "image_ids": image_ids, "rows": rows}
     if sum(value is not None for value in given.values()) != 1:
         raise OptionError("choose by one of samples, image_ids and rows, not by several")
+    seed = whole_number("seed", seed, 0, MAX_WORD)
     if image_ids is not None:
         indices = [_index_of(dataset, image_id) for image_id in image_ids]
     elif rows is not None:
@@ -41,30 +42,29 @@ def chosen(
 
 
 def random_indices(size: int, count: int, seed: int) -> list[int]:
-    """`count` different indices below `size`, rising; all of them if there are not so many."""
+    """`count` distinct indices below `size`, ascending; all of them if there are fewer."""
     rng = np.random.default_rng(seed)
     return sorted(rng.choice(size, min(count, size), replace=False).tolist())
 
 
 def checked_count(name: str, count: int) -> int:
-    """The number, if it is one from 1 to 400; else raises OptionError."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SAMPLES:
-        raise OptionError(f"{name} is {count!r}: choose from 1 to {MAX_SAMPLES}")
-    return count
+    """Return the number. Raises OptionError unless it is a whole number from 1 to 400."""
+    return whole_number(name, count, 1, MAX_SAMPLES)
 
 
 def _index_of(dataset: Dataset, image_id: int) -> int:
     try:
-        return dataset.index_of(operator.index(image_id))
+        return dataset.index_of(image_id)
     except KeyError:
         size = counted(len(dataset), "image")
         raise OptionError(f"{dataset.root}: none of its {size} has the id {image_id}") from None
 
 
 def _checked_row(dataset: Dataset, row: int) -> int:
-    if not 0 <= operator.index(row) < len(dataset):
+    row = whole_number("rows", row, 0)
+    if row >= len(dataset):
         raise OptionError(
-            f"{dataset.root}: row {row} is not there; it has {counted(len(dataset), 'image')}, "
-            f"rows 0 to {len(dataset) - 1}"
+            f"{dataset.root}: row {row} does not exist; the pack has "
+            f"{counted(len(dataset), 'image')}, rows 0 to {len(dataset) - 1}"
         )
-    return operator.index(row)
+    return row

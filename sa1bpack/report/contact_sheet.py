@@ -1,11 +1,10 @@
-"""Many samples on one sheet, in a grid, each over a caption."""
+"""A sheet of samples in a grid, each above its caption."""
 
 from collections.abc import Sequence
 
-from PIL import Image, ImageDraw
-
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.lettering import font, plain_text, shortened, write_right
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 from sa1bpack.report.unreadable import Unreadable, empty_tile
 from sa1bpack.wording import counted
@@ -20,20 +19,20 @@ _TILE_SHAPE = 3 / 4  # height of a tile / width; landscapes and portraits get ne
 
 
 def columns_of(count: int) -> int:
-    """Columns of a sheet of so many samples: at most 4, and 3 where that leaves no gap."""
+    """Number of columns for `count` samples: at most 4, or 3 if that leaves no gap."""
     return 3 if count in (5, 6, 9) else min(4, count)
 
 
 def tile_width(count: int) -> int:
-    """Screen pixels of a tile on a sheet of so many samples, from one side to the other."""
+    """Width of a tile on a sheet of `count` samples, in screen pixels."""
     columns = columns_of(count)
     return min(_LARGEST_TILE, (WIDTH - 2 * _MARGIN - (columns - 1) * _GAP) // columns)
 
 
 def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: str) -> Image.Image:
-    """The sheet, RGB, 1600 pixels wide at most; what cannot be read has an empty tile that says so.
+    """The sheet, RGB, at most 1600 pixels wide; the tile of an unreadable sample says why.
 
-    title, note  the line above the pictures: at the left in dark, at the right in faint letters
+    title, note  the line above the pictures: on the left in dark, on the right in faint letters
     """
     columns, width = columns_of(len(subjects)), tile_width(len(subjects))
     rows = [subjects[first : first + columns] for first in range(0, len(subjects), columns)]
@@ -53,7 +52,7 @@ def contact_sheet(subjects: Sequence[Subject | Unreadable], title: str, note: st
         for column, subject in enumerate(row):
             left = _MARGIN + column * (width + _GAP)
             picture = _tile(subject, width)
-            # At the bottom of the row, so that it stands on its caption.
+            # At the bottom of the row, next to its caption.
             sheet.paste(picture, (left, top + height - picture.height))
             _write_caption(draw, subject, left, top + height + 8, width)
         top += height + _CAPTION + _GAP
@@ -77,7 +76,7 @@ def _row_height(row: Sequence[Subject | Unreadable], width: int) -> int:
 
 
 def write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -> None:
-    """Write the line above pictures that are `width` screen pixels wide together."""
+    """Write the line above pictures with a total width of `width` screen pixels."""
     room = width - 2 * _MARGIN
     small = font(15)
     note = shortened(plain_text(note), small, room * 0.6)
@@ -112,7 +111,7 @@ def size_text(subject: Subject) -> str:
 
 
 def mask_text(subject: Subject) -> str:
-    """How many masks there are, and of how many where some were left out."""
+    """The number of masks, and of how many if some were dropped."""
     if subject.annotation_count == subject.masks:
         return counted(subject.masks, "mask") if subject.masks else "no masks"
     return f"{subject.masks:,} of {counted(subject.annotation_count, 'mask')}"

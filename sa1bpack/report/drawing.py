@@ -1,21 +1,21 @@
-"""A sample's picture: its image under translucent masks with outlines, boxes and points."""
+"""The picture of a sample: its image under translucent masks with outlines, boxes and points."""
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 
 _FILL = 0.45  # opacity of a mask's inside; its outline is opaque
-_BOX_OPACITY, _CROWD = 0.6, 50  # of a box; where there are more masks, boxes fade
+_BOX_OPACITY, _CROWD = 0.6, 50  # of a box; with more masks than this, boxes fade
 _POINT, _POINT_RIM = (255, 255, 255), (20, 20, 20)
 
 
 def fitted(height: int, width: int, box_height: int, box_width: int) -> tuple[int, int]:
-    """(height, width) at which an image fills a box without being distorted.
+    """(height, width) at which an image fits a box without distortion.
 
-    Pixels are never enlarged by a fraction: an image smaller than half the box is drawn with each
-    pixel as a square of whole screen pixels, so that what is stored is what is seen.
+    Pixels are enlarged by whole factors only: each pixel of an image smaller than half the box is
+    drawn as a square of screen pixels, so that the stored pixels can be seen.
     """
     scale = min(box_height / height, box_width / width)
     if scale >= 1:
@@ -34,7 +34,8 @@ def plain(subject: Subject, height: int, width: int) -> Image.Image:
 def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Image:
     """The image with its masks, boxes and points, at a size in screen pixels.
 
-    Larger masks lie below smaller ones. Colours go by size: the largest mask has the first.
+    Smaller masks are drawn over larger ones. Colours are assigned by size: the largest mask has the
+    first.
 
     line  width of outlines in screen pixels; points grow with it
     """
@@ -48,14 +49,14 @@ def drawn(subject: Subject, height: int, width: int, line: int = 1) -> Image.Ima
 
 
 def by_size(subject: Subject) -> np.ndarray:
-    """int64 (m,): the masks from the largest area to the smallest, in the stored order if equal."""
+    """int64 (m,): the masks by descending area, in stored order if equal."""
     return np.argsort(-subject.areas, kind="stable")
 
 
 def _paint(
     subject: Subject, pixels: np.ndarray, order: np.ndarray, colours: np.ndarray, line: int
 ) -> np.ndarray:
-    """uint8 (h, w, 3): masks in the given order on an image of that size."""
+    """uint8 (h, w, 3): masks drawn in the given order on the image."""
     inside = np.full(pixels.shape[:2], -1)  # (h, w): the place in `order` of the topmost mask
     outline = inside.copy()
     rows, columns = _cells_of_pixels(subject, *inside.shape)
@@ -73,10 +74,10 @@ def _paint(
 
 
 def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The grid row of each pixel row and the grid column of each pixel column, by their centres.
+    """The grid row of each pixel row, and the grid column of each pixel column, by their centres.
 
-    A cell is a fraction 1 / G of the source's longer side for "pad" and "native", of each side by
-    itself for "squash" (docs/format.md).
+    A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
+    "squash" (docs/format.md).
     """
     grid = subject.bits.shape[1]
     source = (subject.source_height, subject.source_width)
@@ -92,7 +93,7 @@ def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndar
 def _on_screen(
     bits: np.ndarray, rows: np.ndarray, columns: np.ndarray
 ) -> tuple[int, int, np.ndarray]:
-    """Top, left and bool (h, w) of the part of the screen that a mask's cells take up."""
+    """Top, left and bool (h, w) of the part of the screen that the cells of a mask cover."""
     used = np.flatnonzero(bits.any(axis=1))
     if used.size == 0:
         return 0, 0, np.zeros((0, 0), bool)
@@ -104,7 +105,7 @@ def _on_screen(
 
 
 def _eroded(shape: np.ndarray, times: int) -> np.ndarray:
-    """bool (h, w) without the pixels of which a 4-neighbour is unset or outside the array."""
+    """bool (h, w) without the pixels that have a 4-neighbour unset or outside the array."""
     for _ in range(times):
         padded = np.pad(shape, 1)
         shape = shape & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
@@ -121,7 +122,7 @@ def _with_boxes_and_points(
     for place, mask in enumerate(order.tolist()):
         x, y, w, h = subject.bboxes[mask].tolist()
         if not np.isfinite([x, y, w, h]).all():
-            continue  # only damage gives such numbers; the table of masks shows them
+            continue  # only damage causes such numbers; the table of masks shows them
         corners = np.array([[x, y], [x + w + 1, y + h + 1]]) * scale  # w = xmax - xmin
         left, top, right, bottom = _on_image(corners, image.size)
         draw.rectangle((left, top, right, bottom), outline=(*colours[place].tolist(), opacity))
@@ -137,7 +138,7 @@ def _with_boxes_and_points(
 
 
 def _near(point: np.ndarray, size: tuple[int, int]) -> bool:
-    """Whether a point (2,) is on the picture or so near that a part of its mark may be."""
+    """Whether a point (2,) is on the picture, or so near that its mark may reach it."""
     return bool((np.abs(point) < 2 * np.array(size) + 100).all())
 
 

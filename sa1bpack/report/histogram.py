@@ -11,18 +11,18 @@ _BINS_A_DECADE = 4
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values lie between each two edges.
+    """The number of values between each two edges.
 
     counts
-        (b,) int64. A value on an edge counts to the bin above it.
+        (b,) int64. A value on an edge belongs to the bin above it.
     edges
-        (b + 1,) float64, rising; powers of ten and their parts with `logarithmic`.
+        (b + 1,) float64, increasing; powers of ten and fractions of them with `logarithmic`.
     logarithmic
-        Whether bins are equally wide in the logarithm.
+        Whether bins have equal width on a logarithmic scale.
     whole
         Whether the values are whole numbers, so that a bin ends one below its upper edge.
     left_out
-        Values that cannot be shown: not finite, or 0 and below with `logarithmic`.
+        Number of values that cannot be shown: not finite, or not above 0 with `logarithmic`.
     """
 
     counts: np.ndarray
@@ -33,7 +33,7 @@ class Histogram:
 
 
 def round_step(span: float, most: int) -> float:
-    """The smallest of 1, 2, 5 times a power of ten of which at most `most` cover `span` (> 0)."""
+    """The smallest 1, 2 or 5 times a power of ten of which at most `most` cover `span` (> 0)."""
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(step * power for step in _STEPS if step * power * most >= span * (1 - 1e-9))
 
@@ -49,7 +49,7 @@ def histogram(values: np.ndarray, bins: int = 30) -> Histogram:
     elif high == low:
         step = round_step(max(abs(high), 1.0), 20)
     first = math.floor(low / step + 1e-9)
-    if _multiple(first, step) > low:  # by less than what the quotient was rounded up by
+    if _multiple(first, step) > low:  # by less than the rounding of the quotient
         first -= 1
     last = math.floor(high / step + 1e-9) + 1
     edges = np.array([_multiple(number, step) for number in range(first, last + 1)])
@@ -57,7 +57,7 @@ def histogram(values: np.ndarray, bins: int = 30) -> Histogram:
 
 
 def log_histogram(values: np.ndarray) -> Histogram:
-    """Of whole numbers: four bins a decade, from the decade of the smallest to the largest's."""
+    """For whole numbers: four bins per decade, from that of the smallest to that of the largest."""
     kept = values[values > 0]
     low, high = (int(kept.min()), int(kept.max())) if kept.size else (1, 9)
     first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
@@ -66,11 +66,11 @@ def log_histogram(values: np.ndarray) -> Histogram:
 
 
 def _multiple(number: int, step: float) -> float:
-    """`number` steps, a product and not a sum, so that 0.95 is an edge, not 0.9500000000001."""
+    """`number` steps, a product rather than a sum: 0.95 is an edge, not 0.9500000000001."""
     return float(f"{number * step:.12g}")
 
 
 def _counts(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Values of each bin, lower edge included, upper one not."""
+    """Number of values in each bin, including its lower edge and excluding its upper one."""
     places = np.searchsorted(edges, values, side="right") - 1
     return np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1)

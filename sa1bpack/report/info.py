@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Layout, Manifest, Shard, open_index, open_shard, read_manifest
+from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
+from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
@@ -18,7 +21,7 @@ from sa1bpack.report.records import (
 )
 from sa1bpack.wording import counted, size_text
 
-# Masks an image are counted in steps of a tenth of the largest count, rounded up to a round number.
+# Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
 _BINS = 10
 _BAR = 40
 _WIDTH = 90  # columns
@@ -31,17 +34,21 @@ class PackInfo:
     root
         Its folder.
     manifest
-        The manifest as it is.
+        Its manifest.
     bytes
-        Size of its chunk files, holes included; `disk_bytes` is what the filesystem stores of them.
+        Size of its chunk files, including holes; `disk_bytes` is their size on disk.
     files, folders
-        How many there are, without a packer's working files: what a limit on inodes counts.
+        Number of each, without working files of a packer: what a limit on inodes counts.
     mask_counts
-        (N,) int64, masks of each sample.
+        (N,) int64, number of masks of each sample.
     packed_by
-        The versions that made it, one entry for each combination.
+        The versions that packed it, one entry per combination.
     unknown_keys
         Keys of the JSON records that a pack does not store.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
     """
 
     root: Path
@@ -53,16 +60,18 @@ class PackInfo:
     mask_counts: np.ndarray
     packed_by: list[dict]
     unknown_keys: list[str]
+    completeness: Completeness
+    duplicates: Duplicates
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """Images by number of masks: (counts (b,) int64, edges (b + 1,) int64), upper edge open."""
+        """Images by number of masks: counts int64 (b,), edges int64 (b + 1,), upper excluded."""
         top = int(self.mask_counts.max(initial=0)) + 1
         step = max(1, -(-top // _BINS))
         edges = np.arange(0, top + step, step)
         return np.histogram(self.mask_counts, edges)[0], edges
 
     def as_text(self) -> str:
-        """The whole in lines of at most 90 columns, unless the folder's own name is longer."""
+        """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
         manifest, counts = self.manifest, self.manifest.counts
         dropped = counts["annotations"] - manifest.masks
         lines = [
@@ -70,15 +79,16 @@ class PackInfo:
             f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
-            f"from {counted(len(manifest.sources), 'source')}",
-            f"  pixels     {_pixel_form(manifest.layout)}",
+            f"from {counted(len(manifest.sources) + len(self.completeness.partial), 'source')}",
+            *self._state(),
+            f"  pixels     {_pixel_text(manifest.layout)}",
             f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,}"
-            f"{of_which_images(counts)} left out by filters and the cap",
-            f"  mask form  {_mask_form(manifest.layout)}",
+            f"{of_which_images(counts)} dropped by filters and the cap",
+            f"  mask data  {_mask_text(manifest.layout)}",
             f"  size       {size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk"
             + ("" if manifest.layout.flat else " (padding is stored as holes)"),
             f"  files      {self.files:,} in {counted(self.folders, 'folder')}",
-            f"  left out   {counted(counts['dropped_images'], 'image')} without masks, "
+            f"  dropped    {counted(counts['dropped_images'], 'image')} without masks, "
             f"{counted(counts['rejects'], 'rejected member')}",
         ]
         lines += [
@@ -97,9 +107,22 @@ class PackInfo:
             )
         lines.append("options")
         lines += [f"  {key:<18} {text_of(value)}" for key, value in manifest.options.items()]
-        lines.append("masks an image")
+        lines.append("masks per image")
         lines += self._bars()
         return "\n".join(lines)
+
+    def _state(self) -> list[str]:
+        """What is missing from the pack, and what it holds more than once."""
+        state = [] if self.manifest.complete and self.manifest.samples else [self.completeness]
+        lines = []
+        for label, text in [
+            *(("state", str(line)) for line in state),
+            *(("duplicates", line) for line in self.duplicates.lines()),
+        ]:
+            lines += textwrap.wrap(
+                text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13
+            )
+        return lines
 
     def _bars(self) -> list[str]:
         counts, edges = self.histogram()
@@ -112,19 +135,19 @@ class PackInfo:
         return lines
 
 
-def _pixel_form(layout: Layout) -> str:
-    """How images are stored, in a few words."""
+def _pixel_text(layout: Layout) -> str:
+    """How images are stored, as a short text."""
     side = layout.image_size
     form = {
         "pad": f"padded to {side} x {side}",
         "squash": f"squashed to {side} x {side}",
-        "native": f"the longer side {side}, without padding",
+        "native": f"longer side {side}, without padding",
     }
     return f"{layout.pixels}, {form[layout.fit]}"
 
 
-def _mask_form(layout: Layout) -> str:
-    """How masks are stored, in a few words."""
+def _mask_text(layout: Layout) -> str:
+    """How masks are stored, as a short text."""
     grid = f"{layout.mask_size} x {layout.mask_size}"
     forms = [f"{grid} bits"] if layout.bits else []
     forms += ["exact runs at full size"] if layout.runs else []
@@ -132,18 +155,16 @@ def _mask_form(layout: Layout) -> str:
 
 
 def info(root: str | Path) -> PackInfo:
-    """Look at a pack.
+    """Summarize a pack.
 
-    Raises FormatError (or VersionError) when `root` is not a pack or a damaged one.
+    Raises FormatError (or VersionError) if `root` is not a pack or is damaged, OptionError if it is
+    a URL.
     """
-    root = Path(root)
-    manifest = read_manifest(root)
+    root = local_path("root", root)
+    manifest, index = open_manifest_and_index(root)
     check_records(manifest, root)
     _require_counts(manifest, root / MANIFEST_NAME)
-    if manifest.index is None:
-        mask_counts = np.zeros(0, np.int64)
-    else:
-        mask_counts = np.diff(open_index(root, manifest).mask_offset)
+    mask_counts = np.zeros(0, np.int64) if index is None else np.diff(index.mask_offset)
     shards = [open_shard(root / SHARDS_NAME / entry.name) for entry in manifest.shards]
     made, unknown = _records(shards)
     inside = [path for shard in shards for path in shard.folder.rglob("*")]
@@ -160,34 +181,36 @@ def info(root: str | Path) -> PackInfo:
         mask_counts=mask_counts,
         packed_by=made,
         unknown_keys=unknown,
+        completeness=completeness_of(root, manifest),
+        duplicates=find_duplicates(manifest, index),
     )
 
 
 def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
-    """What there is of a pack but within its shards, without a packer's working files."""
+    """Paths of a pack outside its shards, without working files of a packer."""
     shown = [path for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
              if not path.name.startswith(".")]  # fmt: skip
     return shown + ([] if manifest.index is None else [*(root / manifest.index).rglob("*")])
 
 
 def _require_counts(manifest: Manifest, path: Path) -> None:
-    """Raise FormatError unless the packer's totals are there."""
+    """Raise FormatError unless the totals of the packer are recorded."""
     for key in ("annotations", "dropped_images", "rejects"):
         if key not in manifest.counts:
             raise FormatError(
-                f"{path}: counts: {key} is missing; only packs of sa1bpack's own packer can be "
-                "looked at"
+                f"{path}: counts: {key} is missing; only packs made by sa1bpack itself can be "
+                "summarized"
             )
 
 
 def _records(shards: list[Shard]) -> tuple[list[dict], list[str]]:
-    """The versions that made the shards, and the keys that they do not store."""
+    """The versions that packed the shards, and the keys that these do not store."""
     made, unknown = set(), set()
     for shard in shards:
         if not {"packed_by", "unknown_keys"} <= set(shard.attributes):
             raise FormatError(
                 f"{shard.folder}: the attributes packed_by and unknown_keys are missing; only "
-                "packs of sa1bpack's own packer can be looked at"
+                "packs made by sa1bpack itself can be summarized"
             )
         check_attributes(shard)
         made.add(tuple(sorted(shard.attributes["packed_by"].items())))

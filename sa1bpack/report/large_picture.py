@@ -1,7 +1,6 @@
-"""One sample large: under its masks, alone beside it, and a table of its masks."""
+"""One large sample: under its masks, the image alone beside it, and a table of its masks."""
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.report.contact_sheet import (
     FAINT,
@@ -15,6 +14,7 @@ from sa1bpack.report.contact_sheet import (
 from sa1bpack.report.drawing import by_size, drawn, fitted, plain
 from sa1bpack.report.lettering import font, plain_text, write_right
 from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
 
 _MARGIN, _GAP = 24, 24
@@ -22,12 +22,12 @@ _TOP = 92
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
 _TABLE_WIDTH, _ROW = 400, 22
 _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _GAP - _TABLE_WIDTH) // 2
-_LEAST_TABLE = 8  # rows, beside a very low picture
+_LEAST_TABLE = 8  # rows, beside a picture of small height
 # Right edges of the columns, from the left of a table.
 _COLUMNS = (("mask", 60), ("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344),
             ("cells", 400))  # fmt: skip
 
-SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # screen pixels of the picture at most
+SIDE = max(_PICTURE_WIDTH, _PICTURE_HEIGHT)  # of the picture, at most, in screen pixels
 
 
 def large_picture(subject: Subject, title: str) -> Image.Image:
@@ -35,10 +35,10 @@ def large_picture(subject: Subject, title: str) -> Image.Image:
     shape = subject.rgb.shape[:2]
     if shape[1] > shape[0]:
         height, width = fitted(*shape, _PICTURE_HEIGHT, _PICTURE_WIDTH)
-        left = _MARGIN + width + _GAP  # of what stands beside the picture
+        left = _MARGIN + width + _GAP  # of the image beside the picture
         alone = fitted(*shape, _PICTURE_HEIGHT // 2, WIDTH - _MARGIN - left)
         table = (left, _TOP + alone[0] + _GAP)
-    else:  # there is room for both at one size, and the table beside them
+    else:  # both fit at the same size, with the table beside them
         height, width = alone = fitted(*shape, _PICTURE_HEIGHT, _HALF_WIDTH)
         left = _MARGIN + width + _GAP
         table = (left + width + _GAP, _TOP)
@@ -71,7 +71,7 @@ def _facts(subject: Subject) -> str:
 def _write_table(
     draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, rows: int
 ) -> None:
-    """The masks from the largest on, as many as there is room for; colours are the picture's."""
+    """The masks by descending size, as many as fit, in the colours of the picture."""
     letters = font(14)
     order = by_size(subject)
     if not len(order):
@@ -93,7 +93,7 @@ def _write_table(
 
 
 def _cells(subject: Subject, mask: int) -> tuple[str, ...]:
-    """What the table says of a mask, a text a column."""
+    """The row of a mask in the table, one text per column."""
     pixels = subject.source_height * subject.source_width
     cells = int(np.bitwise_count(subject.bits[mask]).sum())
     return (

@@ -1,22 +1,22 @@
-"""Text in pictures: a font that is always there, and text that it has letters for."""
+"""Text in pictures: a font that is always available, and text that it can show."""
 
 from functools import lru_cache
 
-from PIL import ImageDraw, ImageFont, features
+from sa1bpack.report.pil import ImageDraw, ImageFont, features
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 @lru_cache(maxsize=8)
 def font(size: int) -> Font:
-    """PIL's own font, `size` pixels high; its small bitmap font where PIL lacks FreeType."""
+    """PIL's own font, `size` pixels high; its small bitmap font if PIL lacks FreeType."""
     if features.check("freetype2"):
         return ImageFont.load_default(size)
     return ImageFont.load_default()
 
 
 def plain_text(text: str) -> str:
-    r"""`text` in printable ASCII, which is all that PIL's font has; other characters as \x, \u."""
+    r"""`text` in printable ASCII, the characters of PIL's font; all others as \x, \u."""
     return ascii(text)[1:-1].replace("\\'", "'").replace("\\\\", "\\")
 
 
@@ -33,9 +33,9 @@ def shortened(text: str, letters: Font, width: float) -> str:
 
 
 def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
-    """`text` in at most `most` lines of at most `width` pixels, the last one shortened if need be.
+    """`text` in at most `most` lines of at most `width` pixels, the last one shortened if needed.
 
-    Lines break between words; within a word, such as a path, only where it is wider than a line.
+    Lines break between words, and within a word, such as a path, only if it is wider than a line.
     """
     lines: list[str] = []
     while text and len(lines) < most - 1:

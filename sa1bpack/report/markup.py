@@ -7,16 +7,17 @@ _VOID = {"img", "meta"}
 
 
 class Markup(str):
-    """Text that is HTML already. Only this module and constants of the program make it."""
+    """Text that is already HTML. Only this module and constants of the program create it."""
 
     __slots__ = ()
 
 
 def element(name: str, /, *content: object, **attributes: object) -> Markup:
-    """One element. Content that is no Markup is escaped, and so are all attributes.
+    """One element. Content that is not Markup is escaped, and so are all attributes.
 
-    A trailing underscore of an attribute's name is dropped (`class_`), others become hyphens. None
-    among content and attributes is left out; an attribute that is True has no value.
+    A trailing underscore of an attribute's name is dropped (`class_`), other underscores become
+    hyphens. Content and attributes that are None are skipped; an attribute that is True has no
+    value.
     """
     parts = [f"<{name}"]
     for key, value in attributes.items():
@@ -32,7 +33,7 @@ def element(name: str, /, *content: object, **attributes: object) -> Markup:
 
 
 def joined(content: Iterable[object]) -> Markup:
-    """Content one after the other, escaped unless it is Markup; None is left out."""
+    """Content in sequence, escaped unless it is Markup; None is skipped."""
     return Markup(
         "".join(
             part if isinstance(part, Markup) else escape(_shown(str(part)))
@@ -43,7 +44,7 @@ def joined(content: Iterable[object]) -> Markup:
 
 
 def _shown(text: str) -> str:
-    """Text with its control and other unprintable characters written out as escapes."""
+    """Text with unprintable characters replaced by escapes."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
@@ -53,10 +54,10 @@ def table(
     numbers: int = 0,
     texts: Sequence[str] = (),
 ) -> Markup:
-    """A table with a line of headings. It scrolls sideways by itself where the page is narrow.
+    """A table with a row of headings. It scrolls horizontally if the page is narrow.
 
-    numbers  so many columns at the end hold numbers, which are set to the right
-    texts    headings of columns that hold sentences, of which lines may be broken
+    numbers  number of columns, from the right, that hold numbers, which are right-aligned
+    texts    headings of columns that hold sentences, whose lines may be wrapped
     """
     classes = ["long" if name in texts else None for name in head]
     classes[len(head) - numbers :] = ["number"] * numbers

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no script, no file, no network."""
+"""A report as one self-contained HTML page: no script, no other file, no network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.format import Manifest
+from sa1bpack.format import Completeness, Manifest
+from sa1bpack.format.duplicates import Duplicates
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
@@ -26,26 +27,30 @@ SHOWN_SOURCES = 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What a report is made of.
+    """The contents of a report.
 
     root, manifest
         The pack.
     mask_counts
         (N,) int64, masks of each sample.
     survey
-        What a look at some of its shards told.
+        Distributions, from some of its shards.
     verification
         What was checked and found.
     runs
-        The packing runs that are on record, in their order.
+        The recorded packing runs, in order.
     rejects
         The first lines of rejects.jsonl.
     pictures
         Figures of samples.
+    completeness
+        How much of the pack is published.
+    duplicates
+        Sources and image ids that the pack holds more than once.
     seed
-        Of everything that was chosen at random.
+        Seed of every random choice.
     version
-        Of the sa1bpack that writes the report.
+        Version of sa1bpack that writes the report.
     """
 
     root: Path
@@ -56,6 +61,8 @@ class Contents:
     runs: list[Run]
     rejects: list[dict[str, Any]]
     pictures: list[Markup]
+    completeness: Completeness
+    duplicates: Duplicates
     seed: int
     version: str
 
@@ -73,7 +80,7 @@ def page(contents: Contents) -> str:
         _section("Samples", *_samples(contents)),
         _section("Options and versions", *_options(contents)),
         _section("Packing runs", *_runs(contents.runs)),
-        _section("Left out", *_left_out(contents)),
+        _section("Dropped and rejected", *_left_out(contents)),
         _section("Sources", *_sources(contents.manifest)),
     ]
     head = element(
@@ -108,7 +115,7 @@ def _totals(contents: Contents) -> Markup:
     manifest, counts = contents.manifest, contents.mask_counts
     nbytes = sum(entry.bytes for entry in manifest.shards)
     typical = (
-        f"{np.mean(counts):.1f} an image, median {np.median(counts):.0f}" if counts.size else None
+        f"{np.mean(counts):.1f} per image, median {np.median(counts):.0f}" if counts.size else None
     )
     annotations = sum(entry.annotations for entry in manifest.shards)
     rejects = manifest.counts.get("rejects")
@@ -117,7 +124,7 @@ def _totals(contents: Contents) -> Markup:
         _total("Images", f"{manifest.samples:,}"),
         _total("Masks", f"{manifest.masks:,}", typical),
         _total(
-            "Masks left out",
+            "Masks dropped",
             f"{annotations - manifest.masks:,}",
             f"of {annotations:,}{of_which_images(manifest.counts)}, by filters and the cap",
         ),
@@ -155,7 +162,11 @@ def _state(contents: Contents) -> list[Markup]:
     checked = contents.verification
     cards = []
     if not contents.manifest.complete:
-        cards.append(_card("warn", "Not complete.", "Repeat the pack command: it goes on."))
+        text = str(contents.completeness)
+        cards.append(_card("warn", "Not complete.", f"{text[0].upper()}{text[1:]}."))
+    if contents.duplicates:
+        shown = _shortened_list(contents.duplicates.lines(), "finding")
+        cards.append(_card("warn", "Held more than once.", "", shown))
     when = f"{_when(checked.finished)}, in {_duration(checked.seconds)}."
     if checked.how == "none":
         cards.append(_card("warn", "Not verified.", checked.covered))
@@ -169,7 +180,7 @@ def _state(contents: Contents) -> list[Markup]:
         kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
         text = (f"{verdict}: {size}.", checked.covered, f"Checked on {when}")
         damaged = any(not (problem.extra or problem.denied) for problem in checked.problems)
-        remedy = "sa1bpack repair makes anew what is damaged, from the tars."
+        remedy = "sa1bpack repair rebuilds what is damaged, from the tars."
         cards.append(_card(kind, *text, shown, *([remedy] if damaged else [])))
     if contents.survey.unreadable:
         shown = _shortened_list(contents.survey.unreadable, "part")
@@ -193,13 +204,13 @@ def _shortened_list(lines: Sequence[object], noun: str) -> Markup:
     items = [element("li", str(line)) for line in lines[:SHOWN_PROBLEMS]]
     if len(lines) > SHOWN_PROBLEMS:
         more = counted(len(lines) - SHOWN_PROBLEMS, f"more {noun}")
-        items.append(element("li", f"and {more}; sa1bpack verify names all"))
+        items.append(element("li", f"and {more}; sa1bpack verify lists all"))
     return element("ul", *items)
 
 
 def _samples(contents: Contents) -> list[Markup]:
     if not contents.pictures:
-        return [element("p", "The pack has no image yet.", class_="faint")]
+        return [element("p", "The pack has no images yet.", class_="faint")]
     total = contents.manifest.samples
     how = (
         f"All {counted(total, 'image')}"
@@ -207,12 +218,12 @@ def _samples(contents: Contents) -> list[Markup]:
         else f"{len(contents.pictures)} of {counted(total, 'image')}, at random "
         f"(seed {contents.seed})"
     )
-    masks = "stored masks" if contents.manifest.layout.bits else "masks drawn from their exact runs"
+    masks = "stored masks" if contents.manifest.layout.bits else "masks drawn from exact runs"
     return [
         element(
             "p",
-            f"{how}: stored pixels and {masks}, larger ones below smaller ones, boxes, and "
-            "the points that prompted them.",
+            f"{how}: stored pixels and {masks}, smaller ones over larger ones, with boxes and the "
+            "points that prompted them.",
             class_="faint",
         ),
         element("div", *contents.pictures, class_="pictures"),
@@ -246,7 +257,7 @@ def _options(contents: Contents) -> list[Markup]:
                             "not stored",
                             f"keys of the JSON: {', '.join(sorted(survey.unknown_keys))}"
                             if survey.unknown_keys
-                            else "no key of the JSON, as far as was looked",
+                            else "no key of the JSON, in the shards read",
                         ),
                     ]
                 ),
@@ -270,9 +281,9 @@ def _runs(runs: list[Run]) -> list[Markup]:
         return [
             element(
                 "p",
-                "No run is on record. Packing leaves its record in the folder as ",
+                "No run is recorded. Packing records its runs in the folder, in ",
                 element("code", ".runs.jsonl"),
-                ", which a copy of the pack need not have.",
+                ", which a copy of the pack may lack.",
                 class_="faint",
             )
         ]
@@ -280,7 +291,7 @@ def _runs(runs: list[Run]) -> list[Markup]:
     shown = runs[-SHOWN_RUNS:]
     summary = (
         f"{counted(images, 'image')} in {counted(len(runs), 'run')} and {_duration(seconds)}: "
-        f"{images / seconds:,.1f} images/s. A run that was killed leaves no record."
+        f"{images / seconds:,.1f} images/s. A run that was killed is not recorded."
     )
     rows = [
         (
@@ -290,7 +301,7 @@ def _runs(runs: list[Run]) -> list[Markup]:
         )
         for run in reversed(shown)
     ]  # fmt: skip
-    last = f" The last {SHOWN_RUNS} of them:" if len(runs) > SHOWN_RUNS else ""
+    last = f" The last {SHOWN_RUNS}:" if len(runs) > SHOWN_RUNS else ""
     head = ("finished", "outcome", "images", "time", "images/s", "source MB/s", "workers",
             "sa1bpack")  # fmt: skip
     return [
@@ -309,7 +320,7 @@ def _left_out(contents: Contents) -> list[Markup]:
     cards = []
     if dropped:
         cards.append(
-            element("p", f"{counted(dropped, 'image')} without a mask left (--empty drop).")
+            element("p", f"{counted(dropped, 'image')} in which no masks remained (--empty drop).")
         )
     if not reasons:
         return [*cards, element("p", "No member was rejected.", class_="faint")]
@@ -322,7 +333,7 @@ def _left_out(contents: Contents) -> list[Markup]:
     )
     head = ("source", "reason", "member", "detail")
     rows = [tuple(line.get(key, "") for key in head) for line in contents.rejects]
-    first = f"The first {len(rows):,} of rejects.jsonl:" if rows else "rejects.jsonl is not there."
+    first = f"The first {len(rows):,} of rejects.jsonl:" if rows else "rejects.jsonl is missing."
     cards.append(
         element("div", element("p", first), table(head, rows, texts=head[2:]), class_="card")
     )  # fmt: skip

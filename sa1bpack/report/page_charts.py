@@ -1,4 +1,4 @@
-"""The distributions on a report's page."""
+"""The charts of a report."""
 
 import numpy as np
 
@@ -13,12 +13,12 @@ _COMMON_SIZES = 8  # the rest are one bar
 
 
 def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[Markup]:
-    """Histograms of masks an image, areas, predicted IoU and stability, and image sizes."""
+    """Histograms of masks per image, areas, predicted IoU, stability, and image sizes."""
     if not mask_counts.size:
-        return [element("p", "The pack has no image yet.", class_="faint")]
+        return [element("p", "The pack has no images yet.", class_="faint")]
     figures = [
-        _chart(mask_counts, "Masks an image", f"all {counted(len(mask_counts), 'image')}",
-               "masks of an image", "images")
+        _chart(mask_counts, "Masks per image", f"all {counted(len(mask_counts), 'image')}",
+               "masks per image", "images")
     ]  # fmt: skip
     if survey.images:
         of = _basis(manifest, survey)
@@ -38,7 +38,7 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
 
 
 def _basis(manifest: Manifest, survey: Survey) -> str:
-    """What the values are of, in words."""
+    """Where the values are from, as text."""
     if survey.images == manifest.samples:
         return f"all {counted(survey.images, 'image')}"
     return (
@@ -53,7 +53,7 @@ def _chart(values: np.ndarray, title: str, of: str, x_label: str, y_label: str) 
     low, middle, high = (format(float(at), form) for at in np.quantile(values, (0, 0.5, 1)))
     note = f"Smallest {low}, median {middle}, largest {high}; {of}."
     if shape.left_out:
-        note += f" Not shown: {counted(shape.left_out, 'value')} that the axis has no place for."
+        note += f" Not shown: {counted(shape.left_out, 'value')} that the axis cannot show."
     if not shape.counts.any():
         return element("div", element("h3", title), element("p", note), class_="card faint")
     return histogram_chart(shape, title, note, x_label, y_label)

@@ -1,13 +1,13 @@
-"""Colours of masks: many, distinct from each other, and the same for the same number."""
+"""Colours of masks: many distinct ones, always the same for the same number."""
 
 import colorsys
 
 import numpy as np
 
-# A step of the golden ratio on the circle of hues: each new hue falls into a widest gap.
+# A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
 _HUE_STEP = 0.6180339887498949
 _FIRST_HUE = 0.58
-# Lightness and saturation alternate, so that neighbours in number differ in more than hue.
+# Lightness and saturation alternate, so that consecutive colours differ in more than hue.
 _SHADES = ((0.62, 0.95), (0.52, 0.85), (0.70, 0.90))
 
 

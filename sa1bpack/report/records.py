@@ -1,7 +1,7 @@
-"""What a packer recorded beside the data, checked before a person is told of it.
+"""What a packer recorded beside the data, checked before it is shown.
 
-The format leaves these records to the packer: one that is not there is fine, one of another type
-is damage.
+The format leaves these records to the packer: a missing record is fine, one of another type is
+damage.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.wording import brief, printable
 
-REJECTS_PREFIX = "rejects:"  # of the counts by reason
+REJECTS_PREFIX = "rejects:"  # of the keys of counts by reason
 
 
 class _Source(msgspec.Struct):
@@ -41,7 +41,7 @@ class _Attributes(msgspec.Struct):
 def check_records(manifest: Manifest, root: Path) -> None:
     """Check the sources and counts of a pack's manifest, as far as they are shown.
 
-    Raises FormatError that names the record and the value's place in it.
+    Raises FormatError naming the record and the place of the value in it.
     """
     path = root / MANIFEST_NAME
     for number, source in enumerate(manifest.sources):
@@ -54,18 +54,18 @@ def check_records(manifest: Manifest, root: Path) -> None:
 def check_attributes(shard: Shard) -> None:
     """Check the attributes of a shard that are shown: packed_by and unknown_keys.
 
-    Raises FormatError that names the shard and the attribute.
+    Raises FormatError naming the shard and the attribute.
     """
     _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
 def of_which_images(counts: dict[str, Any]) -> str:
-    """What to add to numbers of masks: those of images that were left out whole are in none."""
+    """A remark on numbers of masks, which do not include the masks of dropped images."""
     return " of the images that were kept" if counts.get("dropped_images") else ""
 
 
 def text_of(value: Any) -> str:
-    """A recorded value in few characters: a text or a number as it is, lists and objects short."""
+    """A recorded value: strings and numbers as they are, lists and objects shortened."""
     return brief(value) if isinstance(value, (list, dict)) else str(value)
 
 

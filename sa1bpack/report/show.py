@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
+from sa1bpack.arguments import local_path
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
 from sa1bpack.report.large_picture import SIDE, large_picture
+from sa1bpack.report.pil import Image
 from sa1bpack.report.subject import Subject, read_subject
 from sa1bpack.report.unreadable import Unreadable
 from sa1bpack.wording import counted
@@ -29,9 +29,9 @@ class Shown:
     root
         Folder of the pack.
     picture
-        RGB, 1600 pixels wide at most.
+        RGB, at most 1600 pixels wide.
     unreadable
-        Those in whose place there is an empty tile.
+        The samples that were replaced by an empty tile.
     """
 
     root: Path
@@ -48,29 +48,30 @@ def show(
     seed: int = 0,
     large: bool = False,
 ) -> Image.Image:
-    """A picture of samples of a pack, to see whether images, masks, boxes and points fit together.
+    """A picture of samples of a pack, to see whether images, masks, boxes and points match.
 
-    What is drawn is what training reads: the stored pixels without their padding, the stored mask
-    bits (of a pack without bits the exact runs), larger masks below smaller ones. Boxes and points
-    are the annotation's, scaled as the image is. Only the samples that are shown are read, and
-    compared with their checksums. In the place of one that is damaged or cannot be read stands a
-    tile that says why, and a warning is logged.
+    It shows what training reads: the stored pixels without padding and the stored mask bits (the
+    exact runs if the pack has no bits), smaller masks over larger ones. Boxes and points are those
+    of the annotation, scaled like the image. Only the samples shown are read, and compared with
+    their checksums. A sample that is damaged or cannot be read is replaced by a tile that says why,
+    and a warning is logged.
 
     Args:
-        pack: folder of a pack, or a dataset, which may be a part of one; its hooks are not called.
-        samples: so many at random. Default: 12, or 1 with `large`.
-        image_ids: these, in this order.
-        rows: these indices of the dataset, in this order.
-        seed: of the random choice. The same seed chooses the same samples.
-        large: one sample large, with the image alone beside it and a table of its masks.
+        pack: folder of a pack, or a dataset, which may be a subset; its hooks are not called.
+        samples: number of random samples. Default: 12, or 1 with `large`.
+        image_ids: samples with these ids, in this order.
+        rows: samples at these indices of the dataset, in this order.
+        seed: seed of the random choice. The same seed chooses the same samples.
+        large: one large sample, with the image alone beside it and a table of its masks.
 
     Returns:
-        An RGB image, 1600 pixels wide at most. `image.save("sheet.png")` writes it.
+        An RGB image, at most 1600 pixels wide. `image.save("sheet.png")` writes it.
 
     Raises:
         OptionError: more than one way of choosing, more than one sample for `large`, a pack without
-            samples, an id or a row that is not there, or more than 400 samples.
-        FormatError: the folder is no pack, its index is damaged, or with `large` the sample is.
+            samples, an id or a row that does not exist, or more than 400 samples.
+        FormatError: the folder is not a pack, its index is damaged, or with `large` the sample is.
+        MissingPackage: neither pillow-simd nor Pillow is installed.
         OSError: with `large`, a file of the sample cannot be opened.
     """
     shown = draw_samples(
@@ -90,15 +91,15 @@ def draw_samples(
     seed: int = 0,
     large: bool = False,
 ) -> Shown:
-    """As `show`, but what cannot be read is returned and not logged."""
-    dataset = pack if isinstance(pack, Dataset) else open_pack(pack)
+    """As `show`, but unreadable samples are returned, not logged."""
+    dataset = pack if isinstance(pack, Dataset) else open_pack(local_path("pack", pack))
     if not len(dataset):
-        raise OptionError(f"{dataset.root}: there is no image to show")
+        raise OptionError(f"{dataset.root}: the dataset has no images to show")
     if samples is None and image_ids is None and rows is None:
         samples = 1 if large else DEFAULT_SAMPLES
     indices = chosen(dataset, samples, image_ids, rows, seed)
     if large and len(indices) != 1:
-        raise OptionError(f"a large picture shows 1 image, not {len(indices)}; name one of them")
+        raise OptionError(f"a large picture shows 1 image, not {len(indices)}; choose one of them")
     size = counted(len(dataset), "image")
     if large:
         subject = read_subject(dataset, indices[0], SIDE)

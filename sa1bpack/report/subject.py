@@ -1,4 +1,4 @@
-"""One sample as a picture needs it, whatever the layout of its pack."""
+"""One sample, with what a picture needs of it, for every layout."""
 
 from dataclasses import dataclass
 
@@ -19,21 +19,21 @@ class Subject:
     """One sample with m masks.
 
     index, shard, image_id, file_name
-        Row in the pack, name of its shard, and what the JSON calls it.
+        Row in the pack, name of its shard, and id and file name from the JSON.
     rgb
         uint8 (h, w, 3): the stored pixels without padding.
     source_height, source_width
-        Pixels of the source image, which boxes and points are in.
+        Size of the source image in pixels, the coordinates of boxes and points.
     fit
-        How image and grid follow from the source: "pad", "native" or "squash".
+        How image and grid were made from the source: "pad", "native" or "squash".
     bits
         uint8 (m, G, G / 8): masks on a grid of G x G cells, packed as `sa1bpack.masks.bits` says.
     from_runs
-        The pack stores no bits; these were drawn from its exact runs.
+        Whether the bits were drawn from exact runs, because the pack stores no bits.
     bboxes, points, areas, predicted_ious, stability_scores
         (m, 4) x, y, w, h; (m, 2) x, y; (m,) source pixels; (m,); (m,).
     annotation_count
-        Masks that its record had, before filtering and capping.
+        Number of masks in its record, before filtering and capping.
     """
 
     index: int
@@ -60,14 +60,14 @@ class Subject:
 
 
 def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
-    """Read a sample of a dataset to draw it `side` pixels wide or high at most.
+    """Read a sample of a dataset, to draw it at most `side` pixels wide or high.
 
     Raises IndexError as the dataset does, FormatError if its shard is damaged or its bytes are not
     those that were written, OSError if a file cannot be read.
     """
     number, row, _, _ = dataset.locate(index)
     pack_row = int(dataset.rows_at(np.array([index]))[0])
-    dataset.pack.read_rows(pack_row)  # which compares them with the sample's checksum
+    dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
     shard = dataset.shards[number]
     sample = shard.sample(row)
     height, width = sample["size"][:2].tolist()
@@ -97,7 +97,7 @@ def file_name_of(sample: dict[str, np.ndarray]) -> str:
 
 
 def _bits(shard: Shard, sample: dict[str, np.ndarray], side: int) -> np.ndarray:
-    """The stored bits; of a pack without them, the runs on a grid that has a cell a pixel."""
+    """The stored bits; without them, the runs drawn on a grid of one cell per pixel."""
     if "mask_bits" in sample:
         return sample["mask_bits"]
     height, width = sample["size"][:2].tolist()
@@ -105,6 +105,6 @@ def _bits(shard: Shard, sample: dict[str, np.ndarray], side: int) -> np.ndarray:
     grid = min(-(-side // 8) * 8, _LARGEST_GRID)
     try:
         return rasterize(sample["run_ends"], offsets, height, width, grid, shard.layout.fit)
-    except (MaskError, OptionError) as error:  # neither comes of a sound pack
+    except (MaskError, OptionError) as error:  # a sound pack raises neither
         name = file_name_of(sample)
         raise FormatError(f"{shard.folder / 'run_ends'}: {name}: {error}; {REMEDY}") from error

@@ -1,7 +1,7 @@
-"""What a look at some shards of a pack tells: how masks and images are distributed.
+"""Distributions of masks and images, from some of the shards of a pack.
 
-The whole of SA-1B has 1.1 billion masks; blocks of samples from a few shards say as much to the
-eye. A pack of up to 20,000 images is looked at whole.
+All of SA-1B has 1.1 billion masks; blocks of samples from a few shards show the same. A pack of up
+to 20,000 images is surveyed completely.
 """
 
 from collections import Counter
@@ -18,30 +18,30 @@ from sa1bpack.report.records import check_attributes
 MAX_IMAGES = 20_000
 MAX_SHARDS = 64
 
-# Names of the arrays of masks that a survey collects.
+# The mask arrays that a survey collects.
 _COLUMNS = ("area", "predicted_iou", "stability_score")
 
 
 @dataclass
 class Survey:
-    """What was found in the shards that were looked at.
+    """What was found in the surveyed shards.
 
     images
-        Samples that the values are of.
+        Number of surveyed samples.
     shards
         Names of the shards that were read.
     unreadable
-        What was wrong with the shards that could not be.
+        The errors of the shards that could not be read.
     area, predicted_iou, stability_score
-        (m,) of every mask of those samples: int64 source pixels, float64, float64.
+        (m,) values of all masks of those samples: int64 source pixels, float64, float64.
     sizes
-        (width, height) of a source image in pixels → how many of those samples have it.
+        (width, height) of a source image in pixels → number of those samples.
     packed_by
-        The versions that made those shards, one entry for each combination.
+        The versions that packed those shards, one entry per combination.
     unknown_keys
         Keys of their JSON records that a pack does not store.
     file_bytes, disk_bytes
-        Size of the chunk files of those shards, and what the filesystem stores of them.
+        Size of the chunk files of those shards, and the bytes they take on disk.
     """
 
     images: int = 0
@@ -58,9 +58,9 @@ class Survey:
 
 
 def survey(dataset: Dataset, seed: int) -> Survey:
-    """Look at up to 64 shards of a whole pack, chosen at random, and 20,000 images of them.
+    """Survey up to 64 shards of a complete dataset, chosen at random, and 20,000 of their images.
 
-    Of each shard it takes a block of samples that begins at random. Damage does not end the survey:
+    From each shard it takes a block of samples at a random start. Damage does not end the survey:
     it is named in `unreadable`.
     """
     rng = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ def _look_at(
                      if path.is_file())  # fmt: skip
     parts = {name: np.array(shard[name][masks]) for name in _COLUMNS}
     sizes = Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist())
-    # Only now, with everything read: a shard counts whole or not at all.
+    # Only after everything was read: a shard counts completely or not at all.
     for name, part in parts.items():
         columns[name].append(part)
     found.sizes += sizes

@@ -1,14 +1,14 @@
-"""What stands in the place of a sample that cannot be read: its row, its id, and why."""
+"""A sample that cannot be read, and the tile that replaces it: row, id and reason."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageDraw
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError
 from sa1bpack.format.problems import reason_of
 from sa1bpack.report.lettering import font, plain_text, wrapped
+from sa1bpack.report.pil import Image, ImageDraw
 
 _PAPER, _RIM, _INK = (246, 238, 236), (176, 64, 52), (110, 40, 32)
 _INSET, _LINE = 16, 20
@@ -21,7 +21,7 @@ class Unreadable:
     index, image_id
         Row in the pack and id, from the index of the pack.
     reason
-        What the error says.
+        Text of the error.
     """
 
     index: int
@@ -30,7 +30,7 @@ class Unreadable:
 
     @classmethod
     def of(cls, dataset: Dataset, index: int, error: FormatError | OSError) -> "Unreadable":
-        """Of the dataset's sample at an index, and what happened when it was read."""
+        """The sample at an index of a dataset, and the error of reading it."""
         row = int(dataset.rows_at(np.array([index]))[0])
         image_id = int(dataset.pack.index.image_id[row])
         return cls(row, image_id, reason_of(error))
@@ -40,7 +40,7 @@ class Unreadable:
 
 
 def empty_tile(subject: Unreadable, height: int, width: int) -> Image.Image:
-    """A tile without an image that says why, at a size in screen pixels."""
+    """A tile without an image that says why, of a size in screen pixels."""
     tile = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(tile)
     draw.rectangle((0, 0, width - 1, height - 1), outline=_RIM)

@@ -1,4 +1,4 @@
-"""The state of a pack's verification, as a report tells it."""
+"""Verification of a pack for a report: what was checked, and what was found."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.errors import OptionError
+from sa1bpack.arguments import choice
 from sa1bpack.format import Manifest, Problem, verify
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.problems import Findings
@@ -26,9 +26,10 @@ class Verification:
     """What was checked, when, and what was found.
 
     how
-        One of VERIFY: what was done, which for a small pack is "quick" where "sample" was asked.
+        One of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was asked
+        for.
     covered
-        What that means for this pack, in words.
+        What that check covers in this pack, in words.
     problems, notes
         As in `sa1bpack.verify`'s report.
     finished
@@ -46,20 +47,19 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong as far as was looked; True also if nothing was checked."""
+        """Whether no problem was found; True also if nothing was checked."""
         return not self.problems
 
 
 def check_how(how: str) -> None:
     """Raise OptionError if `how` is not one of VERIFY."""
-    if how not in VERIFY:
-        raise OptionError(f"verify is {how!r}: choose one of {', '.join(VERIFY)}")
+    choice("verify", how, VERIFY)
 
 
 def verification(
     root: Path, manifest: Manifest, how: str, seed: int, progress: Progress | None = None
 ) -> Verification:
-    """Check a pack as `how` says, one of VERIFY.
+    """Check a pack by `how`, one of VERIFY.
 
     progress  called as progress(bytes done, bytes in all)
     """
@@ -77,8 +77,8 @@ def verification(
         size = (f"{counted(found.counts.get('shards', 0), 'shard')} with "
                 f"{counted(found.counts.get('samples', 0), 'image')}")  # fmt: skip
         covered = (
-            f"Structure, exact file sizes and the checksums of all files but pixels, mask bits and "
-            f"runs, of {size} and of the pack's own files."
+            f"Structure, exact file sizes and the checksums of all files except pixels, mask bits "
+            f"and runs, of {size} and of the pack's own files."
             if how == "quick"
             else f"Every byte of {size} against the checksums of files and samples."
         )
@@ -89,7 +89,7 @@ def verification(
 def _sample(
     root: Path, manifest: Manifest, seed: int, progress: Progress | None
 ) -> tuple[list, list, str]:
-    """Problems, notes and what was covered, of a quick check of a few shards."""
+    """Problems, notes and coverage of a quick check of a few shards."""
     findings = Findings()
     picked = np.random.default_rng(seed).permutation(len(manifest.shards))[:SAMPLED_SHARDS]
     entries = [manifest.shards[number] for number in np.sort(picked).tolist()]
@@ -105,7 +105,7 @@ def _sample(
         folder = root / SHARDS_NAME / entry.name
         check_shard(folder, entry, manifest.layout, findings, quick=True, advance=advance)
     covered = (
-        f"Structure, exact file sizes and the checksums of all files but pixels, mask bits and "
+        f"Structure, exact file sizes and the checksums of all files except pixels, mask bits and "
         f"runs, of {len(entries)} of {counted(len(manifest.shards), 'shard')}, chosen at random "
         f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
     )

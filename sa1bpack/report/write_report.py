@@ -1,4 +1,4 @@
-"""`write_report`: what there is to know of a pack, as one HTML page."""
+"""`write_report`: everything about a pack, as one HTML page."""
 
 import base64
 import io
@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import MAX_WORD, local_path, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import FormatError
-from sa1bpack.format import read_manifest
+from sa1bpack.format import completeness_of, read_manifest
+from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
@@ -31,7 +33,7 @@ from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
 
 DEFAULT_SAMPLES = 12
-_TILE = (450, 600)  # height and width of a picture at most, in pixels
+_TILE = (450, 600)  # largest height and width of a picture, in pixels
 _QUALITY = 82  # of its JPEG
 
 
@@ -44,11 +46,11 @@ class ReportResult:
     images
         Samples of the pack.
     surveyed
-        Samples that the distributions of masks are of.
+        Number of samples in the distributions of masks.
     verification
         What was checked, and the problems found.
     unreadable
-        What was wrong with shards and samples that could not be read for the page.
+        The errors of shards and samples that could not be read for the page.
     """
 
     path: Path
@@ -59,7 +61,7 @@ class ReportResult:
 
     @property
     def ok(self) -> bool:
-        """Whether no damage was found, as far as was looked."""
+        """Whether no damage was found in what was checked and read."""
         return self.verification.ok and not self.unreadable
 
 
@@ -74,31 +76,34 @@ def write_report(
 ) -> ReportResult:
     """Write a page about a pack: state, counts, distributions, pictures, options, runs, rejects.
 
-    The page is one file that needs no network and runs no script. It takes seconds, of whatever
-    pack: distributions of masks are those of up to 20,000 images in 64 shards, and the page says
-    of which. Damage is told on the page and in the result, never raised.
+    The page is one file that needs no network and runs no script. It takes seconds for a pack of
+    any size: distributions of masks are those of at most 20,000 images in 64 shards, and the page
+    says which. Damage is reported on the page and in the result, never raised.
 
     Args:
         pack: folder of a pack, complete or not.
-        out: the page, `*.html`; replaced whole if it is there.
-        verify: "sample" checks up to 8 shards as "quick" does. "quick" checks all of the pack but
-            pixels, bits and runs, "full" reads every byte, as `sa1bpack.verify` does; "none" checks
+        out: the page, `*.html`; an existing file is replaced atomically.
+        verify: "sample" checks up to 8 shards as "quick" does. "quick" checks everything except
+            pixels, bits and runs; "full" reads every byte, as `sa1bpack.verify` does; "none" checks
             nothing.
-        samples: pictures at random, 1 to 400.
-        seed: of all that is chosen at random.
-        progress: called by the verification as progress(bytes done, bytes in all).
+        samples: number of random samples to show, 1 to 400.
+        seed: seed of every random choice.
+        progress: called by the verification as progress(bytes done, total bytes).
 
     Raises:
-        OptionError: a value that is none of the choices, or an `out` that cannot be written to.
-        FormatError: the folder is no pack, or its manifest or index is damaged, the packer's
-            records in the manifest included.
+        OptionError: a value that is not a valid choice, or a path that cannot be used.
+        FormatError: the folder is not a pack, or its manifest or index is damaged, including the
+            records of the packer in the manifest.
+        MissingPackage: neither pillow-simd nor Pillow is installed.
     """
-    root, path = Path(pack), check_output(out, ".html", pack)
+    root = local_path("pack", pack)
+    path = check_output(out, ".html", root)
     check_how(verify)
-    checked_count("samples", samples)
+    samples = checked_count("samples", samples)
+    seed = whole_number("seed", seed, 0, MAX_WORD)
     manifest = read_manifest(root)
     dataset = None if manifest.index is None else open_pack(root)
-    if dataset is not None:  # a packer may have published since
+    if dataset is not None:  # a packer may have published meanwhile
         manifest = dataset.manifest
     check_records(manifest, root)
     checked = verification(root, manifest, verify, seed, progress)
@@ -112,6 +117,8 @@ def write_report(
         runs=read_runs(root),
         rejects=_first_rejects(root),
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
+        completeness=completeness_of(root, manifest),
+        duplicates=find_duplicates(manifest, None if dataset is None else dataset.pack.index),
         seed=seed,
         version=version("sa1bpack"),
     )
@@ -120,7 +127,7 @@ def write_report(
 
 
 def _first_rejects(root: Path) -> list[dict[str, Any]]:
-    """The first lines of rejects.jsonl; one that is damaged is shown as it is."""
+    """The first lines of rejects.jsonl; a damaged line is shown as it is."""
     try:
         with (root / REJECTS_NAME).open(encoding="utf-8", errors="replace") as file:
             return [_reject(line) for line in islice(file, SHOWN_REJECTS)]
@@ -137,7 +144,7 @@ def _reject(line: str) -> dict[str, Any]:
 
 
 def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Markup]:
-    """Figures of samples at random; what cannot be read is said in its figure and the list."""
+    """Figures of random samples; errors are shown in the figure and added to the list."""
     figures = []
     for index in random_indices(len(dataset), count, seed):
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sa1bpack.arguments import refuse_url
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC
@@ -42,8 +43,8 @@ def find_sources(patterns: Iterable[str | Path]) -> list[Source]:
     source and must hold `.jpg`, `.jpeg` or `.json` files at some depth. A path matched by several
     patterns counts once.
 
-    Raises SourceError when a pattern matches nothing, when a file or folder is of no known kind
-    or cannot be read, and when two sources share a name (their shards would, too).
+    Raises OptionError for a URL; SourceError if a pattern matches nothing, if a file or folder is
+    of no known kind or cannot be read, and if two sources share a name (their shards would, too).
     """
     paths: dict[Path, Path] = {}
     for pattern in patterns:
@@ -73,6 +74,7 @@ def open_source(path: str | Path) -> Source:
 
 
 def _expand(pattern: str | Path) -> list[Path]:
+    refuse_url("source", os.fspath(pattern))
     text = os.path.expanduser(os.fspath(pattern))  # noqa: PTH111 - a Path drops a closing slash
     if not text:
         raise SourceError("a source is an empty path; name a tar, a folder or a pattern of them")

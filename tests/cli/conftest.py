@@ -11,9 +11,10 @@ from sa1bpack.cli.main import main
 
 @pytest.fixture(autouse=True)
 def signals_restored():
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

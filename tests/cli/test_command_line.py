@@ -10,11 +10,12 @@ from dataclasses import fields
 import pytest
 from commands import COMMAND, SMALL_FLAGS
 from small_tars import SMALL, contents, members, rejects_of, write_tar
+from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format import open_shard
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 def pack_command(tar, root, *more):
@@ -52,14 +53,14 @@ def test_all_masks_can_be_asked_for(command, tar, root):
     assert json.loads((root / "manifest.json").read_text())["options"]["max_masks"] is None
 
 
-def test_a_pack_is_summed_up_on_stdout_and_stderr_stays_empty(command, tar, root):
+def test_a_run_is_summarized_on_stdout_and_stderr_stays_empty(command, tar, root):
     code, out, error = command(*pack_command(tar, root, "--max-masks", 3))
     assert (code, error) == (0, "")
     assert f"{root}: 6 images, 12 of 15 masks" in out
     assert "this run: 6 images in" in out and "images/s" in out
 
 
-def test_a_pack_that_is_finished_is_told_as_such(command, tar, root, tmp_path):
+def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     other = write_tar(tmp_path / "sa_000001.tar", members([50]))
     pack = ("pack", tar, other, "--out", root, "--workers", 1, *SMALL_FLAGS)
     assert command(*pack)[0] == 0
@@ -76,16 +77,16 @@ def test_a_run_that_keeps_no_mask_says_so(command, tar, root):
     code, out, error = command(*pack_command(tar, root, "--min-iou", 1.9))
     assert (code, error) == (0, "")
     assert "6 images, 0 of 15 masks\n" in out
-    assert "\nno mask was kept: the filters and --max-masks leave none\n" in out
+    assert "\nno mask was kept: filters and --max-masks dropped all\n" in out
 
 
-def test_rejects_and_dropped_images_are_told(command, root, tmp_path):
+def test_rejects_and_dropped_images_are_reported(command, root, tmp_path):
     found = members(range(5), masks=lambda number: number)
     found["./sa_3.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found)
     code, out, error = command(*pack_command(tar, root, "--empty", "drop"))
     assert (code, error) == (0, "")
-    assert "left out for want of masks, and not counted above: 1 image\n" in out
+    assert "dropped: no masks remained in 1 image, not counted above\n" in out
     assert f"rejected: 1 member, see {root}/rejects.jsonl" in out
     assert len(rejects_of(root)) == 1
 
@@ -95,24 +96,24 @@ def test_too_many_rejects_fail(command, root, tmp_path):
     code, _, error = command(*pack_command(tar, root, "--max-rejects", 0))
     assert code == 1
     assert error.startswith(
-        "sa1bpack: --max-rejects is 0, and 1 member is rejected; the run ends, and what is "
-        f"published stays:\n  {tar}: sa_1.json: "
+        "sa1bpack: --max-rejects is 0, but 1 member was rejected; the run ends, and published "
+        f"shards stay:\n  {tar}: sa_1.json: "
     )
-    assert "rejects.jsonl" in error and error.endswith("repeat with a higher number\n")
+    assert "rejects.jsonl" in error and error.endswith("repeat with a higher limit\n")
 
 
-def test_a_pack_of_nothing_fails_and_says_where_to_look(command, root, tmp_path):
+def test_a_run_that_packs_no_image_fails_and_says_where_to_look(command, root, tmp_path):
     tar = write_tar(tmp_path / "a.tar", {"./sa_1.json": b"x"})
     code, _, error = command(*pack_command(tar, root))
-    assert code == 1 and f"no image was packed; {root}/rejects.jsonl tells why" in error
+    assert code == 1 and f"no image was packed; see {root}/rejects.jsonl\n" in error
 
 
-def test_a_pack_of_nothing_names_rejects_only_if_there_are_any(command, tmp_path):
+def test_a_run_that_packs_no_image_names_rejects_only_if_there_are_any(command, tmp_path):
     nothing = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
     code, _, error = command(*pack_command(nothing, tmp_path / "pack_a"))
     assert code == 1
     assert error == (
-        "sa1bpack: no image was packed: the sources hold no pair of a .jpg and a .json file of the "
+        "sa1bpack: no image was packed: the sources have no pair of a .jpg and a .json file of the "
         "same name\n"
     )
     dropped = write_tar(tmp_path / "b.tar", members([1], masks=lambda number: 1))
@@ -121,8 +122,8 @@ def test_a_pack_of_nothing_names_rejects_only_if_there_are_any(command, tmp_path
     )
     assert code == 1 and "0 images, 0 of 0 masks\n" in out
     assert error == (
-        "sa1bpack: no image was packed: no image has a mask left, and --empty drop leaves such "
-        "images out\n"
+        "sa1bpack: no image was packed: no masks remained of any image, and --empty drop drops "
+        "such images\n"
     )
     broken = write_tar(tmp_path / "c.tar", members([1]))
     broken.write_bytes(broken.read_bytes()[:-2000])
@@ -151,8 +152,8 @@ def test_a_wrong_md5_fails(command, tar, root, tmp_path):
     [
         (["--fit", "stretch"], "--fit"), (["--max-masks", "few"], "'few' is neither"),
         (["--workers", "0"], ": --workers is 0"), (["--select", "best"], "--select"),
-        (["--mask-size", "20"], ": --mask-size is 20; a multiple of 8"),
-        (["--image-size", "1"], ": --image-size is 1; a whole number from 16 to 8192"),
+        (["--mask-size", "20"], ": --mask-size is 20: choose a multiple of 8"),
+        (["--image-size", "1"], ": --image-size is 1: choose a whole number from 16 to 8192"),
         (["--max-rejects", "-1"], ": --max-rejects is -1"),
         (["--max-area-frac", "2"], ": --max-area-frac must be at most 1"),
         (["--min-stability", "80"], ": --min-stability must be at most 1, got 80"),
@@ -189,7 +190,7 @@ def test_sources_and_lists_that_cannot_be_used_are_2_and_write_nothing(
     assert not root.exists()
 
 
-def test_a_folder_of_something_else_and_another_source_of_the_name_are_refused(
+def test_a_foreign_folder_and_another_source_of_the_same_name_are_refused(
     command, tar, root, tmp_path
 ):
     (tmp_path / "thesis").mkdir()
@@ -205,10 +206,10 @@ def test_a_folder_of_something_else_and_another_source_of_the_name_are_refused(
 
 
 def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
-    ledger = Ledger(root, PackOptions(**SMALL))
+    state = PackState(root, PackOptions(**SMALL))
     code, _, error = command(*pack_command(tar, root))
     assert code == 3 and "another process packs into this folder" in error
-    ledger.release()
+    state.release()
     assert command(*pack_command(tar, root))[0] == 0
     before = contents(root)
     code, _, error = command(*pack_command(tar, root, "--fit", "squash", "--min-iou", "0.5"))
@@ -224,7 +225,7 @@ def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
 @pytest.mark.parametrize(
     "text", ['{"format": "sa1bpack", "version": [2, 0]}', '{"a":1', "[]"], ids=str
 )
-def test_a_pack_that_cannot_be_added_to_is_refused_as_it_was(command, packed, tar, text, more):
+def test_a_pack_that_cannot_be_added_to_is_refused_and_unchanged(command, packed, tar, text, more):
     (packed / "manifest.json").write_text(text)
     before = contents(packed)
     code, out, error = command(*pack_command(tar, packed, *more))
@@ -238,37 +239,56 @@ def test_a_repair_of_another_version_is_refused(command, packed, tar):
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])
-def test_a_file_in_the_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_path, more):
+def test_a_file_in_place_of_the_output_folder_is_wrong_usage(command, tar, tmp_path, more):
     (tmp_path / "file").write_text("precious")
     for out in (tmp_path / "file", tmp_path / "file" / "pack"):
         code, _, error = command(*pack_command(tar, out, *more))
         assert code == 2
         assert error == (
-            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; name a folder, new or of a pack\n"
+            f"sa1bpack: {out}: {tmp_path / 'file'} is a file; give a new folder, or "
+            "that of a pack\n"
         )
     assert (tmp_path / "file").read_text() == "precious"
 
 
-def test_a_full_disk_is_a_disk_error_and_tells_how_to_go_on(command, tar, root, monkeypatch):
+def test_a_full_disk_is_a_disk_error_and_names_how_to_continue(command, tar, root, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
 
-    monkeypatch.setattr("sa1bpack.packing.run.Ledger", full)
+    monkeypatch.setattr("sa1bpack.packing.run.PackState", full)
     code, _, error = command(*pack_command(tar, root))
     assert code == 4 and "No space left on device" in error
-    assert error.endswith("sa1bpack: repeat the same command to go on from here\n")
+    assert error.endswith("sa1bpack: repeat the same command to continue from here\n")
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_a_missing_right_is_a_disk_error_with_a_remedy(command, packed, monkeypatch, code):
-    def refuse(*arguments):
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.EACCES, "chmod"), (errno.EPERM, "chmod"), (errno.EROFS, "read-only: choose another")],
+    ids=lambda value: errno.errorcode.get(value, ""),
+)
+def test_a_missing_permission_has_a_remedy_of_its_own_not_to_repeat_the_command(
+    command, tar, packed, monkeypatch, code, remedy
+):
+    def refuse(*arguments, **options):
         raise OSError(code, os.strerror(code), str(packed))
 
-    monkeypatch.setattr("sa1bpack.report.info.info", refuse)
-    exit_code, out, error = command("info", packed)
-    assert (exit_code, out) == (4, "")
-    what, remedy = error.splitlines()
-    assert what.endswith(f"{os.strerror(code)}: '{packed}'") and "chmod" in remedy
+    for called, arguments in (
+        ("report.info.info", ("info", packed)),
+        ("packing.run.pack", pack_command(tar, packed)),
+    ):
+        monkeypatch.setattr(f"sa1bpack.{called}", refuse)
+        exit_code, out, error = command(*arguments)
+        assert (exit_code, out) == (4, "")
+        assert error.startswith(f"sa1bpack: [Errno {code}] {os.strerror(code)}: '{packed}'\n")
+        assert remedy in error and "repeat" not in error
+
+
+def test_a_read_only_folder_is_refused_with_a_remedy(command, tar, tmp_path):
+    (tmp_path / "shared").mkdir(mode=0o555)
+    with without_privileges():
+        code, out, error = command(*pack_command(tar, tmp_path / "shared" / "pack"))
+    assert (code, out) == (4, "") and "Permission denied" in error
+    assert "chmod" in error and "repeat" not in error
 
 
 def test_a_dry_run_writes_nothing_and_says_whether_it_fits(command, tar, root, monkeypatch):
@@ -328,7 +348,7 @@ def test_info_prints_the_summary_of_a_pack(command, packed):
     assert "6 in 2 shards" in out
 
 
-def test_info_without_a_pack_tells_what_runs_here(command):
+def test_info_without_a_pack_lists_the_versions_in_use(command):
     code, out, error = command("info")
     assert (code, error) == (0, "")
     for word in ("sa1bpack", "python", "decoder", "simplejpeg", "numpy", "zarr"):
@@ -344,15 +364,15 @@ def test_info_without_a_pack_tells_what_runs_here(command):
     ],
     ids=lambda arguments: arguments[0],
 )  # fmt: skip
-def test_a_path_that_is_no_pack_is_wrong_usage(command, tmp_path, monkeypatch, arguments, place):
+def test_a_path_that_is_not_a_pack_is_wrong_usage(command, tmp_path, monkeypatch, arguments, place):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "folder" / place
     (tmp_path / "folder").mkdir()
     code, out, error = command(*(argument.format(folder) for argument in arguments))
-    assert (code, out) == (2, "") and "no pack" in error
+    assert (code, out) == (2, "") and "not a pack" in error
 
 
-def test_a_reader_that_stops_early_is_no_disk_error(packed):
+def test_a_reader_that_stops_early_is_not_a_disk_error(packed):
     command = [*COMMAND, "info", packed]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:

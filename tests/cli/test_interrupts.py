@@ -1,16 +1,18 @@
 """Interruptions and odd standard streams, in a process of its own."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from commands import COMMAND, SMALL_FLAGS, run
-from small_tars import members, write_tar
+from commands import COMMAND, SMALL_FLAGS, run, temporaries
+from lost_signals import MOMENTS, write_preload
+from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 
-# A stand-in for a module that takes long to import: it raises the signal of Ctrl-C while it does.
+# Stands for a module that is slow to import: it raises the signal of Ctrl-C meanwhile.
 _INTERRUPTING = "import os, signal\nos.kill(os.getpid(), signal.{})\nraise SystemExit('too late')\n"
 
 
@@ -22,14 +24,47 @@ def tar(tmp_path):
 @pytest.mark.parametrize(
     ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
-def test_an_interruption_while_modules_load_is_no_traceback(tar, tmp_path, name, code, word):
+def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, name, code, word):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
     done = run("pack", tar, "--out", tmp_path / "pack", path=tmp_path / "path")
     assert done == (code, "", f"sa1bpack: {word}\n")
 
 
-def test_an_interrupted_verify_does_not_say_that_it_goes_on(tar, tmp_path):
+@pytest.mark.parametrize(
+    ("moment", "workers"), [*((moment, 1) for moment in MOMENTS), ("between two samples", 2)]
+)
+@pytest.mark.parametrize(
+    ("sent", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_a_signal_whose_exception_is_lost_ends_the_run_all_the_same(
+    tar, tmp_path, moment, sent, code, word, workers
+):
+    preload = write_preload(tmp_path / "preload", moment, sent)
+    root = tmp_path / "pack"
+    arguments = ("pack", tar, "--out", root, "--workers", workers, *SMALL_FLAGS)
+    found, out, error = run(*arguments, path=preload)
+    assert (found, out) == (code, "")
+    # Where it is not held, Python prints what it ignores first.
+    assert error.startswith(f"sa1bpack: {word}\n") or moment == "between two samples"
+    assert f"\nsa1bpack: {word}\n" in "\n" + error
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert sa1bpack.verify(root).ok and temporaries(root) == []
+
+
+def test_a_signal_that_the_caller_ignores_is_ignored(tar, tmp_path):
+    """As `nohup` and a shell's background jobs have it."""
+    preload = write_preload(tmp_path / "preload", "while modules load", signal.SIGINT)
+    ignoring = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    text = (preload / "sitecustomize.py").read_text()
+    (preload / "sitecustomize.py").write_text(ignoring + text)
+    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
+    assert run(*arguments, path=preload)[0] == 0
+
+
+def test_an_interrupted_verify_does_not_advise_to_repeat_it(tar, tmp_path):
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, image_size=64, mask_size=16)
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "tqdm.py").write_text(_INTERRUPTING.format("SIGINT"))
@@ -45,7 +80,7 @@ def test_commands_that_need_no_kernels_load_none(tmp_path, arguments):
     assert (code, error) == (0, "") and out
 
 
-def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path):
+def test_closed_standard_streams_lose_only_the_output(tar, tmp_path):
     for number, closed in enumerate((">&-", ">&- 2>&- <&-")):
         out = tmp_path / f"pack{number}"
         arguments = ("pack", tar, "--out", out, "--workers", 2, *SMALL_FLAGS)
@@ -55,7 +90,7 @@ def test_closed_standard_streams_lose_the_output_and_nothing_else(tar, tmp_path)
         assert sa1bpack.verify(out).ok
     command = ["/bin/sh", "-c", '"$@" >&-', "sh", *COMMAND, "verify", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "no pack" in done.stderr
+    assert done.returncode == 2 and "not a pack" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")

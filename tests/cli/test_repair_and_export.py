@@ -7,8 +7,8 @@ import pytest
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 
 @pytest.fixture
@@ -33,48 +33,52 @@ def test_a_sound_pack_needs_no_repair(command, root, tar):
     assert command("repair", root, tar) == (0, f"{root}: sound, nothing to repair\n", "")
 
 
-def test_a_repair_names_what_was_wrong_and_what_was_made(command, root, tar):
+def test_a_repair_names_what_was_damaged_and_what_was_rebuilt(command, root, tar):
     before = contents(root)
     damage(root)
     (root / "rejects.jsonl").unlink()
     code, out, error = command("repair", root, tar, "--workers", 1, "--dry-run")
     assert (code, error) == (0, "")
-    assert "would make anew 1 shard: sa_000000-000\nwould write anew the pack's own files\n" in out
+    assert "would rebuild 1 shard: sa_000000-000\nwould rewrite the pack's own files\n" in out
     assert out.splitlines()[-1].endswith("found, nothing was written")
     code, out, error = command("repair", root, tar, "--workers", 1)
     assert (code, error) == (0, "")
     assert "shard sa_000000-000, sample 0 (image_id" in out
-    assert "\nmade anew 1 shard: sa_000000-000\nwrote anew the pack's own files\n" in out
-    assert out.splitlines()[-1].endswith("found, mended")
+    assert "\nrebuilt 1 shard: sa_000000-000\nrewrote the pack's own files\n" in out
+    assert out.splitlines()[-1].endswith("found, repaired")
     assert contents(root) == before
     assert command("verify", root)[0] == 0
 
 
-def test_what_is_left_damaged_is_1_and_says_what_is_needed(command, root):
+def test_remaining_damage_is_1_and_names_what_is_needed(command, root):
     damage(root)
     code, out, error = command("repair", root)
     assert code == 1 and out.splitlines()[-1].endswith("STILL DAMAGED")
     assert error == (
-        "sa1bpack: sa_000000-000 is left damaged: the source sa_000000 is needed, and was not "
+        "sa1bpack: sa_000000-000 is still damaged: the source sa_000000 is needed, but was not "
         "given\n"
     )
 
 
-def test_strange_files_are_1_and_stay(command, root, tar):
+def test_foreign_files_are_1_and_stay(command, root, tar):
     (root / "notes.txt").write_text("mine")
     code, out, error = command("repair", root, tar)
     assert (code, error) == (1, "")
-    assert out.endswith(": 1 found that is no part of the pack: move or remove it, see above\n")
+    assert out.endswith(
+        ": 1 found that does not belong to the pack: move or remove it, see above\n"
+    )
     assert (root / "notes.txt").read_text() == "mine"
 
 
-def test_no_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(command, root, tmp_path):
+def test_a_missing_pack_a_missing_tar_and_a_folder_in_use_have_their_exit_codes(
+    command, root, tmp_path
+):
     assert command("repair", tmp_path / "none")[0] == 2
     assert command("repair", root, tmp_path / "none.tar")[0] == 2
     assert command("repair", root, "--workers", "0")[0] == 2
-    ledger = Ledger(root, PackOptions(**SMALL, max_masks=2))
+    state = PackState(root, PackOptions(**SMALL, max_masks=2))
     assert command("repair", root)[0] == 3
-    ledger.release()
+    state.release()
 
 
 def test_a_pack_that_is_not_complete_says_so(command, root, tar):
@@ -85,19 +89,19 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
     shutil.rmtree(root)
     root.mkdir()
     code, out, error = command("repair", root, tar)
-    assert (code, out) == (2, "") and "no pack" in error
+    assert (code, out) == (2, "") and "not a pack" in error
 
 
-def test_an_export_is_summed_up_with_what_is_not_in_the_pack(command, root, tmp_path):
+def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_path):
     code, out, error = command("export", root, tmp_path / "json")
     assert (code, error) == (0, "")
     assert out == (
         f"{tmp_path / 'json'}: 6 images, 12 masks; 6 files written\n"
-        "not in the pack: 6 masks of these images, left out by filters or the cap when it was "
+        "not in the pack: 6 masks of these images, dropped by filters or the cap when it was "
         "packed\n"
     )
     again = command("export", root, tmp_path / "json")
-    assert "6 images, 12 masks; 0 files written, 6 already there\n" in again[1]
+    assert "6 images, 12 masks; 0 files written, 6 existed already\n" in again[1]
 
 
 def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_path):
@@ -113,13 +117,13 @@ def test_every_choice_of_the_command_line_reaches_the_export(command, root, tmp_
     assert command("export", root, tmp_path / "a", "--source", "sa_000000")[0] == 0
 
 
-def test_exports_that_cannot_be_are_refused_with_their_exit_codes(command, root, tmp_path):
+def test_impossible_exports_are_refused_with_their_exit_codes(command, root, tmp_path):
     assert command("export", root, tmp_path / "a", "--source", "sa_9")[0] == 2
     assert command("export", root, tmp_path / "a", "--renumber")[0] == 2
     assert command("export", root, root / "json")[0] == 2
     assert command("export", tmp_path / "none", tmp_path / "a")[0] == 2
     (tmp_path / "coco.json").write_text("mine")
     code, _, error = command("export", root, tmp_path / "coco.json", "--format", "coco")
-    assert code == 3 and "is there already with other contents" in error
-    damage(root)  # pixels are no part of a record
+    assert code == 3 and "exists already with other contents" in error
+    damage(root)  # a record has no pixels
     assert command("export", root, tmp_path / "a")[0] == 0

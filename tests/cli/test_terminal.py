@@ -16,14 +16,14 @@ def tar(tmp_path):
     return write_tar(tmp_path / "sa_000000.tar", members(range(12)))
 
 
-def test_without_a_terminal_nothing_is_on_stderr_when_all_goes_well(tar, tmp_path):
+def test_without_a_terminal_stderr_is_empty_unless_something_fails(tar, tmp_path):
     command = ("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
     code, out, error = run(*command)
     assert (code, error) == (0, "")
     assert "12 images" in out
 
 
-def test_a_terminal_shows_a_bar_with_images_and_bytes_a_second(tar, tmp_path):
+def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path):
     mine, its = pty.openpty()
     termios.tcsetwinsize(its, (30, 100))
     arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", "1", *SMALL_FLAGS)
@@ -45,14 +45,14 @@ def _read_all(descriptor: int) -> str:
     try:
         while piece := os.read(descriptor, 65536):
             pieces.append(piece)
-    except OSError:  # how Linux tells that the other end is closed
+    except OSError:  # how Linux reports that the other end is closed
         pass
     os.close(descriptor)
     return b"".join(pieces).decode()
 
 
 def test_a_strange_name_in_a_pack_is_shown_escaped(tar, tmp_path, monkeypatch):
-    """Neither UTF-8 nor harmless: it would fail to be printed, or colour the terminal."""
+    """Not UTF-8, and not harmless: it could not be printed, or would colour the terminal."""
     run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)
     (tmp_path / "pack" / "shards" / os.fsdecode(b"sa\xff\x1b[31m")).write_bytes(b"")
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")

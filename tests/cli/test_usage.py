@@ -1,4 +1,4 @@
-"""How a command is called: help, options, paths, and what is said of wrong usage."""
+"""How a command is called: help, options, paths, and messages about wrong usage."""
 
 import hashlib
 import json
@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from commands import SMALL_FLAGS
-from small_tars import members, write_tar
+from small_tars import contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.errors import OptionError
 
 COMMANDS = {
     "pack": {
@@ -39,7 +40,8 @@ def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
     flags = set(re.findall(r"--[a-z][a-z0-9-]+", usage)) | set(re.findall(r"-o\b", usage))
     assert {"--out" if flag == "-o" else flag for flag in flags} == COMMANDS[name]
     for option in COMMANDS[name]:
-        assert re.search(rf"^  (-o [A-Za-z.]+, )?{option}[ \n]", rest, re.M), option
+        short = "-o, " if option == "--out" else ""
+        assert re.search(rf"^  {short}{option}[ \n]", rest, re.M), option
     assert "130, 143" in rest and "repeat the command" in rest
 
 
@@ -84,13 +86,13 @@ def test_what_follows_two_hyphens_is_a_source_whatever_its_name(
     assert [source["name"] for source in sa1bpack.info(root).manifest.sources] == ["--out"]
 
 
-def test_a_path_that_follows_several_numbers_is_named_with_what_to_do(command, packed, tmp_path):
+def test_a_path_after_several_numbers_is_named_with_the_remedy(command, packed, tmp_path):
     code, _, error = command("show", "-o", tmp_path / "a.png", "--image-id", 5, 6, packed)
-    assert code == 2 and f"argument --image-id: '{packed}' is no whole number" in error
-    assert error.endswith("give it first\n")
+    assert code == 2 and f"argument --image-id: '{packed}' is not a whole number" in error
+    assert error.endswith("put it first\n")
 
 
-def test_the_home_folder_is_known_in_every_path(command, tar, root, tmp_path, monkeypatch):
+def test_the_home_folder_is_expanded_in_every_path(command, tar, root, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "sums").write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  {tar.name}\n")
     pack = ("pack", "~/sa_000000.tar", "--out", "~/pack", "--md5sums", "~/sums")
@@ -104,6 +106,69 @@ def test_the_home_folder_is_known_in_every_path(command, tar, root, tmp_path, mo
         assert command(*arguments)[0] == 0, arguments
     for name in ("json", "a.png", "a.html"):
         assert (tmp_path / name).exists()
+
+
+URL = "s3://bucket/pack"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pack", "{tar}", "-o", URL), ("pack", "{tar}", "-o", "out", "--md5sums", URL),
+        ("verify", URL), ("info", URL), ("repair", URL), ("export", URL, "json"),
+        ("export", "{pack}", URL), ("show", URL, "-o", "a.png"), ("show", "{pack}", "-o", URL),
+        ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_url_is_refused_by_name_and_nothing_is_created(
+    command, tar, packed, tmp_path, monkeypatch, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    code, out, error = command(*(text.format(tar=tar, pack=packed) for text in arguments))
+    assert (code, out) == (2, "")
+    assert f"'{URL}': s3 URLs are not supported; give a path of this machine" in error
+    assert contents(tmp_path) == before
+
+
+CALLS = {
+    "verify": sa1bpack.verify,
+    "info": sa1bpack.info,
+    "show": sa1bpack.show,
+    "write_report": lambda pack: sa1bpack.write_report(pack, "~/a.html", verify="none"),
+    "export_sa1b": lambda pack: sa1bpack.export_sa1b(pack, "~/json"),
+    "export_coco": lambda pack: sa1bpack.export_coco(pack, "~/a.json"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_python_call_refuses_urls_and_expands_the_home_folder(
+    packed, tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(OptionError, match=r"is 's3://bucket/pack': s3 URLs are not supported"):
+        CALLS[name](URL)
+    assert not list(tmp_path.glob("s3:*"))
+    assert CALLS[name](f"~/{packed.name}")
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pack: sa1bpack.write_report(pack, "s3://b/a.html"),
+        lambda pack: sa1bpack.export_sa1b(pack, "s3://b/json"),
+        lambda pack: sa1bpack.export_coco(pack, "s3://b/a.json"),
+    ],
+    ids=["write_report", "export_sa1b", "export_coco"],
+)
+def test_a_python_call_refuses_to_write_to_a_url(packed, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=r"out is 's3://b/.*': s3 URLs are not supported"):
+        call(packed)
+    assert not list(tmp_path.glob("s3:*"))
 
 
 def test_a_command_is_needed(command):

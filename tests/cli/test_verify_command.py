@@ -1,4 +1,4 @@
-"""What `verify` and `repair` say of packs in any state, and every command of what is no pack."""
+"""Output of `verify` and `repair` for packs in any state, and of all commands without a pack."""
 
 import json
 import shlex
@@ -35,18 +35,18 @@ def test_a_pack_of_another_version_is_refused_with_one_line(command, root):
     }  # fmt: skip
 
 
-def test_of_a_damaged_manifest_nothing_is_said_that_only_it_could_tell(command, root):
+def test_without_a_manifest_nothing_is_claimed_that_only_it_can_tell(command, root):
     (root / "manifest.json").write_text('{"a": 1')
     code, out, error = command("verify", root)
     assert (code, error) == (1, "")
     assert out.splitlines() == [
         f"{root}/manifest.json: not JSON (Input data was truncated)",
-        f"to mend it, keeping what is sound: sa1bpack repair '{root}' TARS",
+        f"to repair it, keeping what is sound: sa1bpack repair '{root}' TARS",
         f"{root}: DAMAGED: 1 problem; without its manifest nothing else can be checked",
     ]
 
 
-def test_the_command_that_mends_a_pack_can_be_copied_into_a_shell(command, root):
+def test_the_repair_command_can_be_copied_into_a_shell(command, root):
     file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
     file.unlink()
     _, out, _ = command("verify", root)
@@ -57,11 +57,11 @@ def test_the_command_that_mends_a_pack_can_be_copied_into_a_shell(command, root)
     write_tar(tar, members(range(6)))
     (root / "manifest.json").unlink()
     _, _, error = command("pack", tar, "--out", root)
-    assert error.endswith(f"it: sa1bpack repair '{root}' TARS\n")
+    assert error.endswith(f"manifest: sa1bpack repair '{root}' TARS\n")
 
 
 @pytest.mark.parametrize("flags", [(), ("--quick",)], ids=["full", "quick"])
-def test_what_may_not_be_read_is_not_called_damaged_nor_to_be_repaired(command, root, flags):
+def test_what_may_not_be_read_is_neither_called_damaged_nor_repaired(command, root, flags):
     file = root / "shards" / "sa_000000-000" / "bbox" / "c.0.0"
     file.chmod(0)
     with without_privileges():
@@ -73,9 +73,9 @@ def test_what_may_not_be_read_is_not_called_damaged_nor_to_be_repaired(command, 
     assert "owner and mode" in advice and "repair" not in out
     assert last == (
         f"{root}: NOT ALL CHECKED: 1 problem; 6 images in 2 shards, "
-        f"{'quick check' if flags else 'every byte read'}, but for what may not be read"
+        f"{'quick check' if flags else 'every byte read'}, except what may not be read"
     )
-    assert repaired[0] == 1 and "Permission denied; look at its owner and mode" in repaired[2]
+    assert repaired[0] == 1 and "Permission denied; check its owner and mode" in repaired[2]
     file.chmod(0o644)
     assert command("verify", root)[0] == 0
 
@@ -90,14 +90,14 @@ def test_a_repair_does_not_advise_to_repair(command, root):
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(1, ("is", "it")), (2, ("are", "them"))], ids=["one", "two"]
+    ("count", "words"), [(1, ("does", "it")), (2, ("do", "them"))], ids=["one", "two"]
 )
-def test_strange_files_are_counted_in_good_english(command, root, count, words):
+def test_foreign_files_are_counted_in_good_english(command, root, count, words):
     for number in range(count):
         (root / f"stray{number}").write_text("")
     _, out, _ = command("repair", root)
     assert out.endswith(
-        f": {count} found that {words[0]} no part of the pack: move or remove {words[1]}, see "
+        f": {count} found that {words[0]} not belong to the pack: move or remove {words[1]}, see "
         "above\n"
     )
 
@@ -116,10 +116,10 @@ def test_every_command_tells_a_mistyped_path_from_damage(
     (tmp_path / "empty").mkdir()
     name, *more = arguments
     for path, said in (
-        ("nothing", "nothing: no pack, there is no such folder"),
-        ("file", "file: no pack, but a file"),
-        ("empty", "empty: no pack, it holds no manifest.json"),
-        ("my pack/shards", f"my pack/shards: no pack, but a part of the pack {root}; name that"),
+        ("nothing", "nothing: not a pack: the folder does not exist"),
+        ("file", "file: not a pack, but a file"),
+        ("empty", "empty: not a pack: it has no manifest.json"),
+        ("my pack/shards", f"my pack/shards: not a pack, but a part of the pack {root}; name that"),
     ):
         positional = [path, *more] if name == "export" else [path]
         options = [] if name == "export" else more

@@ -152,7 +152,7 @@ def test_offsets_that_lead_astray_are_errors_before_anything_is_read(root):
         whole = path.read_bytes()
         for byte in (6, 7):
             flip(path, row * 8 + byte)
-            with pytest.raises(ReadError, match=rf"{array}.*must rise within 0 and"):
+            with pytest.raises(ReadError, match=rf"{array}.*must be non-decreasing within 0 and"):
                 ds[5]
             path.write_bytes(whole)
     assert ds[5]["index"] == 5

@@ -347,5 +347,5 @@ def test_an_empty_pack_is_refused(pack_writer, tmp_path):
     pack_writer(tmp_path / "empty", {})
     with pytest.raises(FormatError, match="a complete pack without samples"):
         open_pack(tmp_path / "empty")
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(FormatError, match="not a pack"):
         open_pack(tmp_path / "nothing")

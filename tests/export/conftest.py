@@ -1,4 +1,4 @@
-"""Packs with runs, and the records of the tars that they come from."""
+"""Packs with runs, and the records of their tars."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import sa1bpack
 
 @pytest.fixture(scope="session", autouse=True)
 def unflushed():
-    """Nothing here needs the disk itself, and flushing to it would take most of the time."""
+    """No test here needs the disk itself, and flushing would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

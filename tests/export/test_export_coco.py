@@ -1,4 +1,4 @@
-"""`export_coco` writes one file that COCO's own tools load, with the masks of the tars."""
+"""`export_coco` writes one file with the masks of the tars, which COCO's own tools load."""
 
 import json
 import tracemalloc
@@ -13,7 +13,7 @@ import sa1bpack
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.export import coco
 
-# Of the arrays that pycocotools makes, under numpy 2.
+# Caused by the arrays of pycocotools, under numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
@@ -52,13 +52,13 @@ def test_pycocotools_loads_every_image_and_mask(pack, tars, records_of, load, tm
     assert (result.images, result.masks, result.files) == (len(records), count, 1) == (11, 39, 1)
 
 
-def test_boxes_are_those_of_pycocotools(pack, load, tmp_path):
+def test_boxes_equal_those_of_pycocotools(pack, load, tmp_path):
     sa1bpack.export_coco(pack, tmp_path / "coco.json")
     for annotation in load(tmp_path / "coco.json").anns.values():
         assert annotation["bbox"] == coco_mask.toBbox(annotation["segmentation"]).tolist()
 
 
-def test_the_sample_tar_is_exported_whole(sample_tar, load, tmp_path):
+def test_the_sample_tar_is_exported_completely(sample_tar, load, tmp_path):
     root = tmp_path / "pack"
     sa1bpack.pack(sample_tar, root, workers=1, max_masks=None, image_size=64, mask_size=16)
     sa1bpack.export_coco(root, tmp_path / "coco.json")
@@ -68,7 +68,7 @@ def test_the_sample_tar_is_exported_whole(sample_tar, load, tmp_path):
         assert loaded.annToMask(annotation).sum() == annotation["area"]
 
 
-def test_a_choice_of_images_has_their_annotations_alone(pack, load, tmp_path):
+def test_selected_images_have_only_their_own_annotations(pack, load, tmp_path):
     result = sa1bpack.export_coco(pack, tmp_path / "coco.json", image_ids=[3, 12])
     loaded = load(tmp_path / "coco.json")
     assert set(loaded.imgs) == {3, 12} and result.images == 2
@@ -97,16 +97,16 @@ def test_ids_that_cocos_tools_would_lose_are_refused_and_can_be_numbered(
     )
 
 
-def test_an_image_id_that_comes_twice_is_refused_and_each_source_exports_alone(tmp_path, load):
+def test_a_repeated_image_id_is_refused_and_each_source_exports_alone(tmp_path, load):
     tars = [write_tar(tmp_path / f"{source}.tar", members([1])) for source in ("a", "b")]
     sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL)
-    with pytest.raises(OptionError, match=r"image id 1 comes twice.*--source"):
+    with pytest.raises(OptionError, match=r"image id 1 occurs twice.*--source"):
         sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json", renumber=True)
     sa1bpack.export_coco(tmp_path / "pack", tmp_path / "b.json", sources=["b"])
     assert len(load(tmp_path / "b.json").imgs) == 1
 
 
-def test_a_file_that_is_there_is_left_alone_if_it_is_the_same_and_else_refused(pack, tmp_path):
+def test_an_existing_file_is_kept_if_equal_and_refused_otherwise(pack, tmp_path):
     path = tmp_path / "coco.json"
     assert sa1bpack.export_coco(pack, path).files == 1
     data, state = path.read_bytes(), path.stat()
@@ -115,7 +115,7 @@ def test_a_file_that_is_there_is_left_alone_if_it_is_the_same_and_else_refused(p
     assert path.stat().st_mtime_ns == state.st_mtime_ns
     for other in (data[:-1], data + b" ", data.replace(b"object", b"thing!", 1), b"mine"):
         path.write_bytes(other)
-        with pytest.raises(OutputRefused, match="is there already"):
+        with pytest.raises(OutputRefused, match="exists already"):
             sa1bpack.export_coco(pack, path)
         assert path.read_bytes() == other
     assert [found.name for found in tmp_path.iterdir()] == ["coco.json"]
@@ -143,7 +143,7 @@ def test_an_export_that_fails_or_was_killed_leaves_no_file(pack, tmp_path, monke
     ]  # fmt: skip
 
 
-def test_a_pack_without_an_image_gives_a_file_without_one(tmp_path, load):
+def test_a_pack_without_images_yields_a_file_without_images(tmp_path, load):
     tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     sa1bpack.export_coco(tmp_path / "pack", tmp_path / "coco.json")
@@ -164,7 +164,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
         finally:
             tracemalloc.stop()
 
-    peak_and_size(1)  # what stays: caches, compiled kernels
+    peak_and_size(1)  # memory that stays: caches, compiled kernels
     (few, small), (many, large) = peak_and_size(10), peak_and_size(80)
     assert large > 400_000 and small < large / 6
     assert many - few < (large - small) / 10

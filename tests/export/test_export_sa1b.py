@@ -1,4 +1,4 @@
-"""`export_sa1b` writes the records that the tars had, byte for byte."""
+"""`export_sa1b` writes the records of the tars, byte for byte."""
 
 import json
 import os
@@ -38,11 +38,11 @@ ANNOTATION = st.tuples(
 ).map(lambda values: dict(zip(KEYS, values, strict=True)))
 
 
-# The second one has the records of eight photographs beside blank pictures of their sizes.
+# The second one has the records of eight photographs with blank pictures of the same sizes.
 @pytest.mark.parametrize(
     ("name", "images", "masks"), [("sa_000000", 3, 203), ("sa_000001_records", 8, 760)]
 )
-def test_records_of_the_sample_tars_are_their_members_byte_for_byte(
+def test_records_of_the_sample_tars_equal_their_members_byte_for_byte(
     sample_tar, records_of, tmp_path, name, images, masks
 ):
     tar, root, out = sample_tar.with_name(f"{name}.tar"), tmp_path / "pack", tmp_path / "out"
@@ -54,7 +54,7 @@ def test_records_of_the_sample_tars_are_their_members_byte_for_byte(
     )  # fmt: skip
 
 
-def test_a_pack_of_several_shards_and_tars_is_written_a_folder_a_tar(
+def test_a_pack_of_several_shards_and_tars_is_written_in_one_folder_per_tar(
     pack, tars, records_of, tmp_path
 ):
     result = sa1bpack.export_sa1b(pack, tmp_path / "out")
@@ -77,7 +77,7 @@ def test_every_number_keeps_its_type_and_its_text(pack_of, tmp_path, annotations
     assert (tmp_path / "out" / "a" / "sa_5.json").read_bytes() == json.dumps(expected).encode()
 
 
-def test_masks_that_the_pack_left_out_are_counted_and_the_others_stay_in_order(pack_of, tmp_path):
+def test_dropped_masks_are_counted_and_the_others_stay_in_order(pack_of, tmp_path):
     full = record(3, masks=6)
     root = pack_of(full, record(4, masks=2), max_masks=4)
     result = sa1bpack.export_sa1b(root, tmp_path / "out")
@@ -85,13 +85,15 @@ def test_masks_that_the_pack_left_out_are_counted_and_the_others_stay_in_order(p
     found = json.loads((tmp_path / "out" / "a" / "sa_3.json").read_text())
     kept = sorted(full["annotations"], key=lambda annotation: -annotation["area"])[:4]
     assert found["annotations"] == [a for a in full["annotations"] if a in kept]
-    assert "2 of 8 left out by filters and the cap" in sa1bpack.info(root).as_text()
+    assert "2 of 8 dropped by filters and the cap" in sa1bpack.info(root).as_text()
 
 
-def test_counts_that_coco_would_write_otherwise_are_told_and_written_as_it_does(pack_of, tmp_path):
+def test_counts_that_coco_encodes_differently_are_reported_and_written_as_by_coco(
+    pack_of, tmp_path
+):
     expected = record(3, masks=2)
     canonical = expected["annotations"][1]["segmentation"]["counts"]
-    last = ord(canonical[-1])  # its number goes on with a group that only repeats its sign
+    last = ord(canonical[-1])  # its number continues with a group that only repeats its sign
     more = chr(last + 32) + ("O" if (last - 48) & 16 else "0")
     expected["annotations"][1]["segmentation"]["counts"] = canonical[:-1] + more
     result = sa1bpack.export_sa1b(pack_of(expected), tmp_path / "out")
@@ -100,7 +102,7 @@ def test_counts_that_coco_would_write_otherwise_are_told_and_written_as_it_does(
     assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
 
 
-def test_keys_that_no_pack_stores_are_told(pack_of, tmp_path):
+def test_keys_that_a_pack_does_not_store_are_reported(pack_of, tmp_path):
     expected = record(3, masks=1)
     spoilt = json.loads(json.dumps(expected))
     spoilt["annotations"][0]["score"] = 0.5
@@ -110,7 +112,7 @@ def test_keys_that_no_pack_stores_are_told(pack_of, tmp_path):
     assert (tmp_path / "out" / "a" / "sa_3.json").read_bytes() == json.dumps(expected).encode()
 
 
-def test_an_interrupted_export_goes_on_and_leaves_nothing_behind(pack, tmp_path):
+def test_an_interrupted_export_resumes_and_leaves_no_temporary_files(pack, tmp_path):
     out = tmp_path / "out"
     sa1bpack.export_sa1b(pack, out)
     before = contents(out)
@@ -124,7 +126,7 @@ def test_an_interrupted_export_goes_on_and_leaves_nothing_behind(pack, tmp_path)
     assert (out / "sa_000000" / "sa_2.json").stat().st_mtime_ns == kept.st_mtime_ns
 
 
-def test_an_export_that_fails_leaves_whole_files_only(pack, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_complete_files_only(pack, tmp_path, monkeypatch):
     rename, left = os.rename, iter(range(4))
 
     def failing(*arguments):
@@ -145,7 +147,7 @@ def test_a_file_with_other_contents_is_never_overwritten(pack, tmp_path):
     path = tmp_path / "out" / "sa_000000" / "sa_3.json"
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(OutputRefused, match=r"sa_3\.json: is there already"):
+    with pytest.raises(OutputRefused, match=r"sa_3\.json: exists already"):
         sa1bpack.export_sa1b(pack, tmp_path / "out")
     assert path.read_text() == "mine"
 
@@ -200,11 +202,11 @@ def test_nothing_is_written_from_damaged_bytes(pack, tmp_path, name):
         with pytest.raises(FormatError, match=name):
             export(root, tmp_path / out)
     assert not (tmp_path / "coco.json").exists()
-    assert len(list((tmp_path / "out").rglob("*.json"))) == 4  # of the shard before
+    assert len(list((tmp_path / "out").rglob("*.json"))) == 4  # of the previous shard
 
 
 def reseal(shard, *names) -> None:
-    """Enter the checksums of changed files, as whoever changes them on purpose would."""
+    """Update the checksums of changed files, as somebody who changes them on purpose would."""
     digests = read_checksums(shard / CHECKSUMS_NAME)
     digests |= {name: file_digest(shard / name) for name in names}
     (shard / CHECKSUMS_NAME).write_bytes(format_checksums(digests))
@@ -218,7 +220,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
     data[:64] = b"../../stolen.jpg".ljust(64, b"\0")
     file.write_bytes(data)
     reseal(shard, "file_name/c.0.0")
-    with pytest.raises(FormatError, match="cannot be a file's name"):
+    with pytest.raises(FormatError, match="is not a plain file name"):
         sa1bpack.export_sa1b(root, tmp_path / "a" / "out")
     assert list((tmp_path / "a").rglob("*.json")) == []
 
@@ -270,7 +272,7 @@ def test_a_record_of_keys_of_the_wrong_type_is_an_error_with_the_shard(pack, tmp
         sa1bpack.export_sa1b(root, tmp_path / "out")
 
 
-def test_places_that_cannot_be_written_to_are_refused(pack, tmp_path):
+def test_paths_that_cannot_be_written_to_are_refused(pack, tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (pack, pack / "json", tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(OptionError):
@@ -285,7 +287,7 @@ def test_places_that_cannot_be_written_to_are_refused(pack, tmp_path):
     [{"masks": "runs"}, {"fit": "native", "pixels": "yuv420"}, {"fit": "squash"}],
     ids=lambda layout: "-".join(layout.values()),
 )
-def test_every_layout_with_runs_gives_the_same_records(tars, records_of, tmp_path, layout):
+def test_every_layout_with_runs_yields_the_same_records(tars, records_of, tmp_path, layout):
     root = tmp_path / "pack"
     sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL, **layout)
     assert sa1bpack.export_sa1b(root, tmp_path / "out").lossless
@@ -293,7 +295,7 @@ def test_every_layout_with_runs_gives_the_same_records(tars, records_of, tmp_pat
         assert contents(tmp_path / "out" / tar.stem) == records_of(tar)
 
 
-def test_two_sources_with_one_file_name_do_not_meet(tmp_path):
+def test_equal_file_names_from_two_sources_do_not_collide(tmp_path):
     for source in ("a", "b"):
         write_tar(tmp_path / f"{source}.tar", members([1], masks=1 + (source == "b")))
     sa1bpack.pack([tmp_path / "a.tar", tmp_path / "b.tar"], tmp_path / "pack", workers=1, **SMALL)

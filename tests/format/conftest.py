@@ -45,7 +45,7 @@ def make_sample(number: int, masks: int, layout: Layout = LAYOUT) -> dict[str, n
 
 
 def make_image(rng, height: int, width: int, layout: Layout) -> np.ndarray:
-    """Random pixels, none of them zero, in the form of the layout: as docs/format.md says it."""
+    """Random pixels, none of them zero, in the layout, as docs/format.md defines it."""
     half = [(side + 1) // 2 for side in (height, width)]
     shapes = [(height, width, 3)] if layout.pixels == "rgb" else [(height, width), half, half]
     planes = [rng.integers(1, 256, shape, dtype=np.uint8) for shape in shapes]
@@ -72,7 +72,7 @@ def write_shard(shards: Path, name: str, masks: tuple[int, ...], first_number: i
 
 
 def write_pack(root: Path, layout: Layout = LAYOUT):
-    """Publish a pack of three shards, the middle one empty, ids falling; returns its manifest."""
+    """Publish a pack of three shards, the middle one empty, with descending ids; its manifest."""
     entries = []
     for number, (name, masks) in enumerate(MASKS_OF_SHARDS.items()):
         entries.append(write_shard(root / "shards", name, masks, 1000 * number + 99, layout))
@@ -84,7 +84,7 @@ def write_pack(root: Path, layout: Layout = LAYOUT):
 
 @pytest.fixture(autouse=True)
 def no_flushing(monkeypatch):
-    """Leave out the flushing to disk: it is slow, and no test here cuts the power."""
+    """Skip flushing to disk: it is slow, and no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
 
@@ -98,7 +98,7 @@ def pristine_pack(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def pack(pristine_pack, tmp_path) -> Path:
-    """A pack of the test's own."""
+    """A private copy of the pack for one test."""
     return Path(shutil.copytree(pristine_pack, tmp_path / "pack"))
 
 

@@ -1,4 +1,4 @@
-"""A file that is appended to: every byte where it belongs, past the page cache or through it."""
+"""An appended file: every byte is in its place, through the page cache or past it."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def path(request, tmp_path, monkeypatch) -> Path:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_the_file_holds_what_was_appended_and_its_digest_is_that(path, steps):
+def test_the_file_holds_the_appended_bytes_and_returns_their_digest(path, steps):
     path.unlink(missing_ok=True)
     due = b""
     file = AppendFile(path)
@@ -59,7 +59,7 @@ def test_the_file_holds_what_was_appended_and_its_digest_is_that(path, steps):
     assert digest == xxhash.xxh3_128_hexdigest(due)
 
 
-def test_long_aligned_appends_are_written_from_where_they_lie(path, monkeypatch):
+def test_long_aligned_appends_are_written_without_a_copy(path, monkeypatch):
     written = []
     pwrite = os.pwrite
 
@@ -92,7 +92,7 @@ def test_long_zeros_are_a_hole_and_short_ones_are_not(tmp_path):
     assert blocks[0] >= HOLE_BYTES and blocks[1] < HOLE_BYTES
 
 
-def test_a_write_that_ends_within_a_block_is_completed(tmp_path, monkeypatch):
+def test_a_short_write_within_a_block_is_completed(tmp_path, monkeypatch):
     pwrite = os.pwrite
     monkeypatch.setattr(
         os, "pwrite", lambda fd, data, at: pwrite(fd, data[: len(data) // 3 + 1], at)
@@ -106,7 +106,7 @@ def test_a_write_that_ends_within_a_block_is_completed(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_bytes() == 2 * data.tobytes()
 
 
-def test_a_disk_of_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
+def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
     refused = []
     set_direct, pwrite = append_file._set_direct, os.pwrite
     direct = {}
@@ -135,7 +135,7 @@ def test_a_disk_of_larger_blocks_is_written_through_the_page_cache(tmp_path, mon
 
 
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate", "fsync"])
-def test_an_error_of_the_disk_names_the_file(path, monkeypatch, call):
+def test_a_disk_error_names_the_file(path, monkeypatch, call):
     def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -161,7 +161,7 @@ def test_pages_leave_the_cache_as_they_are_written(tmp_path, monkeypatch):
     file.close()
 
 
-def test_a_file_that_is_there_is_not_touched(tmp_path):
+def test_an_existing_file_is_not_touched(tmp_path):
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(FileExistsError):
         AppendFile(tmp_path / "file")

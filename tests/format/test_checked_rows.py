@@ -1,4 +1,4 @@
-"""Rows that are read with checksums are those of the maps, in every layout, or an error."""
+"""Rows read with checksums equal those of the memory maps, in every layout, or are an error."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_checked_rows_are_those_of_the_maps(tmp_path, shard_of, layout):
+def test_checked_rows_equal_those_of_the_maps(tmp_path, shard_of, layout):
     shard_of(tmp_path / "shards", SHARD, (2, 0, 5, 1), 99, layout)
     shard = open_shard(tmp_path / "shards" / SHARD)
     for row in range(4):
@@ -33,7 +33,7 @@ def test_checked_rows_are_those_of_the_maps(tmp_path, shard_of, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_flipped_bit_anywhere_in_the_data_is_found(tmp_path, shard_of, layout):
-    """By the sample that it belongs to, and by the array."""
+    """Through the sample that it belongs to, and through the array."""
     shard_of(tmp_path / "shards", SHARD, (2, 1), 99, layout)
     folder = tmp_path / "shards" / SHARD
     for spec in layout.arrays:
@@ -47,7 +47,7 @@ def test_a_flipped_bit_anywhere_in_the_data_is_found(tmp_path, shard_of, layout)
         data[last if not spec.offsets else 0] ^= 1
         path.write_bytes(data)
         row = 0 if spec.offsets else 1
-        with pytest.raises(FormatError, match=f"checksum of sample {row}|must rise within"):
+        with pytest.raises(FormatError, match=f"checksum of sample {row}|must be non-decreasing"):
             read_sample_rows(shard, row)
         with pytest.raises(FormatError, match=f"{spec.chunk_path}: XXH3-128 of its rows is"):
             read_array_rows(shard, spec.name)

@@ -1,4 +1,4 @@
-"""Errors of calls on descriptors name the file, and a write that stands still is one."""
+"""Errors of calls on descriptors name the file, and a write without progress is an error."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ import pytest
 from sa1bpack.format.files import flush_file, naming, remove_published, write_at
 
 
-def test_a_write_without_progress_is_an_error_and_no_endless_loop(tmp_path, monkeypatch):
+def test_a_write_without_progress_is_an_error_not_an_endless_loop(tmp_path, monkeypatch):
     path = tmp_path / "file"
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
     with path.open("wb") as file, pytest.raises(OSError, match="0 of 5 bytes were written") as got:

@@ -1,4 +1,4 @@
-"""The arithmetic and tables of the format against Zarr itself and against docs/format.md."""
+"""The arithmetic and tables of the format, compared with Zarr itself and with docs/format.md."""
 
 import re
 from pathlib import Path
@@ -41,20 +41,20 @@ def documented(heading: str) -> list[list[str]]:
 
 
 def as_documented(spec: ArraySpec, length: str, row: tuple[str, ...]) -> list[str]:
-    """Name, type, shape and dimension names of an array as the table has them."""
+    """Name, dtype, shape and dimension names of an array, written as in the table."""
     first = f"{length} + 1" if spec.offsets else length
     shape = f"({first},)" if not row else f"({', '.join((first, *row))})"
     return [spec.name, spec.dtype.name, shape, ", ".join(spec.dims)]
 
 
 def shard_array(spec: ArraySpec) -> list[str]:
-    """An array of a layout with image_size 1000 and mask_size 200 as the tables have it."""
+    """An array of a layout with image_size 1000 and mask_size 200, written as in the tables."""
     symbols = {1000: "S", 1500: "S \u00d7 3 / 2", 200: "Sm", 25: "Sm / 8"}
     row = tuple(symbols.get(length, str(length)) for length in spec.row_shape)
     return as_documented(spec, LENGTHS[spec.axis], row)
 
 
-def test_documented_shard_arrays_are_those_of_the_code_in_order():
+def test_documented_shard_arrays_match_the_code_in_order():
     layout = Layout(image_size=1000, mask_size=200, fit="native")
     due = [shard_array(spec) for spec in layout.arrays]
     pixels = [row[0] for row in due].index("image")
@@ -66,7 +66,7 @@ def test_documented_shard_arrays_are_those_of_the_code_in_order():
         assert [spec.name for spec in fewer.arrays] == names
 
 
-def test_documented_shapes_of_images_are_those_of_the_code():
+def test_documented_shapes_of_images_match_the_code():
     rows = documented("Pixels")
     assert {(fit.strip("`"), row[1]) for row in rows for fit in row[0].split(", ")} == {
         (fit, pixels) for fit in FITS for pixels in PIXELS
@@ -77,13 +77,13 @@ def test_documented_shapes_of_images_are_those_of_the_code():
             assert shard_array(layout.array("image")) == ["image", "uint8", shape, dims]
 
 
-def test_documented_index_arrays_are_those_of_the_code():
+def test_documented_index_arrays_match_the_code():
     lengths = ["K", "N", "N", "N"]
     due = [as_documented(s, n, ()) for s, n in zip(INDEX_ARRAYS, lengths, strict=True)]
     assert [row[:4] for row in documented("Arrays of the index")] == due
 
 
-def test_documented_number_type_bits_are_those_of_the_code():
+def test_documented_number_type_bits_match_the_code():
     text = DOCS.read_text()
     for name, bits in NUMBER_TYPE_BITS.items():
         if name != "counts_not_canonical":
@@ -97,7 +97,7 @@ def test_documented_number_type_bits_are_those_of_the_code():
 @pytest.mark.parametrize(
     ("fit", "samples_per_shard", "shards"), [("pad", 6144, 2), ("native", 12_288, 1)]
 )
-def test_whole_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per_shard, shards):
+def test_all_of_sa1b_stays_below_the_documented_number_of_files(fit, samples_per_shard, shards):
     arrays = len(Layout(fit=fit).arrays)
     shard = (2 + 2 * arrays) + (1 + arrays)
     assert -(-11_186 // samples_per_shard) == shards
@@ -150,7 +150,7 @@ def test_inner_chunk_is_the_largest_power_of_two_that_fits(rows, row_bytes):
     assert file.outer_rows % inner == 0 and 0 <= file.outer_rows - max(1, rows) < inner
 
 
-def test_metadata_reads_as_a_zarr_array_of_the_same_type_and_names(tmp_path):
+def test_metadata_reads_as_a_zarr_array_with_the_same_dtype_and_names(tmp_path):
     for spec in Layout().arrays:
         folder = tmp_path / spec.name
         folder.mkdir()

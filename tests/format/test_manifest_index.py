@@ -51,7 +51,7 @@ def test_keys_of_a_newer_minor_version_are_ignored(pack):
 
 
 @pytest.mark.parametrize("major", [0, 2])
-def test_other_major_version_asks_for_another_release(pack, major):
+def test_another_major_version_names_the_release_to_install(pack, major):
     edit(pack, lambda data: data.update(version=[major, 0], shards="unknown form"))
     with pytest.raises(VersionError, match=rf"{major}\.0.*install"):
         read_manifest(pack)
@@ -67,45 +67,45 @@ def test_other_major_version_asks_for_another_release(pack, major):
     (lambda d: d["shards"][0].update(samples=4.5), r"shards\[0\].samples"),
     (lambda d: d["shards"][0].pop("bytes"), "bytes"),
     (lambda d: d["shards"].append(d["shards"][1]), "listed twice: sa_000000-001"),
-    (lambda d: d["shards"][0].update(name="../elsewhere"), "cannot be a shard's name"),
-    (lambda d: d["shards"][0].update(name="/etc"), "cannot be a shard's name"),
-    (lambda d: d["shards"][0].update(name=".."), "cannot be a shard's name"),
+    (lambda d: d["shards"][0].update(name="../elsewhere"), "cannot be the name of a shard"),
+    (lambda d: d["shards"][0].update(name="/etc"), "cannot be the name of a shard"),
+    (lambda d: d["shards"][0].update(name=".."), "cannot be the name of a shard"),
     (lambda d: d.update(index="../../index-00000000"), "index is"),
     (lambda d: d.update(index="index-0000000g"), "index is"),
     (lambda d: d["layout"].update(mask_size=9), "mask_size is 9"),
     (lambda d: d.update(layout=None), "layout has the keys"),
     (lambda d: d.update(options=[]), "options"),
 ])  # fmt: skip
-def test_manifest_that_cannot_be_is_refused_as_a_whole(pack, change, message):
+def test_an_impossible_manifest_is_refused_as_a_whole(pack, change, message):
     edit(pack, change)
     with pytest.raises(FormatError, match=message):
         read_manifest(pack)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b'{"format": "sa1bpack"'])
-def test_manifest_that_is_no_json_object_is_refused(pack, text):
+def test_a_manifest_that_is_not_a_json_object_is_refused(pack, text):
     (pack / MANIFEST_NAME).write_bytes(text)
     with pytest.raises(FormatError, match=r"manifest.json"):
         read_manifest(pack)
 
 
 @pytest.mark.parametrize("path, message", [
-    ("nothing", "nothing: no pack, there is no such folder"),
-    ("file", "file: no pack, but a file"),
-    ("file/below", "below: no pack, there is no such folder"),
-    ("empty", "empty: no pack, it holds no manifest.json"),
-    ("pack/shards", "shards: no pack, but a part of the pack .*pack; name that"),
-    ("pack/shards/sa_000000-000/image", "image: no pack, but a part of the pack .*pack; name that"),
-    ("pack/zarr.json", "zarr.json: no pack, but a part of the pack .*pack; name that"),
+    ("nothing", "nothing: not a pack: the folder does not exist"),
+    ("file", "file: not a pack, but a file"),
+    ("file/below", "below: not a pack: the folder does not exist"),
+    ("empty", "empty: not a pack: it has no manifest.json"),
+    ("pack/shards", "shards: not a pack, but a part of the pack .*pack; name that"),
+    ("pack/shards/sa_000000-000/image", "image: not a pack, but a part of the pack .*; name that"),
+    ("pack/zarr.json", "zarr.json: not a pack, but a part of the pack .*pack; name that"),
 ])  # fmt: skip
-def test_what_is_no_pack_is_refused_with_what_it_is(pack, path, message):
+def test_what_is_not_a_pack_is_refused_and_named(pack, path, message):
     (pack.parent / "file").write_text("x")
     (pack.parent / "empty").mkdir()
     with pytest.raises(NotAPack, match=message):
         read_manifest(pack.parent / path)
 
 
-def test_pack_that_has_lost_its_manifest_is_damaged_and_no_mistyped_path(pack):
+def test_a_pack_that_lost_its_manifest_is_damaged_not_a_mistyped_path(pack):
     (pack / MANIFEST_NAME).unlink()
     with pytest.raises(FormatError, match=r"manifest\.json: missing; .*sa1bpack repair") as error:
         read_manifest(pack)
@@ -121,7 +121,7 @@ def test_index_finds_every_sample_by_row_and_by_id(pack):
     assert not index.image_id.flags.writeable
 
 
-def test_samples_of_equal_id_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
+def test_samples_with_equal_ids_keep_their_order_in_the_index(tmp_path, shard_of, small_layout):
     entries = [shard_of(tmp_path / "shards", f"a-{part:03d}", (1, 1), 5) for part in range(2)]
     manifest = publish(tmp_path, make_manifest(
         small_layout, entries, complete=True, options={}, sources=[], counts={}
@@ -154,7 +154,7 @@ def test_publishing_again_gives_the_same_bytes(pack, contents):
     assert contents(pack) == before
 
 
-def test_more_shards_bring_a_new_index_and_take_the_old_one_away(pack, shard_of):
+def test_more_shards_create_a_new_index_and_remove_the_old_one(pack, shard_of):
     manifest = read_manifest(pack)
     old = open_index(pack, manifest)
     entry = shard_of(pack / "shards", "sa_000002-000", (1,), 7)
@@ -165,11 +165,11 @@ def test_more_shards_bring_a_new_index_and_take_the_old_one_away(pack, shard_of)
     assert published.index != manifest.index and read_manifest(pack) == published
     assert [path.name for path in pack.glob("index-*")] == [published.index]
     assert list(open_index(pack, published).image_id)[-1] == 7
-    assert list(old.shard_offset) == [0, 4, 4, 7]  # maps of the old one stay valid
+    assert list(old.shard_offset) == [0, 4, 4, 7]  # memory maps of the old one stay valid
     assert verify(pack).ok
 
 
-def test_shard_packed_anew_under_its_name_brings_a_new_index(pack, shard_of):
+def test_a_shard_packed_again_under_its_name_creates_a_new_index(pack, shard_of):
     manifest = read_manifest(pack)
     shutil.rmtree(pack / "shards" / "sa_000001-000")
     entry = shard_of(pack / "shards", "sa_000001-000", (0, 3, 4), 500)
@@ -199,10 +199,10 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("step", ["rename", "fsync"])
-def test_kill_during_publication_leaves_the_old_state_or_the_new(
+def test_a_kill_during_publication_leaves_the_old_state_or_the_new(
     pristine_pack, tmp_path, shard_of, monkeypatch, step
 ):
-    """Fail the first, second, third … call until publication gets through."""
+    """Fail the first, second, third … call until publication succeeds."""
     real = getattr(os, step)
     for survivors in range(1000):
         root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
@@ -233,7 +233,7 @@ def test_kill_during_publication_leaves_the_old_state_or_the_new(
 
 
 def publish_again(root, manifest):
-    """What the next run of the packer does; returns the root."""
+    """Do what the next run of the packer does; returns the root."""
     remove_stale(root)
     publish(root, manifest)
     return root

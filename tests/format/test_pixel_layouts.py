@@ -1,4 +1,4 @@
-"""Every layout of pixels and masks: written, checked, and read by others as docs/format.md says."""
+"""Every layout of pixels and masks, written, checked, and read as docs/format.md specifies."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def layout(request) -> Layout:
 
 @pytest.fixture
 def pack(layout, pack_of, tmp_path) -> Path:
-    """A pack of that layout, of the test's own."""
+    """A private pack of that layout."""
     pack_of(tmp_path / "pack", layout)
     return tmp_path / "pack"
 
@@ -67,7 +67,7 @@ def size_of(sample) -> tuple[int, int]:
 
 
 def planes_by_hand(layout: Layout, image: np.ndarray, height: int, width: int) -> dict:
-    """The stored pixels of one image, cut out of its bytes as the page says it."""
+    """The stored pixels of one image, taken from its bytes as docs/format.md specifies."""
     side = layout.image_size
     data = image.reshape(-1)
     native = layout.fit == "native"
@@ -127,7 +127,7 @@ def test_checksum_is_the_documented_one(layout, sample_of):
     assert sample_checksum(layout, sample) == xxhash.xxh3_64_intdigest(b"".join(parts))
 
 
-def test_both_checkers_find_a_whole_pack_sound(pack):
+def test_both_checkers_find_a_complete_pack_sound(pack):
     report, quick = verify(pack), verify(pack, quick=True)
     assert report.ok and quick.ok
     for options in ([], ["--quick"]):
@@ -157,7 +157,7 @@ def test_a_flipped_bit_anywhere_in_the_pixels_names_its_sample(pack, layout):
 
 
 def rewrite_checksums(pack: Path, row: int) -> None:
-    """Make every digest fit what is on disk, that of a sample too, as somebody who edits might."""
+    """Recompute all digests, that of a sample too, as somebody who edits a pack might."""
     folder = pack / "shards" / SHARD
     shard = open_shard(folder)
     digest = xxhash.xxh3_64()
@@ -177,7 +177,7 @@ def rewrite_checksums(pack: Path, row: int) -> None:
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in CANVAS], ids=CANVAS)
 def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sample_of):
-    """In each plane, below and to the right; all checksums fit."""
+    """In each plane, below and to the right; all checksums match."""
     shard = open_shard(pack / "shards" / SHARD)
     path = shard.folder / layout.array("image").chunk_path
     sizes = [size_of(sample_of(99 - row, 0, layout)) for row in range(4)]
@@ -197,8 +197,8 @@ def test_a_canvas_that_is_not_zero_beyond_the_image_is_found(pack, layout, sampl
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[name] for name in NATIVE], ids=NATIVE)
-def test_pixels_that_are_not_of_the_stored_size_are_found(pack, layout):
-    """A size that was edited, all checksums with it; a byte moved from one image to the next."""
+def test_pixels_that_do_not_match_the_stored_size_are_found(pack, layout):
+    """An edited size, with all checksums; a byte moved from one image to the next."""
     folder = pack / "shards" / SHARD
     offsets = bytearray((folder / "image_offset" / "c.0").read_bytes())
     offsets[8] ^= 1
@@ -214,7 +214,7 @@ def test_pixels_that_are_not_of_the_stored_size_are_found(pack, layout):
     size.write_bytes(data)
     rewrite_checksums(pack, 0)
     (problem,) = verify(pack).problems
-    assert problem.sample == 0 and "are not 1 x 1 pixels" in str(problem)
+    assert problem.sample == 0 and "do not make 1 x 1 pixels" in str(problem)
 
 
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")  # checksum files
@@ -267,7 +267,7 @@ def test_canvas_rows_below_the_image_are_never_read_nor_written(tmp_path, layout
     assert listed[0] == listed[1]
 
 
-def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_room_on_disk(tmp_path, sample_of):
+def test_unused_parts_of_a_yuv_canvas_and_zero_rows_take_no_disk_space(tmp_path, sample_of):
     layout = Layout(1024, 8, pixels="yuv420")
     sample = sample_of(3, 40, layout)
     sample["size"] = np.array([150, 225, 200, 1024], np.int32)

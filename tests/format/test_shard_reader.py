@@ -30,7 +30,7 @@ def edit(path: Path, change) -> None:
 
 
 def own(key, value):
-    """A change of one of the shard's own attributes."""
+    """A change of one of the attributes that the format defines."""
     return lambda data: data["attributes"]["sa1bpack"].__setitem__(key, value)
 
 
@@ -72,7 +72,7 @@ def test_file_of_an_array_without_rows_is_named(pack):
     (lambda d: d["codecs"][0]["configuration"].update(index_location="start"),
      r"codecs\[0\].configuration.index_location is 'start', but must be 'end'"),
 ])  # fmt: skip
-def test_metadata_that_describe_another_array_are_named(folder, change, message):
+def test_metadata_that_describes_another_array_is_named(folder, change, message):
     edit(folder / "image" / "zarr.json", change)
     with pytest.raises(FormatError, match=f"image/zarr.json: {message}"):
         open_shard(folder)
@@ -82,13 +82,13 @@ def test_metadata_that_describe_another_array_are_named(folder, change, message)
     (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe", "not JSON"), (b"[]", "the document is"),
     (b"3", "the document is 3"),
 ])  # fmt: skip
-def test_metadata_that_are_no_json_object_are_named(folder, text, message):
+def test_metadata_that_is_not_a_json_object_is_named(folder, text, message):
     (folder / "bbox" / "zarr.json").write_bytes(text)
     with pytest.raises(FormatError, match=f"bbox/zarr.json: {message}"):
         open_shard(folder)
 
 
-def test_metadata_in_other_spacing_and_order_are_accepted(folder):
+def test_metadata_in_other_spacing_and_order_is_accepted(folder):
     for path in folder.rglob("zarr.json"):
         data = json.loads(path.read_text())
         path.write_text(json.dumps(dict(reversed(data.items())), indent=3))
@@ -101,19 +101,19 @@ def test_metadata_in_other_spacing_and_order_are_accepted(folder):
     (own("samples", "4"), "attributes: .*samples"),
     (own("samples", True), "attributes: .*samples"),
     (own("layout", {}), "layout: a layout has the keys"),
-    (lambda d: d["attributes"].clear(), "not a Zarr group with the attributes"),
-    (lambda d: d["attributes"].update(sa1bpack=[]), "not a Zarr group with the attributes"),
+    (lambda d: d["attributes"].clear(), "not a Zarr group with sa1bpack"),
+    (lambda d: d["attributes"].update(sa1bpack=[]), "not a Zarr group with sa1bpack"),
     (lambda d: d["attributes"]["sa1bpack"].pop("source"), "attributes: .*source"),
     (lambda d: d.pop("consolidated_metadata"), "consolidated_metadata is missing"),
     (lambda d: d.update(zarr_format=2), "zarr_format is 2, but must be 3"),
 ])  # fmt: skip
-def test_group_that_cannot_be_is_named(folder, change, message):
+def test_an_impossible_group_is_named(folder, change, message):
     edit(folder / "zarr.json", change)
     with pytest.raises(FormatError, match=f"{SHARD}/zarr.json: {message}"):
         open_shard(folder)
 
 
-def test_shard_of_another_major_version_asks_for_another_release(folder):
+def test_another_major_version_names_the_release_to_install(folder):
     edit(folder / "zarr.json", own("format", [2, 0]))
     with pytest.raises(VersionError, match=r"2.0.*install"):
         open_shard(folder)
@@ -125,7 +125,7 @@ def test_shard_of_a_newer_minor_version_opens(folder):
     assert len(open_shard(folder)) == 4
 
 
-def test_shard_of_another_layout_is_refused(folder):
+def test_a_shard_with_another_layout_is_refused(folder):
     with pytest.raises(FormatError, match="but the pack's is"):
         open_shard(folder, Layout())
 
@@ -150,7 +150,7 @@ def test_runs_without_a_layout_of_runs_are_named(pack_of, tmp_path):
         open_shard(folder)
 
 
-def test_folder_that_is_no_shard_is_named(tmp_path):
+def test_a_folder_that_is_not_a_shard_is_named(tmp_path):
     with pytest.raises(FormatError, match=r"zarr.json: missing"):
         open_shard(tmp_path / "nothing")
 

@@ -1,4 +1,4 @@
-"""Writing shards: same bytes every time, whole or absent, and every byte where it belongs."""
+"""Writing shards: the same bytes every time, complete or absent, each byte in its place."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
         assert found["checksum"] == reference_checksum(layout, sample)
 
 
-def test_checksum_is_the_documented_one_and_does_not_depend_on_the_form_of_the_rows(sample_of):
+def test_checksum_is_the_documented_one_and_does_not_depend_on_the_shape_of_the_rows(sample_of):
     layout = Layout(image_size=16, mask_size=8)
     sample = sample_of(7, 3, layout)
     due = reference_checksum(layout, sample)
@@ -100,13 +100,13 @@ def test_rows_below_the_stored_height_are_never_read(tmp_path, sample_of, small_
     clean = {**sample, "image": sample["image"].copy()}
     clean["image"][5:] = 0
     dirty = {**sample, "image": sample["image"].copy()}
-    dirty["image"][5:] = 255  # what an earlier image left in a reused buffer
+    dirty["image"][5:] = 255  # left in a reused buffer by an earlier image
     assert sample_checksum(small_layout, dirty) == reference_checksum(small_layout, clean)
     write(tmp_path, small_layout, [dirty])
     np.testing.assert_array_equal(open_shard(tmp_path / "a-000")["image"][0], clean["image"])
 
 
-def test_unused_canvas_takes_no_room_on_disk(tmp_path, sample_of):
+def test_an_unused_canvas_takes_no_disk_space(tmp_path, sample_of):
     layout = Layout(image_size=512, mask_size=8)
     sample = sample_of(3, 1, layout)
     sample["size"] = np.array([150, 225, 100, 512], np.int32)
@@ -157,7 +157,7 @@ def test_short_writes_are_continued(tmp_path, shard_of, monkeypatch, contents):
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_full_disk_names_the_file_and_nothing_is_left(
+def test_a_full_disk_names_the_file_and_leaves_nothing(
     tmp_path, sample_of, small_layout, monkeypatch
 ):
     def full(*_):
@@ -173,7 +173,7 @@ def test_full_disk_names_the_file_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("name", ["image", "bbox", "run_ends"])
-def test_a_shard_with_a_sample_in_part_cannot_be_published(
+def test_a_shard_with_a_partial_sample_cannot_be_published(
     tmp_path, sample_of, small_layout, monkeypatch, name
 ):
     append = append_file.AppendFile.append
@@ -189,7 +189,7 @@ def test_a_shard_with_a_sample_in_part_cannot_be_published(
         with pytest.raises(OSError, match="Input/output"):
             writer.append(finished_rows(small_layout, sample_of(2, 2)))
         monkeypatch.setattr(append_file.AppendFile, "append", append)
-        with pytest.raises(FormatError, match="a sample is there in part"):
+        with pytest.raises(FormatError, match="a sample was written in part"):
             writer.publish(ATTRIBUTES)
     assert list(tmp_path.iterdir()) == []
 
@@ -205,7 +205,7 @@ class Killed(Exception):
     "step, stride", [("pwrite", 5), ("fsync", 5), ("ftruncate", 5), ("mkdir", 5), ("rename", 1)]
 )
 def test_kill_at_a_call_leaves_no_final_name(tmp_path, step, stride, shard_of, monkeypatch):
-    """Fail the first, sixth, eleventh … call of one kind until the shard gets through."""
+    """Fail the first, sixth, eleventh … call of one kind until the shard is published."""
     real = getattr(os, step)
     for survivors in range(0, 1000, stride):
         shards = tmp_path / str(survivors)
@@ -223,7 +223,7 @@ def test_kill_at_a_call_leaves_no_final_name(tmp_path, step, stride, shard_of, m
         except Killed:
             monkeypatch.setattr(os, step, real)
             names = [path.name for path in shards.iterdir()] if shards.exists() else []
-            if names:  # only the flush after the rename may come too late, and then all is there
+            if names:  # only the flush after the rename may fail, and the shard is then complete
                 assert step == "fsync" and names == ["sa_000000-000"]
                 assert len(open_shard(shards / names[0])) == 2
     monkeypatch.setattr(os, step, real)
@@ -247,7 +247,7 @@ def test_everything_is_flushed_before_the_final_name_appears(tmp_path, shard_of,
     assert flushed == {tmp_path.stat().st_ino}
 
 
-def test_process_killed_for_good_leaves_only_a_working_name(tmp_path):
+def test_a_killed_process_leaves_only_a_working_name(tmp_path):
     code = (
         "import os, sys\n"
         "from sa1bpack.format import Layout, ShardWriter\n"
@@ -267,7 +267,7 @@ def test_process_killed_for_good_leaves_only_a_working_name(tmp_path):
     ({"image": np.zeros((8, 16, 3), np.uint8)}, "image"),
     ({"run_offset": np.array([0, 1, 2], np.int64)}, "run_offset"),
     ({"run_offset": np.array([1, 1, 2, 3], np.int64)}, "from 1"),
-    ({"run_offset": np.array([0, 9, 2, 3], np.int64)}, "rise"),
+    ({"run_offset": np.array([0, 9, 2, 3], np.int64)}, "non-decreasing"),
     ({"size": np.array([9, 9, 17, 9], np.int32)}, "17 x 9"),
     ({"size": np.array([9, 9, 0, 9], np.int32)}, "0 x 9"),
 ])  # fmt: skip
@@ -283,7 +283,7 @@ def test_sample_that_does_not_fit_is_refused(sample_of, small_layout, change, me
     {}, {"source": "a"}, {"source": 3, "part": 0}, {"source": "a", "part": True},
     {"source": "a", "part": 0, "masks": 3},
 ])  # fmt: skip
-def test_attributes_that_would_not_read_back_are_refused(tmp_path, small_layout, attributes):
+def test_attributes_that_could_not_be_read_back_are_refused(tmp_path, small_layout, attributes):
     writer = ShardWriter(tmp_path, "a-000", small_layout)
     with writer, pytest.raises(OptionError, match="attributes"):
         writer.publish(attributes)
@@ -292,19 +292,19 @@ def test_attributes_that_would_not_read_back_are_refused(tmp_path, small_layout,
 
 def test_published_shard_is_not_overwritten(tmp_path, shard_of, small_layout):
     shard_of(tmp_path, "sa_000000-000", (1,), 9)
-    with pytest.raises(PackError, match="there is a shard already"):
+    with pytest.raises(PackError, match="the shard exists already"):
         ShardWriter(tmp_path, "sa_000000-000", small_layout)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".a", "a/b", "../a", "/a", "a\nb", "__a", "a\\b",
                                   "a" * 201])  # fmt: skip
 def test_names_that_leave_the_folder_or_look_unfinished_are_refused(tmp_path, small_layout, name):
-    with pytest.raises(FormatError, match="cannot be a shard's name"):
+    with pytest.raises(FormatError, match="cannot be the name of a shard"):
         ShardWriter(tmp_path, name, small_layout)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_closed_when_one_cannot_be_made(tmp_path, small_layout, monkeypatch):
+def test_files_are_closed_if_one_cannot_be_created(tmp_path, small_layout, monkeypatch):
     make = append_file.AppendFile.__init__
 
     def fail(file, path):

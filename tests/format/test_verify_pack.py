@@ -37,7 +37,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def rewrite_checksums(root: Path) -> None:
-    """Make all digests fit what is on disk, as somebody who edits a pack might."""
+    """Recompute all digests, as somebody who edits a pack might."""
     for shard in (root / "shards").iterdir():
         if shard.is_dir():
             files = [p for p in shard.rglob("*") if p.is_file() and p.name != "checksums.xxh128"]
@@ -62,7 +62,7 @@ def test_sound_pack_passes_both_checkers_full_and_quick(pristine_pack):
 
 
 def test_every_file_of_a_pack_is_covered_by_both_checkers(pack):
-    """Flip one bit in the middle of each file in turn; the quick checks pass over heavy data only.
+    """Flip one bit in the middle of each file in turn; the quick checks skip heavy data only.
 
     The middle of a number_types or area file may be its shard index: that counts as well.
     """
@@ -133,14 +133,14 @@ def assert_found(pattern, text):
     assert re.search(pattern, text), text
 
 
-def test_working_files_of_a_packer_are_no_damage(pack):
+def test_working_files_of_a_packer_are_not_damage(pack):
     (pack / ".lock").write_text("")
     (pack / "shards" / ".tmp-sa_9-000-abc").mkdir()
     assert verify(pack).ok
     assert run_script(pack).returncode == 0
 
 
-def test_wrong_sample_checksum_is_found_even_if_all_digests_fit(pack):
+def test_a_wrong_sample_checksum_is_found_even_if_all_digests_match(pack):
     flip(pack / "shards" / SHARD / "checksum" / "c.0", 3 * 8)
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
@@ -154,7 +154,7 @@ def test_wrong_sample_checksum_is_found_even_if_all_digests_fit(pack):
     "size, message",
     [((0, 16), "stored size 0 x 16"), ((1, 1), "not zero beyond the stored 1 x 1")],
 )
-def test_canvas_that_breaks_its_promise_is_found(pack, sample_of, size, message):
+def test_a_canvas_that_is_not_zero_in_its_padding_is_found(pack, sample_of, size, message):
     folder = pack / "shards" / SHARD
     sizes = np.memmap(folder / "size" / "c.0.0", "<i4", "r+", shape=(4, 4))
     sizes[0, 2:] = size
@@ -181,10 +181,10 @@ def plain_checksum(sample):
 
 
 @pytest.mark.parametrize("name, row, message", [
-    ("mask_offset", 1, "mask_offset: offset 2 is 2, below 9"),
+    ("mask_offset", 1, "mask_offset: offset 2 is 2, below the 9"),
     ("run_offset", 1, "run_offset: offset 2 is"),
 ])  # fmt: skip
-def test_falling_offsets_are_found_even_if_all_digests_fit(pack, name, row, message):
+def test_decreasing_offsets_are_found_even_if_all_digests_match(pack, name, row, message):
     offsets = np.memmap(pack / "shards" / SHARD / name / "c.0", "<i8", "r+", shape=row + 1)
     offsets[row] = 9 if name == "mask_offset" else 999
     offsets.flush()
@@ -192,10 +192,10 @@ def test_falling_offsets_are_found_even_if_all_digests_fit(pack, name, row, mess
     for quick in (False, True):
         assert message in str(verify(pack, quick=quick).problems[0])
     done = run_script(pack)
-    assert done.returncode == 1 and f"{name}/c.0: offsets do not rise" in done.stdout
+    assert done.returncode == 1 and f"{name}/c.0: offsets must be non-decreasing" in done.stdout
 
 
-def test_wrong_shard_index_is_found_even_if_all_digests_fit(pack):
+def test_a_wrong_shard_index_is_found_even_if_all_digests_match(pack):
     path = pack / "shards" / SHARD / "bbox" / "c.0.0"
     flip(path, path.stat().st_size - 1)
     rewrite_checksums(pack)
@@ -204,7 +204,7 @@ def test_wrong_shard_index_is_found_even_if_all_digests_fit(pack):
         assert "bbox/c.0.0: the padding or the shard index" in problem.what
 
 
-def test_wrong_index_is_found_even_if_all_digests_fit(pack):
+def test_a_wrong_index_is_found_even_if_all_digests_match(pack):
     folder = next(pack.glob("index-*"))
     for name, message in (("id_order", "not the stable argsort"),
                           ("image_id", f"not those of shard {SHARD}")):  # fmt: skip
@@ -217,11 +217,11 @@ def test_wrong_index_is_found_even_if_all_digests_fit(pack):
         path.write_bytes(whole)
 
 
-def test_unlisted_file_of_a_shard_is_found_even_if_it_lies_in_the_checksums(pack):
+def test_an_extra_file_of_a_shard_is_found_even_if_the_checksums_list_it(pack):
     (pack / "shards" / SHARD / "extra").write_text("x")
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
-    assert "different are ['extra']" in problem.what
+    assert "missing or extra: ['extra']" in problem.what
 
 
 def test_shard_that_differs_from_its_manifest_entry_is_found(pack):
@@ -248,7 +248,7 @@ def test_damaged_manifest_is_reported_and_a_missing_one_is_an_error(pack):
     assert done.returncode == 2 and "is not a pack" in done.stderr
 
 
-def test_progress_rises_to_the_whole(pristine_pack):
+def test_progress_reaches_the_total(pristine_pack):
     for quick in (False, True):
         calls: list[tuple[int, int]] = []
 
@@ -273,12 +273,20 @@ def test_script_needs_neither_sa1bpack_nor_zarr(pristine_pack):
     assert done.returncode == 0, done.stderr
 
 
-def test_script_teaches_and_refuses_wrong_usage():
+def test_script_explains_itself_and_refuses_wrong_usage():
     done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     for word in ("exit status", "--quick", "xxh128sum -c"):
         assert word in done.stdout
     assert subprocess.run([sys.executable, str(SCRIPT)], capture_output=True).returncode == 2
+
+
+def test_script_refuses_urls_and_expands_the_home_folder(pack, capsys, monkeypatch):
+    with pytest.raises(SystemExit) as ended:
+        script_finds("s3://bucket/pack")
+    assert ended.value.code == 2 and "s3 URLs are not supported" in capsys.readouterr().err
+    monkeypatch.setenv("HOME", str(pack.parent))
+    assert script_finds("~/pack", "--quick")[0] == 0
 
 
 def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
@@ -338,11 +346,11 @@ def make_minor(pack, minor: int) -> None:
     }))  # fmt: skip
 
 
-def test_newer_minor_version_is_no_damage_and_its_known_parts_are_checked(pack):
+def test_a_newer_minor_version_is_not_damage_and_its_known_parts_are_checked(pack):
     make_minor(pack, 99)
     report = verify(pack)
     assert report.ok, report.problems
-    assert "format 1.99, and this release knows 1.0" in report.notes[0]
+    assert "format 1.99, but this release knows 1.0" in report.notes[0]
     assert script_finds(pack)[0] == 0
     flip(pack / "derived" / "zarr.json", 0)  # it is listed, so it can be compared
     assert "derived/zarr.json: XXH3-128" in str(verify(pack).problems[0])
@@ -358,11 +366,11 @@ def test_pack_of_another_major_version_is_refused_and_not_called_damaged(pack):
     with pytest.raises(VersionError, match=r"format version 2\.0, but this release reads 1\.x"):
         verify(pack)
     done = run_script(pack)
-    assert done.returncode == 2 and "format version 2, this script knows 1" in done.stderr
+    assert done.returncode == 2 and "format version 2, but this script checks 1" in done.stderr
 
 
-def test_sample_of_which_an_offset_falls_is_named(pack):
-    """So it is clear what to look at, though the shard cannot be taken apart into samples."""
+def test_a_sample_whose_offset_decreases_is_named(pack):
+    """So it is clear where to look, although the shard cannot be split into samples."""
     for name, row, sample in (("mask_offset", 3, 2), ("run_offset", 3, 2)):
         path = pack / "shards" / SHARD / name / "c.0"
         whole = path.read_bytes()
@@ -411,7 +419,7 @@ def test_script_survives_metadata_of_any_kind(pack, change):
         assert code == 1 and "bbox/zarr.json" in text
 
 
-def test_disk_that_fails_is_a_problem_of_the_file_for_both(pack, monkeypatch):
+def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
     """Through a memory map it would end the process."""
     failing = str(pack / "shards" / SHARD / "bbox" / "c.0.0")
     real = os.preadv
@@ -447,12 +455,12 @@ def test_disk_that_fails_is_a_problem_of_the_file_for_both(pack, monkeypatch):
 
 
 def fail_to_read(*arguments):
-    """In place of what reads from an open file: its errors name no file."""
+    """Replaces a read from an open file: its errors name no file."""
     raise OSError(errno.EIO, "Input/output error")
 
 
 class FailingFile:
-    """A file on a disk that fails."""
+    """A file on a failing disk."""
 
     readinto = staticmethod(fail_to_read)
 

@@ -1,4 +1,4 @@
-"""What a running or killed packer leaves is a note to both checkers; damage is still found."""
+"""To both checkers, what a running or killed packer leaves is a note; damage is still found."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ SHARD = "sa_000002-000"
 
 @pytest.fixture
 def check(capsys, monkeypatch):
-    """check(root, quick): the report, after the script has given the same verdict."""
+    """check(root, quick): the report, once the script has reached the same verdict."""
     spec = importlib.util.spec_from_file_location("verify_shards_unfinished", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -55,7 +55,7 @@ def reopen(root):
 
 @pytest.fixture
 def unfinished(pack, shard_of):
-    """A pack with a whole shard that the manifest does not list yet."""
+    """A pack with a complete shard that the manifest does not list yet."""
     reopen(pack)
     shard_of(pack / "shards", SHARD, (2, 1), 7)
     return pack
@@ -77,7 +77,7 @@ def test_pack_without_a_shard_is_sound_but_not_complete(tmp_path, check):
     assert report.ok and not report.complete and report.notes == ()
 
 
-def test_stranger_in_a_pack_without_a_shard_is_found(tmp_path, check):
+def test_a_foreign_file_in_a_pack_without_shards_is_found(tmp_path, check):
     empty = make_manifest(Layout(), [], complete=False, options={}, sources=[], counts={})
     write_manifest(tmp_path, empty)
     (tmp_path / "notes.txt").write_text("x")
@@ -112,7 +112,7 @@ def test_damage_in_an_unlisted_shard_is_found(unfinished, check):
 
 
 @pytest.mark.parametrize("name", ["stranger", "stranger.txt"])
-def test_what_is_no_shard_is_a_problem_in_an_unfinished_pack(unfinished, check, name):
+def test_what_is_not_a_shard_is_a_problem_in_an_unfinished_pack(unfinished, check, name):
     path = unfinished / "shards" / name
     path.write_text("x") if name.endswith(".txt") else path.mkdir()
     report = check(unfinished)
@@ -152,7 +152,7 @@ def test_index_that_the_manifest_does_not_name_is_a_note(pack, check):
     assert not check(pack).ok
 
 
-def test_index_replaced_during_a_long_check_is_no_damage(unfinished):
+def test_an_index_replaced_during_a_long_check_is_not_damage(unfinished):
     manifest = read_manifest(unfinished)
     grown = make_manifest(
         manifest.layout, scan_shards(unfinished), complete=False, options={}, sources=[], counts={}
@@ -168,8 +168,8 @@ def test_index_replaced_during_a_long_check_is_no_damage(unfinished):
     assert report.ok, report.problems
 
 
-def test_index_replaced_between_manifest_and_index_is_no_damage(unfinished, monkeypatch):
-    """The check begins again with what was published."""
+def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, monkeypatch):
+    """The check starts again with the newly published state."""
     manifest = read_manifest(unfinished)
     grown = make_manifest(
         manifest.layout, scan_shards(unfinished), complete=True, options={}, sources=[], counts={}
@@ -194,7 +194,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("step", ["rename", "open", "unlink"])
-def test_kill_at_any_step_of_publication_is_no_damage(
+def test_a_kill_at_any_step_of_publication_is_not_damage(
     pristine_pack, tmp_path, shard_of, monkeypatch, check, step, complete
 ):
     """Fail the first, second, third … call of a run that reopens a pack and adds a shard."""

@@ -1,4 +1,4 @@
-"""What is missing or may not be read is said once, and the rest is checked all the same."""
+"""What is missing or unreadable is reported once, and the rest is checked all the same."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def test_what_is_missing_is_one_problem(pack, name, array, quick):
     assert (problem.shard is None) == (SHARD not in name) and problem.array == array
 
 
-def test_a_missing_file_of_a_shard_is_one_problem_to_the_script(pack):
+def test_a_missing_file_of_a_shard_is_one_problem_for_the_script(pack):
     path = pack / "shards" / SHARD / "bbox" / "c.0.0"
     path.unlink()
     for options in ([], ["--quick"]):
@@ -47,8 +47,8 @@ def test_a_missing_file_of_a_shard_is_one_problem_to_the_script(pack):
         assert text.splitlines()[1].endswith("checked: 1 problem")
 
 
-def test_problems_do_not_tell_how_to_mend_them(pack):
-    """That is the same for all: the command line says it once."""
+def test_problems_do_not_name_the_remedy(pack):
+    """It is the same for all: the command line names it once."""
     rng = np.random.default_rng(3)
     paths = [path for path in sorted(pack.rglob("*")) if path.is_file()]
     for path in rng.choice(np.array(paths, object), 12, replace=False):
@@ -68,7 +68,7 @@ def test_problems_do_not_tell_how_to_mend_them(pack):
      f"shards/{SHARD}/zarr.json", f"shards/{SHARD}/checksums.xxh128", f"shards/{SHARD}/bbox",
      f"shards/{SHARD}/bbox/c.0.0", f"shards/{SHARD}/mask_offset/zarr.json"],
 )  # fmt: skip
-def test_what_may_not_be_read_is_named_as_that_and_the_rest_is_checked(pack, name, quick):
+def test_what_may_not_be_read_is_reported_as_such_and_the_rest_is_checked(pack, name, quick):
     hidden = next(pack.glob("index-*")) if name == "INDEX" else pack / name
     other = pack / "shards" / "sa_000001-000" / "area" / "c.0"
     flip(other, 3)
@@ -97,11 +97,11 @@ def test_what_may_not_be_read_is_named_as_that_and_the_rest_is_checked(pack, nam
     assert lines[-1].startswith("3 shards, ") and lines[-1].endswith("problems")
 
 
-def test_what_may_not_be_read_of_an_unfinished_pack_hides_no_damage(pack):
+def test_unreadable_parts_of_an_unfinished_pack_hide_no_damage(pack):
     (pack / "rejects.jsonl").write_text("{}\n")
     publish(pack, msgspec.structs.replace(read_manifest(pack), complete=False))
     (pack / "rejects.jsonl").chmod(0)
-    flip(pack / "zarr.json", 2)  # which the checksum file lists behind it
+    flip(pack / "zarr.json", 2)  # which the checksum file lists after it
     with without_privileges():
         problems = verify(pack, quick=True).problems
         code, text = script_finds(pack, "--quick")
@@ -112,7 +112,7 @@ def test_what_may_not_be_read_of_an_unfinished_pack_hides_no_damage(pack):
     assert f"{pack / 'rejects.jsonl'}: cannot be read" in text
 
 
-def test_a_manifest_that_may_not_be_read_is_no_damaged_one(pack):
+def test_an_unreadable_manifest_is_not_called_damaged(pack):
     (pack / "manifest.json").chmod(0)
     with without_privileges():
         with pytest.raises(PermissionError):
@@ -122,9 +122,9 @@ def test_a_manifest_that_may_not_be_read_is_no_damaged_one(pack):
     assert (code, text) == (1, f"{path}: cannot be read: Permission denied\n")
 
 
-def test_the_script_waits_for_no_pipe_in_place_of_a_file(pack):
+def test_the_script_does_not_wait_for_a_pipe_in_place_of_a_file(pack):
     path = pack / "shards" / SHARD / "bbox" / "c.0.0"
     path.unlink()
     os.mkfifo(path)
     code, text = script_finds(pack)
-    assert code == 1 and f"{path}: a folder, a pipe or a device, where a file must be" in text
+    assert code == 1 and f"{path}: a folder, a pipe or a device, but must be a file" in text

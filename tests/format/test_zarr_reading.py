@@ -1,4 +1,4 @@
-"""What other programs read from a pack is what was written, and what the memory maps show."""
+"""Other programs read from a pack what was written, and what the memory maps show."""
 
 import re
 from pathlib import Path

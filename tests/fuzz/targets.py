@@ -34,8 +34,8 @@ from sa1bpack.format import open_index, open_shard, read_manifest
 from sa1bpack.format.checksums import read_checksums
 from sa1bpack.format.manifest import manifest_bytes
 from sa1bpack.masks import encode_counts, mask_area, parse_counts, rasterize
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 from sa1bpack.pixels import read_header
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.source import PairReader, open_source, parse_annotations
@@ -271,7 +271,7 @@ def _use(root: Path) -> None:
         for problem in sa1bpack.verify(root, quick=not opened).problems:
             assert len(str(problem)) <= MAX_MESSAGE
     with _refusing(FormatError, OptionsDiffer):
-        Ledger(root, PackOptions(**SMALL)).release()
+        PackState(root, PackOptions(**SMALL)).release()
 
 
 def manifest(data: bytes) -> None:
@@ -346,12 +346,12 @@ def rejects(data: bytes) -> None:
     metadata["attributes"]["sa1bpack"] |= changes
     replaced = _pack_with(f"{SHARD}/zarr.json", json.dumps(metadata).encode())
     with replaced as root, _refusing(FormatError):
-        ledger = Ledger(root, PackOptions(**SMALL))
+        state = PackState(root, PackOptions(**SMALL))
         try:
-            assert all(reject["source"] for reject in ledger.rejects())
-            assert ledger.counts()["rejects"] == len(ledger.rejects())
+            assert all(reject["source"] for reject in state.rejects())
+            assert state.counts()["rejects"] == len(state.rejects())
         finally:
-            ledger.release()
+            state.release()
 
 
 TARGETS = {

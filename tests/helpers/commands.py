@@ -62,7 +62,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
         return [
             child
             for child in psutil.Process(pid).children()
-            if "sa1bpack.packing.engines.worker" in child.cmdline()
+            if "sa1bpack.packing.execution.worker" in child.cmdline()
         ]
     except psutil.NoSuchProcess:
         return []

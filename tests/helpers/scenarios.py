@@ -143,5 +143,5 @@ def check_message(said: str, code: int, root: Path) -> None:
     assert os.strerror(code) in first and str(root) in first, said
     if code in (errno.ENOSPC, errno.EDQUOT):
         assert any(": free s" in line for line in middle), said
-    assert last == "sa1bpack: repeat the same command to go on from here", said
+    assert last == "sa1bpack: repeat the same command to continue from here", said
     assert "Traceback" not in said

@@ -24,7 +24,7 @@ def _spoil(found: dict[str, bytes], number: int) -> None:
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory) -> list[Path]:
-    """Two tars and a folder with rejects in between, an empty tar, and units without a sample."""
+    """Two tars and a folder with rejects in between, an empty tar, and shards without a sample."""
     folder = tmp_path_factory.mktemp("sources")
     mixed = members(range(100, 111), masks=lambda number: number % 4)
     _spoil(mixed, 103)

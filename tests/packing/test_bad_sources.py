@@ -10,7 +10,7 @@ from small_tars import SMALL, contents, members, names_of, write_tar
 import sa1bpack
 from sa1bpack.errors import PackError, SourceCorrupt, SourceError, SourceTruncated
 from sa1bpack.format import open_shard
-from sa1bpack.packing import run, watch
+from sa1bpack.packing import progress, run
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_list_that_cannot_be_used_is_an_error_before_any_work(tmp_path, root, 
 def interrupted(tar, root, monkeypatch, after: int) -> None:
     """Pack until so many pairs have their outcome, then be interrupted."""
     with monkeypatch.context() as patch:
-        done = watch.Watch.done
+        done = progress.Progress.done
         count = iter(range(10**6))
 
         def stop(self, *arguments):
@@ -153,7 +153,7 @@ def interrupted(tar, root, monkeypatch, after: int) -> None:
                 raise KeyboardInterrupt
             done(self, *arguments)
 
-        patch.setattr(watch.Watch, "done", stop)
+        patch.setattr(progress.Progress, "done", stop)
         with pytest.raises(KeyboardInterrupt):
             sa1bpack.pack(tar, root, workers=1, **SMALL)
 
@@ -174,7 +174,7 @@ def test_a_source_that_changed_between_two_runs_is_noticed(
     other = write_tar(tmp_path / "sa_2.tar", members([50]))
     result = sa1bpack.pack([tar, other], root, workers=workers, **SMALL)
     assert list(result.failed) == ["sa_1"]
-    assert "bring the same file back" in str(result.failed["sa_1"])
+    assert "restore the original file" in str(result.failed["sa_1"])
     assert shards(root) == ["sa_1-000", "sa_1-001", "sa_2-000"]
     assert before == [names_of(open_shard(root / "shards" / name)) for name in shards(root)[:2]]
     assert not manifest_of(root)["complete"]
@@ -195,13 +195,13 @@ def test_a_tar_that_vanishes_before_its_turn_is_given_up_and_the_others_packed(
     tmp_path, root, monkeypatch
 ):
     tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
-    publish = run.Ledger.publish
+    publish = run.PackState.publish
 
     def vanish(self, complete):
         tars[0].unlink(missing_ok=True)
         publish(self, complete)
 
-    monkeypatch.setattr(run.Ledger, "publish", vanish)
+    monkeypatch.setattr(run.PackState, "publish", vanish)
     for workers in (1, 2):
         write_tar(tars[0], members([1]))
         target = root / str(workers)

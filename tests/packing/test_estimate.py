@@ -23,8 +23,8 @@ from sa1bpack.errors import (
     TooManyRejects,
     VersionError,
 )
-from sa1bpack.packing.ledger import Ledger
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -201,11 +201,11 @@ def test_what_a_run_would_refuse_is_refused_in_the_same_words(tar, root, spoil):
 
 
 def test_a_folder_in_use_is_refused_and_its_lock_is_left_alone(tar, tmp_path):
-    ledger = Ledger(tmp_path / "pack", PackOptions(**SMALL))
+    state = PackState(tmp_path / "pack", PackOptions(**SMALL))
     for call in (sa1bpack.estimate, sa1bpack.pack):
         with pytest.raises(OutputLocked):
             call(tar, tmp_path / "pack", workers=1, **SMALL)
-    ledger.release()
+    state.release()
     assert sa1bpack.estimate(tar, tmp_path / "pack", workers=1, **SMALL).sources == 1
     assert sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL).complete
 
@@ -251,5 +251,5 @@ def test_what_the_pack_has_is_left_out_and_what_it_has_in_part_is_named(tar, roo
     assert (forecast.sources, forecast.packed, forecast.begun) == (1, 1, ["sa_000001"])
     assert forecast.images == sa1bpack.estimate(begun, tmp_path / "new", **SMALL).images > 4
     text = forecast.as_text()
-    assert "left out: 1 source that the pack has already" in text
-    assert "packed in part, and counted here as a whole: sa_000001" in text
+    assert "skipped: 1 source already in the pack" in text
+    assert "packed in part, but counted here in full: sa_000001" in text

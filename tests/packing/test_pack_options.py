@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 from mask_oracle import decode, grid
-from small_tars import SMALL, changed, members, record, write_tar
+from small_tars import SMALL, changed, contents, members, record, write_tar
 
 import sa1bpack
 from sa1bpack.errors import OptionError
 from sa1bpack.format import open_shard
 from sa1bpack.masks import unpack_bits
-from sa1bpack.packing import watch
+from sa1bpack.packing import progress
+from sa1bpack.packing.options import PackOptions
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,7 @@ def test_scores_below_the_threshold_are_dropped(pack_with, option, key):
 
 
 def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
-    kept = sa1bpack.pack(tar, tmp_path / "kept", workers=1, **SMALL, max_masks=0)
+    kept = sa1bpack.pack(tar, tmp_path / "kept", workers=1, **SMALL, min_area=10**6)
     assert (kept.images, kept.masks, kept.dropped) == (6, 0, 0)
     dropped = sa1bpack.pack(tar, tmp_path / "dropped", workers=1, **SMALL, empty="drop")
     assert (dropped.images, dropped.masks, dropped.dropped) == (5, 15, 1)
@@ -137,7 +138,7 @@ def test_images_without_a_mask_are_kept_or_dropped_and_counted(tar, tmp_path):
 
 
 def test_dropping_every_image_leaves_a_sound_pack_without_shards(tar, tmp_path):
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, empty="drop", max_masks=0)
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, empty="drop", min_area=10**6)
     assert (result.images, result.dropped) == (0, 6)
     assert sa1bpack.verify(tmp_path / "pack").ok
     assert list((tmp_path / "pack" / "shards").glob("sa_*")) == []
@@ -178,6 +179,9 @@ def test_an_int_for_a_float_option_gives_the_same_bytes(tar, tmp_path):
         {"fit": "stretch"}, {"resample": "best"}, {"mask_sampling": "any"}, {"empty": "maybe"},
         {"image_size": 8}, {"image_size": 64.0}, {"mask_size": 12}, {"samples_per_shard": 0},
         {"pixels": "yuv444"}, {"masks": "none"}, {"masks": True}, {"max_masks": -1},
+        {"max_masks": 0}, {"image_size": True}, {"mask_size": True}, {"max_masks": True},
+        {"seed": True}, {"min_area": True}, {"samples_per_shard": True}, {"workers": True},
+        {"max_rejects": True},
         {"select": "first"}, {"seed": -1}, {"min_area": -1},
         {"max_area_frac": 1.5}, {"min_iou": float("nan")}, {"workers": 0}, {"max_rejects": -1},
     ],
@@ -187,6 +191,31 @@ def test_an_option_that_cannot_be_used_is_named_before_anything_is_written(tar, 
     with pytest.raises(OptionError, match=next(iter(wrong))):
         sa1bpack.pack(tar, tmp_path / "pack", **{**SMALL, "workers": 1, **wrong})
     assert not (tmp_path / "pack").exists()
+
+
+def test_numpy_integers_are_taken_and_give_the_same_bytes(tar, tmp_path):
+    plain = {**SMALL, "max_masks": 2, "seed": 3, "min_area": 4}
+    packed = sa1bpack.pack(tar, tmp_path / "plain", workers=1, max_rejects=1, **plain)
+    others = {name: np.int32(value) for name, value in plain.items()}
+    sa1bpack.pack(
+        tar, tmp_path / "numpy", workers=np.uint8(1), max_rejects=np.int64(1), **others,
+        max_area_frac=None,
+    )  # fmt: skip
+    assert packed.masks > 0
+    assert contents(tmp_path / "numpy") == contents(tmp_path / "plain")
+    options = PackOptions(**others)
+    assert options == PackOptions(**plain)
+    assert {type(getattr(options, name)) for name in plain} == {int}
+    assert sa1bpack.repair(tmp_path / "numpy", workers=np.int16(1)).ok
+
+
+@pytest.mark.parametrize("value", [True, 0, 1.0, "2"])
+def test_a_number_of_workers_that_cannot_be_used_is_refused_everywhere(tar, tmp_path, value):
+    root = tmp_path / "pack"
+    for call in (sa1bpack.pack, sa1bpack.estimate, sa1bpack.repair):
+        with pytest.raises(OptionError, match=r"^workers is .*: choose a whole number of at least"):
+            call(*((root, tar) if call is sa1bpack.repair else (tar, root)), workers=value)
+    assert not root.exists()
 
 
 def test_no_source_at_all_is_refused(tmp_path):
@@ -220,7 +249,7 @@ def test_an_argument_that_cannot_be_used_is_an_option_error(tmp_path, wrong):
 
 
 def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(watch, "_LINE_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
     tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     lines = capsys.readouterr().err.splitlines()

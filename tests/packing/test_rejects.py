@@ -152,7 +152,7 @@ def test_a_bad_mask_rejects_the_image_also_when_the_filters_leave_it_out(tmp_pat
     found = members([1, 2, 3])
     CASES["runs that end early"][0](found)
     tar = write_tar(tmp_path / "a.tar", found)
-    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, max_masks=0)
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, min_area=10**6)
     assert (result.images, result.rejects) == (2, 1)
 
 
@@ -204,7 +204,7 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_goes_on(tmp_path
         found[f"./sa_{number}.json"] = b"{ not json"
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     root = tmp_path / "pack"
-    with pytest.raises(TooManyRejects, match=r"is 2, and 3 members .*\n.*a\.tar: sa_9\.json: "):
+    with pytest.raises(TooManyRejects, match=r"is 2, but 3 members .*\n.*a\.tar: sa_9\.json: "):
         sa1bpack.pack(tar, root, workers=1, max_rejects=2, **SMALL)
     manifest = json.loads((root / "manifest.json").read_text())
     assert not manifest["complete"]
@@ -233,7 +233,7 @@ def test_a_finished_pack_with_more_rejects_than_allowed_fails_too(tmp_path):
     tar = write_tar(tmp_path / "sa_1.tar", found)
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     for call in (sa1bpack.pack, sa1bpack.estimate):
-        with pytest.raises(TooManyRejects, match="is 1, and 2 members are rejected; the run ends"):
+        with pytest.raises(TooManyRejects, match="is 1, but 2 members were rejected; the run ends"):
             call(tar, tmp_path / "pack", workers=1, max_rejects=1, **SMALL)
 
 
@@ -246,7 +246,7 @@ def test_rejects_of_earlier_runs_are_named_and_those_past_ten_are_counted(tmp_pa
     with pytest.raises(TooManyRejects) as caught:
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=3, **SMALL)
     first, *named, more, remedy = str(caught.value).splitlines()
-    assert first.startswith("max_rejects is 3, and 12 members are rejected")
+    assert first.startswith("max_rejects is 3, but 12 members were rejected")
     assert len(named) == 10 and all(line.startswith("  sa_1: sa_") for line in named)
     assert more == "  and 2 more" and "rejects.jsonl" in remedy
 

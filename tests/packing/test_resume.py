@@ -1,4 +1,4 @@
-"""A run that was stopped is gone on with, and the pack is that of an undisturbed run.
+"""A run that was stopped is resumed, and the pack is that of an undisturbed run.
 
 Runs that are killed: tests/torture/test_kill.py.
 """
@@ -6,22 +6,85 @@ Runs that are killed: tests/torture/test_kill.py.
 import os
 import shutil
 import signal
-import time
+from pathlib import Path
 
 import pytest
-from commands import (
-    SMALL_FLAGS,
-    finish,
-    published,
-    start,
-    temporaries,
-    wait_until,
-    workers_of,
-)  # fmt: skip
+from commands import SMALL_FLAGS, finish, published, start, temporaries, wait_until, workers_of
 from small_tars import SMALL, contents
 
 import sa1bpack
 from sa1bpack.errors import FormatError
+
+# Preloaded into every process of a run: each stops where this says, and leaves a file that names
+# it, so that a signal meets all of them there, however fast the machine is.
+_PAUSE = """
+import os, signal, sys
+from pathlib import Path
+
+worker = "sa1bpack.packing.execution.worker" in " ".join(sys.orig_argv)
+
+
+def pause():
+    (Path(__file__).parent / f"paused-{os.getpid()}").touch()
+    while True:
+        signal.pause()
+"""
+_IN_THE_IMPORTS_OF_WORKERS = (
+    _PAUSE
+    + """
+if worker:
+    pause()
+"""
+)
+_BEFORE_THE_SECOND_SHARD = (
+    _PAUSE
+    + """
+import importlib.abc, importlib.machinery
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "sa1bpack.packing.pack_state":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            add_shard = module.PackState.add_shard
+
+            def added(state, shard):
+                module.PackState.add_shard = add_shard  # only once: a run that ends adds more
+                add_shard(state, shard)
+                pause()
+
+            module.PackState.add_shard = added
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+)
+
+
+@pytest.fixture
+def start_paused(long_tars, tmp_path):
+    """start_paused(preload, root): a run with two workers, once as many processes have paused."""
+    preloads = tmp_path / "preloads"
+    preloads.mkdir()
+
+    def start_paused(preload: str, root: Path, processes: int):
+        (preloads / "sitecustomize.py").write_text(preload)
+        command = ("pack", *long_tars, "--out", root, "--workers", 2, *SMALL_FLAGS)
+        process = start(*command, path=preloads, start_new_session=True)
+        wait_until(lambda: len(list(preloads.glob("paused-*"))) == processes, process)
+        assert process.poll() is None
+        return process
+
+    return start_paused
 
 
 @pytest.mark.parametrize(
@@ -29,35 +92,33 @@ from sa1bpack.errors import FormatError
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_to_all_processes_ends_the_run_tidily_and_the_next_one_completes_it(
-    long_tars, long_pack, tmp_path, sent, code, word
+    start_paused, long_tars, long_pack, tmp_path, sent, code, word
 ):
     root = tmp_path / "pack"
-    command = ("pack", *long_tars, "--out", root, "--workers", 2, *SMALL_FLAGS)
-    process = start(*command, start_new_session=True)
-    wait_until(lambda: published(root) >= 1, process)
+    process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
     os.killpg(process.pid, sent)  # as a terminal and a job scheduler do
     found, _, error = finish(process)
     assert (found, error) == (
-        code, f"sa1bpack: {word}\nsa1bpack: repeat the same command to go on from here\n"
+        code, f"sa1bpack: {word}\nsa1bpack: repeat the same command to continue from here\n"
     )  # fmt: skip
+    assert 1 <= published(root) < 12
     assert temporaries(root) == []
     assert sa1bpack.verify(root).ok
     assert sa1bpack.pack(long_tars, root, workers=1, **SMALL).complete
     assert contents(root) == long_pack
 
 
-def test_ctrl_c_while_workers_start_says_no_more_than_that(long_tars, tmp_path):
-    root = tmp_path / "pack"
-    command = ("pack", *long_tars, "--out", root, "--workers", 2, *SMALL_FLAGS)
-    process = start(*command, start_new_session=True)
-    wait_until(lambda: workers_of(process.pid), process)
-    time.sleep(0.15)  # into the imports of the workers
+def test_ctrl_c_while_workers_start_says_no_more_than_that(start_paused, tmp_path):
+    process = start_paused(_IN_THE_IMPORTS_OF_WORKERS, tmp_path / "pack", processes=2)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
     os.killpg(process.pid, signal.SIGINT)
     code, _, error = finish(process)
     assert code == 130
     assert error.splitlines() == [
-        "sa1bpack: interrupted", "sa1bpack: repeat the same command to go on from here",
+        "sa1bpack: interrupted", "sa1bpack: repeat the same command to continue from here",
     ]  # fmt: skip
+    assert not any(worker.is_running() for worker in workers)
 
 
 def test_a_shard_that_was_removed_is_packed_again(sources, undisturbed, tmp_path):

@@ -53,4 +53,4 @@ def test_a_record_that_cannot_be_written_does_not_spoil_the_run(tmp_path):
     other = write_tar(tmp_path / "b.tar", members(range(5, 7)))
     result = sa1bpack.pack(other, tmp_path / "pack", workers=1, **SMALL)
     assert result.complete and result.images == 4
-    assert "this run is not on record (Is a directory)" in " ".join(result.notes)
+    assert "this run is not logged (Is a directory)" in " ".join(result.notes)

@@ -1,4 +1,4 @@
-"""Packs that pictures and pages are made of."""
+"""Packs for pictures and pages."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ from small_tars import SMALL, Members, members, photo, record, write_tar
 
 import sa1bpack
 
-EVIL = '<img src=x onerror=alert(1)>&"中'  # a file name that a page must not take for markup
+EVIL = '<img src=x onerror=alert(1)>&"中'  # a file name that must not become markup
 
 
 @pytest.fixture(scope="session")
 def small_pack(tmp_path_factory) -> Path:
-    """Photos 0 to 10 with as many masks, at most 8, in shards of 4; two members are rejected."""
+    """Photos 0 to 10 with as many masks each, at most 8, in shards of 4; two rejected members."""
     folder = tmp_path_factory.mktemp("small")
     found: Members = members(range(11), masks=lambda number: number)
     found["./sa_900.json"] = b"{}"
@@ -25,7 +25,7 @@ def small_pack(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def odd_pack(tmp_path_factory) -> Path:
-    """Images that are tall, flat, tiny, without masks, with 410 of them, and with an evil name."""
+    """Images that are tall, flat, tiny, without masks, with 410 masks, or with a malicious name."""
     folder = tmp_path_factory.mktemp("odd")
     shapes = {1: (64, 96, 0), 2: (96, 64, 3), 3: (5, 5, 1), 4: (200, 10, 2), 5: (10, 300, 4),
               6: (60, 90, 410), 7: (64, 64, 5)}  # fmt: skip

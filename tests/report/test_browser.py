@@ -1,4 +1,4 @@
-"""The page in headless Chromium, where there is one: light and dark, wide and narrow."""
+"""The page in headless Chromium, if installed: light and dark, wide and narrow."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ def page(odd_pack, tmp_path_factory):
 
 
 def browse(folder, *arguments) -> str:
-    """Run headless Chromium with a profile of its own; returns its standard output."""
+    """Run headless Chromium with its own profile; returns its standard output."""
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                f"--user-data-dir={folder / 'profile'}", *arguments]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -1,4 +1,4 @@
-"""Where masks, boxes and points are drawn, against arithmetic in fractions."""
+"""Where masks, boxes and points are drawn, compared with arithmetic in fractions."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -12,11 +12,11 @@ from sa1bpack.report.drawing import by_size, drawn, fitted, plain
 from sa1bpack.report.palette import mask_colours
 from sa1bpack.report.subject import Subject
 
-NOWHERE = 1e9  # of a box or a point that is not to be seen
+NOWHERE = 1e9  # of a box or a point that must not be visible
 
 
 def subject(masks: np.ndarray, source: tuple[int, int], fit: str = "pad", seed: int = 0) -> Subject:
-    """A sample of bool (m, G, G) masks, areas falling, boxes and points out of sight."""
+    """A sample of bool (m, G, G) masks, in order of area, with boxes and points out of view."""
     count = len(masks)
     height, width = source
     rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -63,7 +63,7 @@ def test_a_pixel_shows_the_mask_of_the_cell_under_its_centre(source, screen, fit
     assert (after[expected & ~inner] == colour).all()
 
 
-def test_smaller_masks_lie_above_larger_ones_whatever_their_order():
+def test_smaller_masks_are_drawn_over_larger_ones_in_any_order():
     masks = np.zeros((2, 16, 16), bool)
     masks[0, 4:12, 4:12] = True
     masks[1] = True
@@ -108,7 +108,7 @@ def test_an_image_without_masks_is_the_image():
 
 @settings(max_examples=50)
 @given(*[st.integers(1, 3000)] * 2, *[st.integers(50, 1000)] * 2)
-def test_a_picture_fits_its_place_and_is_enlarged_by_whole_numbers_only(h, w, box_h, box_w):
+def test_a_picture_fits_its_box_and_is_enlarged_by_whole_factors_only(h, w, box_h, box_w):
     height, width = fitted(h, w, box_h, box_w)
     assert 1 <= height <= box_h and 1 <= width <= box_w
     if height > h or width > w:
@@ -133,7 +133,7 @@ def test_the_colours_of_many_masks_differ():
 
 
 @pytest.mark.parametrize("masks", [1, 430])
-def test_a_crowd_of_boxes_fades_but_is_there(masks):
+def test_many_boxes_fade_but_stay_visible(masks):
     sample = subject(np.zeros((masks, 16, 16), bool), (64, 64))
     sample = replace(sample, bboxes=np.tile([10.0, 10.0, 30.0, 30.0], (masks, 1)))
     before, after = (np.asarray(draw(sample, 64, 64)).astype(int) for draw in (plain, drawn))

@@ -36,7 +36,7 @@ def test_whole_numbers_are_counted_as_numpy_counts_them(values):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))
-def test_areas_are_counted_by_decades_and_zeros_are_left_out(values):
+def test_areas_are_counted_by_decades_and_zeros_are_skipped(values):
     values = np.array(values)
     shape = log_histogram(values)
     assert shape.counts.sum() + shape.left_out == len(values)
@@ -47,7 +47,7 @@ def test_areas_are_counted_by_decades_and_zeros_are_left_out(values):
         assert edge == pytest.approx(10.0 ** round(np.log10(edge)))
 
 
-def test_numbers_that_are_not_finite_are_counted_apart():
+def test_numbers_that_are_not_finite_are_counted_separately():
     shape = histogram(np.array([0.5, np.nan, 0.7, np.inf, -np.inf]))
     assert shape.counts.sum() == 2 and shape.left_out == 3
     assert histogram(np.array([np.nan])).counts.sum() == 0

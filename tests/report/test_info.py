@@ -1,21 +1,24 @@
 """`info` says what a pack holds."""
 
+import itertools
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
+from scenarios import Case, Stage
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import FormatError, TooManyRejects
+from sa1bpack.errors import FormatError, NotAPack, TooManyRejects
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.wording import size_text
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
-    """Photos 0 to 24 with as many masks, but one rejected and one of masks over the cap."""
+    """Photos 0 to 24 with as many masks each, two rejected, some over the cap."""
     folder = tmp_path_factory.mktemp("info")
     found = members(range(25), masks=lambda number: number)
     found["./sa_5.json"] = b"{ not json"
@@ -51,18 +54,18 @@ def test_files_and_folders_are_counted_without_a_packers_working_files(pack, tmp
     assert f"  files      {files} in {info.folders} folders\n" in info.as_text()
 
 
-def test_sizes_are_given_in_a_unit_that_shows_them(pack):
+def test_sizes_are_in_a_unit_that_shows_them(pack):
     info = sa1bpack.info(pack)
     (line,) = [line for line in info.as_text().splitlines() if line.startswith("  size ")]
     sizes = f"{size_text(info.bytes)}, {size_text(info.disk_bytes)} on disk"
     assert line.startswith(f"  size       {sizes}") and info.bytes < 10**6
 
 
-def test_masks_of_images_that_were_left_out_are_not_called_counted(pack, tmp_path):
-    assert "10 of 289 of the images that were kept left out" in sa1bpack.info(pack).as_text()
+def test_masks_of_dropped_images_are_not_claimed_to_be_counted(pack, tmp_path):
+    assert "10 of 289 of the images that were kept dropped" in sa1bpack.info(pack).as_text()
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
-    assert "0 of 6 left out by filters" in sa1bpack.info(tmp_path / "pack").as_text()
+    assert "0 of 6 dropped by filters" in sa1bpack.info(tmp_path / "pack").as_text()
 
 
 @pytest.mark.parametrize(
@@ -71,14 +74,14 @@ def test_masks_of_images_that_were_left_out_are_not_called_counted(pack, tmp_pat
         ({}, "rgb, padded to 64 x 64", "16 x 16 bits and exact runs at full size", True),
         ({"fit": "squash", "masks": "bits"}, "rgb, squashed to 64 x 64", "16 x 16 bits", True),
         ({"fit": "native", "pixels": "yuv420", "masks": "runs"},
-         "yuv420, the longer side 64, without padding", "exact runs at full size", False),
+         "yuv420, longer side 64, without padding", "exact runs at full size", False),
     ],
 )  # fmt: skip
 def test_the_text_says_how_pixels_and_masks_are_stored(tmp_path, options, pixels, masks, holes):
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, **options)
     lines = sa1bpack.info(tmp_path / "pack").as_text().splitlines()
-    assert f"  pixels     {pixels}" in lines and f"  mask form  {masks}" in lines
+    assert f"  pixels     {pixels}" in lines and f"  mask data  {masks}" in lines
     assert any("padding is stored as holes" in line for line in lines) == holes
 
 
@@ -91,9 +94,9 @@ def test_the_histogram_counts_every_image_once(pack):
         assert count == np.sum((low <= found) & (found < high))
 
 
-def test_the_text_tells_all_of_it_in_100_columns(pack):
+def test_the_text_has_everything_in_90_columns(pack):
     text = sa1bpack.info(pack).as_text()
-    assert max(map(len, text.splitlines()[1:])) <= 100
+    assert max(map(len, text.splitlines()[1:])) <= 90
     for word in (
         "complete", "22 in 6 shards from 1 source\n", "279; 10 of 289 of the images ",
         "1 image without masks", "2 rejected members", "1 bad-annotation", "1 missing-jpeg",
@@ -104,7 +107,7 @@ def test_the_text_tells_all_of_it_in_100_columns(pack):
     lines = [line.split(None, 1) for line in text.splitlines()]
     for name, value in options.items():
         assert [name, str(value)] in lines
-    bars = text[text.index("masks an image") :].splitlines()[1:]
+    bars = text[text.index("masks per image") :].splitlines()[1:]
     assert sum(int(line.split()[-1].replace(",", "")) for line in bars) == 22
 
 
@@ -114,9 +117,75 @@ def test_a_pack_that_is_not_complete_says_so(tmp_path):
     tar = write_tar(tmp_path / "a.tar", found, shuffle=None)
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tar, tmp_path / "pack", workers=1, max_rejects=0, **SMALL)
-    text = sa1bpack.info(tmp_path / "pack").as_text()
-    assert "NOT COMPLETE: repeat the pack command" in text
-    assert "8 in 2 shards" in text
+    info = sa1bpack.info(tmp_path / "pack")
+    assert "NOT COMPLETE: repeat the pack command" in info.as_text()
+    assert "8 in 2 shards from 1 source\n" in info.as_text()
+    assert " ".join(_lines_of(info, "state")) == (
+        "not complete: 8 images in 2 shards, 0 sources packed to the end, 1 in part; repeat the "
+        "pack command"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [("fresh", {"not a pack", "nothing", "published"}), ("added", {2})],
+    ids=["new pack", "pack of one source"],
+)
+def test_info_and_open_agree_wherever_a_run_is_killed(
+    tmp_path_factory, tmp_path, scenario, expected
+):
+    """Before and after the first shard is published, and until an index lists it."""
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    states = Counter()
+    for at in itertools.count():
+        case = Case(stage, tmp_path / "case", scenario)
+        plan = case.plan("kill", at=at, calls=("rename",))
+        case.run(plan.apply)
+        if not case.hits():
+            break
+        try:
+            info = sa1bpack.info(case.root)
+        except NotAPack:
+            with pytest.raises(NotAPack):
+                sa1bpack.open(case.root)
+            states["not a pack"] += 1
+            continue
+        assert info.manifest.samples == info.completeness.images == len(info.mask_counts)
+        if info.manifest.samples:
+            assert len(sa1bpack.open(case.root)) == info.manifest.samples
+            states[info.manifest.samples] += 1
+        else:
+            with pytest.raises(FormatError, match="shard"):
+                sa1bpack.open(case.root)
+            assert " ".join(_lines_of(info, "state")) == str(info.completeness)
+            states["published" if info.completeness.unindexed else "nothing"] += 1
+    assert expected <= states.keys(), states
+
+
+def _lines_of(info, label):
+    """The text of a summary beside a label, by lines."""
+    lines = info.as_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith(f"  {label} "))
+    rest = itertools.takewhile(lambda line: line.startswith(" " * 13), lines[first + 1 :])
+    return [line[13:] for line in (lines[first], *rest)]
+
+
+def test_a_summary_and_a_page_name_what_a_pack_holds_more_than_once(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
+    copy = tmp_path / "sa_000001.tar"
+    copy.write_bytes(tar.read_bytes())
+    other = write_tar(tmp_path / "sa_000002.tar", members([2, 3]))
+    root = tmp_path / "pack"
+    sa1bpack.pack([tar, copy, other], root, workers=1, **SMALL)
+    info = sa1bpack.info(root)
+    found = info.as_text()
+    assert "  duplicates sources sa_000000 and sa_000001 have the same md5" in found
+    assert "  duplicates 2 image ids occur more than once" in found
+    report = sa1bpack.verify(root)
+    assert report.ok and len(report.notes) == 2 and "2 image ids occur" in report.notes[1]
+    page = tmp_path / "page.html"
+    assert sa1bpack.write_report(root, page, verify="none", samples=1).ok
+    assert "sa_000000 and sa_000001 have the same md5" in page.read_text()
 
 
 def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
@@ -126,8 +195,8 @@ def test_a_pack_without_a_sample_has_a_summary_too(tmp_path):
     assert info.histogram()[0].sum() == 0 and "0 in 0 shards" in info.as_text()
 
 
-def test_a_folder_that_is_no_pack_is_refused(tmp_path):
-    with pytest.raises(FormatError, match="no pack"):
+def test_a_folder_that_is_not_a_pack_is_refused(tmp_path):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.info(tmp_path)
 
 

@@ -33,7 +33,7 @@ def test_report_writes_the_page_in_a_process_of_its_own(small_pack, tmp_path):
     assert len(Page((tmp_path / "r.html").read_text()).pictures) == 2
 
 
-def test_damage_is_named_and_the_exit_code_says_so(small_pack, tmp_path, capsys):
+def test_damage_is_named_and_sets_the_exit_code(small_pack, tmp_path, capsys):
     pack = tmp_path / "pack"
     shutil.copytree(small_pack, pack)
     for path in [*(pack / "shards").glob("sa_*/*/zarr.json")][:20]:
@@ -65,9 +65,7 @@ def test_show_draws_what_it_can_and_names_the_rest(small_pack, tmp_path, capsys)
     assert "mask_bits/c.0" in capsys.readouterr().err and not out.exists()
 
 
-def test_show_finds_a_flipped_pixel_of_a_sample_that_it_shows_and_of_no_other(
-    small_pack, tmp_path, capsys
-):
+def test_show_finds_a_flipped_pixel_only_in_samples_that_it_shows(small_pack, tmp_path, capsys):
     pack, out = shutil.copytree(small_pack, tmp_path / "pack"), tmp_path / "sheet.png"
     image = next((pack / "shards/sa_000000-001/image").glob("c.*"))
     data = bytearray(image.read_bytes())
@@ -80,7 +78,7 @@ def test_show_finds_a_flipped_pixel_of_a_sample_that_it_shows_and_of_no_other(
     assert main(["show", str(pack), "-o", str(out), "--row", "4", "6"]) == 0
     page = tmp_path / "r.html"
     assert main(["report", str(pack), "-o", str(page), "--samples", "11"]) == 1
-    assert capsys.readouterr().out.endswith("11 images, NOT ALL OF IT COULD BE READ\n")
+    assert capsys.readouterr().out.endswith("11 images, NOT ALL COULD BE READ\n")
     assert "1 part of the pack could not be read" in Page(page.read_text()).text
 
 
@@ -93,7 +91,7 @@ def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys
         said = capsys.readouterr()
         assert main(["show", str(pack), "-o", str(tmp_path / "x.png"), "--row", "4", "8"]) == 1
         shown = capsys.readouterr()
-    assert said.out.endswith("11 images, NOT ALL OF IT COULD BE READ\n")
+    assert said.out.endswith("11 images, NOT ALL COULD BE READ\n")
     assert "owner and mode" in said.err and "repair" not in said.err
     page = Page(out.read_text())
     assert "Not all could be read: 1 problem." in page.text and "Damaged" not in page.text
@@ -118,7 +116,7 @@ def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, argum
     assert not list(tmp_path.iterdir())
 
 
-def test_help_teaches(capsys):
+def test_help_explains_the_commands(capsys):
     for command, words in (("show", ("examples:", "--large", "exit codes:")),
                            ("report", ("examples:", "--verify full", "exit codes:"))):  # fmt: skip
         with pytest.raises(SystemExit):

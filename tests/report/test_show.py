@@ -23,7 +23,7 @@ def same(one: Image.Image, other: Image.Image) -> bool:
     return one.size == other.size and np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def test_the_same_seed_shows_the_same_and_another_shows_others(small_pack):
+def test_the_same_seed_shows_the_same_samples_and_another_shows_others(small_pack):
     first, again, other = (sa1bpack.show(small_pack, samples=3, seed=seed) for seed in (5, 5, 6))
     assert same(first, again) and not same(first, other)
     ds = sa1bpack.open(small_pack)
@@ -56,17 +56,17 @@ def test_a_part_of_a_pack_is_shown_without_its_hooks(small_pack):
 
     part = sa1bpack.open(small_pack, transform=refuse, mask_transform=refuse)[3:6]
     one, other = sa1bpack.show(part), sa1bpack.show(small_pack, rows=[3, 4, 5])
-    below = (0, 60, *one.size)  # the header says of how many they are
+    below = (0, 60, *one.size)  # the header says how many there are
     assert same(one.crop(below), other.crop(below)) and not same(one, other)
 
 
 @pytest.mark.parametrize("number", range(1, 8))
-def test_a_large_picture_holds_image_and_masks_of_any_shape(odd_pack, number):
+def test_a_large_picture_shows_image_and_masks_of_any_shape(odd_pack, number):
     sample = sa1bpack.open(odd_pack).by_id(number)
     picture = sa1bpack.show(odd_pack, image_ids=[number], large=True)
     assert picture.width == 1600 and picture.height < 1000
     pixels = np.asarray(picture)
-    assert (pixels[93:97, 25:29] != 255).any()  # the picture begins here
+    assert (pixels[93:97, 25:29] != 255).any()  # the picture starts here
     assert (len(sample["masks"]) == 0) == (number == 1)
 
 
@@ -80,7 +80,7 @@ def test_a_sheet_of_odd_images_is_drawn(odd_pack):
      {"pixels": "yuv420", "fit": "native", "masks": "runs"}],
     ids=lambda options: "-".join(options.values()),
 )  # fmt: skip
-def test_every_layout_gives_nearly_the_same_picture(tmp_path, options):
+def test_every_layout_yields_nearly_the_same_picture(tmp_path, options):
     tar = write_tar(tmp_path / "a.tar", members(range(4)))
     pictures = []
     for name, more in (("a", {}), ("b", options)):
@@ -95,27 +95,31 @@ def test_every_layout_gives_nearly_the_same_picture(tmp_path, options):
     assert np.abs(one - other).mean() < 4 and (np.abs(one - other).max(axis=2) > 60).mean() < 0.03
 
 
-def test_one_way_of_choosing_is_needed(small_pack):
+def test_exactly_one_way_of_choosing_is_accepted(small_pack):
     for wrong, message in (
         ({"samples": 2, "rows": [1]}, "by one of"),
         ({"samples": 0}, "from 1 to 400"),
         ({"samples": 401}, "from 1 to 400"),
         ({"rows": [11]}, "rows 0 to 10"),
-        ({"rows": [-1]}, "row -1 is not there"),
+        ({"rows": [-1]}, "rows is -1: choose a whole number of at least 0"),
         ({"rows": []}, "from 1 to 400"),
+        ({"rows": [True]}, "rows is True: choose a whole number"),
+        ({"samples": 2.0}, "samples is 2.0: choose a whole number"),
+        ({"seed": -1}, "seed is -1: choose a whole number"),
         ({"image_ids": [12345]}, "has the id 12345"),
         ({"rows": [1, 2], "large": True}, "1 image, not 2"),
     ):
         with pytest.raises(OptionError, match=message):
             sa1bpack.show(small_pack, **wrong)
+    assert sa1bpack.show(small_pack, rows=np.array([3])).width
 
 
-def test_a_pack_without_samples_and_a_folder_that_is_no_pack_are_refused(tmp_path):
-    with pytest.raises(FormatError, match="no pack"):
+def test_a_dataset_without_samples_and_a_folder_that_is_not_a_pack_are_refused(tmp_path):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.show(tmp_path)
     tar = write_tar(tmp_path / "a.tar", members(range(2)))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
-    with pytest.raises(OptionError, match="no image"):
+    with pytest.raises(OptionError, match="no images to show"):
         sa1bpack.show(sa1bpack.open(tmp_path / "pack")[:0])
 
 
@@ -129,7 +133,7 @@ def damaged_pack(small_pack, tmp_path):
     return tmp_path / "pack"
 
 
-def test_a_damaged_sample_leaves_a_tile_and_the_others_are_drawn(small_pack, damaged_pack, caplog):
+def test_a_damaged_sample_becomes_a_tile_and_the_others_are_drawn(small_pack, damaged_pack, caplog):
     rows = [0, 5, 1, 8]
     sound, shown = sa1bpack.show(small_pack, rows=rows), draw_samples(damaged_pack, rows=rows)
     ((index, image_id, reason),) = [vars(sample).values() for sample in shown.unreadable]
@@ -137,7 +141,7 @@ def test_a_damaged_sample_leaves_a_tile_and_the_others_are_drawn(small_pack, dam
     assert reason.startswith(f"{damaged_pack}/shards/sa_000000-001/size/c.0.0")
     quarter = sound.width // 4
     assert shown.picture.size == (sound.width, sound.height + shown.picture.height - sound.height)
-    for column in (0, 2, 3):  # tiles stand on their captions, so they are compared from below
+    for column in (0, 2, 3):  # tiles are aligned at the bottom, so they are compared from below
         one, other = (
             np.asarray(picture)[-200:, column * quarter + 24 : (column + 1) * quarter]
             for picture in (sound, shown.picture)
@@ -151,7 +155,7 @@ def test_a_damaged_sample_leaves_a_tile_and_the_others_are_drawn(small_pack, dam
     assert "row 5, id" in line and reason in line
 
 
-def test_a_sheet_of_damaged_samples_alone_is_drawn_and_a_large_picture_is_not(damaged_pack):
+def test_a_sheet_of_damaged_samples_only_is_drawn_and_a_large_picture_is_not(damaged_pack):
     shown = draw_samples(damaged_pack, rows=[4, 6, 7])
     assert [sample.index for sample in shown.unreadable] == [4, 6, 7]
     with pytest.raises(FormatError, match=r"size/c\.0\.0"):
@@ -206,7 +210,7 @@ def test_text_is_printable_ascii_and_is_shortened_in_the_middle():
     assert shortened("long", letters, 1) == "..."
 
 
-def test_lines_break_between_words_and_in_words_that_are_wider_than_a_line():
+def test_lines_break_between_words_and_within_words_wider_than_a_line():
     letters = font(14)
     text = f"shards/{'x' * 60}/c.0: it is 6144, not 6145; restore the file from a copy"
     lines = wrapped(text, letters, 200, 20)

@@ -1,4 +1,4 @@
-"""The page of a report: whole, true, safe, and of packs in any state."""
+"""The page of a report: complete, correct, safe, and for packs in any state."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ def report(small_pack, tmp_path_factory):
 
 
 def page_of(pack, path, **options):
-    """(result, Page) of a report made now."""
+    """(result, Page) of a new report."""
     result = sa1bpack.write_report(pack, path / "report.html", **options)
     return result, Page((path / "report.html").read_text())
 
@@ -45,7 +45,7 @@ def test_the_page_needs_nothing_else(report):
     assert all(picture.startswith("data:image/jpeg;base64,") for picture in page.pictures)
 
 
-def test_pictures_decode_and_have_a_text_in_their_place(report):
+def test_pictures_decode_and_have_an_alternative_text(report):
     _, _, page = report
     assert len(page.named("img")) == 5
     for attributes in page.named("img"):
@@ -61,11 +61,11 @@ def test_every_chart_has_title_axes_and_its_numbers(report):
     assert len(charts) == 5
     for chart, title in zip(
         charts,
-        ("Masks an image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"),
+        ("Masks per image", "Image sizes", "Mask area", "Predicted IoU", "Stability score"),
         strict=True,
     ):
         assert chart["role"] == "img" and chart["aria-label"].startswith(title)
-    for label in ("masks of an image", "area in source pixels (log scale)", "predicted IoU",
+    for label in ("masks per image", "area in source pixels (log scale)", "predicted IoU",
                   "stability score", "images", "masks"):  # fmt: skip
         assert label in page.text
     assert len(page.named("details")) == 5
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_info(report, small_pack):
     counts = info.manifest.counts
     for name, value in (
         ("Images", info.manifest.samples), ("Masks", info.manifest.masks),
-        ("Masks left out", counts["annotations"] - info.manifest.masks),
+        ("Masks dropped", counts["annotations"] - info.manifest.masks),
         ("Shards", len(info.manifest.shards)), ("Rejects", counts["rejects"]),
     ):  # fmt: skip
         assert re.search(rf"\b{name} +{value:,}\b", page.text), name
@@ -147,14 +147,14 @@ def test_a_damaged_pack_has_a_page_that_names_the_damage(small_pack, tmp_path):
     assert not result.ok and not result.verification.ok and result.unreadable
     assert f"Damaged: {len(result.verification.problems)} problems." in page.text
     assert "area/c.0: XXH3-128 is" in page.text and "size/c.0.0" in page.text
-    assert "sa1bpack repair makes anew what is damaged" in page.text
-    assert "2 parts of the pack could not be read" in page.text  # that shard, and the first sample
+    assert "sa1bpack repair rebuilds what is damaged" in page.text
+    assert "2 parts of the pack could not be read" in page.text  # that shard, and its first sample
     assert len(page.pictures) == 11 - len(sa1bpack.open(pack).shard(shards[1].name)) - 1
     assert "7 of 11 images, in 2 of 3 shards" in page.text
 
 
 @pytest.mark.parametrize("array", ["run_ends", "run_offset", "image_offset"])
-def test_damage_that_only_drawing_meets_is_named_too(tmp_path, array):
+def test_damage_that_is_found_only_when_drawing_is_named_too(tmp_path, array):
     tar = write_tar(tmp_path / "a.tar", members(range(4)))
     pack = tmp_path / "pack"
     sa1bpack.pack(tar, pack, workers=1, **SMALL, fit="native", masks="runs")
@@ -172,12 +172,12 @@ def test_damage_that_only_drawing_meets_is_named_too(tmp_path, array):
     assert result.unreadable[0] in page.text
 
 
-def test_the_page_says_what_masks_were_drawn_from(report, tmp_path):
+def test_the_page_says_how_masks_were_drawn(report, tmp_path):
     assert "stored pixels and stored masks" in report[2].text
     tar = write_tar(tmp_path / "a.tar", members(range(1)))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL, masks="runs")
     text = page_of(tmp_path / "pack", tmp_path)[1].text
-    assert "masks drawn from their exact runs" in text and "stored masks" not in text
+    assert "masks drawn from exact runs" in text and "stored masks" not in text
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def many_shards(tmp_path_factory):
     return folder / "pack"
 
 
-def test_of_many_shards_a_sample_is_checked_and_the_page_says_so(many_shards, tmp_path):
+def test_some_of_many_shards_are_checked_and_the_page_says_so(many_shards, tmp_path):
     result, page = page_of(many_shards, tmp_path, samples=1)
     assert result.verification.how == "sample"
     assert "of 8 of 12 shards, chosen at random (seed 0)" in page.text
@@ -225,14 +225,14 @@ def test_of_many_shards_a_sample_is_checked_and_the_page_says_so(many_shards, tm
         area.write_bytes(kept)
 
 
-def test_of_a_large_pack_a_part_is_surveyed_and_the_page_says_so(
+def test_a_part_of_a_large_pack_is_surveyed_and_the_page_says_so(
     many_shards, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(survey, "MAX_SHARDS", 5)
     monkeypatch.setattr(survey, "MAX_IMAGES", 4)
     result, page = page_of(many_shards, tmp_path, samples=1)
     assert result.surveyed == 5 and "10 masks of 5 of 24 images, in 5 of 12 shards" in page.text
-    assert "all 24 images" in page.text  # masks an image come from the index
+    assert "all 24 images" in page.text  # masks per image come from the index
     assert re.search(r"about [\d.]+ .B on disk", page.text)
     ds = sa1bpack.open(many_shards)
     parts = [survey.survey(ds, seed) for seed in (0, 0, 1)]
@@ -244,8 +244,8 @@ def test_packs_without_images_or_not_complete_have_a_page(tmp_path):
     tar = write_tar(tmp_path / "a.tar", {"./readme.txt": b"hello"})
     sa1bpack.pack(tar, tmp_path / "empty", workers=1, **SMALL)
     result, page = page_of(tmp_path / "empty", tmp_path)
-    assert result.ok and "The pack has no image yet." in page.text and not page.pictures
-    assert "No run is on record." in page.text
+    assert result.ok and "The pack has no images yet." in page.text and not page.pictures
+    assert "No run is recorded." in page.text
 
     found = members(range(10))
     found["./sa_9.json"] = b"{ not json"
@@ -256,19 +256,21 @@ def test_packs_without_images_or_not_complete_have_a_page(tmp_path):
     assert "Not complete." in page.text and "stopped by TooManyRejects" in page.text
 
 
-def test_options_and_places_that_cannot_be_used_are_refused(small_pack, tmp_path):
+def test_options_and_paths_that_cannot_be_used_are_refused(small_pack, tmp_path):
     (tmp_path / "folder.html").mkdir()
     for out, options, message in (
         ("report.htm", {}, "name it"),
-        ("nowhere/report.html", {}, "is not there; make it first"),
+        ("nowhere/report.html", {}, "does not exist; create it first"),
         ("folder.html", {}, "is a folder"),
-        (small_pack / "report.html", {}, "inside the pack"),
+        (small_pack / "report.html", {}, "is inside the pack"),
         ("report.html", {"verify": "fast"}, "verify is 'fast'"),
         ("report.html", {"samples": 0}, "samples is 0"),
+        ("report.html", {"samples": True}, "samples is True"),
+        ("report.html", {"seed": -1}, "seed is -1"),
     ):
         with pytest.raises(OptionError, match=message):
             sa1bpack.write_report(small_pack, tmp_path / out, **options)
-    with pytest.raises(FormatError, match="no pack"):
+    with pytest.raises(FormatError, match="not a pack"):
         sa1bpack.write_report(tmp_path / "folder.html", tmp_path / "report.html")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.html"]
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import SMALL_FLAGS, published, temporaries, workers_of
+from commands import SMALL_FLAGS, finish, published, start, temporaries, workers_of
 from forked import Forked
 from scenarios import SCENARIOS, Case, Stage, check_whole
 from small_tars import SMALL, contents, members, write_tar
@@ -189,7 +190,7 @@ def test_a_signal_at_a_random_moment_stops_tidily(
         assert psutil.wait_procs(processes, timeout=60)[1] == []
         if found != 0:
             assert found == code, said
-            advice = "repeat the same command to go on from here"
+            advice = "repeat the same command to continue from here"
             assert said == f"sa1bpack: {word}\nsa1bpack: {advice}\n"
         check_whole(runs.root)
         found, said = runs.start(workers).wait()
@@ -198,7 +199,35 @@ def test_a_signal_at_a_random_moment_stops_tidily(
     torture.record(f"{sent.name} at random", goal, "all stopped tidily and were resumed")
 
 
-def test_the_second_of_two_packers_of_one_folder_is_refused(runs, expected, tmp_path, torture):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_ends_the_run(tars, tmp_path, torture, sent):
+    """In a fresh interpreter, which imports modules and loads kernels in its first second."""
+    root = tmp_path / "pack"
+    flags = ("--image-size", 2048, "--mask-size", 512, "--samples-per-shard", 8)
+    own = {signal.SIGINT: 130, signal.SIGTERM: 143}[sent]
+    rounds, codes = torture.rounds(2, 40), Counter()
+    for _ in range(rounds):
+        shutil.rmtree(root, ignore_errors=True)  # each time from the start: none is done too soon
+        workers = torture.rng.choice((1, 2))
+        process = start("pack", *tars, "--out", root, "--workers", workers, *flags)
+        time.sleep(torture.rng.uniform(0, 1))
+        process.send_signal(sent)
+        code, _, said = finish(process)
+        codes[code] += 1
+        assert code != 0, said
+        # Before the command has its handlers, the interpreter ends in its own way.
+        if code == own:
+            assert said.startswith("sa1bpack: ") and "Traceback" not in said
+        else:
+            assert not root.exists()
+        check_whole(root)
+    ends = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+    torture.record(f"{sent.name} as it starts", rounds, f"none lost (exit codes {ends})")
+
+
+def test_of_two_packers_of_one_folder_one_works_and_one_is_refused(
+    runs, expected, tmp_path, torture
+):
     rounds = torture.rounds(2, 20)
     refused = 0
     for number in range(rounds):

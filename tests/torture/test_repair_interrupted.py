@@ -1,130 +1,262 @@
-"""A repair that dies at any flush, rename or removal is gone on with by the next one."""
+"""A repair that fails or is killed at any call leaves a pack that opens as it did before.
 
+Repeated, it ends with the bytes of an undamaged pack.
+"""
+
+import errno
+import hashlib
 import os
 import shutil
+import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import temporaries
-from small_tars import SMALL, contents, members, write_tar
+from faults import Plan
+from forked import Forked
+from scenarios import Stage
+from small_tars import contents
 
 import sa1bpack
-from sa1bpack.packing import repair
+from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.format import files
+from sa1bpack.packing.repair import run as repair_run
 
-DIED = 99
-SPOILT = "sa_000000-000"
-
-
-@pytest.fixture(scope="module")
-def tars(tmp_path_factory) -> list[Path]:
-    """Two tars of eight photos: two shards each, a reject among them."""
-    folder = tmp_path_factory.mktemp("repair")
-    found = members(range(8))
-    found["./sa_5.json"] = b"{ not json"
-    return [
-        write_tar(folder / "sa_000000.tar", found, shuffle=3),
-        write_tar(folder / "sa_000001.tar", members(range(20, 28)), shuffle=4),
-    ]
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
+)
 
 
-@pytest.fixture(scope="module")
-def sound(tars, tmp_path_factory) -> Path:
-    """An undisturbed pack; copied, never changed."""
-    root = tmp_path_factory.mktemp("repair") / "pack"
-    sa1bpack.pack(tars, root, workers=1, **SMALL)
-    return root
-
-
-def flip(path: Path) -> None:
+def flip(path: Path, at: float = 0.5) -> None:
+    """Flip a bit of one byte, `at` of the way through a file."""
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[min(int(len(data) * at), len(data) - 1)] ^= 1
     path.write_bytes(data)
 
 
-def spoil(root: Path, *, manifest: bool) -> None:
-    """Damage a shard and the index, remove a shard, and the manifest if that is asked for."""
-    flip(root / "shards" / SPOILT / "image" / "c.0.0.0.0")
-    shutil.rmtree(root / "shards" / "sa_000001-001")
-    flip(next(root.glob("index-*")) / "zarr.json")
-    if manifest:
-        (root / "manifest.json").unlink()
+def index_of(root: Path) -> Path:
+    return next(root.glob("index-*"))
 
 
-def repair_and_die(step: int | None, root: Path, tars: list[Path], versions: dict | None) -> int:
-    """Repair in a forked process that ends itself at a flush, a rename or the removal of a folder.
+def change_a_count(root: Path) -> None:
+    """Another number in the manifest, which stays readable."""
+    text = (root / "manifest.json").read_text()
+    assert text.count('"images": 5') == 1
+    (root / "manifest.json").write_text(text.replace('"images": 5', '"images": 7'))
 
-    step
-        How many of these calls succeed; None: all.
-    versions
-        Taken for those that run, so that shards get other bytes and the pack is published anew.
 
-    Returns how many such calls there were; DIED is not counted.
-    """
-    reader, writer = os.pipe()
+SHARD = "shards/sa_000001-000"
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "rejects": lambda root: flip(root / "rejects.jsonl"),
+    "index, after its data": lambda root: flip(index_of(root) / "id_order" / "c.0", 1),
+    "index lost": lambda root: shutil.rmtree(index_of(root)),
+    "checksums": lambda root: (root / "checksums.xxh128").write_text("x\n"),
+    "checksums lost": lambda root: (root / "checksums.xxh128").unlink(),
+    "manifest, readable": change_a_count,
+    "manifest lost": lambda root: (root / "manifest.json").unlink(),
+    "pixels of a shard": lambda root: flip(root / SHARD / "image" / "c.0.0.0.0"),
+    "an array of a shard": lambda root: os.truncate(root / SHARD / "bbox" / "c.0.0", 5),
+    "a shard lost": lambda root: shutil.rmtree(root / SHARD),
+}
+COMBINED = [
+    *((name,) for name in DAMAGE),
+    ("rejects", "index, after its data"),
+    ("checksums lost", "pixels of a shard"),
+    ("manifest, readable", "pixels of a shard"),
+    ("index lost", "a shard lost", "rejects"),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Stage:
+    return Stage(tmp_path_factory.mktemp("stage"))
+
+
+def samples_of(root: Path) -> dict[int, str | None] | None:
+    """Image id → digest of its sample, None if that cannot be read; None for an unopenable pack."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        pid = os.fork()
-    if pid == 0:
-        calls = 0
-
-        def counted(call):
-            def counting(*arguments, **options):
-                nonlocal calls
-                if calls == step:
-                    os._exit(DIED)
-                calls += 1
-                return call(*arguments, **options)
-
-            return counting
-
+        warnings.simplefilter("ignore")  # that the pack is not complete
         try:
-            os.fsync = counted(lambda descriptor: None)
-            os.rename, os.rmdir = counted(os.rename), counted(os.rmdir)
-            if versions:
-                repair.versions_in_force = lambda: versions
-            sa1bpack.repair(root, tars, workers=1, progress=False)
-            os.write(writer, str(calls).encode())
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(writer)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
-    assert code == (0 if step is None else DIED)
-    return int(said) if step is None else step
+            dataset = sa1bpack.open(root)
+        except (FormatError, OSError):
+            return None
+        found = {}
+        for number, image_id in enumerate(dataset.column("image_id").tolist()):
+            try:
+                found[image_id] = digest_of(dataset[number])
+            except (ReadError, FormatError, OSError):
+                found[image_id] = None
+    return found
 
 
-@pytest.mark.parametrize("case", ["damaged", "manifest lost", "other versions"])
-def test_a_repair_that_dies_at_any_step_is_gone_on_with(
-    sound, tars, tmp_path, torture, monkeypatch, case
+def digest_of(sample) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(sample):
+        digest.update(f"{name} {np.asarray(sample[name]).tobytes()!r}".encode())
+    return digest.hexdigest()
+
+
+class Repair:
+    """A damaged pack, and repairs of it that something happens to."""
+
+    def __init__(self, stage: Stage, folder: Path, *damage: str):
+        self.root = folder / "pack"
+        self.stage = stage
+        self._damage = damage
+        self._folder = folder
+        self._report = folder / "report"
+        self.spoil()
+        self._before = samples_of(self.root)
+        self._sound = samples_of(stage.begun.with_name("whole"))
+
+    def spoil(self) -> None:
+        """Begin again with a damaged copy of the pack."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self.stage.begun.with_name("whole"), self.root)
+        for name in self._damage:
+            DAMAGE[name](self.root)
+
+    def run(self, prepare: Callable[[], object] = lambda: None) -> tuple[int, str]:
+        """Run `sa1bpack repair` in a process of its own: (exit code, output)."""
+        arguments = ("repair", self.root, *self.stage.tars, "--workers", 1)
+        return Forked(*arguments, log=self._folder / "log", prepare=prepare).wait()
+
+    def plan(self, action: str, **more) -> Plan:
+        return Plan(str(self.root), action, report=str(self._report), **more)
+
+    def calls(self, prepare: Callable[[], object] = lambda: None) -> int:
+        """How many calls an undisturbed repair makes."""
+        self._report.unlink(missing_ok=True)
+
+        def count() -> None:
+            prepare()
+            self.plan("count").apply()
+
+        code, said = self.run(count)
+        assert code == 0, said
+        return len(self._report.read_text().splitlines())
+
+    def check_opens_as_before(self, where: object) -> None:
+        """What could be read can be read, as it was or as it is in a sound pack."""
+        if self._before is None:
+            return
+        now = samples_of(self.root)
+        assert now is not None, where
+        assert now.keys() == self._before.keys(), where
+        for image_id, before in self._before.items():
+            if before is not None:
+                assert now[image_id] in (before, self._sound[image_id]), (where, image_id)
+
+    def check_repaired_by_the_next(self, where: object) -> None:
+        """Repeated, it leaves the bytes of an undamaged pack."""
+        code, said = self.run()
+        assert code == 0, (where, said)
+        assert temporaries(self.root) == [], where
+        assert contents(self.root) == self.stage.expected, (where, said)
+
+
+ENDS = {
+    "killed": {"action": "kill"},
+    "the disk is full once": {"action": "error", "code": errno.ENOSPC, "count": 1},
+    "the disk is full": {"action": "error", "code": errno.ENOSPC},
+    "the disk fails once": {"action": "error", "code": errno.EIO, "count": 1},
+    "the disk fails": {"action": "error", "code": errno.EIO},
+}
+
+
+@pytest.mark.parametrize("damage", COMBINED, ids=" + ".join)
+def test_a_repair_that_ends_at_any_call_leaves_the_pack_as_readable_as_it_was(
+    stage, tmp_path, torture, damage
 ):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # of this process: speed
-    expected = contents(sound)
-    versions = {"sa1bpack": "9.9"} if case == "other versions" else None
-    root = tmp_path / "pack"
+    repair = Repair(stage, tmp_path, *damage)
+    total = repair.calls()
+    repair.check_repaired_by_the_next("undisturbed")
+    ends = torture.rng.sample(sorted(ENDS), torture.rounds(2, len(ENDS)))
+    rounds = 0
+    for end in ends:
+        for at in sorted(torture.rng.sample(range(total), torture.rounds(1, min(total, 40)))):
+            where = f"{end} at call {at} of {total}"
+            repair.spoil()
+            code, said = repair.run(repair.plan(at=at, **ENDS[end]).apply)
+            assert code in ((-signal.SIGKILL, 0) if end == "killed" else (0, 1, 2, 3, 4)), said
+            repair.check_opens_as_before(where)
+            repair.check_repaired_by_the_next(where)
+            rounds += 1
+    torture.record(
+        f"repair ended at a call ({' + '.join(damage)})", rounds, "opened as before; mended by next"
+    )
 
-    def spoilt_copy() -> None:
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(sound, root)
-        spoil(root, manifest=case == "manifest lost")
 
-    spoilt_copy()
-    total = repair_and_die(None, root, tars, versions)
-    assert total > 50 and sa1bpack.verify(root).ok
-    rounds = torture.rounds(3, total)
-    for step in sorted(torture.rng.sample(range(total), rounds)):
-        spoilt_copy()
-        repair_and_die(step, root, tars, versions)
-        result = sa1bpack.repair(root, tars, workers=1)
-        assert result.ok, (step, result.left)
-        assert temporaries(root) == []
-        if not result.complete:  # it had come to where the packer's own order begins
-            assert case != "damaged"
-            sa1bpack.pack(tars, root, workers=1, **SMALL)
-        report = sa1bpack.verify(root)
-        assert report.ok and report.complete, (step, report)
-        if versions is None:
-            assert contents(root) == expected, step
-    torture.record(f"repair killed at a step ({case})", rounds, "mended by the next repair")
+def cannot_exchange() -> None:
+    """As on a file system that cannot exchange two names (NFS)."""
+    files.exchange = lambda one, other: False
+
+
+@pytest.mark.parametrize("damage", ["rejects", "pixels of a shard"])
+def test_where_names_cannot_be_exchanged_a_failure_puts_back_what_was_there(
+    stage, tmp_path, torture, damage
+):
+    repair = Repair(stage, tmp_path, damage)
+    total = repair.calls(cannot_exchange)
+
+    for at in sorted(torture.rng.sample(range(total), torture.rounds(3, min(total, 80)))):
+
+        def prepare(at: int = at) -> None:
+            cannot_exchange()
+            repair.plan("error", at=at, count=1).apply()
+
+        repair.spoil()
+        repair.run(prepare)
+        repair.check_opens_as_before(at)
+        repair.check_repaired_by_the_next(at)
+
+
+def test_what_a_kill_between_two_renames_left_aside_is_put_back_by_the_next_repair(stage, tmp_path):
+    repair = Repair(stage, tmp_path, "pixels of a shard")
+    damaged = contents(repair.root)
+    shard, rename = repair.root / SHARD, os.rename
+
+    def kill_at_the_second_rename() -> None:
+        cannot_exchange()
+
+        def renamed(source, target):
+            if Path(target) == shard:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, target)
+
+        os.rename = renamed
+
+    code, _ = repair.run(kill_at_the_second_rename)
+    assert code == -signal.SIGKILL and not shard.exists()
+    assert sa1bpack.repair(repair.root, workers=1).left.keys() == {shard.name}
+    assert contents(repair.root) == damaged  # without its tar it stays, readable as before
+    repair.check_repaired_by_the_next("put back")
+
+
+@pytest.mark.parametrize("damage", ["pixels of a shard", "a shard lost"])
+def test_a_repair_by_other_versions_that_ends_at_any_call_is_completed_by_the_next(
+    stage, tmp_path, torture, damage
+):
+    def other_versions() -> None:
+        repair_run.versions_in_force = lambda: {"sa1bpack": "9.9"}
+
+    repair = Repair(stage, tmp_path, damage)
+    total = repair.calls(other_versions)
+    expected = contents(repair.root)
+    for at in sorted(torture.rng.sample(range(total), torture.rounds(3, min(total, 80)))):
+
+        def prepare(at: int = at) -> None:
+            other_versions()
+            repair.plan("kill", at=at).apply()
+
+        repair.spoil()
+        repair.run(prepare)
+        repair.check_opens_as_before(at)
+        code, said = repair.run(other_versions)
+        assert code == 0, (at, said)
+        assert contents(repair.root) == expected, at
+        report = sa1bpack.verify(repair.root)
+        assert report.ok and report.complete, at

@@ -1,0 +1,78 @@
+"""How much of a pack is published: what every reader counts, and what a packer has yet to add."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sa1bpack.format.manifest import Manifest
+from sa1bpack.format.publish import REJECTS_NAME, shard_folders
+from sa1bpack.wording import counted
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """How much of a pack is published.
+
+    complete
+        Whether every source given to the packer was packed to its end.
+    images, shards
+        Samples and shards in the index: what `sa1bpack.open` and `sa1bpack.info` count.
+    sources
+        Number of sources packed to their end.
+    partial
+        Names of the sources of an incomplete pack that have shards in the index, but are not packed
+        to their end.
+    unindexed
+        Names of the published shards of an incomplete pack that are not in its index yet. A packer
+        indexes them when it completes a source, and when it is run again.
+    """
+
+    complete: bool
+    images: int
+    shards: int
+    sources: int
+    partial: tuple[str, ...]
+    unindexed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """One sentence without a full stop, which names the remedy."""
+        if not self.images:
+            return self._without_images()
+        if self.complete:
+            return f"complete: {self._content()}"
+        return f"not complete: {self._content()}; repeat the pack command"
+
+    def _content(self) -> str:
+        sources = f"{counted(self.sources, 'source')} packed to the end"
+        if self.partial:
+            sources += f", {len(self.partial):,} in part"
+        text = f"{counted(self.images, 'image')} in {counted(self.shards, 'shard')}, {sources}"
+        return f"{text}, {self._more()}" if self.unindexed else text
+
+    def _more(self) -> str:
+        return f"{counted(len(self.unindexed), 'published shard')} not in the index yet"
+
+    def _without_images(self) -> str:
+        if self.complete:
+            return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
+        if self.unindexed:
+            return f"no images yet: {self._more()}; repeat the pack command"
+        return "no images yet: no shard is published; repeat the pack command"
+
+
+def completeness_of(root: Path, manifest: Manifest) -> Completeness:
+    """Return how much of the pack at `root` is published, by a manifest read from it.
+
+    Lists the folder of shards, and opens none. Raises OSError if it cannot be listed.
+    """
+    listed = {shard.name for shard in manifest.shards}
+    found = [] if manifest.complete else [folder.name for folder in shard_folders(root)]
+    names = [record.get("name") for record in manifest.sources]
+    partial = {shard.source for shard in manifest.shards if shard.source not in names}
+    return Completeness(
+        complete=manifest.complete,
+        images=manifest.samples,
+        shards=len(manifest.shards),
+        sources=len(manifest.sources),
+        partial=() if manifest.complete else tuple(sorted(partial)),
+        unindexed=tuple(name for name in found if name not in listed),
+    )

@@ -1,0 +1,108 @@
+"""What a pack holds twice: sources with the same md5, and image ids that occur more than once.
+
+Neither is damage. Both are usually a slip: a tar packed again under another name, or two tars that
+overlap. Training then sees these images more often than the others.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from sa1bpack.format.index import Index
+from sa1bpack.format.manifest import Manifest
+from sa1bpack.wording import printable
+
+# Image ids that `Duplicates` names, and sources that a line names.
+MAX_EXAMPLES = 5
+MAX_NAMES = 5
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What `find_duplicates` found.
+
+    md5
+        (md5, names of the sources that have it), for each md5 that several sources share.
+    image_ids
+        Number of distinct image ids that occur more than once.
+    examples
+        (image id, the source of each of its samples), for the lowest MAX_EXAMPLES of these ids. An
+        id that occurs twice in one source names that source twice.
+    """
+
+    md5: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    image_ids: int = 0
+    examples: tuple[tuple[int, tuple[str, ...]], ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        return bool(self.md5 or self.image_ids)
+
+    def lines(self) -> list[str]:
+        """One sentence per finding, to show to a user; empty if there is none."""
+        lines = [f"sources {_names(names)} have the same md5 {md5}" for md5, names in self.md5]
+        if self.image_ids:
+            image_id, sources = self.examples[0]
+            one = self.image_ids == 1
+            lines.append(
+                f"{self.image_ids:,} image {'id occurs' if one else 'ids occur'} more than once"
+                f"{': ' if one else ', e.g. '}{image_id} in {_with_counts(sources)}"
+            )
+        return lines
+
+
+def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:
+    """Find the sources and the image ids of a pack that are in it more than once.
+
+    index
+        The pack's index; None for a pack without shards.
+
+    Sorts the image ids (about a second and 90 MB for the 11 million of SA-1B). Neither `id_order`
+    nor the records of sources are trusted, so a damaged index or manifest causes no error.
+    """
+    image_ids, examples = 0, ()
+    if index is not None:
+        repeated = _repeated(index.image_id)
+        image_ids = len(repeated)
+        examples = tuple(
+            (int(image_id), _sources_of(int(image_id), manifest, index))
+            for image_id in repeated[:MAX_EXAMPLES]
+        )
+    return Duplicates(_shared_md5(manifest), image_ids, examples)
+
+
+def _shared_md5(manifest: Manifest) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    names = defaultdict(list)
+    for record in manifest.sources:  # the packer's own records, which the format does not define
+        md5, name = record.get("md5"), record.get("name")
+        if isinstance(md5, str) and isinstance(name, str):
+            names[md5].append(name)
+    return tuple(sorted((md5, tuple(sorted(n))) for md5, n in names.items() if len(n) > 1))
+
+
+def _repeated(image_ids: np.ndarray) -> np.ndarray:
+    """The distinct values that occur more than once in an (N,) array, sorted."""
+    ordered = np.sort(image_ids)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _sources_of(image_id: int, manifest: Manifest, index: Index) -> tuple[str, ...]:
+    """The source of each sample with this image id, in the order of the samples."""
+    ends = np.cumsum([shard.samples for shard in manifest.shards])
+    rows = np.flatnonzero(index.image_id == image_id)
+    return tuple(manifest.shards[k].source for k in np.searchsorted(ends, rows, side="right"))
+
+
+def _with_counts(sources: tuple[str, ...]) -> str:
+    """The names: "a and b", or "a (twice) and b" where a source holds an id several times."""
+    counts = {name: sources.count(name) for name in sources}
+    times = {1: "", 2: " (twice)"}
+    return _names(tuple(name + times.get(n, f" ({n} times)") for name, n in counts.items()))
+
+
+def _names(names: tuple[str, ...]) -> str:
+    shown = [printable(name) for name in names[:MAX_NAMES]]
+    if len(names) > MAX_NAMES:
+        return f"{', '.join(shown)} and {len(names) - MAX_NAMES:,} more"
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]

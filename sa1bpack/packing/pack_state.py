@@ -1,0 +1,286 @@
+"""What a pack's folder holds so far, and its publication.
+
+Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
+at most its unpublished shards; the manifest adds the records of complete sources. Everything that
+this module writes follows from the shards and the sources alone: the same input gives the same
+bytes, however often the run was interrupted.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from shlex import quote
+
+from sa1bpack.errors import FormatError, OutputLocked, OutputRefused, VersionError
+from sa1bpack.format import (
+    make_manifest,
+    open_shard,
+    publish,
+    read_manifest,
+    remove_stale,
+)  # fmt: skip
+from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
+from sa1bpack.format.layout import FORMAT_VERSION
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    Manifest,
+    ShardEntry,
+    write_manifest,
+)
+from sa1bpack.format.publish import REJECTS_NAME, shard_folders
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.request import existing_parent
+from sa1bpack.packing.shard_builder import PublishedShard, shard_name
+
+LOCK_NAME = ".lock"
+_NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
+
+
+class PackState:
+    """The state of one pack's folder, locked by one process at a time.
+
+    shards
+        (source, part) → the published shard.
+    sources
+        Name of a finished source → its record in the manifest.
+    rebuild_index
+        Write the index also if it exists: `repair` sets it where that may be damaged.
+    """
+
+    def __init__(self, root: Path, options: PackOptions, lock: int | None = None):
+        """Lock `root`, which is created if it does not exist, and read its state.
+
+        lock
+            What `lock_folder` returned: the caller has locked the folder, and enters what is sound
+            in it. Nothing is read here.
+
+        Raises OutputLocked if another process has locked it, OptionsDiffer if it was packed with
+        other options, PackError if it holds something else, FormatError if it is damaged.
+        """
+        self.root = root
+        self.options = options
+        self.shards: dict[tuple[str, int], PublishedShard] = {}
+        self.sources: dict[str, dict] = {}
+        self.rebuild_index = False
+        self._published_at = self._publish_seconds = 0.0
+        if lock is not None:
+            self._lock = lock
+            return
+        make_folder(root)
+        _check_ours(root)
+        self._lock = lock_folder(root)
+        try:
+            self._load()
+            if not (root / MANIFEST_NAME).exists():
+                # Before all other files: a run killed at any moment leaves a pack, or only working
+                # files.
+                write_manifest(root, self._manifest(complete=False))
+            remove_stale(root)
+        except BaseException:
+            self.release()
+            raise
+
+    @classmethod
+    def inspect(cls, root: Path, options: PackOptions) -> "PackState":
+        """The state that a run into `root` would find. Writes and locks nothing.
+
+        Raises what the run would raise: the same errors as the constructor, and PermissionError or
+        OSError for a folder that cannot be written.
+        """
+        state = cls(root, options, lock=_NOT_LOCKED)
+        if root.exists():
+            _check_ours(root)
+        _check_writable(root)
+        if (root / LOCK_NAME).exists():
+            os.close(lock_folder(root))
+        state._load()
+        return state
+
+    @property
+    def shards_dir(self) -> Path:
+        return self.root / SHARDS_NAME
+
+    def release(self) -> None:
+        """Unlock the folder."""
+        os.close(self._lock)
+
+    def _load(self) -> None:
+        """Enter what is published. Writes nothing."""
+        listed = ()
+        if (self.root / MANIFEST_NAME).exists():
+            manifest = read_manifest(self.root)
+            check_can_write(manifest.version, self.root / MANIFEST_NAME)
+            self.options.check_same(manifest.options, str(self.root))
+            for record in manifest.sources:
+                check_source_record(record, self.root / MANIFEST_NAME)
+            self.sources = {record["name"]: record for record in manifest.sources}
+            listed = manifest.shards
+        for folder in shard_folders(self.root):
+            try:
+                shard = open_shard(folder)
+                check_shard_record(shard.attributes, folder)
+                _check_name(folder, shard.entry)
+            except FormatError as error:
+                raise FormatError(
+                    f"{error}\nRemove the folder {folder} and repeat the command: that part is "
+                    "packed again. Or repair all damage: sa1bpack repair "
+                    f"{quote(str(self.root))} TARS"
+                ) from error
+            self.add_shard(PublishedShard(shard.entry, shard.attributes))
+        for entry in listed:  # the source of a shard that someone removed is incomplete
+            if (entry.source, entry.part) not in self.shards:
+                self.sources.pop(entry.source, None)
+
+    def parts_of(self, source: str) -> dict[int, PublishedShard]:
+        """Part → published shard, of one source."""
+        return {part: shard for (name, part), shard in self.shards.items() if name == source}
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Enter a published shard."""
+        self.shards[shard.entry.source, shard.entry.part] = shard
+
+    def finish_source(self, record: dict) -> None:
+        """Enter a source of which every shard is published.
+
+        Manifest and index are written from time to time: that takes two seconds for all of SA-1B,
+        and is limited to one twentieth of the run. A run killed in between reads the source again,
+        but does not decode it again.
+        """
+        self.sources[record["name"]] = record
+        if time.monotonic() - self._published_at >= 20 * self._publish_seconds:
+            self.publish(complete=False)
+
+    def withdraw(self, source: str) -> int:
+        """Remove every shard of a source that cannot be trusted; returns their number."""
+        parts = self.parts_of(source)
+        for part in parts:
+            del self.shards[source, part]
+        self.sources.pop(source, None)
+        self.publish(complete=False)  # first: a manifest never lists a missing shard
+        for shard in parts.values():
+            remove_published(self.shards_dir / shard.entry.name)
+        return len(parts)
+
+    def rejects(self) -> list[dict]:
+        """Every line of rejects.jsonl, by source and, within one, in the order found."""
+        lines = [
+            {"source": source, **reject}
+            for (source, _), shard in self._in_order()
+            for reject in shard.attributes["rejects"]
+        ]
+        lines += [
+            {"source": name, **reject}
+            for name, record in sorted(self.sources.items())
+            for reject in record["rejects"]
+        ]
+        return sorted(lines, key=lambda line: line["source"])
+
+    def counts(self) -> dict[str, int]:
+        """Totals over the pack."""
+        shards = self.shards.values()
+        rejects = self.rejects()
+        return {
+            "images": sum(shard.entry.samples for shard in shards),
+            "masks": sum(shard.entry.masks for shard in shards),
+            "annotations": sum(shard.entry.annotations for shard in shards),
+            "dropped_images": sum(shard.attributes["dropped"] for shard in shards)
+            + sum(record["dropped"] for record in self.sources.values()),
+            "rejects": len(rejects),
+            **{
+                f"rejects:{code}": count
+                for code, count in sorted(Counter(line["reason"] for line in rejects).items())
+            },
+        }
+
+    def publish(self, complete: bool) -> None:
+        """Write the index, rejects.jsonl, the manifest and the checksums, each atomically.
+
+        complete
+            Every source given is packed. The pack is complete if, in addition, no other source is
+            packed in part.
+        """
+        started = time.monotonic()
+        rejects = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self.rejects())
+        replace_file(self.root / REJECTS_NAME, rejects.encode())
+        publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)
+        self.rebuild_index = False
+        self._published_at = time.monotonic()
+        self._publish_seconds = self._published_at - started
+
+    def _manifest(self, complete: bool) -> Manifest:
+        return make_manifest(
+            self.options.layout,
+            [shard.entry for _, shard in self._in_order()],
+            complete=complete and all(source in self.sources for source, _ in self.shards),
+            options=self.options.to_json(),
+            sources=[record for _, record in sorted(self.sources.items())],
+            counts=self.counts(),
+        )
+
+    def _in_order(self) -> list[tuple[tuple[str, int], PublishedShard]]:
+        """Shards by the name of their source and by part: the order of the pack's samples."""
+        return sorted(self.shards.items(), key=lambda item: item[0])
+
+
+def _check_ours(root: Path) -> None:
+    """Refuse a folder of something else before anything in it is changed."""
+    if (root / MANIFEST_NAME).exists():
+        return
+    working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
+    if any(not path.name.startswith(working) for path in root.iterdir()):
+        raise OutputRefused(
+            f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
+            "folder. If it is a pack that lost its manifest: sa1bpack repair "
+            f"{quote(str(root))} TARS"
+        )
+
+
+def _check_writable(root: Path) -> None:
+    """Raise OSError, as writing would, if nothing can be created in a folder or in its parent."""
+    for folder in map(existing_parent, (root, root / SHARDS_NAME)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            code = errno.EROFS if read_only else errno.EACCES
+            raise OSError(code, os.strerror(code), str(folder))
+
+
+def lock_folder(root: Path) -> int:
+    """Lock a folder until the descriptor is closed or the process ends, however it ends.
+
+    The lock is on a file in it, which stays: NFS supports such locks between machines, but not
+    those on folders.
+    """
+    descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise OutputLocked(
+            f"{root}: another process packs into this folder; wait for it, or choose another folder"
+        ) from None
+    return descriptor
+
+
+def check_can_write(version: tuple[int, int], path: Path) -> None:
+    """Raise VersionError for a pack that this release can read, but not write as it was."""
+    if version > FORMAT_VERSION:
+        found, ours = (".".join(map(str, each)) for each in (version, FORMAT_VERSION))
+        raise VersionError(
+            f"{path}: format version {found}, but this release writes {ours} and would drop "
+            "what is new; install the sa1bpack that wrote it to add to it or to repair it"
+        )
+
+
+def _check_name(folder: Path, entry: ShardEntry) -> None:
+    """Raise FormatError for a copy of a shard, or a renamed one."""
+    expected = shard_name(entry.source, entry.part)
+    if folder.name != expected:
+        raise FormatError(
+            f"{folder}: it holds part {entry.part} of {entry.source}, whose name is {expected}"
+        )

@@ -1,0 +1,174 @@
+"""The progress that a run shows, and the limit on rejects that ends it."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sa1bpack.errors import TooManyRejects
+from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.shard_builder import Outcome, Rejected
+from sa1bpack.source.find import Source
+from sa1bpack.wording import counted
+
+# The bar is drawn at most this often.
+_REFRESH_SECONDS = 0.5
+
+# Without a terminal a line is written this often, so that the log of a long job shows its pace.
+_LINE_SECONDS = 60
+
+# Rejects that TooManyRejects quotes.
+_REJECTS_NAMED = 10
+
+
+class RejectLimit:
+    """Counts rejected members; more than `most` raise TooManyRejects (None: no limit)."""
+
+    def __init__(self, most: int | None = None):
+        self.count = 0
+        self._most = most
+        self._first: list[str] = []
+
+    def add(self, where: Path | str, member: str, detail: str) -> None:
+        """Count a member of `where`, the path or name of a source."""
+        self.count += 1
+        if len(self._first) < _REJECTS_NAMED:
+            self._first.append(f"  {where}: {member}: {detail}")
+
+    def check(self) -> None:
+        """Raise TooManyRejects, which names the first of them, if there are more than allowed."""
+        if self._most is None or self.count <= self._most:
+            return
+        lines = [
+            f"max_rejects is {self._most}, but {counted(self.count, 'member')} "
+            f"{'was' if self.count == 1 else 'were'} rejected; the run ends, and published shards "
+            "stay:",
+            *self._first,
+        ]
+        if more := self.count - len(self._first):
+            lines.append(f"  and {more:,} more")
+        lines.append(
+            f"Look into these ({REJECTS_NAME} lists those of published shards); to pack the "
+            "others, repeat with a higher limit"
+        )
+        raise TooManyRejects("\n".join(lines))
+
+
+@dataclass
+class Progress:
+    """Counts what happens in a run and draws its progress bar on a terminal.
+
+    total_bytes
+        Size of all sources; the bar runs over it, because the number of images is known only at
+        the end of a tar.
+    rejects
+        The rejects so far, including those of earlier runs, and their limit.
+    show
+        Whether there is a bar; None: if stderr is a terminal.
+    """
+
+    total_bytes: int
+    rejects: RejectLimit = field(default_factory=RejectLimit)
+    show: bool | None = None
+    images: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.started = time.perf_counter()
+        self._read: dict[str, int] = {}
+        self._drawn = 0.0
+        terminal = sys.stderr.isatty()
+        self._lines = self.show is None and not terminal
+        self._lined = self.started
+        hidden = not (terminal if self.show is None else self.show)
+        self._bar = tqdm(
+            total=self.total_bytes,
+            unit="B",
+            unit_scale=True,
+            disable=hidden,
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
+            "{remaining} left{postfix}",
+        )
+
+    def done(self, source: Source, outcome: Outcome, bytes_read: int) -> None:
+        """One pair has its outcome."""
+        match outcome:
+            case Packed():
+                self.images += 1
+            case Rejected():
+                self.reject(source, outcome)
+        self._advance(source, bytes_read)
+
+    def reject(self, source: Source, reject: Rejected) -> None:
+        """Count a reject. Raises TooManyRejects if there are more than allowed."""
+        self.rejects.add(source.path, reject.member, reject.detail)
+        self.rejects.check()
+
+    def skipped(self, source: Source, bytes_read: int) -> None:
+        """A pair lies in a shard that is already published."""
+        self._advance(source, bytes_read)
+
+    def source_done(self, source: Source) -> None:
+        """A source was read to its end, or given up."""
+        self._advance(source, source.nbytes, force=True)
+
+    def note(self, text: str) -> None:
+        """Report something to the user now, without breaking the bar."""
+        self.notes.append(text)
+        report(text)
+
+    def close(self) -> None:
+        """Leave the last state of the bar on the terminal."""
+        self._bar.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of all sources so far, including skipped pairs."""
+        return sum(self._read.values())
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the run started."""
+        return time.perf_counter() - self.started
+
+    def _write_line(self) -> None:
+        """One line for the log of a job that has no terminal."""
+        done = self.bytes_read
+        left = (self.total_bytes - done) * self.seconds / max(done, 1)
+        print(
+            f"sa1bpack: {done / max(self.total_bytes, 1):.1%}, {self.images:,} images, "
+            f"{self.images / self.seconds:.0f} images/s, {done / self.seconds / 1e6:.0f} MB/s, "
+            f"{left / 60:.0f} min left, {self.rejects.count} rejected",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _advance(self, source: Source, bytes_read: int, force: bool = False) -> None:
+        before = self._read.get(source.name, 0)
+        if bytes_read > before:
+            self._read[source.name] = bytes_read
+            self._bar.update(bytes_read - before)
+        now = time.perf_counter()
+        if self._lines and now - self._lined > _LINE_SECONDS:
+            self._lined = now
+            self._write_line()
+        if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):
+            return
+        self._drawn = now
+        rejected = f", {self.rejects.count} rejected" if self.rejects.count else ""
+        self._bar.set_postfix_str(f"{self.images / self.seconds:.0f} img/s{rejected}")
+
+
+def nothing_to_do(sources: int) -> str:
+    """The message for a pack in which so many given sources are complete already."""
+    which = "the source is" if sources == 1 else f"all {sources:,} sources are"
+    return f"{which} in the pack already; nothing to do"
+
+
+def report(text: str) -> None:
+    """Print a line on stderr, above the bar if there is one."""
+    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""`repair`: replaces what is damaged in a pack, and nothing else."""

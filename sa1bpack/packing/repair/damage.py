@@ -1,0 +1,327 @@
+"""What is damaged in a pack, sorted by how it is repaired, and what of the rest can be believed.
+
+Every file of a pack has its digest in a checksum file. If the two differ, either may be damaged, so
+a digest that is off by one or two digits is considered damaged itself: the digests of two different
+files differ in about thirty of their 32 digits.
+"""
+
+import re
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError, OptionError, VersionError
+from sa1bpack.format import (
+    Layout,
+    Manifest,
+    Problem,
+    Shard,
+    make_manifest,
+    open_shard,
+    read_manifest,
+)
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import read_metadata_file
+from sa1bpack.format.layout import FORMAT_VERSION
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
+from sa1bpack.format.problems import Findings
+from sa1bpack.format.publish import shard_folders
+from sa1bpack.format.verify import check_pack
+from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
+from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.pack_state import check_can_write
+from sa1bpack.packing.records import check_shard_record, check_source_record
+
+_MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
+_SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a full check of a pack found.
+
+    manifest
+        The pack's; if that is lost, one made from the records of the sound shards, without sources.
+    lost
+        Whether the pack's own manifest is missing or cannot be believed.
+    options
+        The options that the pack was made with.
+    shards
+        Name of each damaged or missing shard → its source and part.
+    own_files
+        Whether the manifest, the index, rejects.jsonl, checksums.xxh128 or a zarr.json of the pack
+        itself is damaged or missing.
+    extra
+        Problems that are not damage: what is not part of the pack.
+    digests
+        Name of a shard → the digest that its checksum file must have, as far as known.
+    problems
+        Everything that the check found.
+    """
+
+    manifest: Manifest
+    lost: bool
+    options: PackOptions
+    shards: dict[str, tuple[str, int]]
+    own_files: bool
+    extra: tuple[Problem, ...]
+    digests: dict[str, str]
+    problems: tuple[Problem, ...]
+
+    def foreign_files(self, shard: str) -> list[str]:
+        """The findings about files in a shard's folder that are not part of the pack."""
+        return [problem.what for problem in self.extra if problem.shard == shard]
+
+    def denied_files(self, shard: str) -> list[str]:
+        """The findings about files of a shard that this user may not read."""
+        return [p.what for p in self.problems if p.denied and p.shard == shard]
+
+    def of_complete_pack(self) -> "Damage":
+        """The same of a pack that is complete, though its manifest may not say so yet."""
+        manifest = msgspec.structs.replace(self.manifest, complete=True)
+        own_files = self.own_files or not self.manifest.complete
+        return replace(self, manifest=manifest, own_files=own_files)
+
+
+def find_damage(
+    root: Path,
+    only: Set[str] = frozenset(),
+    progress: Callable[[int, int], None] | None = None,
+    lost: bool = False,
+) -> Damage:
+    """Check a pack.
+
+    only
+        Names of shards that are read in full; the others get a quick check. Empty: all are.
+    progress
+        As in `sa1bpack.verify`.
+    lost
+        An unfinished repair found the manifest lost: it cannot be believed.
+
+    Raises OptionError for a shard that does not exist, FormatError if the manifest is lost and the
+    shards do not record what was in it, VersionError for a pack of another major or a newer minor
+    version.
+    """
+    listed = _listed(root)
+    findings = Findings()
+    manifest = None if lost else _believed_manifest(root, listed, findings)
+    if lost:
+        findings.add(f"{root / MANIFEST_NAME}: an earlier repair did not finish rewriting it")
+    _refuse_newer(root, manifest)
+    lost = manifest is None
+    if lost:
+        manifest = _manifest_of_shards(root)
+    known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
+    folders = {folder.name for folder in shard_folders(root)}
+    if unknown := sorted(only - known.keys() - folders):
+        raise OptionError(f"{root} has no shard {unknown[0]!r}")
+    report = check_pack(root, manifest, findings, quick=bool(only), full=only, progress=progress)
+    own_files, shards = lost, {}
+    extra = [problem for problem in report.problems if problem.extra]
+    for problem in report.problems:
+        name = problem.shard
+        if problem.extra or name in shards:
+            continue
+        if name is None or _line_is_damaged(root, name, listed, report.problems):
+            own_files = True
+        elif place := known.get(name) or _place_of(name):
+            shards[name] = place
+        else:
+            extra.append(problem)
+    prefix = f"{SHARDS_NAME}/"
+    digests = {
+        path.split("/")[1]: digest for path, digest in listed.items() if path.startswith(prefix)
+    }
+    return Damage(
+        manifest=manifest,
+        lost=lost,
+        options=_options(manifest.options, root),
+        shards=shards,
+        own_files=own_files,
+        extra=tuple(extra),
+        digests=digests,
+        problems=report.problems,
+    )
+
+
+def _listed(root: Path) -> dict[str, str]:
+    """The pack's own checksum file; empty when it is missing or damaged."""
+    try:
+        return read_checksums(root / CHECKSUMS_NAME)
+    except PermissionError:
+        raise
+    except (FormatError, OSError):
+        return {}
+
+
+def _believed_manifest(root: Path, listed: dict[str, str], findings: Findings) -> Manifest | None:
+    """The manifest, or None with a finding if it is missing or damaged."""
+    path = root / MANIFEST_NAME
+    if not path.exists():
+        findings.add(f"{path}: missing")
+        return None
+    try:
+        manifest = read_manifest(root)
+        for record in manifest.sources:
+            check_source_record(record, path)
+    except VersionError:
+        raise
+    except FormatError as error:
+        findings.add(str(error))
+        return None
+    data = path.read_bytes()
+    found, expected = xxhash.xxh3_128_hexdigest(data), listed.get(MANIFEST_NAME)
+    if found == expected or (expected is not None and _digest_is_damaged(found, expected)):
+        return manifest
+    canonical = data == manifest_bytes(manifest)
+    if manifest.version > FORMAT_VERSION:
+        # It may hold what is unknown here, so its version counts, unless that alone is damaged.
+        ours = msgspec.structs.replace(manifest, version=FORMAT_VERSION)
+        as_written = xxhash.xxh3_128_hexdigest(manifest_bytes(ours)) == expected
+        if not manifest.complete:  # the checksums may be older, and are not compared with it
+            as_written |= _written_version(root) == FORMAT_VERSION
+        if not (canonical and as_written):
+            return manifest
+        if not manifest.complete:
+            findings.add(f"{path}: its version is not the one that was written")
+        return ours
+    # The checksums of an unfinished pack may be older; those of another must be missing.
+    if canonical and (expected is None or not manifest.complete):
+        return manifest
+    findings.add(f"{path}: XXH3-128 is {found}, but {expected} was written")
+    return None
+
+
+def _refuse_newer(root: Path, manifest: Manifest | None) -> None:
+    """Raise VersionError for a pack that would lose what a newer format added.
+
+    The versions of the pack and of each shard count, if their bytes are those that were written.
+    """
+    if manifest is not None:
+        check_can_write(manifest.version, root / MANIFEST_NAME)
+    for folder in (root, *shard_folders(root)):
+        if version := _written_version(folder):
+            check_can_write(version, folder / METADATA_NAME)
+
+
+def _digest_is_damaged(found: str, expected: str) -> bool:
+    """Whether the expected digest must be damaged itself."""
+    wrong = sum(one != other for one, other in zip(found, expected, strict=True))
+    return 0 < wrong <= _MAX_WRONG_DIGITS
+
+
+def _line_is_damaged(root: Path, name: str, listed: dict[str, str], problems) -> bool:
+    """Whether only the line of a shard in the pack's own checksum file is damaged."""
+    path = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
+    if path not in listed or sum(p.shard == name and not p.extra for p in problems) > 1:
+        return False
+    try:
+        return _digest_is_damaged(file_digest(root / path), listed[path])
+    except OSError:
+        return False
+
+
+def _place_of(name: str) -> tuple[str, int] | None:
+    """Source and part, from a name such as "sa_000000-001"."""
+    match = _SHARD_NAME.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def _options(recorded: dict, root: Path) -> PackOptions:
+    try:
+        return checked_options(msgspec.convert(recorded, dict[str, Any]))
+    except (OptionError, msgspec.ValidationError) as error:
+        raise FormatError(
+            f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
+            "of sa1bpack that packed it"
+        ) from None
+
+
+def _manifest_of_shards(root: Path) -> Manifest:
+    """A manifest of an unfinished pack, from the records of its sound shards."""
+    shards = []
+    for folder in shard_folders(root):
+        # An error of the disk is raised: a shard that cannot be read now must not be missing after.
+        with suppress(FormatError, FileNotFoundError, NotADirectoryError):
+            shard = open_shard(folder)
+            written = _read_written_attributes(folder)
+            if shard.attributes == written and _is_in_its_place(shard):
+                check_shard_record(written, folder)
+                shards.append(shard)
+    recorded = {canonical_json(shard.attributes.get("options")) for shard in shards}
+    lost = f"{root / MANIFEST_NAME}: lost, and "
+    remedy = f"restore {MANIFEST_NAME} from a copy, or pack again into another folder"
+    if not shards:
+        raise FormatError(f"{lost}no shard records what was packed; {remedy}")
+    if recorded == {canonical_json(None)}:
+        raise FormatError(f"{lost}the shards do not record the options; {remedy}")
+    if len(recorded) > 1:
+        raise FormatError(f"{lost}the shards record different options; {remedy}")
+    options = shards[0].attributes["options"]
+    return make_manifest(
+        _options(options, root).layout,
+        sorted((shard.entry for shard in shards), key=lambda entry: (entry.source, entry.part)),
+        complete=False, options=options, sources=[], counts={},
+    )  # fmt: skip
+
+
+def _is_in_its_place(shard: Shard) -> bool:
+    return (shard.entry.source, shard.entry.part) == _place_of(shard.entry.name)
+
+
+def recorded_attributes(folder: Path) -> dict[str, Any] | None:
+    """The attributes in a shard's folder, if they are as written.
+
+    Raises FormatError if they are not the packer's.
+    """
+    attributes = _written_attributes(folder)
+    if attributes is not None:
+        check_shard_record(attributes, folder)
+    return attributes
+
+
+def _written_version(folder: Path) -> tuple[int, int] | None:
+    """The format version in the attributes of a group, or None if they may be damaged."""
+    try:
+        return msgspec.convert(_written_attributes(folder)["format"], tuple[int, int])
+    except (KeyError, TypeError, msgspec.ValidationError):  # not a packer's
+        return None
+
+
+def _written_attributes(folder: Path) -> dict[str, Any] | None:
+    """The attributes of a group with a checksum file, or None if they may be damaged."""
+    try:
+        return _read_written_attributes(folder)
+    except (FormatError, OSError):
+        return None
+
+
+def _read_written_attributes(folder: Path) -> dict[str, Any] | None:
+    """As `_written_attributes`, but raises FormatError and OSError for unreadable files."""
+    expected = read_checksums(folder / CHECKSUMS_NAME).get(METADATA_NAME)
+    data = read_metadata_file(folder / METADATA_NAME)
+    if xxhash.xxh3_128_hexdigest(data) != expected:
+        return None
+    return msgspec.json.decode(data)["attributes"]["sa1bpack"]
+
+
+def recorded_samples(folder: Path, layout: Layout) -> np.ndarray | None:
+    """The checksums of the samples in a shard's folder, (N,) uint64, if they are as written."""
+    spec = layout.array("checksum")
+    attributes = recorded_attributes(folder)
+    if attributes is None:
+        return None
+    try:
+        expected = read_checksums(folder / CHECKSUMS_NAME).get(spec.chunk_path)
+        data = (folder / spec.chunk_path).read_bytes()
+    except (FormatError, OSError):
+        return None
+    if xxhash.xxh3_128_hexdigest(data) != expected:
+        return None
+    return np.frombuffer(data, spec.dtype, attributes["samples"])

@@ -1,0 +1,402 @@
+"""`repair`: replaces what is damaged in a pack, and nothing else.
+
+Damaged shards are rebuilt from the tars, by the same path and options that packed them; the pack's
+own files are rewritten from the shards. Sound shards are neither decoded again nor touched. At any
+moment the pack opens as it did before: whatever is replaced changes in one step.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sa1bpack.arguments import local_path
+from sa1bpack.errors import FormatError
+from sa1bpack.format import Problem, open_shard, remove_stale
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.files import put_in_place, restore_set_aside
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
+from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
+from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.packing import interrupts
+from sa1bpack.packing.pack_state import PackState, lock_folder
+from sa1bpack.packing.progress import report
+from sa1bpack.packing.records import check_shard_record
+from sa1bpack.packing.repair.damage import Damage, find_damage
+from sa1bpack.packing.repair.rebuild import RebuiltShards, rebuild_parts
+from sa1bpack.packing.repair.replacement import Replacement, replacement
+from sa1bpack.packing.repair.unfinished import (
+    Unfinished,
+    note_path,
+    read_note,
+    remove_note,
+    write_note,
+)  # fmt: skip
+from sa1bpack.packing.request import checked_workers
+from sa1bpack.packing.run import pack_into, versions_in_force
+from sa1bpack.packing.shard_builder import PublishedShard
+from sa1bpack.progress import byte_bar
+from sa1bpack.source.find import Source, find_sources
+
+# What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
+OWN_FILES = "the pack's own files"
+
+
+@dataclass
+class RepairResult:
+    """What was damaged, and the outcome.
+
+    root
+        The pack's folder.
+    problems
+        What the check found before anything was repaired.
+    repaired
+        Names of the shards that were rebuilt; after a dry run, those that would be.
+    rewritten
+        Whether the pack's own files (manifest, index, checksums, ...) were rewritten, or would be.
+    left
+        What is still damaged → why, and the remedy. Keys are names of shards and sources, and
+        OWN_FILES.
+    extra
+        Problems that are not damage: files that are not part of the pack. They are never touched.
+    notes
+        What was reported to the user.
+    complete
+        The pack holds every source to its end.
+    dry_run
+        Nothing was written.
+    seconds
+        Wall time.
+    """
+
+    root: Path
+    problems: tuple[Problem, ...] = ()
+    repaired: list[str] = field(default_factory=list)
+    rewritten: bool = False
+    left: dict[str, str] = field(default_factory=dict)
+    extra: tuple[Problem, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    complete: bool = False
+    dry_run: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem is left (after a dry run: would be)."""
+        return not (self.left or self.extra)
+
+
+def repair(
+    pack: str | Path,
+    sources: str | Path | Iterable[str | Path] = (),
+    *,
+    shards: Iterable[str] = (),
+    workers: int | None = None,
+    dry_run: bool = False,
+    progress: bool | None = None,
+) -> RepairResult:
+    """Check a pack, and rebuild what is damaged or missing.
+
+    pack
+        Its folder.
+    sources
+        The tars and folders that it was packed from; paths or glob patterns. Those without damage
+        are not read, so all may be given. Without any, only the pack's own files are repaired.
+    shards
+        Names of the shards to read in full, if a check has already named the damaged ones; the
+        others get a quick check. Default: all are read.
+    workers
+        Worker processes; 1 does all the work in this process. Default: the available processors.
+    dry_run
+        Check, and report what would be done; write nothing.
+    progress
+        Show progress on stderr. Default: if it is a terminal.
+
+    A source must be the file that the pack was made from: its size, its md5 and its pairs are
+    compared, and nothing is taken from another one. What cannot be repaired is in the result's
+    `left`, and stays as it was. If it fails or is killed at any moment, the pack opens as it did
+    before, and the same call resumes the repair.
+
+    If manifest.json is lost, the options come from the shards; the records of sources are restored
+    by reading them again, and sources that are given but not in the pack are added.
+
+    Raises OptionError, SourceError (no source found under a name), OutputLocked while another
+    process packs into the folder, NotAPack if it is not a pack, FormatError if its manifest is lost
+    and no shard records the options, or if a folder has the name of one of its own files,
+    VersionError for a pack of another version (also a newer minor one, whose additions would be
+    lost), PackError (a worker that cannot start), and OSError if the disk fails, or if one of the
+    pack's own files may not be read.
+    """
+    started = time.perf_counter()
+    root = local_path("pack", pack)
+    workers = checked_workers(workers)
+    found = find_sources([sources] if isinstance(sources, str | Path) else sources)
+    if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
+        raise without_manifest(root)
+    _refuse_misplaced(root)
+    lock = None if dry_run else lock_folder(root)
+    try:
+        if lock is not None:
+            for folder in (root, root / SHARDS_NAME):
+                restore_set_aside(folder)
+        unfinished = read_note(root)
+        with byte_bar(progress) as advance:
+            damage = find_damage(root, frozenset(shards), advance, lost=unfinished.lost)
+        if unfinished.complete and not damage.lost:
+            damage = damage.of_complete_pack()
+        if lock is not None:
+            remove_stale(root, keep=note_path(root))
+        run = _Repair(root, damage, found, workers, progress)
+        if lock is None:
+            run.forecast()
+        else:
+            run.mend(lock)
+    finally:
+        if lock is not None:
+            os.close(lock)
+    run.result.dry_run = dry_run
+    run.result.seconds = time.perf_counter() - started
+    return run.result
+
+
+def _refuse_misplaced(root: Path) -> None:
+    """Raise FormatError for a folder with the name of a file, or the other way round.
+
+    No rename puts one over the other, and what is foreign is the user's to remove.
+    """
+    shards = root / SHARDS_NAME
+    if shards.exists() and not shards.is_dir():
+        raise FormatError(
+            f"{shards}: a file, where the folder of the shards must be; move it out of the pack "
+            "and repeat the command"
+        )
+    own = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
+    for path in (*(root / name for name in own), shards / METADATA_NAME):
+        if path.is_dir() and not path.is_symlink():
+            raise FormatError(
+                f"{path}: a folder, where a file must be; move it out of the pack and repeat the "
+                "command"
+            )
+
+
+class _Repair:
+    """One repair of a pack that has been checked."""
+
+    def __init__(
+        self,
+        root: Path,
+        damage: Damage,
+        sources: list[Source],
+        workers: int,
+        show_progress: bool | None,
+    ):
+        self._root = root
+        self._damage = damage
+        self._sources = {source.name: source for source in sources}
+        self._records = {record["name"]: record for record in damage.manifest.sources}
+        self._workers = workers
+        self._show_progress = show_progress
+        self.result = RepairResult(
+            root, damage.problems, extra=damage.extra, complete=damage.manifest.complete
+        )
+
+    def forecast(self) -> None:
+        """Report what `mend` would try."""
+        for parts in self._parts_to_rebuild().values():
+            self.result.repaired += parts.values()
+        self.result.rewritten = self._damage.own_files
+
+    def mend(self, lock: int) -> None:
+        """Repair what can be repaired; the caller holds the pack's lock."""
+        damage = self._damage
+        if not (damage.shards or damage.own_files):
+            remove_old_indexes(self._root, damage.manifest.index)
+            remove_note(self._root)
+            return
+        self._state = PackState(self._root, damage.options, lock)
+        self._state.sources = dict(self._records)
+        self._state.rebuild_index = damage.own_files
+        self._enter_sound_shards()
+        wanted = self._parts_to_rebuild()
+        if not wanted:
+            self._finish([])
+            return
+        rebuilt = RebuiltShards(self._state)
+        try:
+            self._rebuild(wanted, rebuilt)
+            self._finish(self._replacements(wanted, rebuilt))
+        finally:
+            rebuilt.close()
+
+    # What is to be rebuilt
+
+    def _parts_to_rebuild(self) -> dict[str, dict[int, str]]:
+        """Source → part → name, of the damaged shards that can be rebuilt; others are left."""
+        wanted: dict[str, dict[int, str]] = {}
+        for name, (source, part) in self._damage.shards.items():
+            if reason := self._obstacle(name, source):
+                self.result.left[name] = reason
+            else:
+                wanted.setdefault(source, {})[part] = name
+        return wanted
+
+    def _obstacle(self, name: str, source: str) -> str | None:
+        """Why a damaged shard cannot be rebuilt, if so."""
+        if denied := self._damage.denied_files(name):
+            return f"{denied[0]}; check its owner and mode (ls -ld): it need not be damaged"
+        if foreign := self._damage.foreign_files(name):
+            return f"its folder holds foreign files, move them away first: {foreign[0]}"
+        if source not in self._sources:
+            return f"the source {source} is needed, but was not given"
+        given, record = self._sources[source], self._records.get(source)
+        if record is not None and record["nbytes"] != given.nbytes:
+            return (
+                f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
+                f"{record['nbytes']}; restore the original file"
+            )
+        return None
+
+    def _enter_sound_shards(self) -> None:
+        """Enter the shards that the check found sound into the pack state."""
+        for entry in self._damage.manifest.shards:
+            if entry.name not in self._damage.shards:
+                self._enter(entry.name)
+
+    def _enter(self, name: str) -> None:
+        shard = open_shard(self._root / SHARDS_NAME / name, self._damage.options.layout)
+        check_shard_record(shard.attributes, shard.folder)
+        self._state.add_shard(PublishedShard(shard.entry, shard.attributes))
+
+    # Rebuilding it
+
+    def _rebuild(self, wanted: dict[str, dict[int, str]], rebuilt: RebuiltShards) -> None:
+        """Rebuild the wanted parts; those of unusable sources are left."""
+        faults, notes = rebuild_parts(
+            [self._sources[name] for name in wanted],
+            {name: set(parts) for name, parts in wanted.items()},
+            self._records,
+            rebuilt,
+            packed_by=versions_in_force(),
+            workers=self._workers,
+            show_progress=self._show_progress,
+        )
+        self.result.notes += notes
+        for source, fault in faults.items():
+            self.result.left.update(dict.fromkeys(wanted[source].values(), fault))
+
+    def _replacements(
+        self, wanted: dict[str, dict[int, str]], rebuilt: RebuiltShards
+    ) -> list[Replacement]:
+        """The rebuilt shards that can be used; the others are left."""
+        usable = []
+        for source, parts in wanted.items():
+            for part, name in parts.items():
+                shard = rebuilt.shards.get((source, part))
+                if name in self.result.left:
+                    continue
+                made = "the source has no image for it" if shard is None else replacement(
+                    shard, rebuilt, self._damage
+                )  # fmt: skip
+                if isinstance(made, Replacement):
+                    usable.append(made)
+                else:
+                    self.result.left[name] = made
+        return usable
+
+    # Putting it in place
+
+    def _finish(self, made: list[Replacement]) -> None:
+        """Put shards in place, and rewrite the pack's own files if necessary.
+
+        A shard with other bytes than the pack's checksums demand is damage to the next check until
+        they are rewritten, so a repair that is killed in between is resumed.
+        """
+        others = [replaced for replaced in made if not replaced.same]
+        rewrite = self._damage.own_files or bool(others)
+        if rewrite and not self._enter_damaged_shards(others):
+            made, rewrite = [replaced for replaced in made if replaced.same], False
+        if self._damage.lost:
+            write_note(self._root, Unfinished(lost=True))
+        elif rewrite and self._damage.manifest.complete:
+            write_note(self._root, Unfinished(complete=True))
+        interrupts.check()
+        for replaced in made:
+            self._put_in_place(replaced)
+        if self._damage.lost:
+            self._rewrite_lost_manifest()
+        elif rewrite:
+            self._publish(manifest_changes=bool(others))
+        if rewrite or not self._damage.own_files:
+            remove_note(self._root)
+
+    def _put_in_place(self, made: Replacement) -> None:
+        name = made.shard.entry.name
+        put_in_place(made.folder, self._state.shards_dir / name)
+        self._state.add_shard(made.shard)
+        self.result.repaired.append(name)
+        if made.note:
+            self._note(made.note)
+
+    def _enter_damaged_shards(self, others: list[Replacement]) -> bool:
+        """Enter the shards that stay damaged, so that the pack can be published with them.
+
+        If one is too damaged for that, returns False and leaves what depends on it. (A lost
+        manifest is rewritten without it.)
+        """
+        for name in self._damage.shards:
+            if name not in self.result.left:
+                continue
+            try:
+                self._check_digest(name)
+                self._enter(name)
+            except (FormatError, OSError) as error:
+                if self._damage.lost:
+                    continue
+                reason = f"cannot be rewritten as long as {name} is damaged: {error}"
+                self.result.left[OWN_FILES] = reason
+                self.result.left.update({other.shard.entry.name: reason for other in others})
+                return False
+        return True
+
+    def _check_digest(self, name: str) -> None:
+        """Raise FormatError if the checksum file of a shard is damaged: it must not be listed."""
+        path = self._root / SHARDS_NAME / name / CHECKSUMS_NAME
+        expected = self._damage.digests.get(name)
+        if expected is None and self._damage.lost:  # nothing vouches for it
+            raise FormatError(f"{path}: its digest is unknown")
+        if expected is not None and file_digest(path) != expected:
+            raise FormatError(f"{path} is damaged")
+
+    def _rewrite_lost_manifest(self) -> None:
+        """Rewrite a lost manifest; the records of sources are restored by reading them again."""
+        spoilt = {self._damage.shards[name][0] for name in self.result.left}
+        sources = [source for name, source in self._sources.items() if name not in spoilt]
+        packed = pack_into(self._state, sources, self._workers, {}, None, self._show_progress)
+        self.result.notes += packed.notes
+        self.result.left.update({name: str(error) for name, error in packed.failed.items()})
+        known = {source for source, _ in self._state.shards} | spoilt
+        self.result.complete = not self.result.left and known <= self._state.sources.keys()
+        if not self.result.complete:
+            self._state.publish(complete=False)
+        for name in sorted(known - self._state.sources.keys() - spoilt - packed.failed.keys()):
+            self._note(
+                f"the lost manifest's record of {name} is missing: pack again, with all tars, to "
+                "restore it from them; nothing is decoded again"
+            )
+        self.result.rewritten = True
+
+    def _note(self, text: str) -> None:
+        self.result.notes.append(text)
+        report(text)
+
+    def _publish(self, manifest_changes: bool) -> None:
+        """Rewrite the pack's own files.
+
+        If the manifest changes, it says for a moment that the pack is not complete, as the packer
+        does it: a complete one that does not match its checksums could not be believed.
+        """
+        if manifest_changes:
+            self._state.publish(complete=False)
+        self._state.publish(complete=self._damage.manifest.complete)
+        self.result.rewritten = True

@@ -1,0 +1,62 @@
+"""Errors of permission name their own remedy: repeating the command cannot help."""
+
+import errno
+import os
+
+import pytest
+from commands import SMALL_FLAGS
+from unprivileged import without_privileges
+
+RIGHTS = "permission is missing: check owner and mode (ls -ld); use chmod, chown, or another user"
+READ_ONLY = "the file system is read-only: choose another folder, or mount it for writing"
+
+
+def test_a_folder_that_may_not_be_written_names_the_rights_alone(command, tar, root):
+    root.mkdir(mode=0o555)
+    with without_privileges():
+        code, out, error = command("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    assert (code, out) == (4, "")
+    what, remedy = error.splitlines()
+    assert "Permission denied" in what and str(root) in what
+    assert remedy == f"sa1bpack: {RIGHTS}"
+
+
+def test_a_repair_of_a_pack_that_may_not_be_written_names_the_rights_alone(command, tar, packed):
+    (packed / "rejects.jsonl").write_text("x")
+    packed.chmod(0o555)
+    (packed / ".lock").unlink()
+    with without_privileges():
+        code, _, error = command("repair", packed, tar, "--workers", 1)
+    packed.chmod(0o755)
+    assert code == 4
+    what, remedy = error.splitlines()
+    assert "Permission denied" in what and remedy == f"sa1bpack: {RIGHTS}"
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy", "repeat"),
+    [
+        (errno.EACCES, RIGHTS, False),
+        (errno.EPERM, RIGHTS, False),
+        (errno.EROFS, READ_ONLY, False),
+        (errno.ENOSPC, "the disk is full, or has no inodes left (df, df -i): free some", True),
+    ],
+    ids=errno.errorcode.get,
+)
+@pytest.mark.parametrize("name", ["pack", "repair"])
+def test_only_errors_that_may_pass_advise_to_repeat(
+    command, tar, packed, monkeypatch, name, code, remedy, repeat
+):
+    def fail(*_, **__):
+        raise OSError(code, os.strerror(code), "a file")
+
+    monkeypatch.setattr("sa1bpack.format.files.os.rename", fail)
+    monkeypatch.setattr("sa1bpack.format.files.Path.rename", fail)
+    (packed / "rejects.jsonl").write_text("x")
+    arguments = {
+        "pack": ("pack", tar, "--out", packed, "--workers", 1, *SMALL_FLAGS),
+        "repair": ("repair", packed, tar, "--workers", 1),
+    }
+    found, _, error = command(*arguments[name])
+    assert found == 4 and f"\nsa1bpack: {remedy}\n" in error
+    assert ("repeat the same command" in error) == repeat

@@ -1,0 +1,76 @@
+"""Sources and image ids that a pack holds more than once."""
+
+import numpy as np
+import pytest
+
+from sa1bpack.format import Layout, ShardEntry, make_manifest
+from sa1bpack.format.duplicates import MAX_EXAMPLES, Duplicates, find_duplicates
+from sa1bpack.format.index import Index
+
+LAYOUT = Layout(image_size=16, mask_size=8)
+
+
+def pack_of(shards: list[tuple[str, list[int]]], md5: dict[str, object] | None = None):
+    """The manifest and the index of a pack: (source, image ids) of each shard, md5 by source."""
+    entries = [
+        ShardEntry(
+            name=f"{source}-{number:03d}", source=source, part=number, samples=len(ids), masks=0,
+            runs=0, image_bytes=0, annotations=0, bytes=0,
+        )
+        for number, (source, ids) in enumerate(shards)
+    ]  # fmt: skip
+    manifest = make_manifest(
+        LAYOUT, entries, complete=True, options={}, counts={},
+        sources=[{"name": name, "md5": value} for name, value in (md5 or {}).items()],
+    )  # fmt: skip
+    image_id = np.array([i for _, ids in shards for i in ids], np.int64)
+    edges = np.cumsum([0, *(len(ids) for _, ids in shards)])
+    order = np.argsort(image_id, kind="stable")
+    return manifest, Index(edges, image_id, order, np.zeros(len(image_id) + 1, np.int64))
+
+
+def test_a_pack_without_repetitions_has_no_findings():
+    found = find_duplicates(*pack_of([("a", [3, 1]), ("b", [2])], {"a": "1" * 32, "b": "2" * 32}))
+    assert found == Duplicates() and not found and found.lines() == []
+
+
+def test_an_id_in_two_sources_names_both_also_across_empty_shards():
+    found = find_duplicates(*pack_of([("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]))
+    assert found.image_ids == 2
+    assert found.examples == ((5, ("a", "c")), (9, ("a", "b")))
+    assert found.lines() == ["2 image ids occur more than once, e.g. 5 in a and c"]
+
+
+def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():
+    found = find_duplicates(*pack_of([("a", [5, 5, 1]), ("b", [5, 2])]))
+    assert (found.image_ids, found.examples) == (1, ((5, ("a", "a", "b")),))
+    assert found.lines() == ["1 image id occurs more than once: 5 in a (twice) and b"]
+
+
+def test_sources_of_the_same_md5_are_named_and_folders_without_one_are_not():
+    shards = [(name, [number]) for number, name in enumerate("abcde")]
+    md5 = {"a": "f" * 32, "b": None, "c": "f" * 32, "d": None, "e": "0" * 32}
+    found = find_duplicates(*pack_of(shards, md5))
+    assert found.md5 == (("f" * 32, ("a", "c")),)
+    assert found.lines() == [f"sources a and c have the same md5 {'f' * 32}"]
+
+
+def test_many_repetitions_give_few_examples():
+    ids = list(range(1000))
+    found = find_duplicates(*pack_of([("a", ids), ("b", ids[::-1])]))
+    assert found.image_ids == 1000
+    assert [image_id for image_id, _ in found.examples] == ids[:MAX_EXAMPLES]
+    many = Duplicates(md5=(("f" * 32, tuple("abcdefgh")),))
+    assert many.lines() == [f"sources a, b, c, d, e and 3 more have the same md5 {'f' * 32}"]
+
+
+@pytest.mark.parametrize("order", [[0, 0, 0], [9, -9, 1 << 60]])
+def test_a_damaged_order_of_ids_changes_nothing(order):
+    manifest, index = pack_of([("a", [5, 1]), ("b", [5])])
+    index = Index(index.shard_offset, index.image_id, np.array(order), index.mask_offset)
+    assert find_duplicates(manifest, index).examples == ((5, ("a", "b")),)
+
+
+def test_a_pack_without_shards_and_records_of_other_kinds_are_no_error():
+    manifest, _ = pack_of([], {"a": 7, "b": 7, "c": ["x"]})
+    assert find_duplicates(manifest, None) == Duplicates()

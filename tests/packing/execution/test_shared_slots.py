@@ -1,0 +1,113 @@
+"""The memory that processes share: pairs and rows lie where both sides look for them."""
+
+import os
+
+import numpy as np
+import pytest
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.format.append_file import BLOCK
+from sa1bpack.packing.execution.shared_slots import KEPT_BYTES, LEAST_ANNOTATION_BYTES, SharedSlots
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import Buffers, make_sample
+
+LAYOUTS = [
+    {}, {"fit": "native"}, {"pixels": "yuv420"}, {"masks": "runs"}, {"masks": "bits"},
+    {"fit": "native", "pixels": "yuv420", "masks": "runs", "max_masks": None},
+]  # fmt: skip
+
+
+@pytest.fixture
+def slots_of():
+    """slots_of(options, slots): shared slots that are closed after the test."""
+    made = []
+
+    def slots_of(options: PackOptions, slots: int = 2) -> SharedSlots:
+        made.append(SharedSlots(slots, options))
+        return made[-1]
+
+    yield slots_of
+    for shared_slots in made:
+        shared_slots.close()
+
+
+def in_memory(shared_slots: SharedSlots) -> int:
+    return os.fstat(shared_slots.descriptor).st_blocks * 512
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(slots_of, layout):
+    options = PackOptions(**{**SMALL, **layout})
+    here = slots_of(options)
+    there = SharedSlots(2, options, os.dup(here.descriptor))
+    found = members([1, 2])
+    for slot, stem in enumerate(("sa_1", "sa_2")):
+        pair = found[f"./{stem}.jpg"], found[f"./{stem}.json"]
+        due = make_sample(f"{stem}.jpg", *pair, options, Buffers(options))
+        here.put(slot, *pair)
+        seen = there.pair(slot, *map(len, pair))
+        assert tuple(map(bytes, seen)) == pair
+        packed = make_sample(f"{stem}.jpg", *seen, options, there.buffers(slot))
+        there.store(slot, packed)
+        assert tuple(map(bytes, here.pair(slot, *map(len, pair)))) == pair
+        rows = here.rows(slot, packed.extent)
+        assert rows.keys() == due.rows.keys()
+        for name, row in rows.items():
+            assert row.dtype == due.rows[name].dtype
+            np.testing.assert_array_equal(row, due.rows[name])
+        for name in {"image", "mask_bits"} & rows.keys():
+            assert rows[name].ctypes.data % BLOCK == 0
+            in_slot = there.rows(slot, packed.extent)[name].ctypes.data
+            assert packed.rows[name].ctypes.data == in_slot  # made there, and not copied
+        del seen, packed, rows
+    there.close()
+
+
+def test_memory_that_cannot_be_given_back_ends_the_run(tmp_path, monkeypatch):
+    def fail(self, start, used):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(SharedSlots, "_return_memory", fail)
+    tar = write_tar(tmp_path / "a.tar", members(range(12)))
+    with pytest.raises(OSError, match="Invalid argument"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+
+
+def test_slots_do_not_overlap_however_much_is_laid_into_them(slots_of):
+    options = PackOptions(**{**SMALL, "max_masks": None})
+    shared_slots = slots_of(options)
+    shared_slots.put(1, b"jpeg", b"json")
+    masks = 2000
+    buffers = shared_slots.buffers(0)
+    buffers.image(64)
+    bits = buffers.bits(masks)
+    bits[...] = 255
+    assert [bytes(half) for half in shared_slots.pair(1, 4, 4)] == [b"jpeg", b"json"]
+    assert not shared_slots.buffers(1).image(64).any()
+    with pytest.raises(ValueError, match="reshape"):  # and what is too much is refused
+        buffers.bits(1 << 40)
+    del bits, buffers
+
+
+def test_no_annotation_is_as_short_as_the_room_for_masks_supposes():
+    shortest = (
+        b'{"bbox":[0,0,1,1],"area":1,"segmentation":{"size":[1,1],"counts":"0"},"predicted_iou":1,'
+        b'"point_coords":[[0,0]],"crop_box":[0,0,1,1],"id":1,"stability_score":1}'
+    )
+    assert len(shortest) > LEAST_ANNOTATION_BYTES
+
+
+def test_memory_of_large_pairs_and_of_their_rows_goes_back(slots_of):
+    options = PackOptions(max_masks=None)
+    shared_slots = slots_of(options)
+    shared_slots.put(1, bytes(20 << 20), bytes(1 << 20))
+    buffers = shared_slots.buffers(1)
+    buffers.image(3 << 20)[:] = 1
+    buffers.bits(4000)[...] = 1
+    del buffers
+    assert in_memory(shared_slots) >= (20 << 20) + (3 << 20) + 4000 * 8192
+    shared_slots.free(1)
+    assert in_memory(shared_slots) <= 2 * (KEPT_BYTES + BLOCK)
+    shared_slots.put(1, b"jpeg", b"json")
+    assert [bytes(half) for half in shared_slots.pair(1, 4, 4)] == [b"jpeg", b"json"]

@@ -1,0 +1,306 @@
+"""Workers that die, cannot start or cannot write; and nothing that a run leaves behind."""
+
+import errno
+import gc
+import os
+import resource
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL_FLAGS, finish, published, run, start, temporaries, wait_until
+from forked import Forked
+from small_tars import SMALL, contents, members, rejects_of, write_tar
+
+import sa1bpack
+from sa1bpack.errors import PackError, TooManyRejects
+from sa1bpack.packing import writer_threads
+from sa1bpack.packing.execution import processes, worker_pool
+from sa1bpack.packing.progress import Progress
+
+# Put on the path of every process, where Python imports it at its start. It changes what a worker
+# does with one picture.
+SITECUSTOMIZE = """
+import sys
+if sys.argv[:1] == ["-m"]:
+    import importlib.abc, importlib.util
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            if name != "sa1bpack.packing.execution.attempt":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            run = spec.loader.exec_module
+            def exec_module(module):
+                run(module)
+                change(module)
+            spec.loader.exec_module = exec_module
+            return spec
+
+    def change(module):
+        import os, signal
+{body}
+
+    sys.meta_path.insert(0, Finder())
+"""
+DEADLY = """
+        make_sample = module.make_sample
+        def deadly(file_name, *arguments):
+            if file_name == "sa_6.jpg":
+                os.kill(os.getpid(), signal.{name})
+            return make_sample(file_name, *arguments)
+        module.make_sample = deadly
+"""
+DEADLY_ONCE = """
+        make_sample = module.make_sample
+        def deadly(file_name, *arguments):
+            if file_name == "sa_6.jpg" and not os.path.exists({flag!r}):
+                open({flag!r}, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return make_sample(file_name, *arguments)
+        module.make_sample = deadly
+"""
+NEVER_STARTS = """
+        print("no such library", file=sys.stderr)
+        sys.exit(7)
+"""
+OUT_OF_MEMORY = """
+        make_sample = module.make_sample
+        def hungry(file_name, *arguments):
+            if file_name == "sa_6.jpg":
+                raise MemoryError("no memory for sa_6.jpg")
+            return make_sample(file_name, *arguments)
+        module.make_sample = hungry
+"""
+
+
+@pytest.fixture
+def workers_that(tmp_path, monkeypatch):
+    """workers_that(body) runs `body` in every worker, with its module `work` as `module`."""
+
+    def workers_that(body: str) -> None:
+        folder = tmp_path / "site"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(body=body))
+        monkeypatch.syspath_prepend(folder)
+
+    return workers_that
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory):
+    return write_tar(tmp_path_factory.mktemp("workers") / "sa_000000.tar", members(range(12)))
+
+
+@pytest.fixture(scope="module")
+def expected(tar, tmp_path_factory):
+    root = tmp_path_factory.mktemp("workers") / "pack"
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    return contents(root)
+
+
+@pytest.fixture
+def leaves_nothing():
+    """Whatever the test does, no process, thread, descriptor or shared memory of it may be left."""
+    before = _held()
+    yield
+    assert _held() == before
+
+
+def _held() -> dict[str, object]:
+    gc.collect()  # an error that was caught, and the rows that its traceback holds
+    me = psutil.Process()
+    return {
+        "descriptors": me.num_fds(),
+        "threads": threading.active_count(),
+        "children": len(me.children(recursive=True)),
+        "slots": [held.path for held in me.memory_maps() if "sa1bpack" in held.path],
+        # Other programs of the machine come and go here.
+        "shared memory": list(Path("/dev/shm").glob("*sa1bpack*")),
+    }
+
+
+def test_a_run_leaves_no_process_thread_or_descriptor(tar, expected, tmp_path, leaves_nothing):
+    sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert contents(tmp_path / "pack") == expected
+
+
+def test_a_run_that_fails_leaves_no_process_thread_or_descriptor(tmp_path, leaves_nothing):
+    found = members(range(12))
+    found["./sa_6.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "a.tar", found)
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, max_rejects=0, **SMALL)
+    assert temporaries(tmp_path / "pack") == []
+
+
+def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
+    tar, tmp_path, monkeypatch, leaves_nothing
+):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes._Dispatcher, "_poll_packers", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert temporaries(tmp_path / "pack") == []
+
+
+def test_a_worker_that_dies_once_changes_no_byte(
+    tar, expected, tmp_path, workers_that, leaves_nothing, capfd
+):
+    workers_that(DEADLY_ONCE.format(flag=str(tmp_path / "flag")))
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert (tmp_path / "flag").exists()
+    assert contents(tmp_path / "pack") == expected
+    (note,) = result.notes
+    assert "was killed by SIGKILL (out of memory?) while it decoded sa_6.jpg" in note
+    assert note in capfd.readouterr().err
+
+
+def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
+    tar, tmp_path, workers_that, leaves_nothing
+):
+    workers_that(DEADLY.format(name="SIGSEGV"))
+    result = sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert (result.complete, result.images, result.rejects) == (True, 11, 1)
+    (line,) = rejects_of(tmp_path / "pack")
+    assert (line["member"], line["reason"]) == ("sa_6.jpg", "worker-died")
+    assert "3 workers" in line["detail"] and "SIGSEGV" in line["detail"]
+    assert sa1bpack.verify(tmp_path / "pack").ok
+
+
+def test_workers_that_the_kernel_kills_for_want_of_memory_end_the_run_and_cost_no_sample(
+    tar, expected, tmp_path, workers_that
+):
+    workers_that(DEADLY.format(name="SIGKILL"))
+    root = tmp_path / "pack"
+    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
+    code, _, error = run(*command, path=tmp_path / "site")
+    assert code == 4, error
+    assert f"sa1bpack: {tar}: sa_6.jpg: 3 workers ended" in error
+    assert "was killed by SIGKILL (out of memory?)" in error
+    assert error.endswith("repeat the same command to continue from here\n")
+    assert temporaries(root) == [] and sa1bpack.verify(root).ok
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert contents(root) == expected
+
+
+def test_a_worker_that_cannot_start_ends_the_run(
+    tar, tmp_path, workers_that, leaves_nothing, capfd
+):
+    workers_that(NEVER_STARTS)
+    with pytest.raises(PackError, match="ended with exit code 7 before it took work"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert "no such library" in capfd.readouterr().err
+
+
+def test_an_interpreter_that_is_not_there_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
+    monkeypatch.setattr(worker_pool.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(PackError, match=r"could not be started: .*python"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(
+    tar, expected, tmp_path, monkeypatch, leaves_nothing, workers
+):
+    room = iter(range(70))
+    pwrite = os.pwrite
+
+    def full(descriptor, data, offset):
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(descriptor, data, offset)
+
+    root = tmp_path / "pack"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            sa1bpack.pack(tar, root, workers=workers, **SMALL)
+    assert caught.value.errno == errno.ENOSPC and str(root) in caught.value.filename
+    assert temporaries(root) == []
+    assert sa1bpack.verify(root).ok
+    assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
+    assert contents(root) == expected
+
+
+def test_a_file_that_may_not_grow_is_a_disk_error_of_the_command(tar, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # less than two images
+
+    root = tmp_path / "pack"
+    command = ("pack", tar, "--out", root, "--workers", 1, *SMALL_FLAGS)
+    code, error = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
+    assert code == 4, error
+    assert "File too large" in error and "image/c.0.0.0.0" in error
+    assert error.endswith("repeat the same command to continue from here\n")
+    assert published(root) == 0 and temporaries(root) == []
+
+
+def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
+    tmp_path, monkeypatch, leaves_nothing
+):
+    def fail(self, rows):
+        raise OSError(errno.EIO, "the disk is gone", str(self.folder))
+
+    decoded = []
+    done = Progress.done
+    monkeypatch.setattr(Progress, "done", lambda self, *a: (decoded.append(1), done(self, *a)))
+    monkeypatch.setattr(writer_threads.ShardWriter, "append", fail)
+    tar = write_tar(tmp_path / "a.tar", members(range(60)))
+    for workers in (1, 2):
+        decoded.clear()
+        with pytest.raises(OSError, match="the disk is gone"):
+            options = {**SMALL, "samples_per_shard": 60}
+            sa1bpack.pack(tar, tmp_path / f"pack{workers}", workers=workers, **options)
+        assert len(decoded) < 60
+        assert temporaries(tmp_path / f"pack{workers}") == []
+
+
+def test_want_of_memory_in_a_worker_is_not_the_samples_fault(
+    tar, tmp_path, workers_that, leaves_nothing
+):
+    workers_that(OUT_OF_MEMORY)
+    with pytest.raises(MemoryError, match="sa_6"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
+    assert temporaries(tmp_path / "pack") == []
+
+
+def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, tmp_path):
+    def limit():
+        most = psutil.Process().memory_info().vms + (600 << 20)  # the pairs alone take more
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    root = tmp_path / "pack"
+    command = ("pack", tar, "--out", root, "--workers", 2, *SMALL_FLAGS)
+    code, said = Forked(*command, log=tmp_path / "log", prepare=limit).wait()
+    assert code == 4
+    assert said == (
+        "sa1bpack: [Errno 12] Cannot allocate memory: 'address space for 8 pairs at once'\n"
+        "sa1bpack: memory is short: take fewer --workers, or raise its limit\n"
+        "sa1bpack: repeat the same command to continue from here\n"
+    )
+    assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete
+    assert contents(root) == expected
+
+
+def test_publishing_that_fails_leaves_no_working_folder(tar, tmp_path, monkeypatch):
+    def fail(self, attributes):
+        raise OSError(errno.EIO, "the disk is gone", str(self.folder))
+
+    monkeypatch.setattr(writer_threads.ShardWriter, "publish", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    assert temporaries(tmp_path / "pack") == []
+
+
+def test_workers_end_when_their_parent_is_killed(tar, tmp_path):
+    process = start("pack", tar, "--out", tmp_path / "pack", "--workers", 2, *SMALL_FLAGS)
+    children = wait_until(lambda: psutil.Process(process.pid).children(), process)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    assert psutil.wait_procs(children, timeout=30)[1] == []

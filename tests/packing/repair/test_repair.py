@@ -1,0 +1,195 @@
+"""`repair` rebuilds damaged shards from the same tars to the same bytes, and nothing else."""
+
+import os
+import random
+import shutil
+
+import pytest
+from damaged_packs import FIRST, SECOND, files_of, flip
+from small_tars import SMALL, changed, contents, members, rejects_of, write_tar
+
+import sa1bpack
+from sa1bpack.errors import (
+    OptionError,
+)
+from sa1bpack.format import open_shard
+
+
+def test_a_flipped_bit_in_any_file_of_a_shard_is_repaired(root, tars, expected):
+    names = files_of(expected, shard=SECOND)
+    assert len(names) == 38
+    for number, name in enumerate(names):
+        flip(root / name, at=(number % 7 + 1) / 8)
+        result = sa1bpack.repair(root, tars, workers=1)
+        assert (result.repaired, result.ok, result.rewritten) == ([SECOND], True, False), name
+        assert contents(root) == expected, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json", "checksums.xxh128", "rejects.jsonl", "zarr.json", "shards/zarr.json",
+        f"shards/{SECOND}/zarr.json", f"shards/{SECOND}/checksums.xxh128",
+        f"shards/{SECOND}/image/c.0.0.0.0", f"shards/{SECOND}/bbox/zarr.json",
+    ],
+)  # fmt: skip
+def test_files_that_are_missing_cut_short_or_empty_are_rebuilt(root, tars, expected, name):
+    path = root / name
+    for spoil in (
+        path.unlink, lambda: os.truncate(path, 0), lambda: os.truncate(path, 7),
+        lambda: path.write_bytes(path.read_bytes() + b" "),
+    ):  # fmt: skip
+        spoil()
+        result = sa1bpack.repair(root, tars, workers=1)
+        assert result.ok and result.problems
+        assert contents(root) == expected
+
+
+def test_damage_in_many_places_at_once_is_repaired(root, tars, expected):
+    rng = random.Random(11)
+    names = [name for name, data in expected.items() if data]
+    for _ in range(8):
+        for name in rng.sample(names, rng.randint(2, 6)):
+            flip(root / name, rng.random())
+        if rng.random() < 0.3:
+            shutil.rmtree(root / "shards" / rng.choice(["sa_000001-000", FIRST]))
+        assert sa1bpack.repair(root, tars, workers=1).ok
+        assert contents(root) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_missing_exchanged_and_renamed_shards_are_rebuilt(root, tars, expected, workers):
+    shards = root / "shards"
+    (shards / FIRST).rename(shards / "other")
+    (shards / SECOND).rename(shards / FIRST)
+    (shards / "other").rename(shards / SECOND)
+    shutil.rmtree(shards / "sa_000001-002")
+    result = sa1bpack.repair(root, tars, workers=workers)
+    assert sorted(result.repaired) == [FIRST, SECOND, "sa_000001-002"] and result.ok
+    assert contents(root) == expected
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"fit": "native", "pixels": "yuv420", "masks": "runs"}, {"fit": "squash", "masks": "bits"}],
+    ids=["native-yuv420-runs", "squash-bits"],
+)
+def test_every_layout_is_repaired_with_the_options_that_the_pack_records(tars, tmp_path, layout):
+    root = tmp_path / "pack"
+    chosen = {**SMALL, **layout, "max_masks": 2, "empty": "drop", "min_iou": 0.9}
+    sa1bpack.pack(tars, root, workers=1, **chosen)
+    before = contents(root)
+    flip(next((root / "shards" / FIRST / "image").glob("c.*")))
+    (root / "manifest.json").unlink()
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == before
+
+
+def test_only_pairs_of_damaged_shards_are_decoded_and_only_their_tars_read(
+    root, tars, expected, monkeypatch
+):
+    decoded = []
+
+    def attempt(file_name, *arguments):
+        decoded.append(file_name)
+        return original(file_name, *arguments)
+
+    from sa1bpack.packing.execution import inline
+
+    original = inline.attempt
+    monkeypatch.setattr(inline, "attempt", attempt)
+    flip(root / "shards" / "sa_000001-001" / "image" / "c.0.0.0.0")
+    before = {path: path.stat() for path in root.rglob("*") if path.is_file()}
+    shutil.copy(tars[1], root.parent / "sa_000001.tar")
+    fake = root.parent / "sa_000000.tar"  # it is not read, only looked at
+    fake.write_bytes(tars[0].read_bytes()[:600])
+    assert sa1bpack.repair(root, root.parent / "*.tar", workers=1).ok
+    names = open_shard(root / "shards" / "sa_000001-001")["file_name"]
+    assert decoded == [bytes(name).rstrip(b"\0").decode() for name in names]
+    for path, was in before.items():
+        if "sa_000001-001" not in str(path) and path.name != ".lock":
+            assert (path.stat().st_ino, path.stat().st_mtime_ns) == (was.st_ino, was.st_mtime_ns)
+    assert contents(root) == expected
+
+
+def test_a_shard_that_lies_elsewhere_behind_a_link_is_replaced_and_the_other_place_untouched(
+    root, tars, expected, tmp_path
+):
+    elsewhere = tmp_path / "elsewhere"
+    (root / "shards" / FIRST).rename(elsewhere)
+    flip(elsewhere / "image" / "c.0.0.0.0")
+    (root / "shards" / FIRST).symlink_to(elsewhere)
+    before = contents(elsewhere)
+    assert sa1bpack.repair(root, tars, workers=1).repaired == [FIRST]
+    assert contents(root) == expected and contents(elsewhere) == before
+
+
+def test_an_array_that_lies_elsewhere_behind_a_link_is_checked_and_repaired(
+    root, tars, expected, tmp_path
+):
+    elsewhere, image = tmp_path / "elsewhere", root / "shards" / FIRST / "image"
+    image.rename(elsewhere)
+    image.symlink_to(elsewhere)
+    assert sa1bpack.repair(root, tars, workers=1).problems == ()
+    flip(elsewhere / "c.0.0.0.0")
+    before = contents(elsewhere)
+    assert sa1bpack.repair(root, tars, workers=1).repaired == [FIRST]
+    assert not image.is_symlink()
+    assert contents(root) == expected and contents(elsewhere) == before
+    shutil.rmtree(image)
+    image.symlink_to(tmp_path / "gone")
+    assert sa1bpack.repair(root, tars, workers=1).repaired == [FIRST]
+    assert contents(root) == expected
+
+
+# Unfinished packs, other processes, interruptions
+
+
+def test_an_unfinished_pack_is_repaired_and_stays_unfinished(tmp_path, manifest_of):
+    found = members(range(10))
+    found["./sa_9.json"] = b"{ not json"
+    tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None)
+    root = tmp_path / "pack"
+    with pytest.raises(sa1bpack.errors.TooManyRejects):
+        sa1bpack.pack(tar, root, workers=1, max_rejects=0, **SMALL)
+    before = contents(root)
+    flip(root / "shards" / FIRST / "bbox" / "c.0.0")
+    result = sa1bpack.repair(root, tar, workers=1)
+    assert result.ok and result.repaired == [FIRST] and not result.complete
+    assert contents(root) == before
+    flip(root / "shards" / SECOND / "image" / "c.0.0.0.0")
+    changed(found, 1, lambda record: record["image"].update(image_id=77))
+    write_tar(tar, found, shuffle=None)
+    result = sa1bpack.repair(root, tar, workers=1)
+    assert "its pairs differ" in result.left[SECOND] and not manifest_of(root)["complete"]
+    assert rejects_of(root) == []
+
+
+def test_shards_that_are_named_are_read_in_full_and_the_others_checked_quickly(
+    root, tars, expected
+):
+    for name in (FIRST, SECOND):
+        flip(root / "shards" / name / "image" / "c.0.0.0.0")
+    flip(root / "shards" / "sa_000001-000" / "bbox" / "c.0.0")
+    result = sa1bpack.repair(root, tars, workers=1, shards=[SECOND])
+    assert sorted(result.repaired) == [SECOND, "sa_000001-000"] and result.ok
+    assert {problem.shard for problem in sa1bpack.verify(root).problems} == {FIRST}
+    with pytest.raises(OptionError, match="no shard 'sa_9-000'"):
+        sa1bpack.repair(root, tars, shards=["sa_9-000"])
+    assert sa1bpack.repair(root, tars, workers=1, shards=[FIRST]).ok
+    assert contents(root) == expected
+
+
+def test_a_damaged_shard_stays_until_its_replacement_is_complete(root, tars, monkeypatch):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    before = contents(root)
+
+    def inspect(*_):
+        found = contents(root)
+        assert found.items() >= before.items()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sa1bpack.packing.repair.run.put_in_place", inspect)
+    with pytest.raises(KeyboardInterrupt):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before

@@ -1,0 +1,125 @@
+"""The pack's own files (manifest, index, checksums) are rewritten from the shards."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from damaged_packs import FIRST, SECOND, files_of, flip
+from small_tars import SMALL, contents
+
+import sa1bpack
+from sa1bpack.errors import (
+    FormatError,
+)
+from sa1bpack.packing.repair.run import OWN_FILES
+
+
+def test_a_flipped_bit_in_any_file_of_the_pack_itself_is_repaired_from_the_shards(
+    root, tars, expected
+):
+    names = files_of(expected, shard=None)
+    assert len(names) == 14
+    for number, name in enumerate(names):
+        flip(root / name, at=(number % 7 + 1) / 8)
+        result = sa1bpack.repair(root, tars, workers=1)
+        assert (result.repaired, result.ok, result.rewritten) == ([], True, True), name
+        assert contents(root) == expected, name
+
+
+@pytest.mark.parametrize("kind", ["linked", "file", "dangling"])
+def test_an_index_that_is_not_a_folder_is_rebuilt(root, expected, tmp_path, kind):
+    elsewhere, index = tmp_path / "elsewhere", next(root.glob("index-*"))
+    (root / "index-notes").mkdir()  # not the name of an index: the user's
+    index.rename(elsewhere)
+    if kind == "file":
+        index.write_text("x")
+    else:
+        index.symlink_to(elsewhere if kind == "linked" else tmp_path / "gone")
+    flip(root / "rejects.jsonl")
+    before = contents(elsewhere)
+    result = sa1bpack.repair(root, workers=1)
+    assert result.rewritten and not result.left
+    assert contents(root) == {**expected, "index-notes": b""}
+    assert not index.is_symlink() and contents(elsewhere) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "checksums.xxh128", "zarr.json", "rejects.jsonl", "shards/zarr.json"],
+)
+def test_a_folder_in_the_place_of_a_file_is_named_with_the_remedy(root, tars, expected, name):
+    (root / name).unlink()
+    (root / name).mkdir()
+    before = contents(root)
+    with pytest.raises(FormatError, match=f"{name}: a folder, where a file must be; move it out"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+    (root / name).rename(root.parent / "aside")
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == expected
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("{"), flip])
+def test_a_lost_manifest_is_rewritten_from_the_shards_and_the_tars(root, tars, expected, spoil):
+    spoil(root / "manifest.json")
+    flip(root / "shards" / SECOND / "run_ends" / "c.0")
+    shutil.rmtree(root / "shards" / "sa_000001-000")
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.complete and result.rewritten
+    assert contents(root) == expected
+
+
+def test_a_manifest_lost_with_the_tars_leaves_a_pack_that_the_packer_completes(
+    root, tars, expected, manifest_of
+):
+    (root / "manifest.json").unlink()
+    result = sa1bpack.repair(root, workers=1)
+    assert result.ok and not result.complete
+    assert "pack again, with all tars" in result.notes[0]
+    assert sa1bpack.verify(root).ok and not manifest_of(root)["complete"]
+    assert len(sa1bpack.open(root)) == 20
+    assert sa1bpack.pack(tars, root, workers=1, **SMALL).new_images == 0
+    assert contents(root) == expected
+
+
+def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_path):
+    other = tmp_path / "other"
+    sa1bpack.pack(tars[1], other, workers=1, **SMALL, min_area=1)
+    shutil.rmtree(root / "shards" / "sa_000001-000")
+    (other / "shards" / "sa_000001-000").rename(root / "shards" / "sa_000001-000")
+    (root / "manifest.json").unlink()
+    before = contents(root)
+    with pytest.raises(FormatError, match="the shards record different options"):
+        sa1bpack.repair(root, tars, workers=1)
+    for folder in (root / "shards").glob("sa_*"):
+        flip(folder / "zarr.json")
+    with pytest.raises(FormatError, match="no shard records what was packed"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root).keys() == before.keys()
+
+
+def test_the_index_is_rebuilt_although_a_shard_stays_damaged(root, tars, expected):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    index = next(root.glob("index-*"))
+    flip(index / "image_id" / "c.0")
+    result = sa1bpack.repair(root, workers=1)
+    assert list(result.left) == [FIRST] and result.rewritten
+    found = contents(root)
+    assert {name for name in found if found[name] != expected[name]} == {
+        f"shards/{FIRST}/image/c.0.0.0.0"
+    }
+
+
+@pytest.mark.parametrize("name", ["checksums.xxh128", "zarr.json"])
+def test_the_packs_own_files_stay_damaged_with_a_shard_that_they_would_describe_wrongly(
+    root, tars, expected, name
+):
+    flip(root / "shards" / FIRST / name)
+    flip(root / "rejects.jsonl")
+    before = contents(root)
+    result = sa1bpack.repair(root, tars[1], workers=1)
+    assert set(result.left) == {FIRST, OWN_FILES} and not result.rewritten
+    assert FIRST in result.left[OWN_FILES]
+    assert contents(root) == before
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == expected

@@ -1,0 +1,159 @@
+"""What `repair` leaves as it is: what it must not touch, and what it cannot repair."""
+
+import shutil
+
+import pytest
+from damaged_packs import FIRST, SECOND, flip
+from small_tars import SMALL, contents, members, write_tar
+from unprivileged import without_privileges
+
+import sa1bpack
+from sa1bpack.errors import (
+    FormatError,
+    NotAPack,
+    OutputLocked,
+    SourceError,
+)
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
+
+
+def test_a_sound_pack_is_left_alone_and_reported_sound(root, tars, expected):
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.complete
+    assert (result.problems, result.repaired, result.rewritten) == ((), [], False)
+    assert contents(root) == expected
+
+
+def test_what_lacks_its_tar_is_left_as_it_was_and_named(root, tars, expected):
+    flip(root / "shards" / FIRST / "mask_bits" / "c.0.0.0")
+    flip(root / "shards" / "sa_000001-000" / "area" / "c.0")
+    left = contents(root)[f"shards/{FIRST}/mask_bits/c.0.0.0"]
+    result = sa1bpack.repair(root, tars[1], workers=1)
+    assert result.repaired == ["sa_000001-000"] and not result.ok
+    assert result.left == {FIRST: "the source sa_000000 is needed, but was not given"}
+    assert contents(root) == {**expected, f"shards/{FIRST}/mask_bits/c.0.0.0": left}
+    assert {problem.shard for problem in sa1bpack.verify(root).problems} == {FIRST}
+
+
+def test_a_tar_that_is_not_the_one_that_was_packed_changes_nothing(root, tars, tmp_path):
+    (tmp_path / "other").mkdir()
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    before = contents(root)
+    longer = write_tar(tmp_path / "other" / "sa_000000.tar", members(range(12)))
+    result = sa1bpack.repair(root, longer, workers=1)
+    assert "but the pack was made from one of" in result.left[FIRST]
+    cut = tmp_path / "other" / "sa_000000.tar"
+    cut.write_bytes(tars[0].read_bytes()[:-4000] + bytes(4000))
+    result = sa1bpack.repair(root, cut, workers=1)
+    assert str(cut) in result.left[FIRST]
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_md5(tmp_path, workers):
+    found = members(range(10))
+    tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None, compress=False)
+    root = tmp_path / "pack"
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    before = contents(root)
+    data = bytearray(tar.read_bytes())
+    place = data.index(found["./sa_9.jpg"]) + len(found["./sa_9.jpg"]) - 20
+    data[place] ^= 1  # in the last shard, which is damaged neither in the pack nor rebuilt
+    tar.write_bytes(data)
+    result = sa1bpack.repair(root, tar, workers=workers)
+    assert result.repaired == []
+    assert "its pairs differ" in result.left[FIRST]
+    shutil.rmtree(root / "shards" / "sa_000000-002")
+    result = sa1bpack.repair(root, tar, workers=workers)
+    assert result.repaired == []
+    assert "md5 is" in result.left[FIRST] and "md5 is" in result.left["sa_000000-002"]
+    assert contents(root) == {
+        name: data for name, data in before.items() if "sa_000000-002" not in name
+    }
+
+
+def test_files_that_are_not_the_packs_are_listed_and_never_touched(root, tars, expected):
+    for name in ("notes.txt", f"shards/{FIRST}/notes.txt", "shards/notes.txt"):
+        (root / name).write_text("mine")
+    (root / "shards" / "mine-000").mkdir()
+    before = contents(root)
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert (result.repaired, result.left, result.ok) == ([], {}, False)
+    assert len(result.extra) == 4 and contents(root) == before
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert "move them away first" in result.left[FIRST]
+    assert (root / "shards" / FIRST / "notes.txt").read_text() == "mine"
+    (root / "shards" / FIRST / "notes.txt").unlink()
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.repaired == [FIRST] and len(result.extra) == 3
+    assert contents(root).items() >= expected.items()
+
+
+def test_a_folder_without_a_pack_and_sources_that_are_not_there_are_refused(root, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(NotAPack, match="not a pack"):
+        sa1bpack.repair(tmp_path)
+    with pytest.raises(SourceError, match="no such file"):
+        sa1bpack.repair(root, tmp_path / "none.tar")
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_file_in_the_place_of_all_shards_is_refused(root, tars):
+    shutil.rmtree(root / "shards")
+    (root / "shards").write_text("mine")
+    before = contents(root)
+    with pytest.raises(FormatError, match="shards: a file, where the folder of the shards must be"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+
+
+# Damage that stays, beside damage that goes
+
+
+def test_a_shard_that_may_not_be_read_is_left_and_the_others_are_repaired(root, tars, expected):
+    hidden = root / "shards" / FIRST / "bbox" / "c.0.0"
+    hidden.chmod(0)
+    flip(root / "shards" / SECOND / "image" / "c.0.0.0.0")
+    (root / "rejects.jsonl").unlink()
+    with without_privileges():
+        result = sa1bpack.repair(root, tars, workers=1)
+    assert (result.repaired, list(result.left)) == ([SECOND], [FIRST])
+    assert result.left[FIRST].startswith(f"{hidden}: cannot be read: Permission denied")
+    hidden.chmod(0o644)
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.repaired == [] and contents(root) == expected
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize("name", ["manifest.json", "checksums.xxh128"])
+def test_a_pack_whose_own_records_may_not_be_read_is_not_repaired(
+    root, tars, expected, name, dry_run
+):
+    (root / name).chmod(0)
+    with without_privileges(), pytest.raises(PermissionError, match=name):
+        sa1bpack.repair(root, tars, workers=1, dry_run=dry_run)
+    (root / name).chmod(0o644)
+    assert contents(root) == expected
+
+
+def test_a_dry_run_reports_what_would_be_done_and_writes_nothing(root, tars):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    flip(root / "shards" / "sa_000001-001" / "image" / "c.0.0.0.0")
+    (root / "rejects.jsonl").unlink()
+    (root / ".lock").unlink()
+    before = contents(root)
+    result = sa1bpack.repair(root, tars[0], dry_run=True)
+    assert (result.repaired, result.rewritten, result.dry_run) == ([FIRST], True, True)
+    assert list(result.left) == ["sa_000001-001"]
+    assert contents(root) == before
+
+
+def test_a_folder_that_is_packed_into_is_refused(root, tars):
+    state = PackState(root, PackOptions(**SMALL))
+    with pytest.raises(OutputLocked):
+        sa1bpack.repair(root, tars, workers=1)
+    state.release()
+    assert sa1bpack.repair(root, tars, workers=1).ok

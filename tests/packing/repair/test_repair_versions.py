@@ -1,0 +1,105 @@
+"""Repairs by other versions, and of packs of other versions."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from damaged_packs import FIRST, FORMAT, VERSION, flip
+from small_tars import contents
+
+import sa1bpack
+from sa1bpack.errors import (
+    VersionError,
+)
+from sa1bpack.format import publish, read_manifest
+from sa1bpack.format.checksums import file_digest, format_checksums, read_checksums
+
+
+@pytest.fixture
+def other_versions(monkeypatch):
+    versions = {"sa1bpack": "9.9"}
+    monkeypatch.setattr("sa1bpack.packing.repair.run.versions_in_force", lambda: versions)
+    return versions
+
+
+def test_other_versions_are_reported_with_how_many_samples_are_identical(
+    root, tars, expected, other_versions
+):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.repaired == [FIRST] and result.rewritten
+    (note,) = result.notes
+    assert "by sa1bpack 9.9; it was packed by " in note
+    assert "4 of 4 samples are identical" in note
+    report = sa1bpack.verify(root)
+    assert report.ok and report.complete
+    found = contents(root)
+    differing = {name for name in found.keys() & expected.keys() if found[name] != expected[name]}
+    assert {f"shards/{FIRST}/zarr.json", f"shards/{FIRST}/checksums.xxh128"} == {
+        name for name in differing if name.startswith("shards")
+    }
+
+
+def test_other_versions_cannot_replace_a_shard_where_the_pack_cannot_be_published(
+    root, tars, other_versions
+):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    flip(root / "shards" / "sa_000001-000" / "zarr.json")
+    before = contents(root)
+    result = sa1bpack.repair(root, tars[0], workers=1)
+    assert result.repaired == [] and FIRST in result.left
+    assert "as long as sa_000001-000 is damaged" in result.left[FIRST]
+    assert contents(root) == before
+
+
+def newer(path: Path, old: bytes, *, listed: bool) -> None:
+    """Make a file one of format 1.1, as its folder's checksum file then says if `listed`."""
+    data = path.read_bytes()
+    path.write_bytes(re.sub(old, rb'\g<1>1\2, "new": 1', data, count=1))
+    assert path.read_bytes() != data
+    if listed:
+        sums = path.with_name("checksums.xxh128")
+        digests = read_checksums(sums) | {path.name: file_digest(path)}
+        sums.write_bytes(format_checksums(digests))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_pack_of_a_newer_minor_version_is_refused_and_stays(root, tars, listed, complete):
+    manifest = root / "manifest.json"
+    if not complete:
+        manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+        assert '"complete": false' in manifest.read_text()
+    newer(manifest, VERSION, listed=listed)
+    flip(root / "rejects.jsonl")
+    (root / "shards" / ".tmp-left").mkdir()
+    before = contents(root)
+    for dry_run in (True, False):
+        with pytest.raises(VersionError, match=r"format version 1\.1, but this release writes"):
+            sa1bpack.repair(root, tars, workers=1, dry_run=dry_run)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("folder", [".", f"shards/{FIRST}"])
+def test_the_groups_of_a_newer_minor_version_speak_for_a_lost_manifest(root, tars, folder):
+    newer(root / folder / "zarr.json", FORMAT, listed=True)
+    (root / "manifest.json").unlink()
+    before = contents(root)
+    with pytest.raises(VersionError, match=r"zarr\.json: format version 1\.1"):
+        sa1bpack.repair(root, tars, workers=1)
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "zarr.json", f"shards/{FIRST}/zarr.json"])
+def test_a_version_that_is_the_only_damage_is_repaired(root, tars, expected, name, complete):
+    if not complete:
+        publish(root, msgspec.structs.replace(read_manifest(root), complete=False))
+        expected = contents(root)
+    path = root / name
+    pattern = VERSION if name == "manifest.json" else FORMAT
+    path.write_bytes(re.sub(pattern, rb"\g<1>1\2", path.read_bytes(), count=1))
+    assert contents(root) != expected
+    assert sa1bpack.repair(root, tars, workers=1).ok
+    assert contents(root) == expected

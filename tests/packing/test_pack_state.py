@@ -1,0 +1,156 @@
+"""One packer a folder, one set of options a pack, and nothing of others is touched."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import (
+    FormatError,
+    OptionsDiffer,
+    OutputLocked,
+    PackError,
+    SourceError,
+    VersionError,
+)
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.source.pairs import PairReader
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members(range(6)))
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "pack"
+
+
+def test_a_second_packer_is_refused_while_the_first_one_works(tar, root):
+    state = PackState(root, PackOptions(**SMALL))
+    before = contents(root)
+    with pytest.raises(OutputLocked, match="another process packs into this folder"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert contents(root) == before
+    state.release()
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+
+
+def test_other_options_are_refused_and_every_difference_is_named(tar, root):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    before = contents(root)
+    with pytest.raises(OptionsDiffer) as caught:
+        sa1bpack.pack(tar, root, workers=1, **{**SMALL, "image_size": 32}, fit="squash", seed=5)
+    assert contents(root) == before
+    message = str(caught.value)
+    assert "image_size: the pack has 64, this run asks for 32" in message
+    assert "fit: the pack has 'pad', this run asks for 'squash'" in message
+    assert "seed: the pack has 0, this run asks for 5" in message
+    assert message.count("the pack has") == 3
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden", "shards/sa_9-000/zarr.json"])
+def test_a_folder_of_something_else_is_refused_untouched(tar, root, name):
+    (root / name).parent.mkdir(parents=True)
+    (root / name).write_text("mine")
+    before = contents(root)
+    with pytest.raises(PackError, match="not empty"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert contents(root) == before
+
+
+def test_a_run_that_is_refused_leaves_a_pack_as_it_was(tar, root, tmp_path):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    before = contents(root)
+    (tmp_path / "other").mkdir()
+    other = write_tar(tmp_path / "other" / "sa_000000.tar", members(range(7)))
+    with pytest.raises(PackError, match=r"other/sa_000000\.tar has .* bytes.*rename"):
+        sa1bpack.pack(other, root, workers=1, **SMALL)
+    assert contents(root) == before
+
+
+def test_a_packed_source_is_not_read_again(tar, root, monkeypatch):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    before = contents(root)
+
+    def refuse(*_):
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr(PairReader, "__iter__", refuse)
+    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert (result.complete, result.images, result.new_images) == (True, 6, 0)
+    assert contents(root) == before
+
+
+def test_a_pack_with_a_source_packed_in_part_is_not_complete(root, tmp_path, manifest_of):
+    found = members(range(8))
+    found["./sa_7.json"] = b"{ not json"
+    first = write_tar(tmp_path / "sa_1.tar", found, shuffle=None)
+    second = write_tar(tmp_path / "sa_2.tar", members([8, 9]))
+    with pytest.raises(PackError):
+        sa1bpack.pack(first, root, workers=1, max_rejects=0, **SMALL)
+    assert len(manifest_of(root)["shards"]) == 1
+    assert sa1bpack.pack(second, root, workers=1, **SMALL).complete
+    assert not manifest_of(root)["complete"]
+    sa1bpack.pack([first, second], root, workers=1, **SMALL)
+    assert manifest_of(root)["complete"]
+
+
+def test_a_name_that_no_shard_can_have_is_refused_before_any_work(tmp_path, root):
+    bad = write_tar(tmp_path / "__sa.tar", members([1]))
+    with pytest.raises(SourceError, match=r"__sa.*rename it"):
+        sa1bpack.pack(bad, root, workers=1, **SMALL)
+    assert not root.exists()
+
+
+def test_versions_that_made_another_part_are_told(tar, root, tmp_path, monkeypatch, capsys):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    other = write_tar(tmp_path / "sa_000001.tar", members([50]))
+    monkeypatch.setattr("sa1bpack.packing.run.__version__", "9.9")
+    result = sa1bpack.pack(other, root, workers=1, **SMALL)
+    (note,) = result.notes
+    assert "made with" in note and note in capsys.readouterr().err
+    assert len(sa1bpack.info(root).packed_by) == 2
+
+
+def test_what_a_pack_records_of_a_source_is_true(tar, root, manifest_of):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    (record,) = manifest_of(root)["sources"]
+    assert record == {
+        "name": "sa_000000", "kind": "gzip-tar", "nbytes": tar.stat().st_size,
+        "md5": hashlib.md5(tar.read_bytes()).hexdigest(), "md5_checked": False, "pairs": 6,
+        "dropped": 0, "rejects": [], "ignored": {}, "ignored_names": [],
+    }  # fmt: skip
+    assert json.dumps(manifest_of(root)["options"]) == json.dumps(
+        PackOptions(**SMALL).to_json(), sort_keys=True
+    )
+
+
+@pytest.mark.parametrize("change", ["copied", "renamed"])
+def test_a_shard_under_another_name_is_named_and_not_taken_in(tar, root, change):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    ours, other = root / "shards" / "sa_000000-001", root / "shards" / "sa_000000-900"
+    shutil.copytree(ours, other)
+    if change == "renamed":
+        shutil.rmtree(ours)
+    with pytest.raises(FormatError, match="part 1 of sa_000000, whose name is sa_000000-001"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    shutil.rmtree(other)
+    assert sa1bpack.pack(tar, root, workers=1, **SMALL).complete
+    assert sa1bpack.verify(root).ok
+
+
+def test_a_pack_of_a_newer_minor_version_is_read_but_not_added_to(tar, root):
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    manifest = json.loads((root / "manifest.json").read_text())
+    (root / "manifest.json").write_text(json.dumps(manifest | {"version": [1, 7], "new": 1}))
+    before = contents(root)
+    assert len(sa1bpack.open(root)) == 6
+    with pytest.raises(VersionError, match=r"format version 1\.7, but this release writes 1\.0"):
+        sa1bpack.pack(tar, root, workers=1, **SMALL)
+    assert contents(root) == before

@@ -1,0 +1,67 @@
+"""URLs are refused by name, and `~` is the home folder."""
+
+from pathlib import Path
+
+import pytest
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import OptionError
+
+
+@pytest.fixture
+def tar(tmp_path):
+    (tmp_path / "tars").mkdir()
+    return write_tar(tmp_path / "tars" / "sa_000000.tar", members([1, 2]))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder, where a folder named `s3:` would be made."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("url", ["s3://packs/p", "gs://b/p", "https://host/p", "S3://packs/p"])
+@pytest.mark.parametrize("as_path", [False, True], ids=["str", "Path"])
+@pytest.mark.parametrize("call", [sa1bpack.pack, sa1bpack.estimate], ids=["pack", "estimate"])
+def test_a_url_as_output_or_source_or_list_is_refused_and_nothing_is_created(
+    tar, here, call, url, as_path
+):
+    url = Path(url) if as_path else url
+    scheme = str(url).partition(":")[0].lower()
+    with pytest.raises(OptionError, match=f"^out is .*{scheme} URLs are not supported; give"):
+        call(tar, url, workers=1, **SMALL)
+    for sources in (url, [tar, url]):
+        with pytest.raises(OptionError, match=f"^source is .*{scheme} URLs are not supported"):
+            call(sources, here / "pack", workers=1, **SMALL)
+    with pytest.raises(OptionError, match=f"^md5sums is .*{scheme} URLs are not supported"):
+        call(tar, here / "pack", md5sums=url, workers=1, **SMALL)
+    assert list(here.iterdir()) == []
+
+
+def test_a_url_as_pack_or_source_of_a_repair_is_refused(tar, here):
+    sa1bpack.pack(tar, here / "pack", workers=1, **SMALL)
+    with pytest.raises(OptionError, match=r"^pack is 's3://packs/p': s3 URLs are not supported"):
+        sa1bpack.repair("s3://packs/p", tar, workers=1)
+    with pytest.raises(OptionError, match=r"^source is 's3://t/sa_.*': s3 URLs are not supported"):
+        sa1bpack.repair(here / "pack", "s3://t/sa_*.tar", workers=1)
+    assert [path.name for path in here.iterdir()] == ["pack"]
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(tar, here, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for out in ("~/one", Path("~/two")):
+        result = sa1bpack.pack("~/tars/sa_*.tar", out, workers=1, **SMALL)
+        assert result.root == tmp_path / Path(out).name and result.images == 2
+    assert sa1bpack.repair("~/one", "~/tars/sa_*.tar", workers=1).ok
+    assert sa1bpack.estimate("~/tars/sa_*.tar", "~/one", workers=1, **SMALL).packed == 1
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("out", [None, 5, b"pack"])
+def test_an_output_that_is_not_a_path_is_refused(tar, here, out):
+    with pytest.raises(OptionError, match=r"^out is .*: give a path"):
+        sa1bpack.pack(tar, out, workers=1, **SMALL)
+    assert list(here.iterdir()) == []

@@ -1,0 +1,77 @@
+"""Without PIL, which no requirement can name, packing ends with the message of the remedy."""
+
+import subprocess
+import sys
+
+import pytest
+from commands import run
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+
+REMEDY = "neither is installed. `make setup`"
+# Hides PIL from a child process, as if it had never been installed.
+HIDDEN = """
+import sys
+
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "PIL":
+            raise ModuleNotFoundError("No module named 'PIL'", name="PIL")
+
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.fixture
+def hiding(tmp_path):
+    """A folder for PYTHONPATH that hides PIL."""
+    (tmp_path / "hiding").mkdir()
+    (tmp_path / "hiding" / "sitecustomize.py").write_text(HIDDEN)
+    return tmp_path / "hiding"
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])
+def test_the_command_names_the_remedy_and_creates_nothing(tar, tmp_path, hiding, more):
+    out = tmp_path / "pack"
+    code, said, error = run("pack", tar, "--out", out, "--workers", 1, *more, path=hiding)
+    assert (code, said) == (1, "")
+    assert error.startswith("sa1bpack: sa1bpack needs pillow-simd or Pillow, and ")
+    assert REMEDY in error and "Traceback" not in error and error.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("call", ["pack", "estimate"])
+def test_python_names_the_remedy_in_a_pack_error(tar, tmp_path, hiding, call):
+    program = (
+        "import sys\n"
+        f"exec(open({str(hiding / 'sitecustomize.py')!r}).read())\n"
+        "import sa1bpack; from sa1bpack.errors import PackError\n"
+        f"call = sa1bpack.{call}\n"
+        f"try: call({str(tar)!r}, {str(tmp_path / 'pack')!r}, workers=1)\n"
+        "except PackError as error: sys.exit(str(error))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and REMEDY in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_repair_that_decodes_nothing_needs_no_pil_and_another_names_the_remedy(
+    tar, tmp_path, hiding
+):
+    root = tmp_path / "pack"
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    (root / "rejects.jsonl").write_text("x")
+    assert run("repair", root, tar, "--workers", 1, path=hiding)[0] == 0
+    shard = next(root.glob("shards/sa_*"))
+    (shard / "bbox" / "c.0.0").write_bytes(b"")
+    code, _, error = run("repair", root, tar, "--workers", 1, path=hiding)
+    assert code == 1 and REMEDY in error and "Traceback" not in error
+    assert sa1bpack.repair(root, tar, workers=1).ok
