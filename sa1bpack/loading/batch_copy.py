@@ -2,7 +2,7 @@
 
 import os
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
-
-if TYPE_CHECKING:
-    from sa1bpack.loading.planner import Planner
 
 # Samples of a batch whose files a thread holds open at once, however many shards they are from.
 OPEN_SAMPLES = 8
@@ -59,14 +57,14 @@ class BatchCopy:
     `regions` and `nbytes` say where in the buffer its arrays will be.
     """
 
-    def __init__(self, planner: "Planner", lookup: Lookup, low: int, high: int):
-        self._planner, self._lookup, self._low, self._high = planner, lookup, low, high
-        self._spec = planner.spec
+    def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
+        self._source, self._lookup, self._low, self._high = source, lookup, low, high
+        self._spec = source.spec
         self._first_mask = int(lookup.offsets[low])
         self.total = int(lookup.offsets[high]) - self._first_mask
         counts = lookup.counts[low:high]
         most = int(counts.max(initial=0))
-        self.capacity = most if planner.capacity is None else planner.capacity
+        self.capacity = most if source.capacity is None else source.capacity
         kept = lookup.run_spans[self._first_mask : self._first_mask + self.total]
         # int64 (T + 1,): where the runs of each mask begin, those of all masks joined.
         self.run_offset = offsets_of(kept[:, 1] - kept[:, 0])
@@ -238,7 +236,7 @@ class BatchCopy:
         for k in sorted(causes):
             at = self._low + k
             where = (found.indices[at], int(found.numbers[at]), found.local[at])
-            errors.append((k, self._planner.error(*where, causes[k])))
+            errors.append((k, self._source.error(*where, causes[k])))
         return errors
 
     def _cause(self, k: int) -> Exception:

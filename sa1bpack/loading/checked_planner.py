@@ -16,6 +16,7 @@ from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.planner import Planner
 from sa1bpack.masks.rle import take_masks
 
@@ -28,12 +29,12 @@ class CheckedPlanner(Planner):
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
         good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
         indices, numbers, local = indices[good], numbers[good], local[good]
-        rows = self.ds.rows_at(indices)
-        counts = self.choice.counts((stop - first)[good])
+        rows = self.source.ds.rows_at(indices)
+        counts = self.source.choice.counts((stop - first)[good])
         offsets = offsets_of(counts)
         unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy finds these in the samples
         return Lookup(
-            indices, rows, self.ds.pack.index.image_id[rows], numbers, local,
+            indices, rows, self.source.ds.pack.index.image_id[rows], numbers, local,
             [shards[number] for number in numbers.tolist()], counts, offsets,
             mask_rows=unknown, run_spans=np.zeros((int(offsets[-1]), 2), np.int64),
             sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
@@ -41,14 +42,14 @@ class CheckedPlanner(Planner):
         )  # fmt: skip
 
     def _copy(self, lookup: Lookup, low: int, high: int) -> "CheckedBatchCopy":
-        return CheckedBatchCopy(self, lookup, low, high)
+        return CheckedBatchCopy(self.source, lookup, low, high)
 
 
 class CheckedBatchCopy(BatchCopy):
     """One batch to be copied, each sample compared with its checksum."""
 
-    def __init__(self, planner: CheckedPlanner, lookup: Lookup, low: int, high: int):
-        super().__init__(planner, lookup, low, high)
+    def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
+        super().__init__(source, lookup, low, high)
         count = high - low
         # As `copy_samples` takes them, but counted from this batch's first sample.
         self._offsets = lookup.offsets[low : high + 1] - self._first_mask
@@ -70,7 +71,7 @@ class CheckedBatchCopy(BatchCopy):
                 self._failed[k] = without_frames(error)
 
     def _copy_sample(self, k: int, buffer: np.ndarray) -> None:
-        ds, spec = self._planner.ds, self._spec
+        ds, spec = self._source.ds, self._spec
         row = int(self._lookup.rows[self._low + k])
         in_place = spec.image.how == AS_STORED
         images = self.regions["images"].view(buffer)
@@ -97,7 +98,7 @@ class CheckedBatchCopy(BatchCopy):
         sample = {"image_id": int(rows["image_id"][0])}
         for key in set(CHOICES.values()) - sample.keys():
             sample[key] = rows[_ARRAY_OF[key]]
-        kept = self._planner.choice.rows(sample, masks, self._lookup.epoch)
+        kept = self._source.choice.rows(sample, masks, self._lookup.epoch)
         kept = np.arange(masks) if kept is None else kept
         if len(kept) != planned:
             raise FormatError(

@@ -49,7 +49,7 @@ class Epoch:
         staged, dropped = entry.batch
         if staged is None:
             return None, dropped
-        return self._device.deliver(staged, self._planner.spec, self._pool), dropped
+        return self._device.deliver(staged, self._planner.source.spec, self._pool), dropped
 
     def end(self, wait: float) -> None:
         """End the epoch: nothing more is begun, and copies in progress are waited for a while.

@@ -18,6 +18,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.buffer_pool import Buffer, BufferPool
 from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, Host, open_device
@@ -190,7 +191,8 @@ class Loader(BatchReader):
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, self._device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
-        planner = kind(self._dataset, self._spec, self._choice, self._options.capacity)
+        source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
+        planner = kind(source)
         epoch = Epoch(
             self._pool, self._device, planner, batches, self._options, self._threads, self._ahead
         )

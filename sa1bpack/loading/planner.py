@@ -1,6 +1,6 @@
 """Where the samples of a batch are, looked up and checked for several batches at once.
 
-    planner = Planner(ds, spec, choice, capacity)
+    planner = Planner(BatchSource(ds, spec, choice, capacity))
     for copy, errors in planner.plan([indices, ...], epoch):
         copy.write_heads(buffer)
         copy.copy(0, len(copy), buffer)       any part of the samples, in any thread
@@ -16,17 +16,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
-from sa1bpack.batch.mask_choice import CHOICES, MaskChoice
-from sa1bpack.batch.spec import BatchSpec
+from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.dataset.columns import expanded, offsets_of
-from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_shard import OpenShard
-from sa1bpack.dataset.sample import read_error
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_place import image_nbytes
 from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
+from sa1bpack.loading.batch_source import BatchSource
 
 # Key of a sample → array of a shard.
 _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
@@ -35,11 +33,9 @@ _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 class Planner:
     """Plans batches of a dataset, in any thread. Keeps nothing of what it planned."""
 
-    def __init__(self, ds: Dataset, spec: BatchSpec, choice: MaskChoice, capacity: int | None):
-        """
-        capacity  masks per sample in padded arrays; None: as many as the fullest sample of a batch
-        """
-        self.ds, self.spec, self.choice, self.capacity = ds, spec, choice, capacity
+    def __init__(self, source: BatchSource):
+        """Of the batches of this source."""
+        self.source = source
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int
@@ -53,15 +49,17 @@ class Planner:
         Raises ResourceShortage if the system refuses mappings or files for the shards.
         """
         indices = np.concatenate(batches)
-        numbers, local, first, stop = self.ds.locate_many(indices)
-        shards, failed = self.ds.shards.open_many(numbers.tolist())
+        numbers, local, first, stop = self.source.ds.locate_many(indices)
+        shards, failed = self.source.ds.shards.open_many(numbers.tolist())
         wrong: dict[int, Exception] = {}
         for k, number in enumerate(numbers.tolist()):
             error = failed.get(number) or _masks_outside(shards[number], first[k], stop[k])
             if error is not None:
                 wrong[k] = without_frames(error)
         lookup = self._look_up(indices, numbers, local, first, stop, shards, wrong, epoch)
-        errors = {k: self.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong}
+        errors = {
+            k: self.source.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong
+        }
         # Numbers of samples in the lookup, which has those alone that can be copied.
         kept = offsets_of(np.array([k not in wrong for k in range(len(indices))], np.int64))
         plans, low = [], 0
@@ -73,11 +71,11 @@ class Planner:
         return plans
 
     def _copy(self, lookup: Lookup, low: int, high: int) -> BatchCopy:
-        return BatchCopy(self, lookup, low, high)
+        return BatchCopy(self.source, lookup, low, high)
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
         """The lookup of the samples that are not in `wrong`, to which this adds what it finds."""
-        spec = self.spec
+        spec = self.source.spec
         sizes = np.zeros((len(indices), 4), np.int32)
         spans = np.zeros((len(indices), 2), np.int64)
         for k, (number, row) in enumerate(zip(numbers.tolist(), local.tolist(), strict=True)):
@@ -96,15 +94,15 @@ class Planner:
         )
         found = [shards[number] for number in numbers.tolist()]
         sizes, spans = sizes[good], spans[good]
-        rows = self.ds.rows_at(indices)
-        ids = self.ds.pack.index.image_id[rows]
-        counts = self.choice.counts(stop - first)
+        rows = self.source.ds.rows_at(indices)
+        ids = self.source.ds.pack.index.image_id[rows]
+        counts = self.source.choice.counts(stop - first)
         offsets = offsets_of(counts)
         mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)
         addresses = np.empty((len(rows), len(spec.arrays)), np.int64)
         for k, shard in enumerate(found):
             addresses[k] = [shard.addresses[name] for name in spec.arrays]
-        if self.ds.options.coordinates == "stored":
+        if self.source.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
@@ -116,7 +114,7 @@ class Planner:
 
     def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
         """int64 (T,): rows in their shards of the masks that are kept, sample after sample."""
-        most = self.choice.max_masks
+        most = self.source.choice.max_masks
         if most is None or not (stop - first > most).any():
             return expanded(first, offsets)
         chosen = []
@@ -136,27 +134,20 @@ class Planner:
         """int64 (k,): which masks of a sample are kept, from 0."""
         masks = stop - first
         sample = {"image_id": image_id}
-        if masks > self.choice.max_masks and self.choice.choose != "random":
-            key = CHOICES[self.choice.choose]
+        if masks > self.source.choice.max_masks and self.source.choice.choose != "random":
+            key = CHOICES[self.source.choice.choose]
             sample[key] = shard.arrays[_ARRAY_OF[key]][first:stop]
-        kept = self.choice.rows(sample, masks, epoch)
+        kept = self.source.choice.rows(sample, masks, epoch)
         return np.arange(masks) if kept is None else kept
 
     def _run_spans(self, shards, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
         spans = np.zeros((len(mask_rows), 2), np.int64)
-        if self.spec.masks.source != "bits":
+        if self.source.spec.masks.source != "bits":
             for k, shard in enumerate(shards):
                 masks = slice(offsets[k], offsets[k + 1])
                 spans[masks] = shard.run_spans(mask_rows[masks])
         return spans
-
-    def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
-        """The error of a sample: its index in the dataset, shard, row in it, and what happened."""
-        row = int(self.ds.rows_at(index))
-        error = read_error(self.ds.pack, row, number, int(local), cause)
-        error.__cause__ = cause
-        return error
 
 
 def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:

@@ -9,18 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import clone
 from mask_oracle import decode, grid
 from pycocotools import mask as coco
 from small_tars import changed, members, photo, record, write_tar
 
 import sa1bpack
 from sa1bpack import transforms as T
+from sa1bpack.batch.layout import mask_layout
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format import open_shard
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
-from sa1bpack.loading.planner import Feed
+from sa1bpack.loading.planner import Planner
 from sa1bpack.masks.rle import parse_counts
 
 SIDE, GRID = 64, 16
@@ -191,15 +194,16 @@ def test_loader_and_dataloader_give_the_same_batches(packs, fit, pixels, masks, 
 def test_what_travels_becomes_the_same_batch_on_the_device(packs, fit, pixels, masks, options):
     """The device's part, run on the CPU: planes to RGB, bits to bool, runs to their batch."""
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
-    form = BatchSpec.of(ds, "padded", travels=True)
-    [(work, errors)] = Feed(ds, form, MaskChoice(), None).plan([np.arange(len(ds))], 0)
-    buffer = np.full(work.nbytes, 255, np.uint8)
-    work.fill_heads(buffer)
-    work.fill(0, len(work), buffer)
-    assert not errors and not work.errors()
+    spec = BatchSpec.of(ds, mask_layout("padded"), to_device=True)
+    planner = Planner(BatchSource(ds, spec, MaskChoice(), None))
+    [(copy, errors)] = planner.plan([np.arange(len(ds))], 0)
+    buffer = np.full(copy.nbytes, 255, np.uint8)
+    copy.write_heads(buffer)
+    copy.copy(0, len(copy), buffer)
+    assert not errors and not copy.errors()
     if pixels == "yuv420":  # half the bytes travel
-        assert work.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
-    batch = finish(batch_views(torch.from_numpy(buffer), work.regions), form, work)
+        assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
+    batch = finish(batch_views(torch.from_numpy(buffer), copy.regions), spec, copy)
     due = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
     assert same_batches([batch], [due]) == 1
 
@@ -235,7 +239,7 @@ def test_a_checked_loader_gives_the_same_batches(packs, fit, pixels, masks):
 def test_a_batch_of_native_images_is_on_canvases(packs):
     ds = sa1bpack.open(packs("native"))
     with sa1bpack.Loader(ds, 5, order="sequential", device="cpu") as loader:
-        [batch] = [{key: value.clone() for key, value in batch.items()} for batch in loader]
+        [batch] = [clone(batch) for batch in loader]
     assert batch["images"].shape == (5, SIDE, SIDE, 3)
     for image, sample in zip(batch["images"].numpy(), ds, strict=True):
         height, width = sample["image"].shape[:2]

@@ -12,6 +12,7 @@ from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.devices import batch_views, finish, open_device
 from sa1bpack.loading.planner import Planner
 
@@ -21,7 +22,7 @@ from sa1bpack.loading.planner import Planner
 def test_what_is_sent_to_a_device_becomes_the_batch_of_collate_there(packed, layout, rows):
     ds = open_pack(packed.root)
     spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
-    [(copy, errors)] = Planner(ds, spec, MaskChoice(4), None).plan([np.array(rows)], 0)
+    [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(4), None)).plan([np.array(rows)], 0)
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.write_heads(buffer)
     copy.copy(0, len(copy), buffer)

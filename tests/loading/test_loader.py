@@ -11,6 +11,7 @@ from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.planner import Planner
 from sa1bpack.order.batches import OrderedBatches
@@ -175,7 +176,9 @@ def test_no_batch_needs_more_than_the_plan_says(ds, form):
     loader = Loader(ds, len(ds), masks=form)
     fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
     loader.close()
-    [(copy, errors)] = Planner(ds, loader._spec, loader._choice, None).plan([fullest], 0)
+    [(copy, errors)] = Planner(BatchSource(ds, loader._spec, loader._choice, None)).plan(
+        [fullest], 0
+    )
     assert not errors and copy.nbytes == loader.plan().batch_bytes
 
 
