@@ -52,7 +52,7 @@ class PackOptions:
         "random", "iou" or "stability"); `seed` is that of "random".
     min_area, max_area_frac, min_iou, min_stability
         Masks outside these bounds are dropped before capping; the bounds themselves pass, and
-        None is no bound.
+        None: no bound.
         Area is in source pixels, its fraction that of the source image.
     empty
         Images without remaining masks are kept ("keep") or dropped ("drop").

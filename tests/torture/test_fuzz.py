@@ -59,7 +59,7 @@ def test_json_that_says_something_else_brings_out_nothing_but_our_own_errors(tar
 def test_no_kernel_leaves_its_arrays(torture, tmp_path):
     """The tests of the kernels once more, compiled so that an index outside is an IndexError."""
     if not torture.full:
-        pytest.skip("compiles every kernel anew: only with --torture")
+        pytest.skip("compiles every kernel again: only with --torture")
     folders = [str(TESTS / name) for name in ("masks", "pixels", "fuzz", "packing/test_rejects.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders],

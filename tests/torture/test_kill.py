@@ -140,7 +140,9 @@ def test_runs_killed_at_random_moments_give_the_undisturbed_pack(runs, expected,
     )
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="calls are told by Linux's /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
+)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_killed_at_any_call_is_completed_by_the_next(stage, tmp_path, torture, scenario):
     total = Case(stage, tmp_path / "case", scenario).calls()

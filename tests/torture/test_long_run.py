@@ -40,7 +40,7 @@ def many_pairs(images: int) -> dict[str, bytes]:
 def usage(process: psutil.Process) -> dict[str, int]:
     """Anonymous memory in bytes, descriptors, threads, memory maps.
 
-    Pages of mapped files are left out: the page cache gives and takes them as it likes.
+    Pages of mapped files are not counted: they belong to the page cache.
     """
     status = Path(f"/proc/{process.pid}/status").read_text()
     pages = dict(re.findall(r"^(RssAnon|VmSwap):\s+(\d+) kB", status, re.M))

@@ -1,7 +1,7 @@
-"""What was flushed before a power cut is enough: the pack is whole, and the next run completes it.
+"""What was flushed before a power cut suffices: the pack is sound, the next run completes it.
 
-The calls of a real run are recorded, and replayed into a model of a disk that keeps no more than it
-was told to flush.
+The calls of a real run are recorded, and replayed into a model of a disk that keeps no more than
+what was flushed.
 """
 
 import shutil
@@ -24,7 +24,7 @@ def stage(tmp_path_factory) -> Stage:
 
 
 def finished(root: Path) -> dict[str, bytes]:
-    """What a pack holds, without working files: whether their removal was flushed is no matter."""
+    """What a pack holds without working files, whose removal need not be flushed."""
     return {name: data for name, data in contents(root).items() if not name.startswith(".tmp-")}
 
 
@@ -42,7 +42,7 @@ class Recorded:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_power_cut_at_any_moment_leaves_a_whole_pack(stage, tmp_path, torture, scenario):
+def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture, scenario):
     recorded = Recorded(stage, tmp_path, scenario)
     case, disk = recorded.case, recorded.disk
     assert recorded.case.run(recorded.record)[0] == case.code
@@ -60,7 +60,7 @@ def test_a_power_cut_at_any_moment_leaves_a_whole_pack(stage, tmp_path, torture,
             cuts += 1
             if cuts % 4 == 0:
                 left.check_completed_by_the_next_run()
-    torture.record(f"power cut: {scenario}", cuts, "all left whole packs; one in four was resumed")
+    torture.record(f"power cut: {scenario}", cuts, "all left sound packs; one in four was resumed")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -104,4 +104,6 @@ def test_what_a_killed_run_renamed_and_did_not_flush_the_next_run_flushes(stage,
         shutil.rmtree(tmp_path / "left", ignore_errors=True)
         recorded.disk.restore(tmp_path / "left", None)
         assert finished(tmp_path / "left" / "pack") == stage.expected
-    torture.record("power cut: after a kill and a whole run", len(steps), "whole, complete packs")
+    torture.record(
+        "power cut: after a kill and a complete run", len(steps), "sound, complete packs"
+    )
