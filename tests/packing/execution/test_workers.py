@@ -208,11 +208,11 @@ def test_a_missing_interpreter_ends_the_run(tar, tmp_path, monkeypatch, leaves_n
 def test_a_full_disk_ends_the_run_and_the_next_one_resumes(
     tar, expected, tmp_path, monkeypatch, leaves_nothing, workers
 ):
-    room = iter(range(70))
+    writes = iter(range(70))
     pwrite = os.pwrite
 
     def full(descriptor, data, offset):
-        if next(room, None) is None:
+        if next(writes, None) is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(descriptor, data, offset)
 
