@@ -280,7 +280,9 @@ class _Repair:
             self._rewrite_lost_manifest()
         elif rewrite:
             self._publish(manifest_changes=bool(others))
-        if rewrite or not self._damage.own_files:
+        # A lost manifest that lacks what a damaged shard would tell is not restored yet.
+        restored = not (self._damage.lost and self.result.left)
+        if restored and (rewrite or not self._damage.own_files):
             remove_note(self._root)
 
     def _put_in_place(self, made: Replacement) -> None:
