@@ -16,7 +16,7 @@ _HOMES = {
     "estimate": "sa1bpack.packing.estimate",
     "verify": "sa1bpack.format.verify",
     "repair": "sa1bpack.packing.repair.run",
-    "RepairResult": "sa1bpack.packing.repair.run",
+    "RepairResult": "sa1bpack.packing.repair.result",
     "export_sa1b": "sa1bpack.export.sa1b",
     "export_coco": "sa1bpack.export.coco",
     "ExportResult": "sa1bpack.export.selection",

@@ -1,4 +1,4 @@
-"""Writing that is whole or absent: short writes, flushing to disk, atomic replacement, mapping."""
+"""Files written completely or not at all: short writes, flushing, atomic replacement, mapping."""
 
 import ctypes
 import errno
@@ -15,11 +15,11 @@ import numpy as np
 
 from sa1bpack.errors import FormatError
 
-# The whole of SA-1B has 1 MB of manifest, and 100 kB of metadata a shard; a source of MAX_REJECTS
-# rejects adds 40 MB. JSON that is made for it takes 25 times its size in memory.
+# All of SA-1B has 1 MB of manifest, and 100 kB of metadata per shard; a source of MAX_REJECTS
+# rejects adds 40 MB. Hostile JSON takes 25 times its size in memory.
 MAX_METADATA_BYTES = 1 << 28
 
-# Working names of an unfinished file or folder: always beside its final place, never read back.
+# Working names of an unfinished file or folder: always beside its final name, never read back.
 TEMPORARY_PREFIX = ".tmp-"
 _SET_ASIDE = TEMPORARY_PREFIX + "old-"
 
@@ -31,7 +31,7 @@ def byte_view(array: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Name `path` in an OSError of the calls within: those on descriptors do not know it."""
+    """Name `path` in an OSError of the calls within: calls on descriptors do not know it."""
     try:
         yield
     except OSError as error:
@@ -41,8 +41,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def write_at(fd: int, data, offset: int, path: Path) -> None:
     """Write all of `data` at a byte offset; `path` is named in the OSError.
 
-    The kernel may write less than asked (a signal, 2 GiB at most a call, a disk that fills up), so
-    the rest is written again until nothing is left.
+    The kernel may write less than asked (a signal, at most 2 GiB per call, a disk that fills up),
+    so the rest is written until nothing is left.
     """
     view = memoryview(data)
     with naming(path):
@@ -56,7 +56,7 @@ def write_at(fd: int, data, offset: int, path: Path) -> None:
 def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:
     """Read from a byte offset until a flat uint8 array is full; `path` is named in errors.
 
-    Raises FormatError if the file ends before, OSError if it cannot be read.
+    Raises FormatError if the file ends earlier, OSError if it cannot be read.
     """
     done = 0
     with naming(path):
@@ -64,14 +64,14 @@ def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:
             count = os.preadv(fd, [out[done:]], offset + done)
             if count == 0:
                 raise FormatError(
-                    f"{path}: cut short: it ends at byte {offset + done}, but rows up to byte "
-                    f"{offset + out.size} are due; restore it"
+                    f"{path}: cut short: it ends at byte {offset + done}, but must have rows "
+                    f"up to byte {offset + out.size}; restore it"
                 )
             done += count
 
 
 def open_file(path: Path) -> int:
-    """A descriptor for reading a regular file; a pipe in its place is not waited for.
+    """A descriptor for reading a regular file; does not wait if it is a pipe.
 
     Raises FormatError if it is anything else, OSError if it cannot be opened.
     """
@@ -85,14 +85,14 @@ def open_file(path: Path) -> int:
 def read_metadata_file(path: Path) -> bytes:
     """The bytes of a small file of a pack.
 
-    Raises FormatError if it is no regular file or larger than MAX_METADATA_BYTES (a hole of any
+    Raises FormatError if it is not a regular file or larger than MAX_METADATA_BYTES (a hole of any
     size costs nothing on disk, but all of the memory), OSError if it cannot be read.
     """
     with naming(path), os.fdopen(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_METADATA_BYTES:
             raise FormatError(
-                f"{path}: {size} bytes, and no file of its kind has more than "
+                f"{path}: {size} bytes, but a file of its kind has at most "
                 f"{MAX_METADATA_BYTES}; restore it"
             )
         return file.read()
@@ -114,7 +114,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, so that they survive a power failure."""
+    """Make a folder and its missing parents, so that they survive a power failure."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -132,7 +132,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a file in place, atomically and durably: readers see the old bytes or the new ones."""
+    """Replace a file atomically and durably: readers see the old bytes or the new ones."""
     temporary = temporary_beside(path)
     try:
         write_durably(temporary, data)
@@ -209,15 +209,15 @@ def restore_set_aside(folder: Path) -> None:
 
 
 def _set_aside(final: Path) -> Path:
-    """The working name of what `put_in_place` replaces; it tells the final one."""
+    """The working name of what `put_in_place` replaces, which contains the final one."""
     path = final.with_name(_SET_ASIDE + final.name)
-    if path.exists() or path.is_symlink():  # of a killed run, and replaced
+    if path.exists() or path.is_symlink():  # left by a killed run after it was replaced
         remove_entry(path)
     return path
 
 
 def remove_entry(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; of a symbolic link the link alone."""
+    """Remove a folder with its contents, or a file; of a symbolic link only the link."""
     if path.is_dir() and not path.is_symlink():
         with naming(path):
             shutil.rmtree(path)
@@ -226,10 +226,10 @@ def remove_entry(path: Path) -> None:
 
 
 def remove_published(folder: Path) -> None:
-    """Remove a folder that has a final name, which it loses first and for good.
+    """Remove a folder that has a final name, which it loses first, durably.
 
-    So whatever bears a final name stays whole, also if this is interrupted or the power fails. Of
-    a shard or an index that was moved to another disk only the link is removed.
+    So whatever has a final name is complete, even if this is interrupted or the power fails. Of a
+    shard or an index that was moved to another disk, only the link is removed.
     """
     doomed = temporary_beside(folder)
     folder.rename(doomed)
@@ -243,7 +243,7 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
     Unlike `np.memmap` it holds no file descriptor: all arrays of a thousand shards can be mapped
     under the usual limit of 1024 open files. The map is released with the last view of it.
 
-    Raises FormatError if the file is shorter (touching a page behind its end would kill the
+    Raises FormatError if the file is shorter (touching a page past its end would kill the
     process), OSError if it cannot be opened or mapped.
     """
     if nbytes == 0:

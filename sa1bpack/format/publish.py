@@ -1,4 +1,4 @@
-"""Publishing a pack: index, manifest and checksums, each whole or absent, in a safe order."""
+"""Publishing a pack: index, manifest and checksums, each written atomically, in a safe order."""
 
 import shutil
 from pathlib import Path
@@ -48,14 +48,14 @@ def publish(root: Path, manifest: Manifest, *, rebuild_index: bool = False) -> M
     manifest and checksums, and only then the removal of older indexes. The rename of the manifest
     switches readers over. A manifest that says `complete` comes after its checksums, any other
     before them: so the checksums always fit a complete pack, and a kill makes them stale only
-    where `verify` expects it. To that end a complete pack must be published as not complete before
+    where `verify` expects it. For this, a complete pack must be published as not complete before
     shards are added to it. The same manifest and shards give the same bytes.
 
     Raises FormatError if a listed shard is not published, OSError if writing fails.
     """
     root = Path(root)
     make_folder(root / SHARDS_NAME)
-    # A run that was killed may have renamed what is listed now, and not have flushed it.
+    # A killed run may have renamed what is listed now without flushing it.
     for folder in (root, root / SHARDS_NAME):
         flush_folder(folder)
     _replace_if_other(root / METADATA_NAME, canonical_json(root_metadata()))
@@ -90,7 +90,7 @@ def _rebuild_index(root: Path, manifest: Manifest) -> str:
 
 
 def _write_checksums(root: Path, manifest: Manifest) -> None:
-    """Write the top checksum file of a pack with this manifest, which need not be written yet."""
+    """Write the top checksum file of a pack with this manifest, which may not be written yet."""
     digests = {MANIFEST_NAME: xxhash.xxh3_128_hexdigest(manifest_bytes(manifest))}
     for path in sorted(top_files(root, manifest) - {MANIFEST_NAME}):
         digests[path] = file_digest(root / path)
@@ -115,7 +115,7 @@ def top_files(root: Path, manifest: Manifest) -> set[str]:
 def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
     """Remove working files and folders that a killed run left, except `keep`; returns them.
 
-    For the one process that holds the pack's lock: it would remove a running packer's too.
+    Only for the process that holds the pack's lock: those of a running packer would go, too.
     """
     root = Path(root)
     return remove_temporaries(root, keep) + remove_temporaries(root / SHARDS_NAME)
@@ -124,7 +124,7 @@ def remove_stale(root: Path, keep: Path | None = None) -> list[Path]:
 def scan_shards(root: Path) -> list[ShardEntry]:
     """Manifest entries of all shards published under `root`, listed or not, sorted by name.
 
-    Raises FormatError for a folder that bears a shard's name but is not a whole shard.
+    Raises FormatError for a folder with a shard's name that is not a complete shard.
     """
     return [open_shard(folder).entry for folder in shard_folders(root)]
 
@@ -138,18 +138,18 @@ def shard_folders(root: Path) -> list[Path]:
 
 
 def _replace_if_other(path: Path, data: bytes) -> None:
-    """Replace a file unless it holds these bytes already."""
+    """Replace a file unless it already holds these bytes."""
     if not path.is_file() or path.read_bytes() != data:
         replace_file(path, data)
 
 
 def remove_old_indexes(root: Path, index: str | None) -> None:
-    """Remove indexes that the manifest no longer names; open memory maps of them stay valid."""
+    """Remove indexes that the manifest no longer names; their open memory maps stay valid."""
     for path in index_folders(root):
         if path.name != index:
             remove_published(path)
 
 
 def index_folders(root: Path) -> list[Path]:
-    """What bears the name of an index at the top of a pack, sorted by name."""
+    """Entries with the name of an index at the top of a pack, sorted by name."""
     return sorted(path for path in root.iterdir() if is_index_name(path.name))

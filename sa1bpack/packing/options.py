@@ -51,9 +51,8 @@ class PackOptions:
         At most this many masks per image, 1 or more (None: all), chosen by `select` ("largest",
         "random", "iou" or "stability"); `seed` is that of "random".
     min_area, max_area_frac, min_iou, min_stability
-        Masks outside these bounds are dropped before capping; the bounds themselves pass, and
-        None is no bound.
-        Area is in source pixels, its fraction that of the source image.
+        Masks outside these bounds are dropped before capping; the bounds themselves pass.
+        None: no bound. Area is in source pixels, its fraction that of the source image.
     empty
         Images without remaining masks are kept ("keep") or dropped ("drop").
     samples_per_shard

@@ -146,8 +146,8 @@ def _decode(
 ) -> None:
     """Decode into the bytes of an image, (n,) uint8, in the layout's order; `size` is (h, w)."""
     layout = options.layout
-    whole = size if layout.flat else (options.image_size,) * 2
-    planes = tuple(plane.view(image) for plane in image_planes(layout, *whole))
+    stored = size if layout.flat else (options.image_size,) * 2
+    planes = tuple(plane.view(image) for plane in image_planes(layout, *stored))
     source = (jpeg, record.height, record.width)
     how = {"fit": options.fit, "resample": options.resample}
     if layout.pixels == "rgb":

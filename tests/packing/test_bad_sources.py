@@ -35,10 +35,10 @@ def shards(root) -> list[str]:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("compress", [False, True])
-def test_whole_shards_before_a_cut_stay_and_the_whole_tar_completes_them(
+def test_complete_shards_before_a_cut_stay_and_the_full_tar_completes_them(
     tmp_path, root, whole, manifest_of, compress, workers
 ):
-    # Random bytes in between, so that gzip too is cut behind some whole members.
+    # Random bytes in between, so that gzip, too, is cut after some complete members.
     listed = []
     for number, (name, data) in enumerate(members(range(12)).items()):
         listed += [(name, data), (f"./filler{number}", os.urandom(50_000))]

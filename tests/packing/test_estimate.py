@@ -54,8 +54,8 @@ def test_a_forecast_is_within_a_factor_of_two_of_the_pack(tar, tmp_path, options
         (forecast.shards, len(info.manifest.shards)),
         (forecast.disk_bytes - forecast.hole_bytes, info.disk_bytes),
     ]
-    for told, true in pairs:
-        assert true / 2 <= told <= true * 2, pairs
+    for estimated, true in pairs:
+        assert true / 2 <= estimated <= true * 2, pairs
     assert forecast.sources == 1 and forecast.source_bytes == tar.stat().st_size
     assert forecast.probed == 24 and forecast.rejected == 0
 
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tar, tmp_path):
     assert list((tmp_path / "ours").iterdir()) == []
 
 
-def test_what_the_pack_has_is_left_out_and_what_it_has_in_part_is_named(tar, root, tmp_path):
+def test_what_the_pack_has_is_skipped_and_what_it_has_in_part_is_named(tar, root, tmp_path):
     forecast = sa1bpack.estimate(tar, root, workers=1, **SMALL)
     assert (forecast.sources, forecast.packed, forecast.images) == (0, 1, 0)
     assert forecast.as_text() == "the source is in the pack already; nothing to do"

@@ -149,7 +149,7 @@ def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(
 @pytest.mark.parametrize(
     "other", [{"pixels": "rgb"}, {"fit": "pad"}, {"masks": "bits+runs"}], ids=str
 )
-def test_a_pack_is_not_gone_on_with_in_another_layout(packed, tar, other):
+def test_a_pack_is_not_resumed_in_another_layout(packed, tar, other):
     root = packed(**COMPACT)
     before = contents(root)
     (key,) = other

@@ -224,7 +224,7 @@ def test_no_source_at_all_is_refused(tmp_path):
     assert not (tmp_path / "pack").exists()
 
 
-def test_keys_of_the_json_that_are_not_stored_are_on_record(tmp_path):
+def test_keys_of_the_json_that_are_not_stored_are_recorded(tmp_path):
     found = members([1, 2])
     changed(found, 2, lambda record: record["annotations"][0].update(caption="a cat"))
     tar = write_tar(tmp_path / "sa_1.tar", found)

@@ -198,7 +198,7 @@ def test_unusual_jpegs_are_packed_as_pil_reads_them_and_never_rotated(tmp_path, 
     np.testing.assert_array_equal(shard["image"][row, :height], expected)
 
 
-def test_one_reject_more_than_allowed_ends_the_run_and_the_next_goes_on(tmp_path):
+def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(tmp_path):
     found = members(range(20))
     for number in (9, 13, 17):
         found[f"./sa_{number}.json"] = b"{ not json"

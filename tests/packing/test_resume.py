@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, start, temporaries, wait_until, workers_of
 from small_tars import SMALL, contents
@@ -104,6 +105,25 @@ def test_a_signal_to_all_processes_ends_the_run_tidily_and_the_next_one_complete
     assert 1 <= published(root) < 12
     assert temporaries(root) == []
     assert sa1bpack.verify(root).ok
+    assert sa1bpack.pack(long_tars, root, workers=1, **SMALL).complete
+    assert contents(root) == long_pack
+
+
+def test_a_run_killed_early_leaves_a_manifest_that_says_that_it_is_not_complete(
+    start_paused, long_tars, long_pack, manifest_of, tmp_path
+):
+    root = tmp_path / "pack"
+    process = start_paused(_BEFORE_THE_SECOND_SHARD, root, processes=1)
+    workers = workers_of(process.pid)
+    process.kill()
+    finish(process)
+    psutil.wait_procs(workers, timeout=60)
+    manifest = manifest_of(root)
+    assert not manifest["complete"] and published(root) >= 1
+    # The shards are there, but it lists none of them yet: what it says of itself fits.
+    assert (manifest["shards"], manifest["samples"], manifest["index"]) == ([], 0, None)
+    report = sa1bpack.verify(root)
+    assert report.ok and not report.complete
     assert sa1bpack.pack(long_tars, root, workers=1, **SMALL).complete
     assert contents(root) == long_pack
 

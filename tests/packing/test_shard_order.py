@@ -130,7 +130,7 @@ def test_rejects_of_shards_without_a_sample_come_in_the_order_of_the_tar(packer_
     packer, state, reader = packer_of(6)
     for index in range(6):
         packer.begin(index, b"8 bytes.")
-    for index in (4, 5, 2, 3):  # whole builders, the later one first
+    for index in (4, 5, 2, 3):  # two complete shards, the later one first
         packer.resolve(index, Rejected(f"m{index}", "code", ""), nothing)
     packer.end(reader, 6)
     for index in (1, 0):

@@ -60,7 +60,7 @@ def test_a_power_cut_at_any_moment_leaves_a_sound_pack(stage, tmp_path, torture,
             cuts += 1
             if cuts % 4 == 0:
                 left.check_completed_by_the_next_run()
-    torture.record(f"power cut: {scenario}", cuts, "all left whole packs; one in four was resumed")
+    torture.record(f"power cut: {scenario}", cuts, "all left sound packs; one in four was resumed")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -104,4 +104,6 @@ def test_the_next_run_flushes_what_a_killed_run_renamed_without_flushing(stage, 
         shutil.rmtree(tmp_path / "left", ignore_errors=True)
         recorded.disk.restore(tmp_path / "left", None)
         assert finished(tmp_path / "left" / "pack") == stage.expected
-    torture.record("power cut: after a kill and a whole run", len(steps), "whole, complete packs")
+    torture.record(
+        "power cut: after a kill and a complete run", len(steps), "sound, complete packs"
+    )

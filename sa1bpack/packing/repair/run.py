@@ -8,12 +8,11 @@ moment the pack opens as it did before: whatever is replaced changes in one step
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Problem, open_shard, remove_stale
+from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
@@ -26,6 +25,7 @@ from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.repair.damage import Damage, find_damage
 from sa1bpack.packing.repair.rebuild import RebuiltShards, rebuild_parts
 from sa1bpack.packing.repair.replacement import Replacement, replacement
+from sa1bpack.packing.repair.result import OWN_FILES, RepairResult
 from sa1bpack.packing.repair.unfinished import (
     Unfinished,
     note_path,
@@ -38,53 +38,6 @@ from sa1bpack.packing.run import pack_into, versions_in_force
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
-
-# What `RepairResult.left` calls the manifest, the index and the other files at the top of a pack.
-OWN_FILES = "the pack's own files"
-
-
-@dataclass
-class RepairResult:
-    """What was damaged, and the outcome.
-
-    root
-        The pack's folder.
-    problems
-        What the check found before anything was repaired.
-    repaired
-        Names of the shards that were rebuilt; after a dry run, those that would be.
-    rewritten
-        Whether the pack's own files (manifest, index, checksums, ...) were rewritten, or would be.
-    left
-        What is still damaged → why, and the remedy. Keys are names of shards and sources, and
-        OWN_FILES.
-    extra
-        Problems that are not damage: files that are not part of the pack. They are never touched.
-    notes
-        What was reported to the user.
-    complete
-        The pack holds every source to its end.
-    dry_run
-        Nothing was written.
-    seconds
-        Wall time.
-    """
-
-    root: Path
-    problems: tuple[Problem, ...] = ()
-    repaired: list[str] = field(default_factory=list)
-    rewritten: bool = False
-    left: dict[str, str] = field(default_factory=dict)
-    extra: tuple[Problem, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    complete: bool = False
-    dry_run: bool = False
-    seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether no problem is left (after a dry run: would be)."""
-        return not (self.left or self.extra)
 
 
 def repair(
@@ -327,7 +280,9 @@ class _Repair:
             self._rewrite_lost_manifest()
         elif rewrite:
             self._publish(manifest_changes=bool(others))
-        if rewrite or not self._damage.own_files:
+        # A lost manifest that lacks what a damaged shard would tell is not restored yet.
+        restored = not (self._damage.lost and self.result.left)
+        if restored and (rewrite or not self._damage.own_files):
             remove_note(self._root)
 
     def _put_in_place(self, made: Replacement) -> None:

@@ -1,4 +1,4 @@
-"""A run has room for the files that it holds open, or says that it has not."""
+"""A run raises the limit on open files to what it needs, or reports that it cannot."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""Workers that die, cannot start or cannot write; and nothing that a run leaves behind."""
+"""Workers that die, cannot start or cannot write, and runs that leave nothing behind."""
 
 import errno
 import gc
@@ -173,7 +173,7 @@ def test_a_sample_that_kills_its_workers_is_rejected_and_the_rest_is_packed(
     assert sa1bpack.verify(tmp_path / "pack").ok
 
 
-def test_workers_that_the_kernel_kills_for_want_of_memory_end_the_run_and_cost_no_sample(
+def test_workers_that_the_kernel_kills_for_lack_of_memory_end_the_run_and_cost_no_sample(
     tar, expected, tmp_path, workers_that
 ):
     workers_that(DEADLY.format(name="SIGKILL"))
@@ -198,21 +198,21 @@ def test_a_worker_that_cannot_start_ends_the_run(
     assert "no such library" in capfd.readouterr().err
 
 
-def test_an_interpreter_that_is_not_there_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
+def test_a_missing_interpreter_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
     monkeypatch.setattr(worker_pool.sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackError, match=r"could not be started: .*python"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk_ends_the_run_and_the_next_one_goes_on(
+def test_a_full_disk_ends_the_run_and_the_next_one_resumes(
     tar, expected, tmp_path, monkeypatch, leaves_nothing, workers
 ):
-    room = iter(range(70))
+    writes = iter(range(70))
     pwrite = os.pwrite
 
     def full(descriptor, data, offset):
-        if next(room, None) is None:
+        if next(writes, None) is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return pwrite(descriptor, data, offset)
 
@@ -261,7 +261,7 @@ def test_an_error_of_writing_ends_the_run_long_before_its_shard_is_complete(
         assert temporaries(tmp_path / f"pack{workers}") == []
 
 
-def test_want_of_memory_in_a_worker_is_not_the_samples_fault(
+def test_a_lack_of_memory_in_a_worker_is_not_the_samples_fault(
     tar, tmp_path, workers_that, leaves_nothing
 ):
     workers_that(OUT_OF_MEMORY)
@@ -270,7 +270,7 @@ def test_want_of_memory_in_a_worker_is_not_the_samples_fault(
     assert temporaries(tmp_path / "pack") == []
 
 
-def test_want_of_address_space_is_said_and_the_next_run_goes_on(tar, expected, tmp_path):
+def test_a_lack_of_address_space_is_reported_and_the_next_run_resumes(tar, expected, tmp_path):
     def limit():
         most = psutil.Process().memory_info().vms + (600 << 20)  # the pairs alone take more
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

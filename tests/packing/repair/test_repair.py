@@ -112,7 +112,7 @@ def test_only_pairs_of_damaged_shards_are_decoded_and_only_their_tars_read(
     assert contents(root) == expected
 
 
-def test_a_shard_that_lies_elsewhere_behind_a_link_is_replaced_and_the_other_place_untouched(
+def test_a_shard_behind_a_link_is_replaced_and_the_other_place_untouched(
     root, tars, expected, tmp_path
 ):
     elsewhere = tmp_path / "elsewhere"
@@ -124,9 +124,7 @@ def test_a_shard_that_lies_elsewhere_behind_a_link_is_replaced_and_the_other_pla
     assert contents(root) == expected and contents(elsewhere) == before
 
 
-def test_an_array_that_lies_elsewhere_behind_a_link_is_checked_and_repaired(
-    root, tars, expected, tmp_path
-):
+def test_an_array_behind_a_link_is_checked_and_repaired(root, tars, expected, tmp_path):
     elsewhere, image = tmp_path / "elsewhere", root / "shards" / FIRST / "image"
     image.rename(elsewhere)
     image.symlink_to(elsewhere)

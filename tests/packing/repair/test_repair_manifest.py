@@ -82,6 +82,19 @@ def test_a_manifest_lost_with_the_tars_leaves_a_pack_that_the_packer_completes(
     assert contents(root) == expected
 
 
+def test_a_manifest_lost_with_a_shard_is_restored_by_the_repair_that_has_its_tar(
+    root, tars, expected
+):
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    flip(root / "manifest.json")
+    result = sa1bpack.repair(root, tars[1], workers=1)
+    assert FIRST in result.left and not result.complete
+    assert len(sa1bpack.open(root)) == 20  # the damaged shard stays listed
+    result = sa1bpack.repair(root, tars, workers=1)
+    assert result.ok and result.complete
+    assert contents(root) == expected
+
+
 def test_a_lost_manifest_needs_shards_that_agree_on_the_options(root, tars, tmp_path):
     other = tmp_path / "other"
     sa1bpack.pack(tars[1], other, workers=1, **SMALL, min_area=1)

@@ -92,7 +92,7 @@ def test_files_that_are_not_the_packs_are_listed_and_never_touched(root, tars, e
     assert contents(root).items() >= expected.items()
 
 
-def test_a_folder_without_a_pack_and_sources_that_are_not_there_are_refused(root, tmp_path):
+def test_a_folder_without_a_pack_and_sources_that_do_not_exist_are_refused(root, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(NotAPack, match="not a pack"):
         sa1bpack.repair(tmp_path)
