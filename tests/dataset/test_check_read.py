@@ -158,6 +158,21 @@ def test_offsets_that_lead_astray_are_errors_before_anything_is_read(root):
     assert ds[5]["index"] == 5
 
 
+def test_offsets_whose_differences_wrap_round_are_errors_of_their_own(root):
+    """In int64 each difference of these is positive, and the last minus the first is right."""
+    ds = open_pack(root, check="read")
+    ds[4]
+    path = chunk(root, "run_offset")
+    offsets = np.fromfile(path, "<i8", 10)
+    middle = [2**62, 2**63 - 1, -(2**63) + 3, -(2**62), -1]
+    assert (np.diff([offsets[0], *middle]) > 0).all() and offsets[9] > 0
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(np.array(middle, "<i8").tobytes())
+    with pytest.raises(ReadError, match=r"run_offset.*must rise within 0 and"):
+        ds[4]
+
+
 @pytest.mark.parametrize("name", ["shard_offset", "image_id", "id_order", "mask_offset"])
 def test_a_flipped_bit_of_the_index_is_an_error_when_opening(root, name):
     index = next(root.glob("index-*"))

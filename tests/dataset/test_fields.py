@@ -90,8 +90,8 @@ def test_the_documentation_of_a_batch_lists_each_key_once_with_its_type(of_batch
 
 
 def test_names_are_unique():
-    for names in ([field.array for field in FIELDS if field.array],
-                  [field.sample for field in FIELDS], [f.batch for f in FIELDS if f.batch]):  # fmt: skip
+    for key in ("array", "sample", "batch"):
+        names = [getattr(field, key) for field in FIELDS if getattr(field, key)]
         assert len(set(names)) == len(names)
 
 

@@ -13,7 +13,7 @@ from hostile_packs import LAYOUTS, Hostile, targets
 from hostile_reading import SPECS, read_everything
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-SEEDS = 2
+SEEDS = 3
 CASES = [(name, target) for name, layout in LAYOUTS.items() for target in targets(layout)]
 
 

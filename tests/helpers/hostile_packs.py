@@ -27,6 +27,9 @@ LAYOUTS = {
 }
 SHARD = "sa_000001-000"  # the one that is damaged: samples 4, 5 and 6
 ROWS = (4, 5, 6)
+# Any bytes; values between those that were there, which more of the checks let pass; a few of the
+# smallest, 0, 1 and the largest.
+WAYS = ("bytes", "near", "extreme")
 PAYLOAD = ("image", "mask_bits")  # any bytes are right there
 
 
@@ -92,7 +95,7 @@ class Hostile:
             return sound
         self._made += 1
         root = linked_copy(sound, self._folder / f"hostile-{self._made}")
-        damage(root, target, np.random.default_rng([seed, *target.encode()]))
+        damage(root, target, np.random.default_rng([seed, *target.encode()]), WAYS[seed % 3])
         return root
 
 
@@ -102,8 +105,8 @@ def chunk_path(folder: Path) -> Path:
     return path
 
 
-def damage(root: Path, target: str, rng: np.random.Generator) -> None:
-    """Write random bytes, any or plausible ones, into arrays of a pack."""
+def damage(root: Path, target: str, rng: np.random.Generator, way: str) -> None:
+    """Write random values into arrays of a pack, in one of WAYS."""
     shard, manifest = root / "shards" / SHARD, read_manifest(root)
     entry = next(entry for entry in manifest.shards if entry.name == SHARD)
     found = {spec.name: (shard, spec, spec.rows(entry.extent)) for spec in manifest.layout.arrays}
@@ -117,10 +120,10 @@ def damage(root: Path, target: str, rng: np.random.Generator) -> None:
     for name in chosen:
         folder, spec, rows = found[name]
         if rows:
-            _randomise(chunk_path(folder / spec.name), spec, rows, rng)
+            _randomise(chunk_path(folder / spec.name), spec, rows, rng, way)
 
 
-def _randomise(path: Path, spec: ArraySpec, rows: int, rng: np.random.Generator) -> None:
+def _randomise(path: Path, spec: ArraySpec, rows: int, rng, way: str) -> None:
     """Give the rows of an array random values; what is after them in the file stays.
 
     The ends of offsets stay too: without them the array is refused before anything else happens.
@@ -128,16 +131,17 @@ def _randomise(path: Path, spec: ArraySpec, rows: int, rng: np.random.Generator)
     data = bytearray(path.read_bytes())
     values = np.frombuffer(data, spec.dtype, rows * spec.row_bytes // spec.dtype.itemsize)
     kept = values[0], values[-1]
-    way = rng.integers(3)
-    if way == 0:
+    if way == "bytes":
         values[:] = np.frombuffer(rng.bytes(values.nbytes), spec.dtype)
-    elif spec.dtype.kind in "iu":  # near what is right, so that more of the checks let it pass
-        low, high = int(values.min()), int(values.max())
-        noise = rng.integers(low, high, len(values), endpoint=True, dtype=spec.dtype)
-        chosen = rng.random(len(values)) < (1.0 if way == 1 else 0.3)
-        values[chosen] = noise[chosen]
-    else:
+    elif spec.dtype.kind == "f":
         values[:] = rng.choice([np.nan, np.inf, -np.inf, -1.5, 0.0, 1e308, -1e-310], len(values))
+    elif way == "near":
+        low, high = int(values.min()), int(values.max())
+        values[:] = rng.integers(low, high, len(values), endpoint=True, dtype=spec.dtype)
+    else:
+        limits = np.iinfo(spec.dtype)
+        for value in (limits.max, 1, limits.min, 0):
+            values[rng.integers(len(values), size=max(1, len(values) // 20))] = value
     if spec.offsets:
         values[0], values[-1] = kept
     path.unlink()  # it may be shared with the sound pack
@@ -150,7 +154,9 @@ class Found:
     def __init__(self, root: Path):
         self._manifest = read_manifest(root)
         self._shards = [
-            self._arrays(root / "shards" / entry.name, self._manifest.layout.array_rows(entry.extent))
+            self._arrays(
+                root / "shards" / entry.name, self._manifest.layout.array_rows(entry.extent)
+            )
             for entry in self._manifest.shards
         ]
         self.index = self._arrays(root / self._manifest.index, index_arrays(self._manifest))
