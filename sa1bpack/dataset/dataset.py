@@ -96,10 +96,10 @@ def open(
 
 def _report_missing(pack: Pack) -> None:
     """Log what an incomplete pack holds, once per process and pack."""
-    missing = pack.missing()
-    if missing is not None and pack.root not in _reported:
-        _reported.add(pack.root)
-        _log.warning("%s", missing)
+    root = pack.root.resolve()
+    if not pack.manifest.complete and root not in _reported:
+        _reported.add(root)
+        _log.warning("%s", pack.missing())
 
 
 class Dataset:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +41,6 @@ class SampleOptions:
 
     Raises OptionError for a value that is not one of the choices.
     """
-
-    mask_transform: ClassVar[None] = None  # for loaders that still ask for it
 
     masks: str = "bits"
     coordinates: str = "source"

@@ -95,10 +95,13 @@ class ShardCache:
     def with_resources(self, work: Callable[[], _T]) -> _T:
         """What `work` returns; if the system refuses it a map or a file, make room and try again.
 
-        To be called with no lock held. Raises ResourceShortage if the second try is refused too.
+        To be called with no lock held. Raises ResourceShortage if the second try is refused too,
+        MemoryError if that was for want of ordinary memory.
         """
         try:
             return work()
+        except MemoryError:  # which is had by mapping, too
+            pass
         except OSError as error:
             if not is_shortage(error):
                 raise

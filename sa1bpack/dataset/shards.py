@@ -1,5 +1,6 @@
 """The shards of a pack, opened when they are first used, several at once."""
 
+import _thread
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -124,7 +125,7 @@ class Shards:
 
         Returns those that another thread gave up without an error, such as at Ctrl-C.
         """
-        if _thread.opening:
+        if _state.opening:
             # In a finalizer that this thread runs while it opens shards: whoever opens these may be
             # waiting for this thread.
             for number, place in todo:
@@ -158,24 +159,25 @@ class Shards:
     def _open_claims(self, claims: list[_Claim]) -> None:
         """Open shards in this thread and in others that help it, which end with the call."""
         todo = deque(claims)
-        threads: list[threading.Thread] = []
+        running: list[_thread.LockType] = []  # of each helper: held until it ends
         try:
-            for number in range(min(MAX_OPENERS, len(claims)) - 1):
-                name = f"sa1bpack-open-{number}"
-                thread = threading.Thread(target=self._help, args=(todo,), name=name, daemon=True)
+            for _ in range(min(MAX_OPENERS, len(claims)) - 1):
+                # Not a threading.Thread: its `start` waits for ever for a thread that begins
+                # without memory to run in. This one is not missed, the others do its work.
                 try:
-                    thread.start()
-                except RuntimeError:  # the system refuses more threads: fewer do the same
+                    _thread.start_new_thread(self._help, (todo, running))
+                except (RuntimeError, MemoryError):  # the system refuses more threads
                     break
-                threads.append(thread)
             self._work(todo)
         finally:
             todo.clear()
-            for thread in threads:
-                thread.join()
+            for helper in list(running):
+                helper.acquire()
 
-    def _help(self, todo: "deque[_Claim]") -> None:
-        with _opening():
+    def _help(self, todo: "deque[_Claim]", running: list) -> None:
+        ends = _thread.allocate_lock()
+        with ends, _opening():
+            running.append(ends)
             self._work(todo)
 
     def _work(self, todo: "deque[_Claim]") -> None:
@@ -185,13 +187,15 @@ class Shards:
                 number, place, future = todo.popleft()
             except IndexError:  # another thread was quicker
                 return
-            outcome = self._outcome(number, place)
-            with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
-                if isinstance(outcome, OpenShard):
-                    future.set_result(outcome)
-                else:
-                    future.set_exception(outcome)
-            self._cache.release(place, future)
+            try:
+                outcome = self._outcome(number, place)
+                with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
+                    if isinstance(outcome, OpenShard):
+                        future.set_result(outcome)
+                    else:
+                        future.set_exception(outcome)
+            finally:
+                self._cache.release(place, future)
 
     def _outcome(self, number: int, place: Place) -> OpenShard | Exception:
         """The shard, opened if it is not yet, or why it cannot be."""
@@ -224,19 +228,19 @@ def _note(number: int, outcome: OpenShard | Exception, found: dict, failed: dict
         failed[number] = outcome
 
 
-class _Thread(threading.local):
-    """State of a thread: whether it opens shards, or waits for those that others open."""
+class _State(threading.local):
+    """Of a thread: whether it opens shards, or waits for those that others open."""
 
     opening = False
 
 
-_thread = _Thread()
+_state = _State()
 
 
 @contextmanager
 def _opening() -> Iterator[None]:
-    _thread.opening = True
+    _state.opening = True
     try:
         yield
     finally:
-        _thread.opening = False
+        _state.opening = False

@@ -84,15 +84,15 @@ def _read_rows(
 
 
 def _lengths(path: str, offsets: np.ndarray, most: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Differences of a sample's offsets, and the range of rows they span, within 0 .. most."""
-    lengths = np.diff(offsets)
+    """Lengths between a sample's offsets, and the rows that they span, which are in 0 .. most."""
     first, stop = int(offsets[0]), int(offsets[-1])
-    if first < 0 or stop > most or (lengths < 0).any():
+    # Compared, not subtracted: a difference of two int64 may wrap round.
+    if first < 0 or stop > most or (offsets[1:] < offsets[:-1]).any():
         raise FormatError(
             f"{path}: offsets of the sample run from {first} to {stop}, but must be non-decreasing "
             f"within 0 and {most}; {REPAIR}"
         )
-    return lengths, (first, stop)
+    return np.diff(offsets), (first, stop)
 
 
 def read_array_rows(shard: Shard, name: str) -> np.ndarray:

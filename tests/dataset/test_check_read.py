@@ -1,4 +1,4 @@
-"""With check="read" nothing comes out of a pack that is not what was written into it."""
+"""With check="read", a reader gets exactly what was written into a pack, or an error."""
 
 import pickle
 import shutil
@@ -51,7 +51,7 @@ def middle_of(root, array: str) -> int:
 
 
 def same(one, other) -> bool:
-    """Whether two samples are equal in all they hold."""
+    """Whether two samples have the same keys and equal values."""
     assert one.keys() == other.keys()
     return all(np.array_equal(one[key], other[key]) for key in one)
 
@@ -94,7 +94,7 @@ ARRAYS = (
 @pytest.mark.parametrize("when", ["before", "while"])
 @pytest.mark.parametrize("array", ARRAYS)
 def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, array, when):
-    """Also of what the sample does not hold: its checksum covers all. Others are read."""
+    """Also in arrays that a sample does not include: its checksum covers all. Others are read."""
     ds = open_pack(root, check="read")
     if when == "while":
         ds[4]
@@ -112,15 +112,15 @@ def test_a_flipped_bit_in_any_array_is_an_error_that_names_its_sample(root, arra
 
 
 @pytest.mark.parametrize("array", ["image", "bbox", "mask_bits"])
-def test_without_the_check_a_flipped_bit_is_given(root, array):
-    """Which is what the check is for."""
+def test_without_the_check_a_flipped_bit_goes_unnoticed(root, array):
+    """That is what the check is for."""
     whole = open_pack(root, check="read")[5]
     flip(chunk(root, array), middle_of(root, array))
     assert not same(open_pack(root)[5], whole)
 
 
 def test_the_unused_part_of_the_canvas_is_checked_as_well(root, packed):
-    """It is a hole on disk, and part of what is given."""
+    """It is a hole on disk, and part of the sample."""
     height = int(packed.samples[5]["size"][2])
     assert height < 24
     flip(chunk(root, "image"), 24 * 24 * 3 * 2 - 1)
@@ -129,7 +129,7 @@ def test_the_unused_part_of_the_canvas_is_checked_as_well(root, packed):
 
 
 def test_arrays_of_another_shard_are_found(root):
-    """They are whole and of the right length, so nothing else shows it."""
+    """They are complete and of the right length, so only the checksum can tell."""
     twin = root / "shards" / "sa_000000-000"
     for array in ("checksum", "image"):
         one, other = chunk(root, array), chunk(root, array, twin.name)
@@ -143,8 +143,8 @@ def test_arrays_of_another_shard_are_found(root):
             ds[row]
 
 
-def test_offsets_that_lead_astray_are_errors_before_anything_is_read(root):
-    """Otherwise one flipped bit would ask for any amount of memory."""
+def test_offsets_out_of_range_are_errors_before_anything_is_read(root):
+    """Otherwise one flipped bit could request any amount of memory."""
     ds = open_pack(root, check="read")
     ds[5]
     for array, row in (("mask_offset", 2), ("run_offset", 10)):
@@ -156,6 +156,21 @@ def test_offsets_that_lead_astray_are_errors_before_anything_is_read(root):
                 ds[5]
             path.write_bytes(whole)
     assert ds[5]["index"] == 5
+
+
+def test_offsets_whose_differences_wrap_round_are_errors_of_their_own(root):
+    """In int64 each difference of these is positive, and the last minus the first is right."""
+    ds = open_pack(root, check="read")
+    ds[4]
+    path = chunk(root, "run_offset")
+    offsets = np.fromfile(path, "<i8", 10)
+    middle = [2**62, 2**63 - 1, -(2**63) + 3, -(2**62), -1]
+    assert (np.diff([offsets[0], *middle]) > 0).all() and offsets[9] > 0
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(np.array(middle, "<i8").tobytes())
+    with pytest.raises(ReadError, match=r"run_offset.*must rise within 0 and"):
+        ds[4]
 
 
 @pytest.mark.parametrize("name", ["shard_offset", "image_id", "id_order", "mask_offset"])
@@ -171,7 +186,7 @@ def test_a_flipped_bit_of_the_index_is_an_error_when_opening(root, name):
 
 
 def test_an_index_that_no_checksum_lists_is_compared_with_the_shards(root):
-    """So it is between two steps of a publication."""
+    """That is the state between two steps of a publication."""
     listed = root / "checksums.xxh128"
     lines = [line for line in listed.read_text().splitlines() if "  index-" not in line]
     listed.write_text("\n".join(lines) + "\n")
@@ -198,19 +213,19 @@ def test_columns_are_checked_by_the_digest_of_their_file(root):
     assert len(ds[:4].mask_column("area")) == 8  # of the shard before
 
 
-LAYOUTS = [
+BATCHES = [
     {"masks": "padded"}, {"masks": "flat"}, {"masks": "padded_bits", "pad_to_max": True},
     {"masks": "flat_bits", "choose": "random"}, {"masks": "padded", "choose": "iou"},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("coordinates", ["source", "stored"])
-@pytest.mark.parametrize("form", LAYOUTS)
-def test_a_loader_gives_the_same_batches_with_the_check(packed, form, coordinates):
-    most = None if form == {"masks": "flat"} else 4
+@pytest.mark.parametrize("masks", BATCHES)
+def test_a_loader_yields_the_same_batches_with_the_check(packed, masks, coordinates):
+    most = None if masks == {"masks": "flat"} else 4
     ways = [
         Loader(open_pack(packed.root, check=check, coordinates=coordinates), 5, threads=threads,
-               max_masks=most, **form)
+               max_masks=most, **masks)
         for check, threads in (("open", 1), ("read", 3))
     ]  # fmt: skip
     for _ in range(2):
@@ -225,7 +240,7 @@ def test_a_loader_gives_the_same_batches_with_the_check(packed, form, coordinate
 
 @pytest.mark.parametrize("array", ["image", "mask_bits", "predicted_iou", "run_ends"])
 def test_a_loader_raises_or_drops_what_was_damaged(root, array):
-    """Also if it was read before."""
+    """Also if it was read before the damage."""
     ds = open_pack(root, check="read")
     with Loader(ds, 4, order="sequential") as loader:
         assert len([None for _ in loader]) == 3
@@ -302,14 +317,14 @@ print("alive")
 
 
 def test_a_file_cut_short_while_it_is_mapped_never_ends_the_process(root):
-    """Of any array, through samples and through a Loader; and what comes back is read again."""
+    """Whichever array it is, through samples and a Loader; once restored, it is read again."""
     command = [sys.executable, "-W", "error", "-c", CUT_WHILE_MAPPED, str(root), SHARD]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, packed):
-    """As `sa1bpack repair` does it."""
+    """As `sa1bpack repair` does."""
     flip(chunk(root, "image"), middle_of(root, "image"))
     ds = open_pack(root, check="read")
     with pytest.raises(ReadError):
@@ -321,7 +336,7 @@ def test_a_shard_that_was_put_in_place_of_a_damaged_one_is_read_at_once(root, pa
 
 
 def files_open_below(root: Path) -> list[str]:
-    """The files of a pack that this process has open; files elsewhere are no matter of it."""
+    """The files of a pack that this process has open, whatever else it has open."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile, as that of the listing is
@@ -334,5 +349,5 @@ def test_checked_reading_holds_no_file_open(packed):
     ds = open_pack(packed.root, check="read")
     kept = [ds[row] for row in range(len(ds))]
     assert len(kept) == 12 and files_open_below(packed.root) == []
-    with (packed.root / "manifest.json").open():  # it is able to tell
+    with (packed.root / "manifest.json").open():  # so it can tell
         assert files_open_below(packed.root) == [str(packed.root / "manifest.json")]

@@ -38,7 +38,7 @@ def test_samples_are_what_was_packed(ds, packed):
 
 
 def test_samples_share_the_memory_of_the_mapped_files(ds):
-    """Zero copies: every array is a view of its shard's map, and of the same one each time."""
+    """Nothing is copied: every array is a view of its shard's map, the same map each time."""
     for index in range(len(ds)):
         number, row, first, stop = ds.locate(index)
         shard, sample = ds.shards[number], ds[index]
@@ -64,7 +64,7 @@ def test_views_outlive_the_dataset(packed):
     np.testing.assert_array_equal(image, packed.samples[4]["image"])
 
 
-def test_indices_behave_as_those_of_lists(ds):
+def test_indices_behave_like_those_of_lists(ds):
     """Negative, out of range, numpy integers, and no floats."""
     assert ds[-1]["index"] == SAMPLES - 1 and ds[-SAMPLES]["index"] == 0
     assert ds[np.int32(3)]["index"] == 3
@@ -87,7 +87,7 @@ def test_indices_behave_as_those_of_lists(ds):
 
 @st.composite
 def selections(draw):
-    """A few selections one after the other, and the rows that they must lead to."""
+    """A few selections in sequence, and the rows that they must select."""
     rows, chain = np.arange(SAMPLES), []
     for _ in range(draw(st.integers(1, 3))):
         n = len(rows)
@@ -108,8 +108,8 @@ def selections(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(case=selections())
-def test_any_chain_of_selections_gives_what_numpy_gives(ds, packed, case):
-    """Slices, index arrays and bool arrays; samples, metadata and places agree."""
+def test_any_chain_of_selections_selects_what_numpy_selects(ds, packed, case):
+    """Slices, index arrays and bool arrays; samples, metadata and locations agree."""
     chain, rows = case
     subset = ds
     for selection in chain:
@@ -159,7 +159,7 @@ def _check_places(ds, subset, rows):
     assert subset.shard_bounds().tolist() == ([0, *changes, len(rows)] if len(rows) else [0])
 
 
-def test_place_of_a_sample_is_where_its_shard_has_it(ds, packed):
+def test_the_location_of_a_sample_is_where_its_shard_has_it(ds, packed):
     """Shard number (the empty one counts), row in it, mask rows in it."""
     assert ds.locate(0) == (0, 0, 0, 2)
     assert ds.locate(3) == (0, 3, 7, 8)
@@ -175,8 +175,8 @@ def test_columns_of_the_whole_pack_are_views_of_the_index(ds):
     assert not ds.mask_offsets.flags.owndata
 
 
-def test_unknown_columns_are_named_with_those_there_are(ds):
-    """As misspelt names must be."""
+def test_unknown_columns_are_named_with_those_that_exist(ds):
+    """A misspelt name can be corrected at once."""
     with pytest.raises(KeyError, match=r"areas.*mask_count"):
         ds.column("areas")
     with pytest.raises(KeyError, match=r"image_ids.*the columns are bbox, area"):
@@ -198,7 +198,7 @@ def test_a_column_of_masks_or_samples_asked_for_as_the_other_names_the_remedy(ds
 
 
 def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
-    """Ids fall along the pack; repeats give the first; others are missing."""
+    """Ids decrease along the pack; of repeats the first is found; others are missing."""
     numbers = [int(sample["image_id"][0]) for sample in packed.samples]
     for index, number in enumerate(numbers):
         assert ds.index_of(number) == index
@@ -221,7 +221,7 @@ def test_samples_are_found_by_id_in_subsets_of_any_kind(ds, packed):
 
 
 def test_sources_and_shards_can_be_picked(ds):
-    """By the names that the manifest has, in any subset."""
+    """By their names in the manifest, in any subset."""
     assert [s["index"] for s in ds.source("sa_000001")] == [4, 5, 6, 7, 8]
     assert [s["index"] for s in ds.shard("sa_000001-001")] == [7, 8]
     assert len(ds.shard("sa_000000-001")) == 0
@@ -233,7 +233,7 @@ def test_sources_and_shards_can_be_picked(ds):
 
 
 def test_conditions_see_one_shard_at_a_time_and_keep_the_order(ds, packed):
-    """On bools, on samples' metadata and on masks'."""
+    """As bools, on metadata of samples and of masks."""
     sizes = []
 
     def many(columns):
@@ -305,8 +305,8 @@ def test_an_exception_of_a_transform_passes_with_the_name_of_the_sample(packed):
     ]
 
 
-def test_the_form_of_samples_can_be_changed_for_a_subset(ds):
-    """Other options stay; the dataset it came from as well."""
+def test_options_can_be_changed_for_a_subset(ds):
+    """Other options stay, and so does the dataset that it came from."""
     part = ds[2:5].with_options(masks="bool").with_options(transform=lambda s: s["masks"].dtype)
     assert part[0] == np.bool_ and len(part) == 3
     assert ds[2]["masks"].dtype == np.uint8
@@ -316,7 +316,7 @@ def test_the_form_of_samples_can_be_changed_for_a_subset(ds):
         ds.with_options(mask="bool")
 
 
-def test_batched_fetch_gives_the_same_samples(ds):
+def test_a_batched_fetch_returns_the_same_samples(ds):
     """In the given order, repeats included, out of range refused."""
     assert [s["index"] for s in ds.__getitems__([3, -1, 3])] == [3, 11, 3]
     with pytest.raises(IndexError):

@@ -67,7 +67,7 @@ DEFECTS = {
         lambda folder: write_at(folder / "mask_offset/c.0", 8, (8).to_bytes(8, "little")),
         "mask_offset: differs from what .*/index-[0-9a-f]{8}/mask_offset",
     ),
-    "a last offset behind the end": (
+    "a last offset past the end": (
         lambda folder: write_at(folder / "mask_offset/c.0", 24, (17).to_bytes(8, "little")),
         "0 to 17",
     ),
@@ -83,7 +83,7 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_an_error_that_names_sample_file_and_fault(root, defect):
-    """Of the shard's samples only; the others are read."""
+    """For the samples of that shard only; the others are read."""
     damage, fault = DEFECTS[defect]
     damage(root / "shards" / SHARD)
     ds = open_pack(root)
@@ -97,16 +97,16 @@ def test_a_defect_is_an_error_that_names_sample_file_and_fault(root, defect):
     assert [ds[i]["index"] for i in (0, 3, 7, 11)] == [0, 3, 7, 11]
 
 
-def test_a_shard_that_is_gone_is_named_by_the_id(root):
-    """Nobody knows the file name any more."""
+def test_a_sample_of_a_missing_shard_is_named_by_its_id(root):
+    """The file name cannot be read any more."""
     shutil.rmtree(root / "shards" / SHARD)
     with pytest.raises(ReadError, match=r"image_id 4988, shard sa_000001-000.*missing") as caught:
         open_pack(root)[4]
     assert caught.value.file_name is None
 
 
-def test_a_file_name_that_is_no_text_is_an_error_of_its_sample_alone(root):
-    """The others of the shard are fine."""
+def test_a_file_name_that_is_not_text_is_an_error_of_its_sample_alone(root):
+    """The other samples of the shard are read."""
     write_at(root / "shards" / SHARD / "file_name/c.0.0", 64, b"\xff")
     ds = open_pack(root)
     with pytest.raises(ReadError, match="utf-8") as caught:
@@ -116,7 +116,7 @@ def test_a_file_name_that_is_no_text_is_an_error_of_its_sample_alone(root):
 
 
 def test_a_shard_that_comes_back_is_read(root):
-    """An error is not remembered: the network may have been away."""
+    """An error is not remembered: the network may have been down."""
     folder = root / "shards" / SHARD
     ds = open_pack(root)
     folder.rename(root / "away")
@@ -126,8 +126,8 @@ def test_a_shard_that_comes_back_is_read(root):
     assert ds[4]["index"] == 4
 
 
-def test_errors_survive_the_way_from_a_worker(root):
-    """With what they carry."""
+def test_errors_can_be_pickled_by_a_worker(root):
+    """With all their attributes."""
     shutil.rmtree(root / "shards" / SHARD)
     with pytest.raises(ReadError) as caught:
         open_pack(root)[4]
@@ -135,7 +135,7 @@ def test_errors_survive_the_way_from_a_worker(root):
     assert vars(copy) == vars(caught.value) and str(copy) == str(caught.value)
 
 
-def test_batched_fetch_can_give_the_error_in_place_of_the_sample(root):
+def test_a_batched_fetch_can_return_the_error_in_place_of_the_sample(root):
     """Only on request; a single fetch always raises."""
     shutil.rmtree(root / "shards" / SHARD)
     with pytest.raises(ReadError):
@@ -180,7 +180,7 @@ def test_a_damaged_index_or_manifest_is_found_on_opening(packed, tmp_path):
 
 
 def test_a_dataset_does_not_come_back_from_pickle_over_another_pack(packed, pack_writer, tmp_path):
-    """Its rows would mean other samples."""
+    """Its rows would be other samples."""
     root = tmp_path / "pack"
     pack_writer(root)
     pickled = pickle.dumps(open_pack(root)[2:])

@@ -37,7 +37,7 @@ def test_reading_samples_loads_neither_torch_nor_numba(packed):
 
 
 def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
-    """Path and options; a subset in steps adds next to nothing, an irregular one its rows."""
+    """Path and options; a regular subset adds next to nothing, an irregular one its rows."""
     ds[0]
     for subset in (ds, ds[2:9], ds[::-3], ds.source("sa_000001")):
         pickled = pickle.dumps(subset)
@@ -50,7 +50,7 @@ def test_a_dataset_pickles_to_a_few_hundred_bytes(ds):
 
 
 def test_a_pickled_dataset_opens_from_another_folder(packed, monkeypatch, tmp_path):
-    """A relative path is that of the time of opening."""
+    """A relative path is resolved when the pack is opened."""
     monkeypatch.chdir(packed.root.parent)
     ds = open_pack(packed.root.name)
     pickled = pickle.dumps(ds)
@@ -67,7 +67,7 @@ def batches(ds, workers, context, **sampling):
 
 
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
-def test_a_plain_dataloader_gives_every_sample_as_it_was_packed(ds, packed, workers, context):
+def test_a_plain_dataloader_yields_every_sample_as_it_was_packed(ds, packed, workers, context):
     """Without a warning: torch must never see a read-only array."""
     sampler = RandomSampler(ds, generator=torch.Generator().manual_seed(0))
     found = batches(ds, workers, context, batch_size=5, sampler=sampler)
@@ -97,7 +97,7 @@ def test_any_sampler_of_torch_works(ds, workers, context):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_the_epoch_of_a_random_choice_reaches_workers_that_persist(ds, context):
-    """They hold a copy of the collate object since before the epoch began."""
+    """They hold a copy of the collate object from before the epoch began."""
     collate = Collate("flat_bits", max_masks=2, choose="random")
     loader = DataLoader(ds, batch_size=12, num_workers=1, persistent_workers=True, timeout=60,
                         collate_fn=collate, multiprocessing_context=context)  # fmt: skip
@@ -112,7 +112,7 @@ def test_the_epoch_of_a_random_choice_reaches_workers_that_persist(ds, context):
 
 
 def test_a_batch_without_masks_comes_from_a_worker(ds):
-    """Empty tensors have to travel too."""
+    """Empty tensors pass between processes too."""
     loader = DataLoader(ds, batch_sampler=[[1, 7]], num_workers=1, timeout=60,
                         collate_fn=Collate("flat"))  # fmt: skip
     batch = next(iter(loader))

@@ -1,4 +1,4 @@
-"""Orders over an opened pack and its subsets."""
+"""Orders over an open pack and its subsets."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ def test_batches_index_the_dataset(dataset):
     assert sorted(ids) == sorted(dataset.column("image_id").tolist())
 
 
-def test_a_local_shuffle_uses_up_one_shard_of_a_pack_after_the_other(dataset):
+def test_a_local_shuffle_uses_up_one_shard_of_a_pack_after_another(dataset):
     for epoch in range(8):
         taken = LocalShuffleOrder(dataset, window=1).take(epoch, 0, 3)
         shards = dataset.locate_many(taken)[0].tolist()

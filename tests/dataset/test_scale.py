@@ -14,7 +14,7 @@ SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 def found(tmp_path_factory):
     """The benchmark's figures of a small pack and of one of 11.2 million samples in 1000 shards."""
     if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("the kernel does not tell the memory of a process here")
+        pytest.skip("the kernel does not report the memory of a process here")
     folder = tmp_path_factory.mktemp("scale")
     options = ["--json", "--shards", "1000", "--copies", "5", "--folder", str(folder)]
     command = [sys.executable, str(SCALE), *options]
@@ -37,5 +37,5 @@ def test_with_every_shard_open_the_mappings_are_within_the_kernels_default(found
 
 
 def test_a_random_sample_takes_the_same_calls_at_any_scale(found):
-    """Nothing is searched through that grows with the pack."""
+    """No search depends on the size of the pack."""
     assert 0 < found["large"]["calls"] == found["small"]["calls"] < 60

@@ -43,7 +43,7 @@ def tar(tmp_path_factory) -> Path:
     for number, size in SIZES.items():
         found[f"./sa_{number}.jpg"] = photo(number, *size)
         found[f"./sa_{number}.json"] = json.dumps(record(number, MASKS[number], *size)).encode()
-    return write_tar(tmp_path_factory.mktemp("forms") / "sa_000000.tar", found)
+    return write_tar(tmp_path_factory.mktemp("specs") / "sa_000000.tar", found)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_runs_are_those_of_the_json(packs):
         assert np.array_equal(sample["run_offset"], offset)
 
 
-def test_stored_planes_are_given_as_they_are(packs):
+def test_stored_planes_are_returned_unchanged(packs):
     for fit in ("pad", "native"):
         ds = sa1bpack.open(packs(fit, "yuv420"), pixels="stored")
         for index, sample in enumerate(ds):
@@ -183,10 +183,10 @@ READING = [
 
 @pytest.mark.parametrize("options", READING, ids=str)
 @pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
-def test_loader_and_dataloader_give_the_same_batches(packs, fit, pixels, masks, options):
+def test_loader_and_dataloader_yield_the_same_batches(packs, fit, pixels, masks, options):
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
-    for form in ("padded", "flat"):
-        given = {"masks": form, "max_masks": 3, "choose": "random", "seed": 3}
+    for masks_of_batch in ("padded", "flat"):
+        given = {"masks": masks_of_batch, "max_masks": 3, "choose": "random", "seed": 3}
         theirs = sa1bpack.make_dataloader(ds, 2, workers=0, pin_memory=False, **given)
         with sa1bpack.Loader(ds, 2, device="cpu", threads=2, **given) as loader:
             assert same_batches(loader, theirs) == 3
@@ -195,7 +195,7 @@ def test_loader_and_dataloader_give_the_same_batches(packs, fit, pixels, masks, 
 @pytest.mark.parametrize("options", READING, ids=str)
 @pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
 def test_what_is_sent_becomes_the_same_batch_on_the_device(packs, fit, pixels, masks, options):
-    """The device's part, run on the CPU: planes to RGB, bits to bool, runs to their batch."""
+    """The work of the device, done on the CPU: planes to RGB, bits to bool, runs to a RunBatch."""
     ds = sa1bpack.open(packs(fit, pixels, masks), **options)
     spec = BatchSpec.of(ds, mask_layout("padded"), to_device=True)
     planner = Planner(BatchSource(ds, spec, MaskChoice(), None))
@@ -226,7 +226,7 @@ def test_a_cuda_device_gets_the_batches_of_the_cpu(packs, fit, pixels, masks, op
 
 
 @pytest.mark.parametrize("fit, pixels, masks", [*LAYOUTS[:2], *LAYOUTS[-2:]])
-def test_a_checked_loader_gives_the_same_batches(packs, fit, pixels, masks):
+def test_a_checked_loader_yields_the_same_batches(packs, fit, pixels, masks):
     for options in ({"masks": "bits"}, {"masks": "bool", "mask_size": 24}):
         ds = sa1bpack.open(packs(fit, pixels, masks), **options)
         checked = ds.with_options(check="read")
@@ -371,7 +371,7 @@ def test_runs_out_of_order_are_an_error_of_their_sample_alone(packs, tmp_path, a
 
 
 @pytest.mark.parametrize("options", [{"masks": "bool"}, {"masks": "runs"}], ids=str)
-def test_run_ends_that_fall_are_an_error_of_their_sample_alone(packs, tmp_path, options):
+def test_decreasing_run_ends_are_an_error_of_their_sample_alone(packs, tmp_path, options):
     root = shutil.copytree(packs(masks="runs"), tmp_path / "pack")
     entry = sa1bpack.open(root).manifest.shards[0]
     rewrite(root / "shards" / entry.name / "run_ends" / "c.0", 4, np.int32(-5).tobytes())

@@ -50,11 +50,11 @@ def test_a_sheet_is_at_most_1600_pixels_wide_and_holds_every_picture(small_pack,
         assert filled[60:, left : left + 20].any()
 
 
-def test_a_part_of_a_pack_is_shown_without_its_hooks(small_pack):
+def test_a_part_of_a_pack_is_shown_without_its_transform(small_pack):
     def refuse(sample):
-        raise AssertionError("a hook was called")
+        raise AssertionError("the transform was called")
 
-    part = sa1bpack.open(small_pack, transform=refuse, mask_transform=refuse)[3:6]
+    part = sa1bpack.open(small_pack, transform=refuse)[3:6]
     one, other = sa1bpack.show(part), sa1bpack.show(small_pack, rows=[3, 4, 5])
     below = (0, 60, *one.size)  # the header says how many there are
     assert same(one.crop(below), other.crop(below)) and not same(one, other)

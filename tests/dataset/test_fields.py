@@ -1,0 +1,127 @@
+"""The tables of the documentation hold what the table of fields says."""
+
+import re
+
+import numpy as np
+import pytest
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.fields import (
+    MASK_COLUMNS,
+    MASK_FIELDS,
+    NUMBER_FIELDS,
+    SAMPLE_COLUMNS,
+    SAMPLE_FIELDS,
+    SCALED_KEYS,
+)
+from sa1bpack.format import Layout
+
+FIELDS = SAMPLE_FIELDS + MASK_FIELDS
+LAYOUTS = [
+    Layout(image_size=24, mask_size=16, fit=fit, pixels=pixels, bits=True, runs=True)
+    for fit in ("pad", "native")
+    for pixels in ("rgb", "yuv420")
+]
+
+
+def table_of(documentation: str) -> dict[str, str]:
+    """Key → the rest of its row and of the rows that continue it, of the first table."""
+    lines = documentation.splitlines()
+    edges = [number for number, line in enumerate(lines) if re.fullmatch(r" *=+( +=+)+", line)]
+    indent = len(lines[edges[0]]) - len(lines[edges[0]].lstrip())
+    found: dict[str, str] = {}
+    for line in lines[edges[1] + 1 : edges[2]]:
+        if line[indent] != " ":
+            keys, rest = re.match(r" *((?:\w+, )*\w+) *(.*)", line).groups()
+            key, *others = keys.split(", ")
+            for other in others:
+                assert other not in found
+                found[other] = f"with {key}"
+            assert key not in found, f"{key} is listed twice"
+            found[key] = rest
+        else:
+            found[key] += f" {line.strip()}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_samples():
+    return table_of(Dataset.__doc__)
+
+
+@pytest.fixture(scope="module")
+def of_batches():
+    return table_of(Collate.__doc__)
+
+
+def test_the_documentation_of_a_sample_lists_each_key_once(of_samples):
+    assert of_samples.keys() == {field.sample for field in FIELDS} | {"run_ends", "run_offset"}
+
+
+def test_the_documentation_of_a_sample_has_the_types_of_the_arrays(of_samples):
+    arrays = {spec.name: spec for spec in LAYOUTS[0].arrays}
+    for field in NUMBER_FIELDS:
+        shape = f"(m, {field.columns})" if field.columns > 1 else "(m,)"
+        due = f"{arrays[field.array].dtype.name} {shape}"
+        assert of_samples[field.sample].startswith(due), field.sample
+    assert of_samples["size"].startswith("int32 (4,)")
+    for key, kind in (("image", "uint8"), ("masks", "uint8"), ("image_id", "int"),
+                      ("index", "int"), ("file_name", "str")):  # fmt: skip
+        assert of_samples[key].startswith(kind)
+
+
+def test_the_documentation_of_a_sample_is_true(of_samples, packed):
+    sample = open_pack(packed.root)[4]
+    assert sample.keys() == of_samples.keys() - {"run_ends", "run_offset"}
+    for field in FIELDS:
+        value = sample[field.sample]
+        kind = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
+        assert of_samples[field.sample].split()[0] == kind, field.sample
+
+
+def test_the_documentation_of_a_batch_lists_each_key_once_with_its_type(of_batches):
+    keys = {field.batch for field in FIELDS if field.batch}
+    assert of_batches.keys() >= keys | {"mask_counts", "mask_offsets", "runs"}
+    for field in FIELDS:
+        if field.batch and field.dtype is not None:
+            assert of_batches[field.batch].split()[0] == field.dtype.name, field.batch
+
+
+def test_names_are_unique():
+    for key in ("array", "sample", "batch"):
+        names = [getattr(field, key) for field in FIELDS if getattr(field, key)]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
+def test_fields_are_arrays_of_the_format(layout):
+    arrays = {spec.name: spec for spec in layout.arrays}
+    for axis, fields in (("sample", SAMPLE_FIELDS), ("mask", MASK_FIELDS)):
+        for field in fields:
+            if field.array in ("", "image"):
+                continue
+            spec = arrays[field.array]
+            assert spec.axis == axis
+            if field.columns:
+                assert spec.row_shape == field.row_shape
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.fit}-{layout.pixels}")
+def test_every_array_of_the_format_is_a_field_or_a_column_or_serves_one(layout):
+    inner = {"mask_offset", "image_offset", "run_offset", "run_ends"}
+    named = {field.array for field in FIELDS} | set(SAMPLE_COLUMNS) | set(MASK_COLUMNS)
+    names = {spec.name for spec in layout.arrays}
+    assert names - inner == named - {"", "mask_count"}
+    assert not named & inner
+
+
+def test_columns_have_the_axis_that_they_are_listed_for():
+    axes = {spec.name: spec.axis for spec in LAYOUTS[0].arrays}
+    assert {axes[name] for name in MASK_COLUMNS} == {"mask"}
+    assert {axes[name] for name in SAMPLE_COLUMNS if name != "mask_count"} == {"sample"}
+
+
+def test_what_is_scaled_are_boxes_and_points():
+    assert SCALED_KEYS == ("bboxes", "point_coords", "crop_boxes")

@@ -1,0 +1,63 @@
+"""Random bytes in any array of metadata: an error with a name, or the data of that sample.
+
+Structure and lengths are right, so nothing of this is found before an array's own content is used.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hostile_packs import LAYOUTS, Hostile, targets
+from hostile_reading import SPECS, read_everything
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+SEEDS = 3
+CASES = [(name, target) for name, layout in LAYOUTS.items() for target in targets(layout)]
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield Hostile(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_sound_pack_is_read_whole_in_every_way(hostile, name):
+    """Else the tests below would hold of a pack that nobody can read."""
+    assert read_everything(hostile.pack(name, None), name, None) == 2 * 7 * len(SPECS[name])
+
+
+@pytest.mark.parametrize("name, target", CASES)
+def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, target):
+    for seed in range(SEEDS):
+        read_everything(hostile.pack(name, target, seed), name, target)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
+@pytest.mark.parametrize("side", ["end", "start"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_outside_an_array_is_read(tmp_path, name, side):
+    """In a process that a read before or after any array would end."""
+    command = [sys.executable, "-W", "error", str(HELPERS / "hostile_reading.py"), str(tmp_path),
+               name, "1", side]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("alive"), (done.returncode, done.stderr)
+
+
+def test_a_read_outside_of_a_guarded_array_ends_the_process(tmp_path):
+    """So the guards are able to tell."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ctypes, numpy as np\n"
+        "from guard_pages import guarded\n"
+        "data = guarded(np.arange(100, dtype=np.uint8), sys.argv[2])\n"
+        "at = data.__array_interface__['data'][0]\n"
+        "assert data.tolist() == list(range(100)) and ctypes.string_at(at, 100) == bytes(data)\n"
+        "ctypes.string_at(at + 1, 100) if sys.argv[2] == 'end' else ctypes.string_at(at - 1, 100)\n"
+    )
+    for side in ("end", "start"):
+        command = [sys.executable, "-c", program, str(HELPERS), side]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode < 0, (side, done.stderr)

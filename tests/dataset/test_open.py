@@ -1,0 +1,178 @@
+"""What `open` says of packs that are not complete, and of what is not a folder of a pack."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset, random_split
+
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.torch_subset import as_dataset
+from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.format import Layout, ShardWriter, finished_rows, publish, read_manifest
+from sa1bpack.format.manifest import write_manifest
+
+
+@pytest.fixture
+def incomplete(pack_writer, tmp_path):
+    """A pack whose run was interrupted: of the second source a shard is missing."""
+    root = tmp_path / "pack"
+    pack_writer(root)
+    manifest = read_manifest(root)
+    publish(root, msgspec.structs.replace(
+        manifest, complete=False, sources=({"name": "sa_000000"}, {"name": "sa_000002"})
+    ))  # fmt: skip
+    return root
+
+
+def warnings_of(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records
+            if (record.name, record.levelno) == ("sa1bpack", logging.WARNING)]  # fmt: skip
+
+
+def test_an_incomplete_pack_is_reported_once_with_its_counts_and_the_remedy(incomplete, caplog):
+    assert len(open_pack(incomplete)) == 12
+    open_pack(incomplete, masks="bool")
+    open_pack(f"{incomplete}/../pack")[2:].with_options(masks="bool")
+    [text] = warnings_of(caplog)
+    assert text == (
+        f"{incomplete}: not complete: 12 images in 5 shards, 2 sources complete; packed in part: "
+        "sa_000001. Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
+    )
+
+
+def test_shards_that_are_not_listed_yet_are_counted(incomplete, caplog, pack_writer, tmp_path):
+    (incomplete / "shards" / "sa_000000-000").rename(incomplete / "shards" / "sa_000009-000")
+    open_pack(incomplete)
+    assert "packed in part: sa_000001; 1 shard not listed yet. Repeat" in warnings_of(caplog)[0]
+
+
+def test_a_complete_pack_is_opened_without_a_word(packed, caplog):
+    open_pack(packed.root)
+    assert warnings_of(caplog) == []
+
+
+def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_there_is(
+    pack_writer, tmp_path
+):
+    root = tmp_path / "pack"
+    pack_writer(root)
+    manifest = read_manifest(root)
+    write_manifest(root, msgspec.structs.replace(
+        manifest, complete=False, shards=(), samples=0, masks=0, index=None
+    ))  # fmt: skip
+    with pytest.raises(FormatError, match=(
+        r"holds no complete shard yet: 0 images in 0 shards, 0 sources complete; 5 shards not "
+        r"listed yet\. Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
+    )):  # fmt: skip
+        open_pack(root)
+
+
+def test_a_home_folder_is_expanded(packed, monkeypatch):
+    monkeypatch.setenv("HOME", str(packed.root.parent))
+    assert len(open_pack("~/pack")) == 12
+    assert open_pack(Path("~/pack")).root == packed.root
+
+
+@pytest.mark.parametrize("wrong", ["s3://packs/p", "hf://datasets/p", Path("s3://packs/p")])
+def test_a_url_is_refused_by_name(wrong):
+    with pytest.raises(OptionError, match=r"path is '(s3|hf):.*(s3|hf) URLs are not supported"):
+        open_pack(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"/packs"])
+def test_what_is_not_a_path_is_refused(wrong):
+    with pytest.raises(OptionError, match=r"path is .*: give a path"):
+        open_pack(wrong)
+
+
+# ------------------------------------------------------------------------------------ how it looks
+
+
+LAYOUTS = {
+    "pad": Layout(image_size=24, mask_size=16),
+    "squash": Layout(image_size=24, mask_size=16, fit="squash"),
+    "native": Layout(image_size=24, mask_size=16, fit="native"),
+}
+
+
+@pytest.fixture(scope="module")
+def texts_of(tmp_path_factory):
+    """texts_of(layout): function of options that opens an empty shard's pack of it."""
+    from reading_packs import made_sample
+
+    from sa1bpack.format import make_manifest
+
+    root = tmp_path_factory.mktemp("texts")
+    for name, layout in LAYOUTS.items():
+        sample = made_sample(1, 2)
+        sample["size"] = np.array([24, 24, 24, 24], np.int32)
+        if layout.flat:
+            sample["image"] = np.zeros(24 * 24 * 3, np.uint8)
+        with ShardWriter(root / name / "shards", "sa_000000-000", layout) as writer:
+            writer.append(finished_rows(layout, sample))
+            entry = writer.publish({"source": "sa_000000", "part": 0})
+        publish(root / name, make_manifest(
+            layout, [entry], complete=True, options={}, sources=[], counts={}
+        ))  # fmt: skip
+    return lambda name, **options: open_pack(root / name, **options).spec_text
+
+
+def test_the_text_of_a_dataset_says_how_its_samples_look(texts_of):
+    assert texts_of("pad") == "pad 24 rgb, masks 16 area, source coordinates"
+    found = texts_of("squash", masks="runs", mask_sampling="center", coordinates="stored")
+    assert found == "squash 24 rgb, runs 16 center, stored coordinates"
+
+
+def test_the_text_is_the_same_where_batches_mean_the_same(texts_of, packed):
+    due = texts_of("pad")
+    for options in ({"masks": "bool"}, {"mask_size": 16}, {"masks": "runs", "mask_size": 16},
+                    {"check": "read"}, {"on_error": "return"}):  # fmt: skip
+        assert texts_of("pad", **options) == due
+    assert texts_of("native") == due
+    ds = open_pack(packed.root)
+    assert ds[::-2].spec_text == ds.spec_text == due
+
+
+def test_the_text_differs_where_batches_mean_something_else(texts_of):
+    texts = [texts_of("pad", **options) for options in (
+        {}, {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "stored"},
+        {"masks": "runs"},
+    )]  # fmt: skip
+    texts.append(texts_of("squash"))
+    assert len(set(texts)) == len(texts)
+
+
+# ------------------------------------------------------------------------------ subsets of torch
+
+
+def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(packed):
+    ds = open_pack(packed.root)
+    one, other = random_split(ds, [8, 4], generator=torch.Generator().manual_seed(0))
+    for part in (one, other, Subset(one, [3, 0, 3]), Subset(ds[::-1], range(4))):
+        found = as_dataset(part)
+        assert [sample["index"] for sample in found] == [sample["index"] for sample in part]
+    assert as_dataset(ds) is ds
+    assert len(as_dataset(Subset(ds, []))) == 0
+
+
+def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
+    other = TensorDataset(torch.zeros(3))
+    for wrong, name in ((other, "TensorDataset"), (Subset(other, [0]), "TensorDataset inside"),
+                        ([1, 2], "builtins.list"), (str(packed.root), "builtins.str")):  # fmt: skip
+        with pytest.raises(OptionError, match=rf"{name}.*sa1bpack.open"):
+            as_dataset(wrong)
+
+
+def test_a_subset_is_recognised_without_importing_torch(packed):
+    program = (
+        "import sys; from sa1bpack.dataset.torch_subset import as_dataset\n"
+        "from sa1bpack.dataset.dataset import open\n"
+        "as_dataset(open(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(packed.root)], check=True)

@@ -1,0 +1,171 @@
+"""Reads everything of a pack whose metadata may be random, and checks what comes out.
+
+    python hostile_reading.py FOLDER LAYOUT SEEDS [end|start]
+
+in a process of its own, with guard pages after or before every array that is mapped.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from guard_pages import guard_maps
+from hostile_packs import LAYOUTS, ROWS, SHARD, Found, Hostile, metadata, targets
+
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS, SAMPLE_COLUMNS
+from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.masks import rasterize
+from sa1bpack.pixels import yuv420_to_rgb
+
+SPECS = {
+    "pad": (
+        {}, {"masks": "bool"}, {"masks": "runs"}, {"mask_size": 24},
+        {"masks": "runs", "mask_size": 8, "mask_sampling": "center"}, {"coordinates": "stored"},
+    ),
+    "native": (
+        {}, {"masks": "bool"}, {"masks": "runs"}, {"masks": "runs", "mask_size": 24},
+        {"pixels": "stored", "coordinates": "stored"},
+    ),
+    "squash": ({}, {"masks": "bool"}, {"coordinates": "stored"}),
+}  # fmt: skip
+
+
+def read_everything(root: Path, name: str, target: str | None) -> int:
+    """Read a pack in all ways; returns how many samples could be read.
+
+    Raises AssertionError if something other than the sample's own data, or an error that names
+    what is damaged, comes out.
+    """
+    found, read = Found(root), 0
+    for check in ("open", "read"):
+        for options in SPECS[name]:
+            try:
+                ds = open_pack(root, check=check, **options)
+            except FormatError as error:
+                assert check == "read" and target in ("all", *_index_targets()), error
+                assert "index-" in str(error)
+                continue
+            read += _read_samples(ds, found, target)
+        if check == "open":
+            _read_by_id(ds)
+        _read_columns(ds, found)
+    return read
+
+
+def _index_targets() -> tuple[str, ...]:
+    return tuple(name for name in targets(LAYOUTS["pad"]) if name.startswith("index/"))
+
+
+def _read_samples(ds: Dataset, found: Found, target: str | None) -> int:
+    count = 0
+    for row in (0, 3, *ROWS, 7, 11):  # of the damaged shard, before it and after it
+        try:
+            sample = ds[row]
+        except ReadError as error:
+            assert found.shard_name(row) in str(error) and error.row == row, error
+            in_shard = target is not None and not target.startswith("index/") and target != "all"
+            assert row in ROWS or not in_shard, error
+            assert target is not None, error
+            continue
+        check_sample(ds, sample, found.sample(row))
+        count += 1
+    return count
+
+
+def check_sample(ds: Dataset, sample: dict, due: dict[str, np.ndarray]) -> None:
+    """Compare a sample with what the files hold for it."""
+    size = due["size"]
+    np.testing.assert_array_equal(sample["size"], size)
+    assert sample["image_id"] == due["image_id"]
+    assert sample["file_name"].encode() == due["file_name"].tobytes().rstrip(b"\0")
+    scale = np.ones(2)
+    if ds.options.coordinates == "stored":
+        scale = size[[3, 2]] / size[[1, 0]]
+    for field in NUMBER_FIELDS:
+        with np.errstate(all="ignore"):
+            factor = np.tile(scale, field.columns // 2) if field.scaled else 1
+            expected = due[field.array] * factor
+        np.testing.assert_array_equal(sample[field.sample], expected)
+    np.testing.assert_array_equal(sample["image"], _image(ds, due))
+    masks, height, width = ds.spec.masks, int(size[0]), int(size[1])
+    if masks.source == "runs":
+        np.testing.assert_array_equal(sample["run_ends"], due["run_ends"])
+        np.testing.assert_array_equal(sample["run_offset"], due["run_offset"])
+        return
+    bits = due.get("mask_bits")
+    if masks.source == "drawn":
+        bits = rasterize(due["run_ends"], due["run_offset"], height, width, masks.size, masks.fit,
+                         masks.sampling)  # fmt: skip
+    if masks.as_bool:
+        bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
+    np.testing.assert_array_equal(sample["masks"], bits)
+
+
+def _image(ds: Dataset, due: dict[str, np.ndarray]) -> np.ndarray:
+    if not ds.layout.flat or ds.options.pixels == "stored":
+        return due["image"]
+    height, width = due["size"][2:].tolist()
+    half = (height + 1) // 2, (width + 1) // 2
+    edges = np.cumsum([height * width, half[0] * half[1]])
+    y, cb, cr = np.split(due["image"], edges)
+    return yuv420_to_rgb(y.reshape(height, width), cb.reshape(half), cr.reshape(half))
+
+
+def _read_by_id(ds: Dataset) -> None:
+    for image_id in (5000, 4988, 4985, 4982, 4967, 7):
+        try:
+            assert ds.by_id(image_id)["image_id"] == image_id
+        except (KeyError, FormatError) as error:
+            assert str(image_id) in str(error) or "id_order" in str(error), error
+
+
+def _read_columns(ds: Dataset, found: Found) -> None:
+    """All columns, as far as they can be read."""
+    for name in SAMPLE_COLUMNS:
+        column = _columns_or_none(lambda name=name: ds.column(name))
+        if column is None:
+            continue
+        if name == "mask_count":
+            due = np.diff(found.index["mask_offset"])
+        elif name == "image_id":
+            due = found.index["image_id"]
+        elif name == "file_name":
+            due = found.column(name).view("S64")[:, 0]
+        else:
+            due = found.column(name)
+        np.testing.assert_array_equal(column, due)
+    for name in MASK_COLUMNS:
+        column = _columns_or_none(lambda name=name: ds.mask_column(name))
+        if column is not None:
+            np.testing.assert_array_equal(column, found.column(name))
+        for how in ("sum", "max", "min"):
+            _columns_or_none(lambda name=name, how=how: ds.column(name, how))
+    for part in (ds[::-2], ds[[5, 4, 5]]):
+        _columns_or_none(lambda part=part: part.mask_column("area"))
+        _columns_or_none(lambda part=part: part.where(lambda c: c["mask_count"] > 2))
+
+
+def _columns_or_none(read):
+    try:
+        return read()
+    except FormatError as error:
+        assert SHARD in str(error) or "index-" in str(error), error
+
+
+def main() -> None:
+    """Read packs of one layout with guard pages, each array random in turn."""
+    folder, name, seeds, side = sys.argv[1:]
+    hostile = Hostile(Path(folder))
+    maps, read = guard_maps(side), 0
+    assert read_everything(hostile.pack(name, None), name, None) > 0
+    for seed in range(int(seeds)):
+        for target in targets(LAYOUTS[name]):
+            read += read_everything(hostile.pack(name, target, seed), name, target)
+    assert maps[0] > 100 and read > 100
+    print("alive", len(metadata(LAYOUTS[name])))
+
+
+if __name__ == "__main__":
+    main()

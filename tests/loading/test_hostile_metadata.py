@@ -1,0 +1,148 @@
+"""Random bytes in any array of metadata, through the loaders: an error with a name, or the data.
+
+Batches of one sample each, so that a batch is compared with its sample.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
+
+import sa1bpack
+from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.masks import rasterize
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+LAYOUT_NAMES = ("padded", "flat", "padded_bits", "flat_bits")
+CHOICES = (None, "largest", "iou", "random")
+READ = (0, 3, *ROWS, 7)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield Hostile(tmp_path_factory.mktemp("hostile"))
+
+
+def load_everything(root: Path, masks: str, choose: str | None, check: str, loader: str) -> int:
+    """Load samples one by one; returns how many could be. Raises AssertionError otherwise."""
+    ds = sa1bpack.open(root, check=check)[list(READ)]
+    given = {"masks": masks, "order": "sequential", "on_error": "raise"}
+    if choose is not None:
+        given |= {"max_masks": 3, "choose": choose}
+    found, loaded = Found(root), 0
+    for index, row in enumerate(READ):
+        one = ds[index : index + 1]
+        try:
+            if loader == "Loader":
+                with sa1bpack.Loader(one, 1, device="cpu", threads=1, **given) as batches:
+                    [batch] = [{key: value.clone() for key, value in b.items()} for b in batches]
+            else:
+                [batch] = sa1bpack.make_dataloader(one, 1, workers=0, pin_memory=False, **given)
+        except ReadError as error:
+            assert found.shard_name(row) in str(error), error
+            continue
+        due = found.sample(row)
+        kept = min(len(due["area"]), 3) if choose is not None else len(due["area"])
+        assert batch["mask_counts"].tolist() == [kept], row
+        assert batch["image_ids"].tolist() == [due["image_id"]]
+        areas = batch["areas"].reshape(-1).tolist()
+        assert all(area in due["area"].tolist() for area in areas)
+        if choose is None:
+            assert areas == due["area"].tolist()
+            with np.errstate(all="ignore"):
+                boxes = due["bbox"].astype(np.float32)
+            np.testing.assert_array_equal(batch["bboxes"].numpy().reshape(-1, 4), boxes)
+            bits = due["mask_bits"] if "mask_bits" in due else drawn(one, due)
+            if not masks.endswith("bits"):
+                bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
+            found_masks = batch["masks"].numpy().reshape(bits.shape)
+            np.testing.assert_array_equal(found_masks, bits, strict=True)
+        if not ds.layout.flat:
+            np.testing.assert_array_equal(batch["images"][0].numpy(), due["image"])
+        loaded += 1
+    return loaded
+
+
+def drawn(ds, due) -> np.ndarray:
+    """The bits of masks of which a pack has the runs alone."""
+    height, width = due["size"][:2].tolist()
+    masks = ds.spec.masks
+    return rasterize(due["run_ends"], due["run_offset"], height, width, masks.size, masks.fit,
+                     masks.sampling)  # fmt: skip
+
+
+def load_or_refuse(root: Path, *arguments) -> int:
+    """`load_everything`, of a pack that may be refused when it is opened."""
+    try:
+        return load_everything(root, *arguments)
+    except ReadError:
+        raise
+    except FormatError as error:
+        assert "index-" in str(error), error
+        return 0
+
+
+CASES = [(name, target) for name, layout in LAYOUTS.items() for target in targets(layout)]
+
+
+@pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
+@pytest.mark.parametrize("name, target", CASES)
+def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, target, loader):
+    """Each array with another of the layouts, choices and checks; all with what matters to them."""
+    number = CASES.index((name, target))
+    combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
+                    for check in ("open", "read")]  # fmt: skip
+    chosen = combinations[number % 5 :: 5]
+    if target in ("area", "predicted_iou", "mask_offset", "run_offset", "size"):
+        chosen = combinations
+    for seed, (masks, choose, check) in enumerate(chosen):
+        load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, loader)
+
+
+@pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
+@pytest.mark.parametrize("choose", CHOICES)
+@pytest.mark.parametrize("masks", LAYOUT_NAMES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_sound_pack_is_loaded_whole(hostile, name, masks, choose, loader):
+    for check in ("open", "read"):
+        root = hostile.pack(name, None)
+        assert load_everything(root, masks, choose, check, loader) == len(READ)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from pathlib import Path
+from guard_pages import guard_maps
+from hostile_packs import LAYOUTS, Hostile, targets
+from test_hostile_metadata import CHOICES, LAYOUT_NAMES, load_or_refuse
+
+folder, name, side = sys.argv[3:]
+hostile = Hostile(Path(folder))
+maps, loaded = guard_maps(side), 0
+for number, target in enumerate([None, *targets(LAYOUTS[name])]):
+    masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 4]
+    for seed, check in enumerate(("open", "read", "open")):
+        root = hostile.pack(name, target, seed)
+        for loader in ("Loader", "make_dataloader"):
+            loaded += load_or_refuse(root, masks, choose, check, loader)
+assert maps[0] > 100 and loaded > 20
+print("alive")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guard pages need mprotect")
+@pytest.mark.parametrize("side", ["end", "start"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_nothing_outside_an_array_is_read(tmp_path, name, side):
+    """In a process that a read before or after any array would end."""
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
+               str(Path(__file__).parent), str(tmp_path), name, side]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
