@@ -431,7 +431,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         part = "" if len(self) == len(self._pack) else f" of {len(self._pack)}"
-        return f"<Dataset {str(self.root)!r}: {len(self)}{part} samples>"
+        state = "" if self.manifest.complete else ", pack not complete"
+        return f"<Dataset {str(self.root)!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):
         return _reopened, (self.root, self.manifest.index, self._rows, self._options)

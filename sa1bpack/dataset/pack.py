@@ -9,13 +9,12 @@ import numpy as np
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.errors import FormatError
-from sa1bpack.format import Layout, Manifest
+from sa1bpack.format import Layout
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
+from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.index_check import check_index
-from sa1bpack.format.publish import shard_folders
-from sa1bpack.wording import counted, printable
 
 
 class Pack:
@@ -37,7 +36,7 @@ class Pack:
         )
         self.root = Path(root).absolute()  # shards are opened later, from whatever folder
         if index is None:
-            raise FormatError(_nothing_there(self.root, self.manifest))
+            raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
         self.index = index
         self.shards = Shards(self.root, self.manifest, self.index)
         if self.index.shard_offset.tolist() != self.shards.first_row:
@@ -141,52 +140,7 @@ class Pack:
         return row if ids[row] == image_id else None
 
     def missing(self) -> str | None:
-        """What an incomplete pack holds and lacks, as far as that is known, and the remedy.
-
-        None for a complete pack.
-        """
-        manifest = self.manifest
-        if manifest.complete:
+        """What an incomplete pack holds so far, and the remedy; None for a complete pack."""
+        if self.manifest.complete:
             return None
-        finished = {str(source.get("name")) for source in manifest.sources}
-        parts = sorted({entry.source for entry in manifest.shards} - finished)
-        return (
-            f"{self.root}: not complete: {_counts(manifest)}"
-            + (f"; packed in part: {_some(parts)}" if parts else "")
-            + _unlisted(self.root, manifest)
-            + f". {_RESUME}"
-        )
-
-
-_RESUME = "Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
-
-
-def _nothing_there(root: Path, manifest: Manifest) -> str:
-    """What to say of a pack without shards."""
-    if manifest.complete:
-        return f"{root}: a complete pack without samples; pack some sources into it"
-    return (
-        f"{root}: holds no complete shard yet: {_counts(manifest)}{_unlisted(root, manifest)}. "
-        f"{_RESUME}"
-    )
-
-
-def _counts(manifest: Manifest) -> str:
-    return (
-        f"{counted(manifest.samples, 'image')} in {counted(len(manifest.shards), 'shard')}, "
-        f"{counted(len(manifest.sources), 'source')} complete"
-    )
-
-
-def _unlisted(root: Path, manifest: Manifest) -> str:
-    """Shards that were published after the manifest was last written."""
-    try:
-        count = len({path.name for path in shard_folders(root)} - {s.name for s in manifest.shards})
-    except OSError:
-        return ""
-    return f"; {counted(count, 'shard')} not listed yet" if count else ""
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return printable(", ".join(names[:8])) + more
+        return f"{self.root}: {completeness_of(self.root, self.manifest)}"

@@ -1,19 +1,22 @@
 """The copy of one batch: where its samples are, and the copy of any part of them into a buffer."""
 
 import os
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_samples, copy_spans
-from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.columns import offsets_of
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_shard import OpenShard
+from sa1bpack.dataset.sample import read_error
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.loading.batch_source import BatchSource
 from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
 
@@ -28,6 +31,28 @@ def without_frames(error: Exception) -> Exception:
         found.__traceback__ = None
         found = found.__cause__ or found.__context__
     return error
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """A dataset, and how its batches are made.
+
+    spec      what they look like in a buffer
+    choice    which masks are kept
+    capacity  masks per sample in padded arrays; None: as many as the fullest sample of a batch
+    """
+
+    ds: Dataset
+    spec: BatchSpec
+    choice: MaskChoice
+    capacity: int | None
+
+    def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
+        """The error of a sample: its index in the dataset, shard, row in it, and what happened."""
+        row = int(self.ds.rows_at(index))
+        error = read_error(self.ds.pack, row, number, int(local), cause)
+        error.__cause__ = cause
+        return error
 
 
 class Lookup(NamedTuple):

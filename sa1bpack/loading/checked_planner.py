@@ -15,8 +15,7 @@ from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.loading.batch_copy import BatchCopy, Lookup, without_frames
-from sa1bpack.loading.batch_source import BatchSource
+from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
 from sa1bpack.loading.planner import Planner
 from sa1bpack.masks.rle import take_masks
 

@@ -20,7 +20,7 @@ import torch
 from sa1bpack.batch.spec import ALIGNMENT, BatchSpec, Regions, split_regions
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.buffer_pool import Buffer, BufferPool
+from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.transforms.masks import unpack_bits
 from sa1bpack.transforms.pixels import yuv420_to_rgb
 from sa1bpack.transforms.runs import RunBatch

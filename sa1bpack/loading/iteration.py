@@ -1,19 +1,22 @@
 """Iterations of loaders: what Loader and the DataLoader share of an epoch."""
 
+import logging
 import os
 import threading
 import traceback
+from math import ceil
 from typing import Any, Protocol
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.dropped import DroppedSamples
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
 
 Batch = dict[str, Any]
+
+_log = logging.getLogger("sa1bpack")
 
 
 class Run(Protocol):
@@ -24,6 +27,45 @@ class Run(Protocol):
 
         None if the epoch was ended.
         """
+
+
+class DroppedSamples:
+    """What a loader with on_error="drop" has dropped, over all of its epochs.
+
+    errors  why, in the order of the batches
+    share   of the samples of an epoch that may be dropped
+    """
+
+    def __init__(self, share: float):
+        self.errors: list[ReadError] = []
+        self.share = share
+        self._shards: set[str] = set()
+
+    def add(self, errors: list[ReadError], before: int, samples: int) -> int:
+        """Note the errors of a batch; returns how many the epoch has now.
+
+        before   errors of the epoch's earlier batches
+        samples  that the epoch has on this rank
+
+        Raises LoaderError past the limit.
+        """
+        for error in errors:
+            if error.shard not in self._shards:
+                self._shards.add(error.shard)
+                _log.warning(
+                    "dropped: %s (further samples of shard %s are dropped without a message)",
+                    error,
+                    error.shard,
+                )
+        self.errors += errors
+        count, limit = before + len(errors), ceil(self.share * samples)
+        if count > limit:
+            raise LoaderError(
+                f"{count} of the {samples} samples of this epoch could not be read, and "
+                f"max_dropped={self.share:g} allows {limit}; the last one: {errors[-1]}. Run "
+                "`sa1bpack verify` on the pack, repair it, or raise max_dropped"
+            )
+        return count
 
 
 class BatchReader:

@@ -17,16 +17,15 @@ from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.loading.batch_copy import OPEN_SAMPLES
-from sa1bpack.loading.batch_source import BatchSource
-from sa1bpack.loading.buffer_pool import Buffer, BufferPool
+from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, Host, open_device
-from sa1bpack.loading.epoch import Epoch
+from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
+from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
@@ -119,7 +118,7 @@ class Loader(BatchReader):
         self._device: Host | Cuda = open_device(device)
         self._spec = BatchSpec.of(ds, chosen.layout, to_device=self._device.pinned)
         self._pool: BufferPool | None = None
-        self._epoch: weakref.finalize | None = None
+        self._end_threads: weakref.finalize | None = None
         self._pid = os.getpid()
         self._closed = False
         self._cursor.on_end = _ends_epoch_of(self)
@@ -182,29 +181,30 @@ class Loader(BatchReader):
         if self._closed:
             raise LoaderError("this loader is closed; make a new one")
 
-    def _start(self, batches: EpochBatches, iteration: Iteration) -> Epoch:
+    def _start(self, batches: EpochBatches, iteration: Iteration) -> ReaderThreads:
         """Start the threads of an iteration."""
         self._check_open()
         if self._pid != os.getpid():
-            self._pid, self._pool, self._epoch = os.getpid(), None, None
+            self._pid, self._pool, self._end_threads = os.getpid(), None, None
         if self._pool is None:
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, self._device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
         planner = kind(source)
-        epoch = Epoch(
-            self._pool, self._device, planner, batches, self._options, self._threads, self._ahead
-        )
+        threads = ReaderThreads(
+            self._pool, self._device, planner, batches, self._options,
+            count=self._threads, ahead=self._ahead,
+        )  # fmt: skip
         # Of the iteration, not the loader: a loop that is left early ends its threads at once.
-        self._epoch = weakref.finalize(iteration, epoch.end, _END_SECONDS)
-        _log.debug("epoch %d of %r", batches.epoch, self)
-        return epoch
+        self._end_threads = weakref.finalize(iteration, threads.end, _END_SECONDS)
+        _log.info("epoch %d begins: %r", batches.epoch, self)
+        return threads
 
     def _end_epoch(self, wait: float = _END_SECONDS) -> None:
         """End the threads of the iteration that runs, if there is one."""
-        found = self._epoch.detach() if self._epoch is not None else None
-        self._epoch = None
+        found = self._end_threads.detach() if self._end_threads is not None else None
+        self._end_threads = None
         if found is not None:
             found[1](wait)
 
@@ -229,7 +229,7 @@ class Loader(BatchReader):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "_epoch": None}
+        return self.__dict__ | {"_pool": None, "_end_threads": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

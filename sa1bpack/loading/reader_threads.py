@@ -1,5 +1,6 @@
 """The threads of one epoch of a Loader: they plan batches, copy samples, and send batches on."""
 
+import os
 import threading
 import time
 from collections import deque
@@ -8,8 +9,9 @@ import numpy as np
 
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.batch_queue import BatchQueue, Ticket
-from sa1bpack.loading.devices import Cuda, Host
+from sa1bpack.loading.devices import Batch, Cuda, Host
+from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
+from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.planner import Planner
 from sa1bpack.order.epoch import EpochBatches
 
@@ -32,20 +34,26 @@ class _Job:
 
 
 class ReaderThreads:
-    """The threads of one epoch.
+    """The threads of one epoch, and its queue.
 
     Whoever finds no samples left to copy, and nobody else planning, plans the next batch into a
     buffer of the pool, and cuts it into parts if there are more threads than batches at once.
     Whoever finishes the last part of a batch sends it on. Shards are opened while planning, and
     files while copying, without any lock: the others go on copying meanwhile.
+
+    Once the epoch has ended, a thread that still reads reaches nothing but the queue, which is
+    closed; the buffer that it writes to, which it then releases to the pool; and caches of open
+    shards and files, which all epochs share. Knows nothing of the Loader, so that the Loader can be
+    collected.
     """
 
     def __init__(
-        self, queue: BatchQueue, device: Host | Cuda, planner: Planner, batches: EpochBatches, *,
-        count: int, drops: bool, timeout: float,
+        self, pool: BufferPool, device: Host | Cuda, planner: Planner, batches: EpochBatches,
+        options: ReadingOptions, *, count: int, ahead: int,
     ):  # fmt: skip
-        self._queue, self._device, self._planner, self._batches = queue, device, planner, batches
-        self._drops, self._timeout = drops, timeout
+        self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
+        self._drops, self._timeout = options.on_error == "drop", options.timeout
+        self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
         self._changed = threading.Condition()  # guards what follows; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
         self._planning = False
@@ -54,7 +62,7 @@ class ReaderThreads:
         self._plan_next = 1  # batches
         self._doing: dict[str, tuple[BatchCopy | None, float]] = {}
         # Complete batches where there are enough of them for all threads: least to agree on.
-        self._parts_per_batch = -(-count // (queue.ahead + 1))
+        self._parts_per_batch = -(-count // (ahead + 1))
         self._threads = [
             threading.Thread(target=self._run, name=f"sa1bpack-reader-{n}", daemon=True)
             for n in range(count)
@@ -179,7 +187,23 @@ class ReaderThreads:
 
     # ------------------------------------------------------------------------------ in the consumer
 
-    def doing(self) -> str:
+    def take(self) -> tuple[Batch | None, list[ReadError]] | None:
+        """The next batch, None if no sample of it remained, and why samples were dropped from it.
+
+        None if the epoch was ended. Raises the error that came instead of the batch, LoaderTimeout,
+        or what allocating a buffer raises.
+        """
+        entry = self._queue.take(self._timeout, self._doing_text)
+        if entry is None:
+            return None
+        if entry.error is not None:
+            raise entry.error
+        staged, dropped = entry.batch
+        if staged is None:
+            return None, dropped
+        return self._device.deliver(staged, self._planner.source.spec, self._pool), dropped
+
+    def _doing_text(self) -> str:
         """What every thread is doing, for messages."""
         now, texts = time.monotonic(), []
         for name, (copy, since) in list(self._doing.items()):
@@ -189,11 +213,18 @@ class ReaderThreads:
         texts += [f"{name} has ended" for name in dead]
         return "; ".join(texts) or "all threads wait for a free buffer"
 
-    def join(self, wait: float) -> None:
-        """Wait for the threads of a closed queue to end, `wait` seconds at most."""
-        limit = time.monotonic() + wait
+    def end(self, wait: float) -> None:
+        """End the epoch: nothing more is begun, and copies in progress are waited for a while.
+
+        wait  seconds; nothing depends on them but how soon threads and buffers are gone. In a
+              forked child there is nothing to end
+        """
+        if self._pid != os.getpid():
+            return
+        self._queue.close()
         with self._changed:
             self._changed.notify_all()
+        limit = time.monotonic() + wait
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, limit - time.monotonic()))

@@ -345,7 +345,7 @@ def test_fingerprints_tell_packs_apart(packed, pack_writer, tmp_path):
 def test_an_empty_pack_is_refused(pack_writer, tmp_path):
     """It cannot train anything, and its manifest names no index."""
     pack_writer(tmp_path / "empty", {})
-    with pytest.raises(FormatError, match="a complete pack without samples"):
+    with pytest.raises(FormatError, match="no images: the sources held none"):
         open_pack(tmp_path / "empty")
     with pytest.raises(FormatError, match="not a pack"):
         open_pack(tmp_path / "nothing")

@@ -61,7 +61,7 @@ DEFECTS = {
     ),
     "a falling offset": (
         lambda folder: write_at(folder / "mask_offset/c.0", 8, (20).to_bytes(8, "little")),
-        "mask_offset: offset 2 is 12, below 20",
+        "mask_offset: offset 2 is 12, below the 20 before it",
     ),
     "another offset than the index": (
         lambda folder: write_at(folder / "mask_offset/c.0", 8, (8).to_bytes(8, "little")),

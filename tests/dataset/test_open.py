@@ -41,15 +41,15 @@ def test_an_incomplete_pack_is_reported_once_with_its_counts_and_the_remedy(inco
     open_pack(f"{incomplete}/../pack")[2:].with_options(masks="bool")
     [text] = warnings_of(caplog)
     assert text == (
-        f"{incomplete}: not complete: 12 images in 5 shards, 2 sources complete; packed in part: "
-        "sa_000001. Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
+        f"{incomplete}: not complete: 12 images in 5 shards, 2 sources packed to the end, 1 in "
+        "part; repeat the pack command"
     )
 
 
 def test_shards_that_are_not_listed_yet_are_counted(incomplete, caplog, pack_writer, tmp_path):
     (incomplete / "shards" / "sa_000000-000").rename(incomplete / "shards" / "sa_000009-000")
     open_pack(incomplete)
-    assert "packed in part: sa_000001; 1 shard not listed yet. Repeat" in warnings_of(caplog)[0]
+    assert "1 in part, 1 published shard not in the index yet; repeat" in warnings_of(caplog)[0]
 
 
 def test_a_complete_pack_is_opened_without_a_word(packed, caplog):
@@ -67,8 +67,7 @@ def test_a_pack_that_was_killed_before_its_first_shard_was_listed_says_what_ther
         manifest, complete=False, shards=(), samples=0, masks=0, index=None
     ))  # fmt: skip
     with pytest.raises(FormatError, match=(
-        r"holds no complete shard yet: 0 images in 0 shards, 0 sources complete; 5 shards not "
-        r"listed yet\. Repeat the `sa1bpack pack` command: it resumes after the last complete shard"
+        r"no images yet: 5 published shards not in the index yet; repeat the pack command"
     )):  # fmt: skip
         open_pack(root)
 

@@ -21,7 +21,7 @@ from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format import open_shard
-from sa1bpack.loading.batch_source import BatchSource
+from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
 from sa1bpack.masks.rle import parse_counts
@@ -285,6 +285,7 @@ def test_a_buffer_grows_for_a_batch_with_more_runs_than_usual(tar, tmp_path):
     with sa1bpack.Loader(ds, 1, order="sequential", device="cpu") as loader:
         most = max(batch["runs"].run_ends.nbytes for batch in loader)
         assert most > loader.plan().batch_bytes
+        loader.set_epoch(0)
         assert same_batches(loader, theirs) == 20
 
 

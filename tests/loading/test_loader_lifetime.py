@@ -15,7 +15,7 @@ import pytest
 
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.batch_queue import BatchQueue
+from sa1bpack.loading.epoch import BatchQueue
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 

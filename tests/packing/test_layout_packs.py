@@ -160,7 +160,9 @@ def test_a_pack_is_not_resumed_in_another_layout(packed, tar, other):
 
 @pytest.mark.parametrize("fit", ["pad", "squash"])
 def test_an_odd_canvas_of_yuv_is_refused_before_anything_is_written(tar, tmp_path, fit):
-    with pytest.raises(OptionError, match=r"image_size is 63.*choose an even one, or fit native"):
+    with pytest.raises(
+        OptionError, match=r"image_size is 63.*choose an even number, or the fit native"
+    ):
         sa1bpack.pack(tar, tmp_path / "pack", image_size=63, pixels="yuv420", fit=fit)
     assert not (tmp_path / "pack").exists()
 

@@ -9,7 +9,7 @@ from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 
-REMEDY = "neither is installed. `make setup`"
+REMEDY = "neither is installed. Run `make setup`"
 # Hides PIL from a child process, as if it had never been installed.
 HIDDEN = """
 import sys

@@ -281,7 +281,7 @@ def test_a_lack_of_address_space_is_reported_and_the_next_run_resumes(tar, expec
     assert code == 4
     assert said == (
         "sa1bpack: [Errno 12] Cannot allocate memory: 'address space for 8 pairs at once'\n"
-        "sa1bpack: memory is short: take fewer --workers, or raise its limit\n"
+        "sa1bpack: out of memory: use fewer --workers, or raise the limit\n"
         "sa1bpack: repeat the same command to continue from here\n"
     )
     assert sa1bpack.pack(tar, root, workers=2, **SMALL).complete

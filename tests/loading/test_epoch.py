@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderTimeout
-from sa1bpack.loading.batch_queue import BatchQueue
-from sa1bpack.loading.buffer_pool import Buffer, BufferPool
+from sa1bpack.loading.epoch import BatchQueue, Buffer, BufferPool
 
 
 def doing() -> str:
