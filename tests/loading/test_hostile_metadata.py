@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import clone
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 
 import sa1bpack
@@ -41,7 +42,7 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
         try:
             if loader == "Loader":
                 with sa1bpack.Loader(one, 1, device="cpu", threads=1, **given) as batches:
-                    [batch] = [{key: value.clone() for key, value in b.items()} for b in batches]
+                    [batch] = map(clone, batches)
             else:
                 [batch] = sa1bpack.make_dataloader(one, 1, workers=0, pin_memory=False, **given)
         except ReadError as error:
