@@ -39,10 +39,10 @@ class ShardFiles:
             if len(shard.arrays[name]):
                 self.descriptors[number] = os.open(shard.path(name), os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self):
+    def __del__(self, close=os.close):  # bound: at the end of the interpreter `os` is gone
         for descriptor in self.descriptors:
             if descriptor >= 0:
-                os.close(descriptor)
+                close(descriptor)
 
 
 class _Cache:

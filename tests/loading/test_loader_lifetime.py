@@ -284,6 +284,18 @@ print("end", flush=True)
     assert run(script, packed.root).startswith("end\n")
 
 
+def test_the_interpreter_ends_with_files_that_are_open(packed):
+    """Of a pack that a module still has when Python tears everything down."""
+    script = """
+import sa1bpack.loading.shard_files as files
+loader = Loader(ds, 1)
+assert sum(1 for _ in loader) == len(ds)
+files.dataset = ds
+print(len(files._cache._files) > 0)
+"""
+    assert run(script, packed.root).endswith("True\n")
+
+
 def test_an_exception_that_ends_the_program_is_what_one_sees(packed):
     script = """
 try:
