@@ -120,11 +120,13 @@ class Planner:
         for k, shard in enumerate(shards):
             low, high = int(first[k]), int(stop[k])
             kept = self._chosen(shard, int(ids[k]), low, high, epoch)
-            due = int(offsets[k + 1] - offsets[k])
-            if len(kept) != due or (due and not 0 <= kept.min() <= kept.max() < high - low):
+            expected = int(offsets[k + 1] - offsets[k])
+            if len(kept) != expected or (
+                expected and not 0 <= kept.min() <= kept.max() < high - low
+            ):
                 raise LoaderError(
                     f"the choice of masks of image_id {ids[k]} returned {kept}, but it must return "
-                    f"{due} of {high - low} masks"
+                    f"{expected} of {high - low} masks"
                 )
             chosen.append(low + kept)
         return np.concatenate(chosen)

@@ -67,9 +67,9 @@ def _joined(parts, padded):
     return out
 
 
-def check(batch, due):
-    assert batch.keys() == due.keys()
-    for key, value in due.items():
+def check(batch, expected):
+    assert batch.keys() == expected.keys()
+    for key, value in expected.items():
         np.testing.assert_array_equal(batch[key].numpy(), value, strict=True, err_msg=key)
 
 
@@ -99,12 +99,12 @@ def test_batches_go_straight_into_given_buffers(ds, packed, form):
     shapes = collate.plan(samples).shapes()
     arrays = {key: np.empty(shape, dtype) for key, (shape, dtype) in shapes.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    due = reference(packed, rows, form, lambda sample: range(len(sample["area"])))
+    expected = reference(packed, rows, form, lambda sample: range(len(sample["area"])))
     for out in (arrays, tensors):
         for array in arrays.values():
             array.view(np.uint8).fill(255)
         batch = collate(samples, out=out)
-        check(batch, due)
+        check(batch, expected)
         assert all(batch[key].data_ptr() == array.ctypes.data for key, array in arrays.items())
 
 
@@ -291,8 +291,10 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
     with caplog.at_level(logging.WARNING, "sa1bpack"):
         batch = collate(damaged.__getitems__([3, 4, 7, 6]))
     assert batch.pop("dropped").tolist() == [4, 6]
-    due = Collate()(ds.__getitems__([3, 7]))
-    assert batch.keys() == due.keys() and all(torch.equal(batch[key], due[key]) for key in due)
+    expected = Collate()(ds.__getitems__([3, 7]))
+    assert batch.keys() == expected.keys() and all(
+        torch.equal(batch[key], expected[key]) for key in expected
+    )
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
     assert "sa_4988.jpg" in caplog.text and "sa_4982.jpg" in caplog.text
     assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)

@@ -61,11 +61,11 @@ def test_masks_are_drawn_by_the_sampling_of_the_pack(packs, sampling, fit):
 
 
 def test_another_sampling_is_drawn_from_the_runs_although_there_are_bits(packs):
-    due = masks_of(packs("center"))
-    assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), due)
+    expected = masks_of(packs("center"))
+    assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), expected)
     ds = sa1bpack.open(packs("area"), masks="bool", mask_sampling="center")
     with sa1bpack.Loader(ds, 3, order="sequential", masks="flat_bits", device="cpu") as loader:
-        assert np.array_equal(next(iter(loader))["masks"].numpy(), due)
+        assert np.array_equal(next(iter(loader))["masks"].numpy(), expected)
 
 
 def test_another_sampling_of_bits_alone_is_refused(packs):
@@ -90,8 +90,8 @@ def test_bits_of_a_sampling_that_is_not_known_are_read_but_not_drawn(packs, tmp_
     assert np.array_equal(masks_of(path), masks_of(packs("area")))
     with pytest.raises(OptionError, match="mask_sampling is 'corner': choose one of area, center"):
         sa1bpack.open(path, mask_size=24)
-    due = masks_of(packs("center"))
-    assert np.array_equal(masks_of(path, mask_sampling="center"), due)
+    expected = masks_of(packs("center"))
+    assert np.array_equal(masks_of(path, mask_sampling="center"), expected)
 
 
 @pytest.mark.parametrize("sampling", ["area", "center"])
@@ -104,8 +104,8 @@ def test_a_pipeline_without_steps_gives_what_the_pack_holds_from_bits_and_from_r
         with sa1bpack.Loader(ds, 3, order="sequential", device="cpu") as loader:
             found.append(transforms.Pipeline(ds)(next(iter(loader)))["masks"])
     assert torch.equal(*found)
-    due = masks_of(packs(sampling), masks="bool")
-    assert np.array_equal(found[0].flatten(0, 1).numpy(), due)
+    expected = masks_of(packs(sampling), masks="bool")
+    assert np.array_equal(found[0].flatten(0, 1).numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [np.int64(24), np.uint16(24), torch.tensor(24)], ids=repr)

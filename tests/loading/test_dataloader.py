@@ -44,9 +44,9 @@ def test_batches_are_those_of_the_loader_in_every_epoch(ds, workers):
     assert isinstance(made, DataLoader) and len(made) == 3
     with Loader(ds, 5, **OPTIONS) as loader:
         for _ in range(3):
-            for batch, due in zip(made, loader, strict=True):
-                same(batch, due)
-                assert all(batch[key] == due[key] for key in ("epoch", "number", "spec"))
+            for batch, expected in zip(made, loader, strict=True):
+                same(batch, expected)
+                assert all(batch[key] == expected[key] for key in ("epoch", "number", "spec"))
     stop(made)
 
 
@@ -151,10 +151,10 @@ def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, worke
     made = make_dataloader(damaged, 2, workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
-            for batch, due in zip(made, loader, strict=True):
+            for batch, expected in zip(made, loader, strict=True):
                 assert type(batch) is dict
-                same(batch, due)
-                assert (batch["epoch"], batch["number"]) == (due["epoch"], due["number"])
+                same(batch, expected)
+                assert (batch["epoch"], batch["number"]) == (expected["epoch"], expected["number"])
             assert [error.row for error in made.dropped] == [4, 5, 6] * epoch
         assert [str(error) for error in made.dropped] == [str(error) for error in loader.dropped]
         assert {error.image_id for error in made.dropped} == {4982, 4985, 4988}

@@ -31,9 +31,9 @@ def test_what_is_sent_to_a_device_becomes_the_batch_of_collate_there(packed, lay
     assert copy.regions["masks"].shape == (copy.total, 16, 2)
     batch = batch_views(torch.from_numpy(buffer), copy.regions)
     batch = finish(batch, spec, copy)
-    due = Collate(layout, max_masks=4)([ds[row] for row in rows])
-    assert set(batch) == set(due)
-    for key, tensor in due.items():
+    expected = Collate(layout, max_masks=4)([ds[row] for row in rows])
+    assert set(batch) == set(expected)
+    for key, tensor in expected.items():
         assert batch[key].dtype == tensor.dtype and torch.equal(batch[key], tensor), key
 
 

@@ -25,9 +25,9 @@ def test_batches_on_cuda_are_those_of_collate(packed, form, max_masks):
     with Loader(ds, 5, device="cuda", masks=form, max_masks=max_masks) as loader:
         for _ in range(3):
             for batch in loader:
-                due = collate([ds[row] for row in batch["indices"].tolist()])
-                assert set(batch) == set(due)
-                for key, tensor in due.items():
+                expected = collate([ds[row] for row in batch["indices"].tolist()])
+                assert set(batch) == set(expected)
+                for key, tensor in expected.items():
                     assert batch[key].is_cuda and batch[key].dtype == tensor.dtype, key
                     assert torch.equal(batch[key].cpu(), tensor), key
 
@@ -52,9 +52,9 @@ def test_the_consumers_own_stream_may_be_any(packed):
             sums.append(batch["images"].long().sum())
             del batch
     stream.synchronize()
-    due = [sum(int(ds[row]["image"].astype(np.int64).sum()) for row in rows)
+    expected = [sum(int(ds[row]["image"].astype(np.int64).sum()) for row in rows)
            for rows in np.arange(len(ds)).reshape(-1, 2)]  # fmt: skip
-    assert [int(value) for value in sums] == due
+    assert [int(value) for value in sums] == expected
 
 
 def test_a_slot_is_not_begun_again_before_its_copy_is_done(packed):

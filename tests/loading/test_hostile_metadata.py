@@ -48,34 +48,34 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
         except ReadError as error:
             assert found.shard_name(row) in str(error), error
             continue
-        due = found.sample(row)
-        kept = min(len(due["area"]), 3) if choose is not None else len(due["area"])
+        expected = found.sample(row)
+        kept = min(len(expected["area"]), 3) if choose is not None else len(expected["area"])
         assert batch["mask_counts"].tolist() == [kept], row
-        assert batch["image_ids"].tolist() == [due["image_id"]]
+        assert batch["image_ids"].tolist() == [expected["image_id"]]
         areas = batch["areas"].reshape(-1).tolist()
-        assert all(area in due["area"].tolist() for area in areas)
+        assert all(area in expected["area"].tolist() for area in areas)
         if choose is None:
-            assert areas == due["area"].tolist()
+            assert areas == expected["area"].tolist()
             with np.errstate(all="ignore"):
-                boxes = due["bbox"].astype(np.float32)
+                boxes = expected["bbox"].astype(np.float32)
             np.testing.assert_array_equal(batch["bboxes"].numpy().reshape(-1, 4), boxes)
-            bits = due["mask_bits"] if "mask_bits" in due else drawn(one, due)
+            bits = expected["mask_bits"] if "mask_bits" in expected else drawn(one, expected)
             if not masks.endswith("bits"):
                 bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
             found_masks = batch["masks"].numpy().reshape(bits.shape)
             np.testing.assert_array_equal(found_masks, bits, strict=True)
         if not ds.layout.flat:
-            np.testing.assert_array_equal(batch["images"][0].numpy(), due["image"])
+            np.testing.assert_array_equal(batch["images"][0].numpy(), expected["image"])
         loaded += 1
     return loaded
 
 
-def drawn(ds, due) -> np.ndarray:
+def drawn(ds, expected) -> np.ndarray:
     """The bits of masks of which a pack has the runs alone."""
-    height, width = due["size"][:2].tolist()
+    height, width = expected["size"][:2].tolist()
     masks = ds.spec.masks
-    return rasterize(due["run_ends"], due["run_offset"], height, width, masks.size, masks.fit,
-                     masks.sampling)  # fmt: skip
+    return rasterize(expected["run_ends"], expected["run_offset"], height, width, masks.size,
+                     masks.fit, masks.sampling)  # fmt: skip
 
 
 def load_or_refuse(root: Path, *arguments) -> int:

@@ -62,9 +62,9 @@ def test_set_epoch_ends_an_iteration_so_that_the_state_says_what_comes_next(ds, 
         next(running)
     state = loader.state_dict()
     assert (state["epoch"], state["samples"]) == (epoch, 0)
-    due = make(ds, 4, seed=1)
-    due.set_epoch(epoch)
-    assert rows_of(loader) == rows_of(due)
+    expected = make(ds, 4, seed=1)
+    expected.set_epoch(epoch)
+    assert rows_of(loader) == rows_of(expected)
 
 
 @BOTH

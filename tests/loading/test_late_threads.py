@@ -97,8 +97,8 @@ def test_a_loop_left_while_copies_hang_spoils_neither_the_next_epoch_nor_its_sta
         assert next(batches, None) is None
         after = loader.state_dict()
     assert gate.late >= 1
-    for batch, due in zip(found, expected, strict=True):
-        for key, tensor in due.items():
+    for batch, reference in zip(found, expected, strict=True):
+        for key, tensor in reference.items():
             assert batch[key].equal(tensor), key
     assert (after["epoch"], after["samples"]) == (epoch + 1, 0)
     join_readers()

@@ -123,8 +123,8 @@ def test_a_state_goes_on_with_the_batch_that_was_not_taken(ds, threads):
                 rest = [clone(batch) for batch in other]
             epochs_end = len(loader) if taken < len(loader) else 2 * len(loader)
             assert len(rest) == epochs_end - taken
-            for batch, due in zip(rest, whole[taken:], strict=False):
-                same(batch, due)
+            for batch, expected in zip(rest, whole[taken:], strict=False):
+                same(batch, expected)
 
 
 def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):

@@ -104,9 +104,9 @@ def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
     assert [error.row for error in loader.dropped] == gone
     [record] = caplog.records  # one per shard
     assert record.message.startswith(f"dropped: {loader.dropped[0]} (further samples of shard")
-    due = Collate("flat", on_error="drop")([ds[row] for row in kept])
-    for key in set(due) - {"dropped"}:
-        assert torch.equal(batches[2][key], due[key]), key
+    expected = Collate("flat", on_error="drop")([ds[row] for row in kept])
+    for key in set(expected) - {"dropped"}:
+        assert torch.equal(batches[2][key], expected[key]), key
 
 
 DROPS = {"order": "sequential", "on_error": "drop"}
