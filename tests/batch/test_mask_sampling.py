@@ -1,4 +1,4 @@
-"""By which sampling masks are drawn: that of the pack, unless another one is asked for."""
+"""The sampling that masks are drawn with: that of the pack, unless another is requested."""
 
 import functools
 import json
@@ -79,13 +79,13 @@ def test_another_sampling_of_bits_alone_is_refused(packs):
         sa1bpack.open(path, mask_sampling="any")
 
 
-def test_a_pack_that_does_not_say_how_it_was_sampled_is_sampled_by_area(packs, tmp_path):
+def test_a_pack_that_does_not_record_its_sampling_is_sampled_by_area(packs, tmp_path):
     path = recorded(packs("area"), tmp_path / "pack")
     drawn = masks_of(path, masks="runs", mask_size=GRID)
     assert np.array_equal(drawn, masks_of(packs("area"), masks="bool"))
 
 
-def test_bits_of_a_sampling_that_is_not_known_are_read_but_not_drawn(packs, tmp_path):
+def test_bits_of_an_unknown_sampling_are_read_but_not_drawn(packs, tmp_path):
     path = recorded(packs("area"), tmp_path / "pack", mask_sampling="corner")
     assert np.array_equal(masks_of(path), masks_of(packs("area")))
     with pytest.raises(OptionError, match="mask_sampling is 'corner': choose one of area, center"):
@@ -95,7 +95,7 @@ def test_bits_of_a_sampling_that_is_not_known_are_read_but_not_drawn(packs, tmp_
 
 
 @pytest.mark.parametrize("sampling", ["area", "center"])
-def test_a_pipeline_without_steps_gives_what_the_pack_holds_from_bits_and_from_runs(
+def test_a_pipeline_without_steps_yields_the_masks_of_the_pack_from_bits_and_from_runs(
     packs, sampling
 ):
     found = []

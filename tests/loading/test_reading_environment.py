@@ -1,4 +1,4 @@
-"""Where a pack lies and who reads it makes no difference to what is read."""
+"""Where a pack is stored and who reads it makes no difference to the data."""
 
 import errno
 import json
@@ -37,7 +37,7 @@ def everything(ds) -> tuple[list[str], dict[int, str]]:
 
 @pytest.fixture(scope="module")
 def expected(packed):
-    """Everything, in a pack that nothing happened to."""
+    """Everything in an untouched pack."""
     return everything(open_pack(packed.root))
 
 
@@ -113,7 +113,7 @@ assert seen == [], seen
 
 
 def test_reading_writes_nothing_anywhere(packed):
-    """No lock, no cache, no temporary: the audit events of Python tell."""
+    """No lock, no cache, no temporary: as the audit events of Python show."""
     command = [sys.executable, "-B", "-c", WRITES_NOTHING, str(packed.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -132,7 +132,7 @@ def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
 
 
 def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, expected, tmp_path):
-    """What was mapped is; the rest is an error until it comes back."""
+    """Mapped shards stay readable; others are errors until the pack returns."""
     ds = open_pack(root)
     assert everything(ds) == expected
     root.rename(tmp_path / "away")
@@ -156,9 +156,9 @@ def test_a_copy_that_lost_its_holes_is_the_same_pack(pack_writer, tmp_path):
     ]
     if any(code.returncode for code in done):
         pytest.skip("this cp has no --sparse")
-    whole = everything(open_pack(tmp_path / "pack"))
+    complete = everything(open_pack(tmp_path / "pack"))
     for name in ways:
-        assert everything(open_pack(tmp_path / name, check="read")) == whole
+        assert everything(open_pack(tmp_path / name, check="read")) == complete
         assert verify(tmp_path / name).ok
     if allocated(tmp_path / "kept") == allocated(tmp_path / "lost"):
         pytest.skip("this file system has no holes; the copies were equal all the same")
@@ -188,7 +188,7 @@ def make_version(root: Path, major: int, minor: int) -> None:
 
 
 def test_a_newer_minor_version_is_read(root, expected):
-    """Keys and groups that this release does not know are left alone."""
+    """Keys and groups that this release does not know are ignored."""
     make_version(root, 1, 99)
     (root / "derived").mkdir()
     (root / "derived" / "zarr.json").write_text("{}")
@@ -341,7 +341,7 @@ def publish_some(root: Path, count: int, complete: bool) -> None:
 def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
     root, expected, check, monkeypatch
 ):
-    """Bit for bit, over epochs; who opens the pack anew sees more."""
+    """Bit for bit, over epochs; a pack opened again shows more."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     publish_some(root, 3, complete=False)
     ds = open_pack(root, check=check)
