@@ -216,8 +216,8 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
         with output.collecting(pack / path):
             if not (pack / path).exists() or file_digest(pack / path) != digest:
                 output.note(f"{pack / CHECKSUMS}: not up to date for {path}")
-    due = [f"shards/{name}/{CHECKSUMS}" for name in shards]
-    for path in (*due, "manifest.json", "zarr.json", "shards/zarr.json"):
+    expected = [f"shards/{name}/{CHECKSUMS}" for name in shards]
+    for path in (*expected, "manifest.json", "zarr.json", "shards/zarr.json"):
         if listed and path not in listed:
             report(f"{pack / CHECKSUMS}: {path} is not listed")
     indexes = {path.split("/")[0] for path in listed if path.startswith("index-")}
@@ -287,12 +287,12 @@ def report_names(folder: Path, known: set[str], output: Output) -> None:
                 output.problem(f"{path}: not in the manifest of the pack")
 
 
-def compare(path: Path, due: str, output: Output) -> None:
+def compare(path: Path, expected: str, output: Output) -> None:
     """Compare a file's XXH3-128 with the one listed."""
     with output.collecting(path):
         found = file_digest(path)
         output.files += 1
-        report_digest(path, found, due, output)
+        report_digest(path, found, expected, output)
 
 
 def file_digest(path: Path) -> str:
@@ -305,9 +305,9 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def report_digest(path: Path, found: str, due: str, output: Output) -> None:
-    if found != due:
-        output.problem(f"{path}: XXH3-128 is {found}, but {CHECKSUMS} says {due}")
+def report_digest(path: Path, found: str, expected: str, output: Output) -> None:
+    if found != expected:
+        output.problem(f"{path}: XXH3-128 is {found}, but {CHECKSUMS} says {expected}")
 
 
 def check_shard(folder: Path, quick: bool, output: Output) -> None:
@@ -321,7 +321,7 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
     report_unknown(folder, {*listed, CHECKSUMS}, output)
     left = dict(listed)
     if quick:
-        left = {path: due for path, due in listed.items()
+        left = {path: expected for path, expected in listed.items()
                 if path == "zarr.json" or path.endswith("/zarr.json")
                 or path.split("/")[0] not in HEAVY}  # fmt: skip
         for path in sorted(set(listed) - set(left)):
@@ -330,16 +330,16 @@ def check_shard(folder: Path, quick: bool, output: Output) -> None:
         with output.collecting(folder):  # after an error, files are compared one by one below
             for path in check_samples(folder, listed, output):
                 del left[path]
-    for path, due in left.items():
-        compare(folder / path, due, output)
+    for path, expected in left.items():
+        compare(folder / path, expected, output)
 
 
 def check_size(path: Path, output: Output) -> None:
     """Compare the size of a chunk file with the metadata of its array."""
     with output.collecting(path):
-        found, due = path.stat().st_size, Array(path.parent).file_bytes
-        if found != due:
-            output.problem(f"{path}: {found} bytes, but must have {due}")
+        found, expected = path.stat().st_size, Array(path.parent).file_bytes
+        if found != expected:
+            output.problem(f"{path}: {found} bytes, but must have {expected}")
 
 
 class Array:
@@ -488,12 +488,12 @@ def check_sample(folder: Path, row: int, arrays: dict[str, Array],
             rows[name] = arrays[name].take(stop - first)
         digest.update(rows[name].reshape(-1).view(np.uint8))
     output.samples += 1
-    due = int(rows["checksum"][0])
-    if digest.intdigest() != due:
+    expected = int(rows["checksum"][0])
+    if digest.intdigest() != expected:
         name = rows["file_name"].tobytes().rstrip(b"\0").decode(errors="replace")
         output.problem(
             f"{folder}: sample {row} (image_id {rows['image_id'][0]}, {name}): checksum "
-            f"is {digest.intdigest():016x}, but {due:016x} is stored"
+            f"is {digest.intdigest():016x}, but {expected:016x} is stored"
         )
     output.progress(f"{folder.name}: sample {row}")
 

@@ -73,7 +73,7 @@ def test_python_of_the_documents_runs(path, folder, sample_pack):
 
 
 def commands() -> list[tuple[str, str]]:
-    """(document, command line) of every line in a shell block, lines that go on joined."""
+    """(document, command line) of every line in a shell block, with continued lines joined."""
     return [
         (name_of(path), line.strip())
         for path in DOCUMENTS

@@ -1,1 +1,1 @@
-"""What does a batch look like? Fields, layouts, mask choice, collation, kernels that copy."""
+"""What does a batch look like? Layouts, mask choice, collation, copy kernels."""

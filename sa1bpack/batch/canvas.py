@@ -1,7 +1,7 @@
-"""The pixels of one stored image into a batch's canvas: compiled, without the GIL.
+"""Copies the pixels of one stored image into a batch's canvas: compiled, without the GIL.
 
 A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
-the padding of a canvas, see `sa1bpack.format.image_place`. A batch has canvases of one size, zero
+the padding of a canvas; see `sa1bpack.format.image_place`. A batch has canvases of one size, zero
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 
@@ -11,14 +11,14 @@ from sa1bpack.pixels.yuv420 import planes_to_rgb
 
 
 @njit(nogil=True, cache=True)
-def put_rows(source, start, stride, rows, columns, target, target_start, target_stride, room):
-    """Copy a plane's rows to the top left of a larger plane; zero right of them and below.
+def put_rows(source, start, stride, rows, columns, target, target_start, target_stride, height):
+    """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
 
     source, target  uint8 (n,); `start` and `stride` are bytes
-    columns         bytes of a row that are copied
-    room            rows of the target
+    columns         bytes copied per row
+    height          rows of the target
     """
-    for i in range(room):
+    for i in range(height):
         at = target_start + i * target_stride
         copied = 0
         if i < rows:
@@ -30,7 +30,7 @@ def put_rows(source, start, stride, rows, columns, target, target_start, target_
 
 @njit(nogil=True, cache=True)
 def put_image(how, source, height, width, stride, rows, side, target):
-    """Put one image into its canvas.
+    """Put one image on its canvas.
 
     how      RGB_ON_CANVAS, YUV_ON_CANVAS or RGB_OF_YUV
     source   uint8 (n,): the image's own bytes

@@ -1,4 +1,4 @@
-"""Samples to a batch of torch tensors: one copy, ragged masks padded or flat."""
+"""Samples to a batch of torch tensors: one copy, with ragged masks padded or flat."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,20 +27,20 @@ _log = logging.getLogger("sa1bpack")
 class Collate:
     """Makes batches: the `collate_fn` of a torch DataLoader.
 
-    A batch of B samples is a dict of tensors. M is the largest number of masks of a sample in the
-    batch, T the number of all; "..." is (B, M) in the padded layouts and (T,) in the flat ones:
+    A batch of B samples is a dict of tensors. M is the mask count of the fullest sample, T that of
+    the batch; "..." is (B, M) in the padded layouts and (T,) in the flat ones:
 
     ================  ========  ================================================================
     key               type      shape and content
     ================  ========  ================================================================
-    images            uint8     (B, S, S, 3), channels last; of a dataset with pixels="stored" that
-                                has planes (B, S * 3 / 2, S): Y, Cb, Cr
+    images            uint8     (B, S, S, 3), channels last; with pixels="stored", planes are
+                                (B, S * 3 / 2, S): Y, Cb, Cr
     masks             bool      (..., Sm, Sm) with masks="padded" and "flat"
                       uint8     (..., Sm, Sm/8) with "padded_bits" and "flat_bits"
-    runs              RunBatch  in place of masks, of a dataset that yields runs
+    runs              RunBatch  in place of masks, if the dataset yields runs
     mask_counts       int64     (B,)
-    mask_offsets      int64     (B + 1,), in the flat layouts: masks of sample i are rows [i] to
-                                [i + 1]
+    mask_offsets      int64     (B + 1,), in the flat layouts: the masks of sample i are rows
+                                mask_offsets[i] to mask_offsets[i + 1]
     bboxes            float32   (..., 4) x, y, w, h, in the dataset's coordinates
     point_coords      float32   (..., 2) x, y
     areas             int64     (...) source pixels
@@ -54,14 +54,14 @@ class Collate:
     ================  ========  ================================================================
 
     Batches of Loader and make_dataloader have three more keys, which are not tensors: `epoch` and
-    `number` (int: the epoch, and the number of the batch in it) and `spec` (str: what the samples
-    look like, `ds.spec_text`).
+    `number` (int: the epoch, and the number of the batch in it) and `spec` (str: the spec of the
+    samples, `ds.spec_text`).
 
-    Padding is zero. What a transform removed from the samples is not in the batch; what it added is
-    a list with one entry per sample; images and bool masks may have any shape, the same for all, as
-    images may have any type. Masks that are uint8 are bits.
+    Padding is zero. Keys that a transform removed from the samples are not in the batch; keys that
+    it added become lists with one entry per sample. Images and bool masks may have any shape, and
+    images any type, the same for all samples. Masks that are uint8 are bits.
 
-    The same object works in worker processes; `set_epoch` reaches those that already run.
+    The same object works in worker processes; `set_epoch` reaches those already running.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class Collate:
         """
         Args:
             masks: "padded", "flat", "padded_bits" or "flat_bits".
-            max_masks: keep at most this many masks of a sample; None keeps all.
-            choose: which: "largest" by area, "iou" by predicted IoU, or "random" without
-                replacement by (seed, epoch, image_id). They stay in their order.
+            max_masks: keep at most this many masks per sample; None keeps all.
+            choose: which masks to keep: "largest" by area, "iou" by predicted IoU, or "random"
+                without replacement, by (seed, epoch, image_id). They stay in their order.
             seed: of the random choice.
-            pad_to_max: M is always `max_masks`, so that all batches have one shape.
-            on_error: what to do with samples that the dataset could not read. "raise": raise the
-                ReadError. "drop": drop them, log a warning with the name, list them in `dropped`
-                and in the batch. Needs a dataset with `on_error="return"`. No sample takes their
-                place, and a batch of which nothing remains is a LoaderError.
-            canvas: S, for images without a canvas (fit native): they go to the top left of one,
-                which is zero elsewhere. `ds.layout.image_size`, or larger.
-            sample_spec: `ds.spec` of a dataset without transforms: it knows the canvas, and whether
-                masks are bits.
+            pad_to_max: M is always `max_masks`, so that all batches have the same shape.
+            on_error: how to treat samples that the dataset could not read. "raise": raise the
+                ReadError. "drop": drop them, log a warning that names them, and list them in
+                `dropped` and in the batch. Needs a dataset with `on_error="return"`. They are not
+                replaced, and a batch in which no sample remains is a LoaderError.
+            canvas: S, for images without a canvas (fit native): they are put at the top left of
+                one, which is zero elsewhere. At least `ds.layout.image_size`.
+            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, and
+                whether masks are bits.
 
         Raises:
             OptionError: a value that cannot be used.
@@ -101,9 +101,9 @@ class Collate:
         self.choice = MaskChoice(max_masks, choose, seed)
         self.on_error = on_error
         self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
-        self.dropped: list[ReadError] = []  # those of this process
+        self.dropped: list[ReadError] = []  # only those of this process
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
-            raise OptionError(f"sample_spec is {sample_spec!r}: give the `spec` of a dataset")
+            raise OptionError(f"sample_spec is {sample_spec!r}: pass the `spec` of a dataset")
         if canvas is None and sample_spec is not None and sample_spec.image.flat:
             canvas = sample_spec.image.side
         if canvas is not None:
@@ -115,11 +115,11 @@ class Collate:
 
     @property
     def epoch(self) -> int:
-        """The epoch that a random choice goes by."""
+        """The epoch of a random choice."""
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let a random choice go by this epoch. Call it before iterating over the DataLoader."""
+        """Set the epoch of a random choice. Call it before iterating over the DataLoader."""
         self._epoch.fill_(epoch)
 
     def plan(self, samples: Sequence[Sample]) -> BatchPlan:
@@ -143,18 +143,18 @@ class Collate:
 
         Args:
             samples: dicts as a Dataset yields them.
-            out: tensors or arrays on the CPU to write into, of exactly the shapes and types that
-                `plan(samples).shapes()` says; the batch then shares their memory. None: new ones.
+            out: tensors or arrays on the CPU to write into, with exactly the shapes and types in
+                `plan(samples).shapes()`; the batch then shares their memory. None: new ones.
 
         Raises:
             ReadError: a sample could not be read and on_error is "raise".
-            OptionError: samples that do not go together, or `out` does not fit.
+            OptionError: the samples do not match one another, or `out` does not fit.
             LoaderError: on_error is "drop", and no sample could be read.
         """
         if isinstance(samples, Mapping) or not hasattr(samples, "__getitem__"):
             raise OptionError(
-                f"Collate makes a batch of a list of samples, this is {type(samples).__name__}; "
-                "for a batch of one give [sample]"
+                f"Collate makes a batch from a list of samples, but got {type(samples).__name__}; "
+                "for a batch of one, pass [sample]"
             )
         errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if errors:
@@ -192,7 +192,7 @@ class Collate:
 def fixed_capacity(pad_to_max: bool, choice: MaskChoice, layout: MaskLayout) -> int | None:
     """Masks per sample in padded arrays, if all batches have the same; else None.
 
-    Raises OptionError where `pad_to_max` has nothing to pad to.
+    Raises OptionError if `pad_to_max` has no max_masks, or no padded layout, to apply to.
     """
     if not pad_to_max:
         return None
@@ -210,7 +210,7 @@ def gives_bool(spec: SampleSpec) -> bool:
 
 
 def _joined_runs(plan: BatchPlan) -> RunBatch:
-    """The runs of the masks that are kept."""
+    """The runs of the kept masks."""
     runs = []
     for sample, rows in zip(plan.samples, plan.chosen, strict=True):
         found = sample["run_ends"], sample["run_offset"]
@@ -228,7 +228,7 @@ def _new_tensor(shape: tuple[int, ...], dtype: np.dtype, shared: bool) -> torch.
     kind = torch_dtype(dtype)
     if not shared:
         return torch.empty(shape, dtype=kind)
-    # A worker's batch travels in shared memory: made there at once, it is not copied into it.
+    # A worker's batch is sent through shared memory: made there, it need not be copied into it.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=kind).set_(storage).view(shape)
 
@@ -239,7 +239,7 @@ def _given_tensors(shapes, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     tensors = {}
     for key, (shape, dtype) in shapes.items():
         if isinstance(out[key], np.ndarray) and not out[key].flags.writeable:
-            raise OptionError(f"out[{key!r}] is read-only; it cannot be written into")
+            raise OptionError(f"out[{key!r}] is read-only: pass writable memory")
         tensor = torch.as_tensor(out[key])
         if tuple(tensor.shape) != shape or tensor.dtype != torch_dtype(dtype):
             raise OptionError(
@@ -257,4 +257,4 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype
     except TypeError:
-        raise OptionError(f"torch has no type for {dtype}: let the transform convert it") from None
+        raise OptionError(f"torch has no type for {dtype}: convert it in the transform") from None

@@ -1,14 +1,13 @@
 """The copy of samples into a batch's buffer: one compiled call for many samples, without the GIL.
 
-Where the kernel of the operating system says that the bytes of a sample are in memory, they are
-copied from the memory map, which is as fast as memory (`stream_copy`). Where they are not, they are
-read with `pread`: one large request instead of a page fault every few pages, and a file that was
-cut short or a disk that fails is an error with a name. Through a memory map it would be a SIGBUS,
-which ends the process.
+If the operating system reports that the bytes of a sample are in memory, they are copied from the
+memory map, at the speed of memory (`stream_copy`). Otherwise they are read with `pread`: one large
+request instead of a page fault every few pages, and a truncated file or a failing disk is an error
+with a name. Through a memory map it would be a SIGBUS, which ends the process.
 
-`preadv2(RWF_NOWAIT)` is asked for the last byte: a file that was cut short does not have it, and
-reading ahead for a neighbour brings the first bytes, not the last. File systems that do not know
-the flag (NFS among them) are read with `pread`.
+`preadv2(RWF_NOWAIT)` tries to read the last byte: a truncated file does not have it, and read-ahead
+for a neighbour brings in the first bytes, not the last. File systems that do not support the flag
+(NFS among them) are read with `pread`.
 
 Nothing is checked here: the planner has checked every row, span and size against its array.
 """
@@ -25,7 +24,7 @@ from sa1bpack.kernels import njit, types
 
 _LINUX = sys.platform.startswith("linux")
 _RWF_NOWAIT = 8
-# pread transfers at most 2 GiB - 4 KiB a call.
+# pread transfers at most 2 GiB - 4 KiB per call.
 _MOST = 1 << 30
 
 # In place of the descriptor of an open file.
@@ -65,8 +64,8 @@ else:
 def copy_bytes(target, source, file, position, count, stream=True):
     """Copy `count` bytes that are at `source` in a map and at `position` of its file.
 
-    With IN_MEMORY in place of a file they are in memory. `stream` says that the processor does not
-    need them next. Returns 0, an errno, or CUT_SHORT.
+    With IN_MEMORY in place of a file they are in memory. `stream`: the processor does not need them
+    soon. Returns 0, an errno, or CUT_SHORT.
     """
     if count == 0:
         return 0
@@ -109,7 +108,7 @@ def _copy_rows(target, source, file, rows, width):
 
 @njit(nogil=True, cache=True)
 def _gather_rows(source, rows, width, target):
-    """Gather rows of `width` bytes from an address; neighbours go together."""
+    """Gather rows of `width` bytes from an address, adjacent ones at once."""
     start = 0
     while start < len(rows):
         stop = start + 1
@@ -165,7 +164,7 @@ def _copy_masks(masks, first_row, capacity, rows, source, file, at, width, as_bo
 
 @njit(nogil=True, cache=True)
 def _copy_image(how, side, size, layout_stride, source, file, position, count, target):
-    """One image into its canvas `target`, uint8; see `canvas.put_image`.
+    """Copy one image onto its canvas `target`, uint8; see `canvas.put_image`.
 
     size           int32 (4,), the sample's
     layout_stride  side of a stored canvas, 0 if images have none
@@ -183,10 +182,10 @@ def _copy_image(how, side, size, layout_stride, source, file, position, count, t
 
 @njit(nogil=True, cache=True)
 def copy_spans(target, source, file, starts, stops):
-    """Copy spans of an array of int32 one after the other; neighbours go together.
+    """Copy spans of an array of int32 one after the other, adjacent ones at once.
 
     target         int32 (r,)
-    source, file   as of `copy_samples`
+    source, file   as in `copy_samples`
     starts, stops  int64 (k,): rows of the array
 
     Returns 0, an errno, or CUT_SHORT.
@@ -218,20 +217,20 @@ def copy_samples(
         low: the first sample of the batch in the arrays of n samples below.
         buffer: uint8 (n,).
         addresses: int64 (n, 2 + f): where the maps of each sample's shard begin: of its images, of
-            what masks are made of, and of the arrays of the f fields.
+            its mask_bits or run_ends, and of the arrays of the f fields.
         files: int64 (n, 2): open files of the first two, or IN_MEMORY, or NO_FILE.
         spans: int64 (n, 2): first byte and number of bytes of each image.
-        chosen: int64 (T,): rows in the shard of the masks that are kept, sample after sample.
+        chosen: int64 (T,): rows in the shard of the kept masks, sample by sample.
         offsets: int64 (n + 1,): where each sample's rows begin in `chosen`.
         capacity: rows per sample in the arrays of the fields, -1 if they are flat.
         mask_capacity: rows per sample in the array of the masks, -1 if it is flat.
         sizes: int32 (n, 4): source height and width, stored height and width.
         scales: float64 (n, 2): factors of x and y.
-        how, side, layout_stride: as of `_copy_image`.
-        images_at, masks_at: where these regions of the buffer begin, in bytes; with a masks_at of
-            -1 no stored bits are copied.
-        image_bytes, mask_bytes: bytes of a canvas and of a row of mask_bits; with image_bytes 0 no
-            image is copied.
+        how, side, layout_stride: as in `_copy_image`.
+        images_at, masks_at: where these regions of the buffer begin, in bytes; if masks_at is -1,
+            no stored bits are copied.
+        image_bytes, mask_bytes: bytes of a canvas and of a row of mask_bits; if image_bytes is 0,
+            no image is copied.
         as_bool: unpack the masks.
         fields: int64 (f, 4): where the field's region begins, its columns, whether it is float,
             whether it is scaled.

@@ -1,4 +1,4 @@
-"""How the masks of several samples, of which each has another number, are laid out in a batch."""
+"""How the masks of a batch, a different number per sample, are laid out."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from sa1bpack.arguments import choice
 class MaskLayout:
     """Two independent values. Public names join them: "padded", "flat", "padded_bits", "flat_bits".
 
-    padded  (B, M, ...): M is the largest number of masks of a sample, zero after a sample's own.
-            Else (T, ...): all masks one after the other, with `mask_offsets`
-    packed  masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Else bool (..., Sm, Sm)
+    padded  (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's own
+            masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`
+    packed  masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm, Sm)
     """
 
     padded: bool
@@ -32,5 +32,5 @@ LAYOUTS = {
 
 
 def mask_layout(name: str) -> MaskLayout:
-    """The layout of that public name. Raises OptionError if there is none."""
+    """The layout with this public name. Raises OptionError for an unknown name."""
     return LAYOUTS[choice("masks", name, LAYOUTS)]

@@ -1,4 +1,4 @@
-"""Which masks of a sample go into a batch that has room for fewer."""
+"""Which masks of a sample are kept in a batch that takes fewer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 
-# Choice → the sample's key that it goes by.
+# Choice → the key of the sample that decides it.
 CHOICES = {"largest": "areas", "random": "image_id", "iou": "predicted_ious"}
 
 
@@ -16,9 +16,9 @@ class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
     max_masks  None keeps all
-    choose     "largest": by area. "iou": by predicted IoU, the best first. Among equals the lower
-               index comes first, and NaN counts as the least. "random": without replacement, a
-               function of (seed, epoch, image_id) alone: not of the batch, the worker or the rank
+    choose     "largest": by area. "iou": by predicted IoU, highest first. Among equals the lower
+               index comes first, and NaN ranks lowest. "random": without replacement, a function
+               of (seed, epoch, image_id) alone: not of the batch, the worker or the rank
     seed       of "random", 0 to 2**64 - 1
 
     Raises OptionError for a value that cannot be used.
@@ -36,15 +36,15 @@ class MaskChoice:
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
 
     def counts(self, masks: np.ndarray) -> np.ndarray:
-        """How many are kept of int64 (n,) masks: min(max_masks, masks)."""
+        """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
         return masks if self.max_masks is None else np.minimum(masks, self.max_masks)
 
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
-        """Which of a sample's masks to keep, whatever the values that the choice goes by.
+        """The masks of a sample to keep, for any values of the scores.
 
         sample  has the key in CHOICES: `areas` or `predicted_ious`, (masks,), or `image_id`
 
-        Returns int64 (max_masks,), ascending; None for all, if there are no more than that.
+        Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
@@ -54,8 +54,8 @@ class MaskChoice:
         return _best(np.asarray(found), self.max_masks)
 
     def _random(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
-        # Raw output and a stable sort: numpy keeps these the same for ever, `permutation` it may
-        # change. SeedSequence takes no negative numbers.
+        # Raw output and a stable sort: numpy guarantees that these never change, unlike
+        # `permutation`. SeedSequence does not accept negative numbers.
         entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
         keys = np.random.PCG64(entropy).random_raw(masks)
         return np.sort(np.argsort(keys, kind="stable")[: self.max_masks])
@@ -65,6 +65,6 @@ def _best(score: np.ndarray, count: int) -> np.ndarray:
     """The indices of the `count` highest scores, ascending; among equals the lower index first."""
     if score.dtype.kind == "f":
         score = np.where(np.isnan(score), -np.inf, score)
-    # Sorted backwards twice: negating the scores would overflow at the lowest integer.
+    # Reversed twice: negating the scores would overflow at the lowest integer.
     descending = len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
     return np.sort(descending[:count])

@@ -1,8 +1,8 @@
-"""The plan of a batch: what goes where, and the copy of one sample into its place.
+"""The plan of a batch: the shapes of its arrays, and the copy of one sample into its place.
 
 In use::
 
-    plan = plan_batch(samples, layout, choice, epoch)  sizes; nothing of the pixels is read
+    plan = plan_batch(samples, layout, choice, epoch)  sizes only; no pixels are read
     buffers = {key: empty(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
     plan.write_counts(buffers)
     for k in range(len(plan)):    in any order, in any number of threads
@@ -26,7 +26,7 @@ from sa1bpack.errors import OptionError
 
 _BATCH_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS if field.batch)
 _BATCH_MASK_FIELDS = tuple(field for field in MASK_FIELDS if field.batch)
-# Keys of a sample that become arrays of a batch, or that a batch does without.
+# Keys of a sample that become arrays of a batch, or that a batch does not have.
 OWN_KEYS = {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS} | {"run_ends", "run_offset"}
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -34,16 +34,16 @@ Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Sizes of a batch and where each sample goes in it.
+    """The sizes of a batch, and where each sample goes in it.
 
-    samples  the B samples, at least one
-    layout   of the masks
-    chosen   per sample: int64 rows of the masks that are kept, None for all
-    counts   int64 (B,): masks of each sample
-    offsets  int64 (B + 1,): where the masks of each sample begin in flat arrays
+    samples   the B samples, at least one
+    layout    of the masks
+    chosen    per sample: int64 rows of the kept masks, None for all
+    counts    int64 (B,): masks of each sample
+    offsets   int64 (B + 1,): where the masks of each sample begin in flat arrays
     capacity  masks per sample in padded arrays
-    canvas   side of the canvas that images without one are put on; None: all have one shape
-    as_bool  masks are known to be bool, so uint8 ones are not bits
+    canvas    side of the canvas that images without one are put on; None: all have the same shape
+    as_bool   masks are known to be bool, so uint8 masks are not bits
     """
 
     samples: Sequence[Sample]
@@ -87,8 +87,8 @@ class BatchPlan:
 
         buffers  arrays of exactly the shapes and dtypes of `shapes()`
 
-        The large copies let other threads run. Raises OptionError if the sample's arrays have
-        other shapes or types than those of the first sample.
+        The large copies release the GIL. Raises OptionError if the sample's arrays differ in shape
+        or type from those of the first sample.
         """
         sample, rows = self.samples[k], self.chosen[k]
         for field in present(_BATCH_SAMPLE_FIELDS, sample):
@@ -126,8 +126,8 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
     if not fits or max(height, width) > side or (planes and side % 2):
         raise OptionError(
             f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "
-            f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and no larger, and "
-            "planes need an even canvas"
+            f"of {canvas.dtype} {canvas.shape}; a transform must keep it uint8 and not enlarge it, "
+            "and planes need an even canvas"
         )
     how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
     stored = np.ascontiguousarray(image).reshape(-1)
@@ -135,7 +135,7 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:
-    """Copy the chosen rows of a per-mask array; masks become bits or bool, as the target is."""
+    """Copy the chosen rows of a per-mask array; masks become bits or bool, like the target."""
     if field.batch == "masks" and target.dtype != value.dtype:
         if target.dtype == np.bool_:
             unpack_into(value, target, rows)
@@ -152,7 +152,7 @@ def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target
 def _mask_row(field: Field, value: np.ndarray, plan: BatchPlan) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of one mask's row in the batch, for a sample's array `value`.
 
-    Raises OptionError for masks that cannot be laid out so.
+    Raises OptionError for masks that this layout cannot hold.
     """
     row, bits = value.shape[1:], plan.layout.packed
     if field.batch != "masks":
@@ -192,17 +192,17 @@ def plan_batch(
 ) -> BatchPlan:
     """Plan a batch of samples as a dataset yields them.
 
-    layout  of the masks
-    choice  which masks to keep; None for all
-    epoch   of a random choice
-    capacity  masks per sample in padded arrays; None: as many as the fullest sample has
+    layout    of the masks
+    choice    which masks to keep; None for all
+    epoch     of a random choice
+    capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
     canvas, as_bool  see BatchPlan
 
-    Raises OptionError for no samples, samples that are not dicts, that have other keys than the
-    first one, or whose per-mask arrays have different lengths.
+    Raises OptionError for an empty list, and for samples that are not dicts, whose keys differ from
+    those of the first, or whose per-mask arrays have different lengths.
     """
     if not samples:
-        raise OptionError("a batch has at least one sample, this is an empty list")
+        raise OptionError("a batch has at least one sample, but the list is empty")
     choice = choice or MaskChoice()
     counts, chosen = [], []
     for sample in samples:
@@ -218,25 +218,23 @@ def plan_batch(
 
 
 def _mask_count(sample: Sample, first: Sample) -> int:
-    """The length of a sample's per-mask arrays, which must be one."""
+    """The common length of a sample's per-mask arrays."""
     if not isinstance(sample, Mapping):
-        raise OptionError(
-            f"transform returned {type(sample).__name__}: it must return a dict of the sample"
-        )
+        raise OptionError(f"transform returned {type(sample).__name__}: it must return a dict")
     if sample.keys() != first.keys():
         raise OptionError(
-            f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch "
-            f"{sorted(first)}: the transform must return the same keys for all"
+            f"{_name(sample)} has the keys {sorted(sample)}, but the first sample of the batch has "
+            f"{sorted(first)}: the transform must return the same keys for all samples"
         )
     lengths = {
         field.sample: len(sample[field.sample]) for field in present(_BATCH_MASK_FIELDS, sample)
     }
     if "run_offset" in sample:
-        lengths["run_offset without its end"] = len(sample["run_offset"]) - 1
+        lengths["run_offset - 1"] = len(sample["run_offset"]) - 1
     if len(set(lengths.values())) > 1:
         raise OptionError(
             f"{_name(sample)} has per-mask arrays of different lengths: {lengths}; a transform "
-            "that drops masks must drop them from all"
+            "that drops masks must drop them from every array"
         )
     return next(iter(lengths.values()), 0)
 
@@ -249,17 +247,17 @@ def _check_fits(sample: Sample, field: Field, shape: tuple, dtype: np.dtype, tar
             remedy += "; for images without a canvas (fit native) pass Collate(sample_spec=ds.spec)"
         raise OptionError(
             f"{_name(sample)}: {field.sample} has the shape {shape}, but the first sample of the "
-            f"batch {expected}: {remedy}"
+            f"batch has {expected}: {remedy}"
         )
     if field.dtype is None and dtype != target.dtype:
         raise OptionError(
-            f"{_name(sample)}: {field.sample} is {dtype}, but that of the first sample of the "
-            f"batch {target.dtype}: {remedy}"
+            f"{_name(sample)}: {field.sample} is {dtype}, but in the first sample of the batch it "
+            f"is {target.dtype}: {remedy}"
         )
     if not np.can_cast(dtype, target.dtype, "same_kind"):
         raise OptionError(
             f"{_name(sample)}: {field.sample} is {dtype}, but {field.batch} of a batch are "
-            f"{target.dtype}: the transform must return values that fit into it"
+            f"{target.dtype}: the transform must return a type that fits"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where the arrays of a batch lie in one buffer, so that it goes to a device as one copy."""
+"""Where the arrays of a batch lie in one buffer, so that it is sent to a device in one copy."""
 
 from dataclasses import dataclass
 from math import prod
@@ -16,17 +16,17 @@ from sa1bpack.format import Layout
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64
 
-# Of the arrays of a batch; in a buffer the others lie between them.
+# The large arrays of a batch; in a buffer the small ones lie between them.
 _LARGE = ("images", "masks", "run_ends")
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
-# Plain numbers of masks that a batch has. `copy_samples` converts float64 to float32 and copies
-# int64, so nothing else may stand here.
+# The numeric per-mask fields of a batch. `copy_samples` converts float64 to float32 and copies
+# int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
 
-# For `copy_samples`; where each region begins is written to column 0.
+# For `copy_samples`, with the start of each region still to be written to column 0.
 FIELD_TABLE = np.array(
     [(0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in COPIED_FIELDS], np.int64
 )
@@ -51,14 +51,14 @@ Regions = dict[str, Region]
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What the batches of a dataset look like in a buffer, and what the consumer gets of them.
+    """The layout of a dataset's batches in a buffer, and of the batches that the consumer gets.
 
     shards      layout of the pack's shards
-    image       canvases in the buffer
-    masks       what masks are made of
-    layout      of the masks that the consumer gets
+    image       spec of the canvases in the buffer
+    masks       spec of the masks, with their source
+    layout      layout of the masks that the consumer gets
     to_device   the buffer is copied to a device. Masks lie in it as flat bits, whatever the layout,
-                and are brought into that on the device: neither padding nor unpacked masks are sent
+                and are laid out on the device: neither padding nor unpacked masks are sent
     to_rgb      the planes in the buffer become RGB on the device
     """
 
@@ -93,7 +93,7 @@ class BatchSpec:
 
     @property
     def pads_masks(self) -> bool:
-        """Whether the masks in the buffer have an axis for the sample; numbers may without them."""
+        """Whether masks in the buffer are padded; other fields may be, even if masks are not."""
         return self.layout.padded and not self.to_device
 
     @property
@@ -108,15 +108,15 @@ class BatchSpec:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The arrays of a shard that `copy_samples` is given the addresses of, in this order."""
+        """The arrays of a shard whose addresses `copy_samples` takes, in this order."""
         masks = "mask_bits" if self.masks.source == "bits" else "run_ends"
         return ("image", masks, *(field.array for field in COPIED_FIELDS))
 
     def regions(self, samples: int, capacity: int, total: int, runs: int) -> tuple[Regions, int]:
-        """The regions of a batch of samples with `total` masks, and the bytes of all.
+        """The regions of a batch with `total` masks, and their total bytes.
 
         capacity  masks per sample in padded arrays
-        runs      ends of runs, where the batch has those
+        runs      ends of runs, if the batch has runs
         """
         grid = self.masks.size
         rows = (samples, capacity) if self.layout.padded else (total,)
@@ -136,7 +136,7 @@ class BatchSpec:
             wanted["run_ends"] = ((runs,), _INT32)
             return _regions(wanted)
         if self.to_device and self.layout.padded:
-            # Of each mask: sample * capacity + its number in the sample.
+            # Per mask: sample * capacity + its number in the sample.
             wanted["mask_places"] = ((total,), _INT64)
         rows = (samples, capacity) if self.pads_masks else (total,)
         if self.as_bool:
@@ -158,20 +158,20 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
     """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
 
-    The small ones are all but images, masks and ends of runs; their starts are counted from the
-    beginning of the slice.
+    The small ones are all but images, masks and ends of runs; their starts are relative to the
+    slice.
     """
     large = {key: region for key, region in regions.items() if key in _LARGE}
     small = {key: region for key, region in regions.items() if key not in _LARGE}
     low = min(region.start for region in small.values())
     end = max(region.start + region.nbytes for region in small.values())
-    high = -(-end // ALIGNMENT) * ALIGNMENT  # a whole number of elements of every dtype
+    high = -(-end // ALIGNMENT) * ALIGNMENT  # a multiple of the size of every dtype
     moved = {key: region._replace(start=region.start - low) for key, region in small.items()}
     return large, moved, slice(low, high)
 
 
 def expected_runs(ds: Dataset, masks: int) -> int:
-    """Ends of runs that so many masks usually have: as many each as in the whole pack."""
+    """Ends of runs that this many masks usually have, by the average of the pack."""
     shards = ds.manifest.shards
     total, runs = (sum(getattr(shard, axis) for shard in shards) for axis in ("masks", "runs"))
     return -(-masks * runs // max(total, 1))

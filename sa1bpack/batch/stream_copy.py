@@ -1,8 +1,8 @@
-"""Copying past the processor's caches, for what is next read by a device or much later.
+"""Copying past the processor's caches, for data next read by a device, or much later.
 
-An ordinary copy first reads the memory that it is about to overwrite, and leaves a batch in the
-caches that is larger than they are. Non-temporal stores do neither: pixels are copied a quarter to
-a third faster than by memcpy, and the code and data of everything else stay in the caches.
+An ordinary copy first reads the memory that it is about to overwrite, and fills the caches with a
+batch that is larger than they are. Non-temporal stores do neither: pixels are copied a quarter to a
+third faster than by memcpy, and all other code and data stay in the caches.
 """
 
 from llvmlite import ir
@@ -12,7 +12,7 @@ from sa1bpack.kernels import intrinsic, njit, types
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
 _VECTOR, _STEP = 32, 64
 
-# Below this a copy is not worth going past the caches.
+# Below this, going past the caches does not pay.
 LEAST = 4096
 
 _word = types.uintp
@@ -44,7 +44,7 @@ def _stream_step(typingctx, target, source):
 
 @intrinsic
 def _fence(typingctx):
-    """Non-temporal stores are seen by other cores in no order before this."""
+    """Order the preceding non-temporal stores for other cores."""
 
     def generate(context, builder, signature, arguments):
         builder.fence("seq_cst")

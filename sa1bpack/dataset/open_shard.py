@@ -81,15 +81,15 @@ class OpenShard:
             return row * nbytes, nbytes
         start, stop = self.image_edges[row : row + 2].tolist()
         height, width = self.sizes[row, 2:].tolist()
-        due = image_nbytes(layout, height, width)
+        expected = image_nbytes(layout, height, width)
         # The files were checked when the shard was opened, and may have changed since.
-        if stop - start != due or start < 0 or stop > self.shard.extent.image_bytes:
+        if stop - start != expected or start < 0 or stop > self.shard.extent.image_bytes:
             raise FormatError(
                 f"{self.shard.folder / 'image_offset'}: the pixels of sample {row} are bytes "
                 f"{start} to {stop} of {self.shard.extent.image_bytes}, but its {height} x {width} "
-                f"take {due}; {REPAIR}"
+                f"take {expected}; {REPAIR}"
             )
-        return start, due
+        return start, expected
 
     def run_spans(self, rows: np.ndarray) -> np.ndarray:
         """int64 (k, 2): first run of each mask and one past its last; -1 if they are out of order.
@@ -165,12 +165,13 @@ def _check_image_offsets(shard: Shard) -> None:
         return
     edges = shard["image_offset"]
     height, width = shard["size"][:, 2].astype(np.int64), shard["size"][:, 3].astype(np.int64)
-    due = image_nbytes(shard.layout, height, width)
+    expected = image_nbytes(shard.layout, height, width)
     # A difference of two int64 may wrap round, but not if every one is right: the first is 0.
-    wrong = np.flatnonzero(np.diff(edges) != due)
+    wrong = np.flatnonzero(np.diff(edges) != expected)
     if len(wrong):
         row = int(wrong[0])
         raise FormatError(
             f"{shard.folder / 'image_offset'}: the pixels of sample {row} are bytes {edges[row]} "
-            f"to {edges[row + 1]}, but its {height[row]} x {width[row]} take {due[row]}; {REMEDY}"
+            f"to {edges[row + 1]}, but its {height[row]} x {width[row]} take {expected[row]}; "
+            f"{REMEDY}"
         )

@@ -27,7 +27,7 @@ class Pack:
     shards    its Shards
 
     Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
-    sample, ResourceShortage if the system refuses a map or a file for want of resources.
+    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
     """
 
     def __init__(self, root: Path):
@@ -88,17 +88,17 @@ class Pack:
         out  arrays to read into, as of `format.checked_rows.read_sample_rows`
 
         Raises FormatError if they are not what was written, OSError if they cannot be read,
-        ResourceShortage if the system refuses an open file for want of resources.
+        ResourceShortage if the system refuses an open file for lack of resources.
         """
         number, local, first, stop = self.locate(row)
         shard = self.shards[number]
         rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out))
         found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
-        due = [int(self.index.image_id[row]), first, stop]
-        if found != due:
+        expected = [int(self.index.image_id[row]), first, stop]
+        if found != expected:
             raise FormatError(
                 f"{shard.folder}: image_id and mask offsets of sample {local} are {found}, but the "
-                f"index says {due}; {REPAIR}"
+                f"index says {expected}; {REPAIR}"
             )
         return rows
 

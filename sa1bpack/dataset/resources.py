@@ -1,6 +1,6 @@
 """What the system allows a process: memory maps and open files.
 
-A map or a file that is refused for want of these says nothing about the data: it is never a reason
+A map or a file refused for lack of these says nothing about the data: it is never a reason
 to drop a sample.
 """
 
@@ -33,7 +33,7 @@ def mapping_budget() -> int:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether the system refused a memory map or an open file for want of resources."""
+    """Whether the system refused a memory map or an open file for lack of resources."""
     return error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -53,8 +53,8 @@ def shortage(error: OSError) -> ResourceShortage:
             f"limit is `ulimit -n` = {most}. Close files, or raise the limit: `ulimit -n 65536`"
         )
     return ResourceShortage(
-        f"{path}: the system refuses another open file: all processes together have as many as "
-        f"fs.file-max allows{_machine_files()}. End some, or raise the limit with sysctl"
+        f"{path}: the system refuses another open file: all processes together have reached "
+        f"fs.file-max{_machine_files()}. End some, or raise the limit with sysctl"
     )
 
 

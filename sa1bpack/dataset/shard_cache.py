@@ -84,7 +84,7 @@ class ShardCache:
             self._left.append(place)
 
     def drop_half(self) -> None:
-        """Drop half of what is kept, and collect garbage, which may have hold of more."""
+        """Drop half of the cached shards, and collect garbage, which may hold more."""
         dropped: list[OpenShard | None] = []
         with self._lock:
             self._settle()
@@ -93,10 +93,10 @@ class ShardCache:
         gc.collect()
 
     def with_resources(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns; if the system refuses it a map or a file, make room and try again.
+        """The result of `work`; if the system refuses it a map or a file, free some and try again.
 
         To be called with no lock held. Raises ResourceShortage if the second try is refused too,
-        MemoryError if that was for want of ordinary memory.
+        MemoryError if ordinary memory ran out.
         """
         try:
             return work()
@@ -124,7 +124,7 @@ class ShardCache:
         future.cancel()  # of no effect on one that has an outcome
 
     def _settle(self) -> None:
-        """Take what has left out of the count. Holds the lock."""
+        """Subtract what has been freed from the count. The caller holds the lock."""
         while self._left:
             self._mappings -= self._recent.pop(self._left.popleft(), 0)
 

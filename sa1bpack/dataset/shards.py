@@ -63,7 +63,7 @@ class Shards:
 
         Raises IndexError if there is none, FormatError naming the file and what is wrong with it,
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
-        for want of resources.
+        for lack of resources.
         """
         place = self._places.get(number)
         opened = None if place is None else place.opened

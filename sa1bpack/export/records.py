@@ -107,11 +107,11 @@ def _check_numbers(shard: Shard, row: int, first: int, stop: int) -> None:
         bad = ~np.isfinite(values) | ((integer == 1) & (np.floor(values) != values))
         if bad.any():
             index, k = np.argwhere(bad)[0].tolist()
-            due = "an integer" if integer[index, k] else "a finite number"
+            expected = "an integer" if integer[index, k] else "a finite number"
             raise ReadError(
                 f"{shard.folder}: sample {row}: annotation {index} "
                 f"(id {shard['annotation_id'][first + index]}): {name} is {values[index, k]}, not "
-                f"{due}; pack its source again",
+                f"{expected}; pack its source again",
                 shard.entry.name,
             )
 

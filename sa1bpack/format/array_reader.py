@@ -34,48 +34,50 @@ def check_array(folder: Path, spec: ArraySpec, rows: int) -> None:
     check_length(folder / spec.chunk_path, chunk_file(spec, rows).file_bytes)
 
 
-def check_metadata(path: Path, due: dict[str, Any]) -> None:
-    """Check that a zarr.json holds exactly `due`; spacing and the order of keys may differ."""
+def check_metadata(path: Path, expected: dict[str, Any]) -> None:
+    """Check that a zarr.json holds exactly `expected`; spacing and the order of keys may differ."""
     found = read_metadata(path)
-    if found != due:
-        difference = _first_difference(found, due, "")
+    if found != expected:
+        difference = _first_difference(found, expected, "")
         raise FormatError(f"{path}: {difference}; {REMEDY}")
 
 
-def _first_difference(found: Any, due: Any, place: str) -> str | None:
-    """The first difference of decoded JSON from `due`, as in `shape[0] is 3, but must be 4`."""
-    if found == due:  # equal parts are not descended into: those of the packer may be of any depth
+def _first_difference(found: Any, expected: Any, place: str) -> str | None:
+    """Where decoded JSON first differs from `expected`, as in `shape[0] is 3, but must be 4`."""
+    if (
+        found == expected
+    ):  # equal parts are not descended into: those of the packer may be of any depth
         return None
-    if isinstance(found, dict) and isinstance(due, dict):
-        for key in sorted(set(due) | set(found)):
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for key in sorted(set(expected) | set(found)):
             name = key if key.isidentifier() and len(key) < 64 else brief(key)
             inner = f"{place}.{name}" if place else name
-            if key not in found or key not in due:
-                return f"{inner} is {'missing' if key in due else 'not a key of the format'}"
-            if difference := _first_difference(found[key], due[key], inner):
+            if key not in found or key not in expected:
+                return f"{inner} is {'missing' if key in expected else 'not a key of the format'}"
+            if difference := _first_difference(found[key], expected[key], inner):
                 return difference
         return None
-    if isinstance(found, list) and isinstance(due, list) and len(found) == len(due):
-        for number, (one, other) in enumerate(zip(found, due, strict=True)):
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             if difference := _first_difference(one, other, f"{place}[{number}]"):
                 return difference
         return None
-    return f"{place or 'the document'} is {brief(found)}, but must be {brief(due)}"
+    return f"{place or 'the document'} is {brief(found)}, but must be {brief(expected)}"
 
 
-def check_length(path: Path, due: int) -> None:
-    """Check that a chunk file has exactly `due` bytes; with 0 there must be no file."""
+def check_length(path: Path, expected: int) -> None:
+    """Check that a chunk file has exactly `expected` bytes; with 0 there must be no file."""
     try:
         found = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        if due == 0:
+        if expected == 0:
             return
         raise FormatError(f"{path}: missing; {REMEDY}") from None
-    if due == 0:
+    if expected == 0:
         raise FormatError(f"{path}: {found} bytes, but an array without rows has no chunk file")
-    if found != due:
-        kind = "cut short" if found < due else "too long"
-        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {due}; {REMEDY}")
+    if found != expected:
+        kind = "cut short" if found < expected else "too long"
+        raise FormatError(f"{path}: {kind}: {found} bytes, but must have {expected}; {REMEDY}")
 
 
 def map_array(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:

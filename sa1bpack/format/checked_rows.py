@@ -111,15 +111,17 @@ def read_array_rows(shard: Shard, name: str) -> np.ndarray:
     return rows
 
 
-def check_rows_digest(path: object, rows: np.ndarray, spec: ArraySpec, due: str | None) -> None:
+def check_rows_digest(
+    path: object, rows: np.ndarray, spec: ArraySpec, expected: str | None
+) -> None:
     """Compare all rows of an array with the XXH3-128 of its file.
 
     The rest of the file, after the rows, follows from their number and is not read.
     """
     digest = xxhash.xxh3_128(byte_view(rows))
     digest.update(chunk_file(spec, len(rows)).tail())
-    if digest.hexdigest() != due:
-        says = "lists none" if due is None else f"says {due}"
+    if digest.hexdigest() != expected:
+        says = "lists none" if expected is None else f"says {expected}"
         raise FormatError(
             f"{path}: XXH3-128 of its rows is {digest.hexdigest()}, but {CHECKSUMS_NAME} {says}; "
             f"{REPAIR}"

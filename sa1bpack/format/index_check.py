@@ -37,9 +37,9 @@ def check_against_shards(
 ) -> None:
     """Check that the index is that of these shards, skipping those that are damaged."""
     name = manifest.index
-    if not damaged and name != (due := index_name(root, manifest.shards)):
+    if not damaged and name != (expected := index_name(root, manifest.shards)):
         raise FormatError(
-            f"{root}: the manifest names {name}, but the index of its shards is {due}; repeat "
+            f"{root}: the manifest names {name}, but the index of its shards is {expected}; repeat "
             "the pack command, which publishes it again"
         )
     folder = root / name

@@ -77,7 +77,7 @@ class Findings:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.files = 0
-        self._said: set[tuple[str, str | None, int | None]] = set()
+        self._reported: set[tuple[str, str | None, int | None]] = set()
 
     def add(self, what: str, **place) -> None:
         """Add a problem, once; `place` holds the other fields of Problem.
@@ -85,9 +85,9 @@ class Findings:
         Several parts of a check can find the same problem in the same file.
         """
         problem = Problem(what.removesuffix(f"; {REMEDY}"), **place)
-        said = (problem.what, problem.shard, problem.sample)
-        if said not in self._said:
-            self._said.add(said)
+        key = (problem.what, problem.shard, problem.sample)
+        if key not in self._reported:
+            self._reported.add(key)
             self.problems.append(problem)
 
     @contextmanager

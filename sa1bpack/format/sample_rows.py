@@ -119,9 +119,9 @@ def _check_stored_size(layout: Layout, size: np.ndarray) -> None:
 
 
 def _check_image_bytes(layout: Layout, size: np.ndarray, found: int) -> None:
-    due = image_nbytes(layout, int(size[2]), int(size[3]))
-    if found != due:
+    expected = image_nbytes(layout, int(size[2]), int(size[3]))
+    if found != expected:
         raise OptionError(
             f"image of a sample has {found} bytes: {size[2]} x {size[3]} {layout.pixels} pixels "
-            f"take {due}"
+            f"take {expected}"
         )

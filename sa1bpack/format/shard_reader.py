@@ -115,11 +115,11 @@ class Shard:
         """
         start, stop = self.image_range(row)
         height, width = self["size"][row, 2:].tolist()
-        due = image_nbytes(self.layout, height, width)
-        if stop - start != due:
+        expected = image_nbytes(self.layout, height, width)
+        if stop - start != expected:
             raise FormatError(
                 f"{self.folder / 'image_offset'}: sample {row} has {stop - start} bytes of pixels, "
-                f"but its {height} x {width} take {due}; {REMEDY}"
+                f"but its {height} x {width} take {expected}; {REMEDY}"
             )
         image = self["image"].reshape(-1)[start:stop]
         planes = image_planes(self.layout, height, width)
@@ -155,12 +155,12 @@ def open_shard(folder: Path, layout: Layout | None = None, *, deep: bool = True)
     check_metadata(path, group_metadata(attributes, arrays))
     nbytes = 0
     for spec, rows in arrays.items():
-        due = chunk_file(spec, rows).file_bytes
+        expected = chunk_file(spec, rows).file_bytes
         if deep:
             check_array(folder, spec, rows)
         else:
-            check_length(folder / spec.chunk_path, due)
-        nbytes += due
+            check_length(folder / spec.chunk_path, expected)
+        nbytes += expected
     shard = Shard(folder, found, attributes, _entry(folder.name, own, nbytes))
     for spec in found.arrays:
         if spec.offsets:

@@ -154,17 +154,17 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
             f"{root}: format {_dotted(manifest.version)}, but this release knows "
             f"{_dotted(FORMAT_VERSION)}: later additions were not checked"
         )
-    due = top_files(root, manifest)
+    expected = top_files(root, manifest)
     with findings.collecting():
-        _check_names(root, manifest, due, findings)
+        _check_names(root, manifest, expected, findings)
     if not (manifest.complete or manifest.shards or (root / CHECKSUMS_NAME).exists()):
         findings.notes.append(f"{root}: nothing is published yet")
         return index
     with findings.collecting():
-        _check_checksums(root, manifest, due, findings)
+        _check_checksums(root, manifest, expected, findings)
     # Missing files of shards are reported with the shards; a missing index was reported above.
     elsewhere = (f"{SHARDS_NAME}/", *([f"{manifest.index}/"] if index_is_lost else []))
-    for path in sorted(path for path in due if not path.startswith(elsewhere)):
+    for path in sorted(path for path in expected if not path.startswith(elsewhere)):
         with findings.collecting():
             if not (root / path).is_file():
                 findings.add(f"{root / path}: missing")
@@ -173,7 +173,9 @@ def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | No
             check_metadata(root / METADATA_NAME, root_metadata())
         check_metadata(root / SHARDS_NAME / METADATA_NAME, group_metadata())
     if manifest.index is not None and not index_is_lost:
-        inside = {path.split("/", 1)[1] for path in due if path.startswith(manifest.index + "/")}
+        inside = {
+            path.split("/", 1)[1] for path in expected if path.startswith(manifest.index + "/")
+        }
         with findings.collecting():
             compare_files(root / manifest.index, inside, findings)
     return index
@@ -188,7 +190,9 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
+def _check_checksums(
+    root: Path, manifest: Manifest, expected: set[str], findings: Findings
+) -> None:
     """Check that the top checksum file lists the right files, and compare their digests.
 
     It may be older than the manifest and rejects.jsonl of an incomplete pack, but not of a complete
@@ -197,7 +201,7 @@ def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Fi
     path = root / CHECKSUMS_NAME
     listed = read_checksums(path)
     changing = () if manifest.complete else (MANIFEST_NAME, REJECTS_NAME)
-    different = due - set(listed) if _is_newer(manifest) else due ^ set(listed)
+    different = expected - set(listed) if _is_newer(manifest) else expected ^ set(listed)
     stale = set() if manifest.complete else different
     if different and manifest.complete:
         findings.add(
@@ -208,7 +212,7 @@ def _check_checksums(root: Path, manifest: Manifest, due: set[str], findings: Fi
             check_digest(root, name, digest, findings, shard=_shard_of(name))
             continue
         with findings.collecting():
-            if name in due and file_digest(root / name) != digest:
+            if name in expected and file_digest(root / name) != digest:
                 stale.add(name)
     if stale:
         findings.notes.append(f"{path}: not up to date for {', '.join(sorted(stale))}")
@@ -220,9 +224,9 @@ def _shard_of(path: str) -> str | None:
     return rest.split("/")[0] if first == SHARDS_NAME and "/" in rest else None
 
 
-def _check_names(root: Path, manifest: Manifest, due: set[str], findings: Findings) -> None:
+def _check_names(root: Path, manifest: Manifest, expected: set[str], findings: Findings) -> None:
     """Report what does not belong at the top and under shards/, and note symbolic links."""
-    names = {path.split("/")[0] for path in due} | {CHECKSUMS_NAME, SHARDS_NAME}
+    names = {path.split("/")[0] for path in expected} | {CHECKSUMS_NAME, SHARDS_NAME}
     for path in _visible(root):
         _note_link(path, findings)
         if is_index_name(path.name) and path.name not in names:

@@ -41,8 +41,8 @@ def check_shard(
     listed = None
     with findings.collecting(shard=entry.name):
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        due = {*listed, CHECKSUMS_NAME}
-        compare_files(folder, due, findings, known=_names_of(layout), shard=entry.name)
+        expected = {*listed, CHECKSUMS_NAME}
+        compare_files(folder, expected, findings, known=_names_of(layout), shard=entry.name)
     with findings.collecting(shard=entry.name):
         shard = open_shard(folder, layout)
         _check_against_entry(shard, entry)
@@ -79,26 +79,26 @@ def _metadata_of(spec: ArraySpec) -> str:
 
 
 def compare_files(
-    folder: Path, due: set[str], findings: Findings, known: Set[str] = frozenset(), **place
+    folder: Path, expected: set[str], findings: Findings, known: Set[str] = frozenset(), **place
 ) -> None:
     """Report files below `folder` that are missing or not listed, and note links.
 
-    Files in `known` that are not in `due` are not reported here.
+    Files in `known` that are not in `expected` are not reported here.
 
     A link in place of a file or a folder is followed: file stores such as a Hugging Face cache
     consist of links, and users keep arrays on several disks. Any other link is reported.
     """
-    inner = {path.rpartition("/")[0] for path in due | known} - {""}
+    inner = {path.rpartition("/")[0] for path in expected | known} - {""}
     found = dict(_files_below(folder, inner))
     links = {path for path, is_link in found.items() if is_link}
-    if followed := sorted(links & (due | inner)):
+    if followed := sorted(links & (expected | inner)):
         findings.notes.append(
             f"{folder}: it has {counted(len(followed), 'symbolic link')}, the first "
             f"{followed[0]} to {(folder / followed[0]).readlink()}; their targets were checked"
         )
-    for path in sorted(due - found.keys()):
+    for path in sorted(expected - found.keys()):
         findings.add(f"{folder / path}: missing", array=_array_of(path), **place)
-    for path in sorted(found.keys() - due - known - (links & inner)):
+    for path in sorted(found.keys() - expected - known - (links & inner)):
         findings.add(
             f"{folder / path}: not a file of the pack; remove it",
             array=_array_of(path), extra=True, **place,
@@ -130,7 +130,7 @@ def _array_of(path: str) -> str | None:
     return array if slash else None
 
 
-def check_digest(folder: Path, path: str, due: str, findings: Findings, **place) -> None:
+def check_digest(folder: Path, path: str, expected: str, findings: Findings, **place) -> None:
     """Compare the XXH3-128 of a file with the listed one; missing files are reported elsewhere."""
     with findings.collecting(**place):
         try:
@@ -138,41 +138,41 @@ def check_digest(folder: Path, path: str, due: str, findings: Findings, **place)
         except (FileNotFoundError, NotADirectoryError):
             return
         findings.files += 1
-        _compare_digests(folder / path, found, due, findings, **place)
+        _compare_digests(folder / path, found, expected, findings, **place)
 
 
-def _compare_digests(path: Path, found: str, due: str, findings: Findings, **place) -> None:
-    if found != due:
-        findings.add(f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {due}", **place)
+def _compare_digests(path: Path, found: str, expected: str, findings: Findings, **place) -> None:
+    if found != expected:
+        findings.add(f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {expected}", **place)
 
 
 def _check_digests(
     folder: Path, listed: dict[str, str], skipped: set[str], findings: Findings, shard: str
 ) -> None:
-    for path, due in listed.items():
+    for path, expected in listed.items():
         if path not in skipped:
-            check_digest(folder, path, due, findings, shard=shard, array=_array_of(path))
+            check_digest(folder, path, expected, findings, shard=shard, array=_array_of(path))
 
 
 def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
     for key in entry.__struct_fields__:
-        found, due = getattr(shard.entry, key), getattr(entry, key)
-        if found != due:
+        found, expected = getattr(shard.entry, key), getattr(entry, key)
+        if found != expected:
             raise FormatError(
-                f"{shard.folder}: {key} is {found!r}, but the manifest says {due!r}; repeat the "
-                "pack command"
+                f"{shard.folder}: {key} is {found!r}, but the manifest says {expected!r}; repeat "
+                "the pack command"
             )
 
 
 def _check_listed(shard: Shard, listed: dict[str, str]) -> None:
     """Check that the checksum file covers every file of the shard."""
     arrays = shard.layout.array_rows(shard.extent)
-    due = {METADATA_NAME} | {_metadata_of(spec) for spec in arrays}
-    due |= {spec.chunk_path for spec, rows in arrays.items() if rows}
-    if due != set(listed):
+    expected = {METADATA_NAME} | {_metadata_of(spec) for spec in arrays}
+    expected |= {spec.chunk_path for spec, rows in arrays.items() if rows}
+    if expected != set(listed):
         raise FormatError(
             f"{shard.folder / CHECKSUMS_NAME}: must list exactly the files of the shard; missing "
-            f"or extra: {sorted(due ^ set(listed))}"
+            f"or extra: {sorted(expected ^ set(listed))}"
         )
 
 
@@ -212,8 +212,8 @@ def _check_tail(shard: Shard, spec: ArraySpec) -> None:
         _compare_tail(path, stream.read(), file.tail())
 
 
-def _compare_tail(path: Path, found: bytes, due: bytes) -> None:
-    if found != due:
+def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
+    if found != expected:
         raise FormatError(
             f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "
             "the array"
@@ -239,8 +239,8 @@ class _ArrayStream:
 
     def finish(self) -> str:
         """Check the rest of the file, after the data, and return the digest of the file."""
-        due = self.file.tail()
-        _compare_tail(self.path, self._read(len(due)).tobytes(), due)
+        expected = self.file.tail()
+        _compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
         return self._digest.hexdigest()
 
     def _read(self, nbytes: int) -> np.ndarray:
@@ -291,8 +291,8 @@ def _check_samples(
                     found = stream.finish()
                     if listed is not None:
                         findings.files += 1
-                        due = listed[stream.spec.chunk_path]
-                        _compare_digests(stream.path, found, due, findings, **place)
+                        expected = listed[stream.spec.chunk_path]
+                        _compare_digests(stream.path, found, expected, findings, **place)
     finally:
         for stream in streams.values():
             stream.close()

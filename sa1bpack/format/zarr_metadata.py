@@ -137,7 +137,7 @@ def root_metadata() -> dict[str, Any]:
 def canonical_json(data: Any) -> bytes:
     """UTF-8 JSON with sorted keys, one space of indent, a newline at the end and no NaN.
 
-    Equal data gives equal bytes, which makes packs comparable.
+    Equal data yields equal bytes, which makes packs comparable.
     """
     text = json.dumps(data, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode()

@@ -1,1 +1,1 @@
-"""How do the bytes of a batch get to their place? Loader, DataLoader, threads, devices."""
+"""How do the bytes of a batch get into place? Loader, DataLoader, threads, devices."""

@@ -1,4 +1,4 @@
-"""The copy of one batch: where its samples are, and the copy of any part of them into a buffer."""
+"""The copy of one batch: where its samples are, and copying any part of them into a buffer."""
 
 import os
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
 
-# Samples of a batch whose files a thread holds open at once, however many shards they are from.
+# Samples whose files a thread holds open at once, however many shards they come from.
 OPEN_SAMPLES = 8
 
 
 def without_frames(error: Exception) -> Exception:
-    """The error, without the tracebacks of it and its causes: their frames would keep buffers."""
+    """The error without its traceback and those of its causes: their frames would keep buffers."""
     found: BaseException | None = error
     while found is not None:
         found.__traceback__ = None
@@ -37,9 +37,9 @@ def without_frames(error: Exception) -> Exception:
 class BatchSource:
     """A dataset, and how its batches are made.
 
-    spec      what they look like in a buffer
+    spec      their layout in a buffer
     choice    which masks are kept
-    capacity  masks per sample in padded arrays; None: as many as the fullest sample of a batch
+    capacity  masks per sample in padded arrays; None: the mask count of a batch's fullest sample
     """
 
     ds: Dataset
@@ -48,7 +48,7 @@ class BatchSource:
     capacity: int | None
 
     def error(self, index: int, number: int, local: int, cause: Exception) -> ReadError:
-        """The error of a sample: its index in the dataset, shard, row in it, and what happened."""
+        """The error of a sample: its index in the dataset, shard, row in the shard, and cause."""
         row = int(self.ds.rows_at(index))
         error = read_error(self.ds.pack, row, number, int(local), cause)
         error.__cause__ = cause
@@ -56,7 +56,7 @@ class BatchSource:
 
 
 class Lookup(NamedTuple):
-    """Where the samples of one or more batches are; n samples, T masks that are kept."""
+    """Where the samples of one or more batches are: n samples, T kept masks."""
 
     indices: np.ndarray  # int64 (n,), in the dataset
     rows: np.ndarray  # int64 (n,), in the pack
@@ -64,10 +64,10 @@ class Lookup(NamedTuple):
     numbers: np.ndarray  # int64 (n,), shards
     local: np.ndarray  # int64 (n,), rows in the shards
     shards: list[OpenShard]  # n
-    counts: np.ndarray  # int64 (n,), masks that are kept
+    counts: np.ndarray  # int64 (n,), kept masks
     offsets: np.ndarray  # int64 (n + 1,), into mask_rows
     mask_rows: np.ndarray  # int64 (T,), in the shards
-    run_spans: np.ndarray  # int64 (T, 2), runs of each mask in its shard; -1 if not in order
+    run_spans: np.ndarray  # int64 (T, 2), runs of each mask in its shard; -1 if out of order
     sizes: np.ndarray  # int32 (n, 4)
     scales: np.ndarray  # float64 (n, 2): x, y
     addresses: np.ndarray  # int64 (n, arrays of the spec)
@@ -79,7 +79,7 @@ class Lookup(NamedTuple):
 class BatchCopy:
     """One batch to be copied: samples `low` to `high` of a lookup.
 
-    `regions` and `nbytes` say where in the buffer its arrays will be.
+    `regions` and `nbytes` describe where its arrays go in the buffer.
     """
 
     def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
@@ -91,7 +91,7 @@ class BatchCopy:
         most = int(counts.max(initial=0))
         self.capacity = most if source.capacity is None else source.capacity
         kept = lookup.run_spans[self._first_mask : self._first_mask + self.total]
-        # int64 (T + 1,): where the runs of each mask begin, those of all masks joined.
+        # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
         self.run_offset = offsets_of(kept[:, 1] - kept[:, 0])
         self.regions, self.nbytes = self._spec.regions(
             high - low, self.capacity, self.total, int(self.run_offset[-1])
@@ -115,7 +115,7 @@ class BatchCopy:
         return f"samples with the image ids {ids[:8]}{' and more' if len(ids) > 8 else ''}"
 
     def write_heads(self, buffer: np.ndarray) -> None:
-        """Write the arrays of one row per sample, and offsets."""
+        """Write the arrays with one row per sample, and the offsets."""
         low, high, found = self._low, self._high, self._lookup
         counts = found.counts[low:high]
         offsets = found.offsets[low : high + 1] - self._first_mask
@@ -138,8 +138,8 @@ class BatchCopy:
     def copy(self, first: int, stop: int, buffer: np.ndarray) -> None:
         """Copy samples `first` to `stop` of the batch into the buffer.
 
-        Raises ResourceShortage if no more files can be opened; what is wrong with a sample is in
-        `errors`.
+        Raises ResourceShortage if no more files can be opened. Errors of single samples are
+        collected in `errors`.
         """
         found = self._lookup
         for start in range(first, stop, OPEN_SAMPLES):
@@ -156,7 +156,7 @@ class BatchCopy:
             del held
 
     def _open_files(self, first: int, stop: int) -> list[ShardFiles]:
-        """Enter the files of samples into the lookup; they are open as long as the list lives."""
+        """Enter the files of samples into the lookup; they stay open as long as the list lives."""
         found, held = self._lookup, []
         for k in range(first, stop):
             at = self._low + k
@@ -188,7 +188,7 @@ class BatchCopy:
         )  # fmt: skip
 
     def _try_runs(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
-        """Put the masks of sample k that come from runs into the buffer; keep an error of it."""
+        """Put the masks of sample k that come from runs into the buffer; keep its error, if any."""
         try:
             if self._spec.masks.source == "runs":
                 first, stop = self._mask_range(k)
@@ -204,15 +204,15 @@ class BatchCopy:
             self._failed[k] = without_frames(error)
 
     def _mask_range(self, k: int) -> tuple[int, int]:
-        """The masks of sample k of the batch, among all of the batch."""
+        """The masks of sample k, as a range of the masks of the batch."""
         first, stop = self._lookup.offsets[self._low + k : self._low + k + 2].tolist()
         return first - self._first_mask, stop - self._first_mask
 
     def _read_runs(self, k: int, out: np.ndarray) -> None:
         """Copy the run ends of the masks of sample k, int32 (r,), one mask after the other.
 
-        A file that cannot be read is noted in the status. Raises FormatError for runs that are not
-        in the shard.
+        A file that cannot be read is recorded in the status. Raises FormatError for runs that lie
+        outside the shard.
         """
         found, at = self._lookup, self._low + k
         first, stop = self._mask_range(k)
@@ -238,7 +238,7 @@ class BatchCopy:
             self._draw_runs(k, ends, offset, size, buffer)
 
     def _draw_runs(self, k: int, ends, offset, size: np.ndarray, buffer: np.ndarray) -> None:
-        """Draw these runs, of the masks of sample k, into the buffer; see MaskSpec.draw."""
+        """Draw these runs of the masks of sample k into the buffer; see MaskSpec.draw."""
         spec = self._spec
         first, stop = self._mask_range(k)
         masks = self.regions["masks"].view(buffer)
@@ -254,7 +254,7 @@ class BatchCopy:
     # -------------------------------------------------------------------------------------- errors
 
     def errors(self) -> list[tuple[int, ReadError]]:
-        """(number in the batch, error) of every sample that could not be copied."""
+        """(position in the batch, error) of every sample that could not be copied."""
         causes = {k: self._cause(k) for k in np.flatnonzero(self._status.any(axis=1)).tolist()}
         causes |= self._failed
         found, errors = self._lookup, []
@@ -272,6 +272,6 @@ class BatchCopy:
         if code != CUT_SHORT:
             return OSError(code, os.strerror(code), path)
         return FormatError(
-            f"{path}: it ends before this sample; it was complete when it was opened. Restore the "
-            "file from a copy, or `sa1bpack repair` the pack"
+            f"{path}: ends before this sample, but was complete when it was opened. Restore the "
+            "file from a copy, or run `sa1bpack repair` on the pack"
         )

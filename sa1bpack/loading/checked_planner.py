@@ -1,9 +1,8 @@
 """The Planner of a dataset with check="read": samples are compared with checksums as they are read.
 
-A sample is read out of its files with `pread`, pixels straight to their place in the buffer, and
-compared there: so there is no moment between the check and the use in which a file could change.
-Nothing but the index is taken from a memory map, and each value of the index is compared with the
-sample's own rows.
+A sample is read from its files with `pread`, its pixels straight into place in the buffer, and
+checked there, so a file cannot change between the check and the use. Only the index is read from a
+memory map, and each of its values is compared with the sample's own rows.
 """
 
 import numpy as np
@@ -23,7 +22,7 @@ _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 
 
 class CheckedPlanner(Planner):
-    """Plans batches whose samples are checked as they are copied. Holds no file open."""
+    """Plans batches whose samples are checked as they are copied. Keeps no file open."""
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
         good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
@@ -31,7 +30,7 @@ class CheckedPlanner(Planner):
         rows = self.source.ds.rows_at(indices)
         counts = self.source.choice.counts((stop - first)[good])
         offsets = offsets_of(counts)
-        unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy finds these in the samples
+        unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy reads these from the samples
         return Lookup(
             indices, rows, self.source.ds.pack.index.image_id[rows], numbers, local,
             [shards[number] for number in numbers.tolist()], counts, offsets,
@@ -50,7 +49,7 @@ class CheckedBatchCopy(BatchCopy):
     def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
         super().__init__(source, lookup, low, high)
         count = high - low
-        # As `copy_samples` takes them, but counted from this batch's first sample.
+        # As in `copy_samples`, but counted from this batch's first sample.
         self._offsets = lookup.offsets[low : high + 1] - self._first_mask
         self._chosen = np.empty(self.total, np.int64)
         self._addresses = np.zeros((count, len(self._spec.arrays)), np.int64)
@@ -92,7 +91,7 @@ class CheckedBatchCopy(BatchCopy):
             self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)
 
     def _kept(self, k: int, rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Which of the masks of sample k are kept: as many as were planned."""
+        """The masks of sample k that are kept, exactly as many as were planned."""
         planned, masks = int(self._offsets[k + 1] - self._offsets[k]), len(rows["area"])
         sample = {"image_id": int(rows["image_id"][0])}
         for key in set(CHOICES.values()) - sample.keys():
@@ -101,7 +100,7 @@ class CheckedBatchCopy(BatchCopy):
         kept = np.arange(masks) if kept is None else kept
         if len(kept) != planned:
             raise FormatError(
-                f"it has {masks} masks, of which {len(kept)} are kept, but the index says so many "
-                f"that {planned} would be; {REPAIR}"
+                f"it has {masks} masks, of which {len(kept)} are kept, but by the mask count in "
+                f"the index {planned} would be kept; {REPAIR}"
             )
         return kept

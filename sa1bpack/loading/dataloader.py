@@ -1,4 +1,4 @@
-"""A torch DataLoader for a pack, configured: for transforms in Python, and for other libraries."""
+"""A configured torch DataLoader for a pack: for transforms in Python, and for other libraries."""
 
 import atexit
 import logging
@@ -31,11 +31,11 @@ from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.wording import size_text
 
-# Where batches of worker processes are sent through.
+# Batches of worker processes are sent through this folder.
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_WORKERS = 8
 
-# How long a worker has to end, of those that started before another one failed to.
+# How long the workers that did start have to end when another one fails to start.
 _END_SECONDS = 5.0
 
 _OTHER_NAMES = {
@@ -49,9 +49,9 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _SentBatch(dict):
-    """A batch, and why samples were dropped from it; no keys if no sample remained.
+    """A batch, and the errors of samples dropped from it; no keys if no sample remained.
 
-    The errors are not a key: a batch of this class is what other libraries get.
+    The errors are not a key, because other libraries receive batches of this class.
     """
 
     errors: Sequence[ReadError] = ()
@@ -63,10 +63,10 @@ class _SentBatch(dict):
 
 
 class _SendingCollate(Collate):
-    """Collate for what a dataset yields, hooks and all.
+    """Collate for the samples of a dataset, transforms included.
 
-    Returns a batch with the reasons why samples were dropped from it: a worker's own attributes
-    stay in the worker.
+    Sends the errors of dropped samples with the batch: attributes that a worker sets stay in the
+    worker.
     """
 
     def __init__(self, ds: Dataset, options: ReadingOptions, seed: int):
@@ -91,9 +91,9 @@ class _SendingCollate(Collate):
 class PackDataLoader(BatchReader, DataLoader):
     """A torch DataLoader over the batches of an order, with a state; see `make_dataloader`.
 
-    Every iteration is an epoch, which begins when its first batch is asked for. One iteration at a
-    time: a new one, `set_epoch` and `load_state_dict` end the one before, which then raises
-    LoaderError, as it does after any error. `state_dict` counts the batches that came out, not
+    Every iteration is an epoch, which begins when its first batch is requested. One iteration at a
+    time: a new one, `set_epoch` and `load_state_dict` end the previous one, which then raises
+    LoaderError, as it does after any error. `state_dict` counts the batches that were yielded, not
     those that workers have fetched ahead.
     """
 
@@ -110,7 +110,7 @@ class PackDataLoader(BatchReader, DataLoader):
             collate_fn=collate, **of_torch,
         )  # fmt: skip
         # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
-        # padding. torch reads it of iterable datasets alone, and its __setattr__ refuses it.
+        # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
         self.__dict__["drop_last"] = batches.last == "drop"
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class PackDataLoader(BatchReader, DataLoader):
         return self._described(f"{self.num_workers} workers")
 
     def plan(self) -> LoadingPlan:
-        """The memory that its batches take, transforms aside. Allocates nothing."""
+        """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds, options = self._dataset, self._options
         spec = BatchSpec.of(ds, options.layout, to_device=False)
         largest = LargestBatch.of(
@@ -170,8 +170,8 @@ class PackDataLoader(BatchReader, DataLoader):
 def _end_half_made(error: BaseException) -> None:
     """End the workers of a torch iterator whose start failed with this error.
 
-    It has no way to do that itself: it fails in `__del__`, or, if a later worker inherits it, with
-    "can only test a child process" there.
+    The iterator cannot do that itself: its `__del__` fails, or, if a later worker inherits it,
+    fails there with "can only test a child process".
     """
     trace = error.__traceback__
     while trace is not None:
@@ -189,13 +189,13 @@ def _end_half_made(error: BaseException) -> None:
 
 
 class _TorchRun:
-    """An epoch of torch's own iteration."""
+    """An epoch iterated by torch."""
 
     def __init__(self, batches: Iterator[_SentBatch]):
         self._batches = batches
 
     def take(self) -> tuple[Batch | None, list[ReadError]]:
-        """The next batch, and why samples were dropped from it."""
+        """The next batch, and the errors of samples dropped from it."""
         sent = next(self._batches)
         return dict(sent) or None, list(sent.errors)
 
@@ -203,13 +203,13 @@ class _TorchRun:
 _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
 
 
-# Not a finalizer of the loader: those may run after torch has noted that Python ends, from when on
-# it leaves its workers to multiprocessing, which kills them by a signal. A worker that was just
-# making room for a batch then leaves a file behind in /dev/shm. This runs before, because it is
+# Not a finalizer of the loader: those may run after torch has noted that Python is exiting. From
+# then on it leaves its workers to multiprocessing, which kills them with a signal, and a worker
+# that was just allocating a batch would leave a file in /dev/shm. This runs earlier, because it is
 # registered after torch is imported.
 @atexit.register
 def _end_all_workers() -> None:
-    """Let the workers finish the batch that they are making, and end."""
+    """Let the workers finish the batches that they are making, then end them."""
     for loader in list(_loaders):
         loader.end_workers()
 
@@ -226,18 +226,18 @@ def make_dataloader(
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
 
-    `Loader` is several times faster; this one runs the dataset's transform, in worker processes if
-    there are any, and is what libraries expect that take a DataLoader.
+    `Loader` is several times faster. This one runs the dataset's transform, in worker processes if
+    there are any, and suits libraries that require a DataLoader.
 
     Args:
-        ds, batch_size: as in `Loader`; batch_size too counts the samples of all ranks together.
-        workers: processes. None: as many as there are cores for this process, at most 8, if the
-            dataset has a transform; else none, because sending a batch from a worker takes longer
-            than making it.
+        ds, batch_size: as in `Loader`; batch_size counts the samples of all ranks together.
+        workers: processes. None: one per core available to this process, at most 8, if the
+            dataset has a transform; otherwise none, because sending a batch from a worker takes
+            longer than making it.
         prefetch_factor: batches that each worker makes ahead.
         pin_memory: None: if there is a CUDA device.
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
-            `if __name__ == "__main__"` in the script, else the platform's own.
+            `if __name__ == "__main__"` in the script, otherwise the platform's default.
         options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
             on_error, max_dropped, timeout: see ReadingOptions.
 
@@ -258,7 +258,7 @@ def make_dataloader(
     batches = chosen.batches(ds, batch_size)
     collate = _SendingCollate(ds, chosen, chosen.mask_choice(batches.order).seed)
     if ds.options.transform is None:
-        BatchSpec.of(ds, chosen.layout, to_device=False)  # raises where it cannot be made
+        BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     if chosen.on_error == "drop":
         ds = ds.with_options(on_error="return")
     of_workers: dict[str, Any] = {}
@@ -286,14 +286,14 @@ def _begin_worker(number: int) -> None:
 
 
 def _check_shared_memory(loader: PackDataLoader) -> None:
-    """Warn before a worker dies of a bus error: containers have 64 MB of shared memory."""
+    """Warn before a worker dies of SIGBUS: by default a container has 64 MB of shared memory."""
     if not loader.num_workers or not _SHARED_MEMORY.is_dir():
         return
     needed, free = loader.plan().shared_bytes, shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
         _log.warning(
-            "batches of %d workers may need %s of shared memory, but %s has %s free: add some "
-            "(docker run --shm-size), or take fewer workers, or sa1bpack.Loader",
+            "batches of %d workers may need %s of shared memory, but %s has %s free: provide more "
+            "(docker run --shm-size), or use fewer workers, or sa1bpack.Loader",
             loader.num_workers,
             size_text(needed),
             _SHARED_MEMORY,

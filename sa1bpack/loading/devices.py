@@ -1,13 +1,13 @@
-"""Where batches go: the CPU, or a CUDA device by a copy on a stream of its own.
+"""Where batches go: the CPU, or a CUDA device, by a copy on a separate stream.
 
 Both have the same six members, so the Loader has one code path:
 
     allocate   memory for a buffer
     grow       more memory for one, for a batch that is larger than expected
     wait       until the last copy out of a buffer is done
-    stage      send a filled buffer on its way, without waiting for it
+    stage      start sending a filled buffer, without waiting for it
     deliver    make the batch that the consumer gets
-    frees      whether `stage` is the last use of a buffer by the host
+    frees      whether `stage` is the host's last use of a buffer
 """
 
 import os
@@ -40,7 +40,7 @@ class Lease:
         }  # fmt: skip
 
     def __del__(self):
-        # In a forked child the pool belongs to the parent, and its lock may be held for ever.
+        # In a forked child the pool belongs to the parent, and its lock may be held forever.
         if self._pid == os.getpid():
             self._pool.release(self._buffer)
 
@@ -61,14 +61,14 @@ class Host:
         return Buffer(data[start : start + nbytes])
 
     def grow(self, buffer: Buffer, nbytes: int) -> None:
-        """Give a buffer that nobody uses more memory. Batches that were lent keep the old one."""
+        """Give more memory to an unused buffer. Batches that were lent keep the old memory."""
         buffer.bytes = self.allocate(nbytes).bytes
 
     def wait(self, buffer: Buffer, timeout: float) -> None:
-        """Nothing copies out of the buffer."""
+        """Return at once: nothing copies out of the buffer."""
 
     def stage(self, buffer: Buffer, copy: BatchCopy) -> tuple[Buffer, BatchCopy]:
-        """The batch is where it will be used."""
+        """The batch is already where it will be used."""
         return buffer, copy
 
     def deliver(self, staged: tuple[Buffer, BatchCopy], spec: BatchSpec, pool: BufferPool) -> Batch:
@@ -80,7 +80,7 @@ class Host:
         data = torch.from_numpy(np.asarray(Lease(buffer, copy.nbytes, pool)))
         large, small, span = split_regions(copy.regions)
         copied = torch.empty(span.stop - span.start, dtype=torch.uint8)
-        copied.numpy()[...] = buffer.bytes[span]  # torch would wake threads of its own for 32 kB
+        copied.numpy()[...] = buffer.bytes[span]  # torch would start its own threads for 32 kB
         return finish(batch_views(data, large) | batch_views(copied, small), spec, copy)
 
 
@@ -114,7 +114,7 @@ class Cuda:
         return Buffer(pinned.numpy(), pinned)
 
     def grow(self, buffer: Buffer, nbytes: int) -> None:
-        """Give a buffer that nothing copies out of more memory."""
+        """Give more memory to a buffer that nothing copies out of."""
         larger = self.allocate(nbytes)
         buffer.bytes, buffer.pinned = larger.bytes, larger.pinned
 
@@ -135,7 +135,7 @@ class Cuda:
     def stage(
         self, buffer: Buffer, copy: BatchCopy
     ) -> tuple[torch.Tensor, torch.cuda.Event, BatchCopy]:
-        """Start the one copy of the whole batch; the buffer's event is recorded after it."""
+        """Start the single copy of the complete batch; the buffer's event is recorded after it."""
         assert buffer.pinned is not None
         with self._turn, torch.cuda.stream(self._stream):
             data = torch.empty(copy.nbytes, dtype=torch.uint8, device=self.device)
@@ -155,7 +155,7 @@ class Cuda:
         data, event, copy = staged
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)
-        # Allocated on the side stream: its memory must not be given away before this one is done.
+        # Allocated on the side stream: its memory must not be reused before this stream is done.
         data.record_stream(stream)
         with torch.cuda.device(self.device):
             return finish(batch_views(data, copy.regions), spec, copy)
@@ -202,7 +202,7 @@ _TORCH = {
 
 
 def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
-    """Bring what was sent into the layout that the consumer asked for, on its own device."""
+    """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
     if spec.to_rgb:
         batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
     if spec.masks.source == "runs":
@@ -215,7 +215,7 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
 
 
 def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Planes as RGB, zero beyond the stored height and width, integers (B, 2)."""
+    """Planes as RGB, zero beyond `stored`: heights and widths, integers (B, 2)."""
     rgb = yuv420_to_rgb(planes, stored)
     steps = torch.arange(rgb.shape[1], device=rgb.device)
     inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
@@ -223,7 +223,7 @@ def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
-    """The runs of a batch, which lie in it as three arrays."""
+    """The runs of a batch, from the three arrays that hold them."""
     return RunBatch(
         batch.pop("run_ends"),
         batch.pop("run_offset"),
@@ -234,10 +234,10 @@ def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
 
 
 def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
-    """Bring flat mask bits into the layout that the consumer asked for, on their own device.
+    """Bring flat mask bits into the layout that the consumer requested, on their device.
 
-    batch    `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_places` int64 (T,)
-    samples  B
+    batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_places` int64 (T,)
+    samples   B
     capacity  M: masks per sample
     """
     places = batch.pop("mask_places", None)

@@ -1,12 +1,12 @@
 """The queue of one epoch, over a pool of buffers that outlives it.
 
-A batch is begun by a thread, in a buffer of the pool; committed, or aborted with an error; and
-taken by the consumer. Batches come out in the order in which they were begun, whichever is finished
-first. The pool belongs to a Loader and every epoch has a queue of its own, so a thread that
-finishes after its epoch has ended finds a closed queue: its batch is discarded, and its buffer goes
-back to the pool.
+A thread begins a batch in a buffer of the pool, then commits it, or aborts it with an error; the
+consumer takes it. Batches come out in the order in which they were begun, whichever is finished
+first. The pool belongs to a Loader, and every epoch has its own queue, so a thread that finishes
+after its epoch has ended finds a closed queue: its batch is discarded, and its buffer returns to
+the pool.
 
-Nothing waits without a limit, and `close` wakes everyone.
+No wait is unbounded, and `close` wakes every waiting thread.
 """
 
 import gc
@@ -29,9 +29,9 @@ _log = logging.getLogger("sa1bpack")
 class Buffer:
     """Memory for one batch.
 
-    bytes   uint8 (n,) of the host
-    pinned  the same memory as a tensor, where it is pinned
-    event   recorded after the last copy out of it; None where nothing copies
+    bytes   uint8 (n,) in host memory
+    pinned  the same memory as a tensor, if it is pinned
+    event   recorded after the last copy out of it; None if nothing copies
     """
 
     def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
@@ -41,17 +41,17 @@ class Buffer:
 
 
 class BufferPool:
-    """Buffers that go round: free, filled by threads, used by the consumer, free again.
+    """Buffers in circulation: free, filled by threads, used by the consumer, free again.
 
-    A buffer comes back from whoever has it, whenever that is: from a thread of an epoch that ended
-    long ago as well. Until then nobody else has it. A consumer that keeps batches keeps their
-    buffers; when it needs more than there are, `grow` adds some.
+    A buffer returns from its owner whenever that is done with it, even from a thread of an epoch
+    that ended long ago; until then it has no other owner. A consumer that keeps batches keeps their
+    buffers; when it needs more than exist, `grow` adds some.
 
-    All methods are safe in threads. The lock is reentrant, and `lend`, `release` and `close` change
-    one thing at a time, so that the garbage collector may call them in the middle of anything.
+    All methods are thread-safe. The lock is reentrant, and `lend`, `release` and `close` change one
+    thing at a time, so the garbage collector may call them at any point.
 
-    changed  the lock, and where to wait for a free buffer. The queues of epochs wait here as well,
-             so that a thread that needs a buffer also hears that its epoch has ended
+    changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
+             that a thread that waits for a buffer is also woken when its epoch ends
     """
 
     def __init__(self, allocate: Callable[[], Buffer], count: int):
@@ -64,37 +64,37 @@ class BufferPool:
 
     @property
     def free(self) -> int:
-        """Buffers that can be taken."""
+        """The number of buffers that can be taken."""
         return len(self._free)
 
     @property
     def lent(self) -> int:
-        """Buffers that the consumer has."""
+        """The number of buffers that the consumer holds."""
         return len(self._lent)
 
     def take(self) -> Buffer | None:
-        """A free buffer; None if there is none."""
+        """A free buffer, or None."""
         with self.changed:
             return self._free.popleft() if self._free else None
 
     def lend(self, buffer: Buffer) -> None:
-        """A batch in this buffer goes to the consumer, who gives it back by `release`."""
+        """Note that the consumer holds this buffer, until `release`."""
         self._lent.add(buffer)
 
     def release(self, buffer: Buffer) -> None:
-        """Nobody uses the buffer any more.
+        """Return a buffer that is no longer in use.
 
-        It is taken next: what of it is still in the processor's caches is written to faster.
+        It is taken next: the part still in the processor's caches is written faster.
         """
         self._lent.discard(buffer)
         if self._closed or len(self._free) >= self._count:
-            return  # one more than the plan says, of a consumer that kept batches
+            return  # beyond the plan: the consumer had kept batches
         self._free.appendleft(buffer)
         with self.changed:
             self.changed.notify_all()
 
     def grow(self) -> None:
-        """Add buffers for a consumer that keeps batches. Call it without the lock.
+        """Add buffers for a consumer that keeps batches. Call it without holding the lock.
 
         Raises what `allocate` raises.
         """
@@ -104,7 +104,7 @@ class BufferPool:
             _log.warning(
                 "batches that are still in use hold all %d buffers of the loader: every further "
                 "batch that is kept takes %s of new memory; clone() what you need of a batch, and "
-                "let go of the rest",
+                "drop the rest",
                 self._count,
                 size_text(len(added[0].bytes)),
             )
@@ -113,38 +113,38 @@ class BufferPool:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Let go of the buffers. Those of batches that are in use stay until those are gone."""
+        """Drop the buffers. Those of batches in use live as long as the batches."""
         self._closed = True
         self._free.clear()
 
 
 class Ticket(NamedTuple):
-    """The right and duty of one thread to fill a buffer: it ends with `commit` or `abort`."""
+    """A thread's claim to fill a buffer, which it must end with `commit` or `abort`."""
 
     number: int
     buffer: Buffer
 
 
 class Entry(NamedTuple):
-    """What the queue carries: a batch, or the error that came instead of it."""
+    """An entry of the queue: a batch, or the error that came instead of it."""
 
     batch: Any
     error: BaseException | None
 
 
 class BatchQueue:
-    """The batches of one epoch, in order. All methods are safe in threads.
+    """The batches of one epoch, in order. All methods are thread-safe.
 
-    `close` may be called by the garbage collector in the middle of anything; see BufferPool.
+    The garbage collector may call `close` at any point; see BufferPool.
 
     total  batches of the epoch
-    ahead  batches that may be begun or ready, besides the one that is taken next
+    ahead  batches that may be in progress or ready, besides the one that is taken next
     """
 
     def __init__(self, pool: BufferPool, total: int, ahead: int):
         self.total, self.ahead = total, ahead
         self._pool, self._changed = pool, pool.changed
-        # By number: what comes out, and its buffer unless that is free already.
+        # By number: the entry, and its buffer unless that is already free.
         self._ready: dict[int, tuple[Entry, Buffer | None]] = {}
         self._begun = self._taken = 0
         self._filling: set[int] = set()
@@ -156,14 +156,14 @@ class BatchQueue:
         return self._closed
 
     def close(self) -> None:
-        """End the epoch: every wait ends now, nothing more is begun, and what is ready is lost."""
+        """End the epoch: every wait ends, no batch is begun, and ready batches are discarded."""
         self._closed = True
         self._discard()
         with self._changed:
             self._changed.notify_all()
 
     def _discard(self) -> None:
-        """Throw away what nobody will take; tracebacks of errors may lead to the threads."""
+        """Discard ready entries; tracebacks of their errors may reference the threads."""
         while self._ready:
             _, (_, buffer) = self._ready.popitem()
             if buffer is not None:
@@ -177,7 +177,7 @@ class BatchQueue:
         return self._closed or self._begun >= self.total
 
     def begin(self, wait: float) -> Ticket | None:
-        """The next batch to fill and a buffer for it; None after `wait` seconds, or when `over`."""
+        """The next batch to fill and its buffer; None after `wait` seconds, or when `over`."""
         with self._changed:
             self._changed.wait_for(lambda: self.over or self._may_begin(), wait)
             buffer = None if self.over or not self._may_begin() else self._pool.take()
@@ -192,7 +192,7 @@ class BatchQueue:
         return self._begun - self._taken <= self.ahead and self._pool.free > 0
 
     def commit(self, ticket: Ticket, batch: Any, free: bool = False) -> None:
-        """The batch is complete. `free`: its buffer is not needed any more."""
+        """The batch is complete. `free`: its buffer is no longer needed."""
         self._finish(ticket, Entry(batch, None), free)
 
     def abort(self, ticket: Ticket, error: BaseException) -> None:
@@ -214,12 +214,12 @@ class BatchQueue:
     def take(self, timeout: float, doing: Callable[[], str]) -> Entry | None:
         """The next batch, in order; None after the last one, or if the queue is closed.
 
-        A consumer that holds all buffers of the pool gets more.
+        If the consumer holds all buffers of the pool, the pool grows.
 
         timeout  seconds
-        doing    says what the threads are doing, for the message
+        doing    describes the state of the threads, for the message
 
-        Raises LoaderTimeout if the batch does not come in time, MemoryError or RuntimeError if
+        Raises LoaderTimeout if the batch does not arrive in time, MemoryError or RuntimeError if
         there is no memory for another buffer.
         """
         limit = time.monotonic() + timeout
@@ -237,10 +237,10 @@ class BatchQueue:
                 starves = self._starves()
             if not starves:
                 raise LoaderTimeout(
-                    f"batch {self._taken} of {self.total} did not come within {timeout:g} s; "
+                    f"batch {self._taken} of {self.total} did not arrive within {timeout:g} s; "
                     f"{doing()}. If the storage is slow, raise `timeout` or `threads`"
                 )
-            gc.collect()  # a batch in a reference cycle is in use by nobody
+            gc.collect()  # a batch in a reference cycle is not in use
             if self._starves():
                 self._pool.grow()
 
@@ -248,5 +248,5 @@ class BatchQueue:
         return self._closed or self._taken >= self.total or self._taken in self._ready
 
     def _starves(self) -> bool:
-        """Whether nothing can come because the consumer has the buffers."""
+        """Whether no batch can arrive because the consumer holds all buffers."""
         return not (self._filling or self._ready or self._pool.free) and self._pool.lent > 0

@@ -1,8 +1,8 @@
-"""What other libraries find in a PackDataLoader, when they make a DataLoader of their own from it.
+"""The parts of a PackDataLoader that other libraries make a DataLoader of their own from.
 
 Accelerate (1.15) and the Trainer of transformers keep the dataset, the batch sampler and the
-collate_fn of a loader, deal the batches out to processes, and look for `set_epoch` on the batch
-sampler, on what it wraps, and on the dataset.
+collate_fn of a loader, distribute the batches to processes, and look for `set_epoch` on the batch
+sampler, on the sampler inside it, and on the dataset.
 """
 
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ from sa1bpack.order.epoch import EpochBatches
 
 
 class LoaderBatchSampler(DealtBatches):
-    """The batch sampler of a PackDataLoader: for it, the batches of the epoch that it has begun.
+    """The batch sampler of a PackDataLoader, to which it yields the batches of the current epoch.
 
-    A library that makes a DataLoader of its own around the same batch sampler, as Accelerate does,
-    gets the batches of all ranks in turn.
+    A library that makes its own DataLoader around the same batch sampler, as Accelerate does, gets
+    the batches of all ranks in turn.
     """
 
     def __init__(self, batches: OrderedBatches, collate: Collate):
-        """Of the batches of a loader and its collate_fn."""
+        """A sampler over the batches of a loader, which sets the epoch of its collate_fn."""
         super().__init__(batches)
         self._collate = collate
-        self._own: dict[int, EpochBatches] = {}  # by thread, which begins one epoch at a time
+        self._own: dict[int, EpochBatches] = {}  # by thread: each begins one epoch at a time
 
     def begin(self) -> tuple[int, EpochBatches]:
-        """As of DealtBatches; a random choice of masks goes by the epoch."""
+        """As in DealtBatches; also sets the epoch of a random choice of masks."""
         generation, batches = super().begin()
         self._collate.set_epoch(batches.epoch)
         return generation, batches
 
     @contextmanager
     def yielding(self, batches: EpochBatches) -> Iterator[None]:
-        """Meanwhile, `iter` yields these batches: torch's DataLoader calls it twice to begin."""
+        """Within this context `iter` yields these batches: torch calls it twice to begin."""
         self._collate.set_epoch(batches.epoch)
         self._own[get_ident()] = batches
         try:
@@ -58,12 +58,12 @@ class EpochDataset(Dataset):
     """
 
     def __init__(self, ds: Dataset, batches: OrderedBatches):
-        """Of a loader's dataset and its batches."""
+        """The dataset of a loader, with the loader's batches."""
         super().__init__(ds._pack, ds._rows, ds.options)
         self._batches = batches
 
     def set_epoch(self, epoch: int) -> None:
-        """As of the loader."""
+        """As `PackDataLoader.set_epoch`."""
         self._batches.set_epoch(epoch)
 
     def __reduce__(self):

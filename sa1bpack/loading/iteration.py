@@ -1,4 +1,4 @@
-"""Iterations of loaders: what Loader and the DataLoader share of an epoch."""
+"""Iterations of loaders: the handling of an epoch that Loader and PackDataLoader share."""
 
 import logging
 import os
@@ -23,17 +23,17 @@ class Run(Protocol):
     """An epoch in progress."""
 
     def take(self) -> tuple[Batch | None, list[ReadError]] | None:
-        """The next batch, None if no sample of it remained; and why samples were dropped from it.
+        """The next batch, None if no sample of it remained; and the errors of dropped samples.
 
         None if the epoch was ended.
         """
 
 
 class DroppedSamples:
-    """What a loader with on_error="drop" has dropped, over all of its epochs.
+    """The samples that a loader with on_error="drop" has dropped, over all of its epochs.
 
-    errors  why, in the order of the batches
-    share   of the samples of an epoch that may be dropped
+    errors  one per sample, in the order of the batches
+    share   the part of an epoch's samples that may be dropped
     """
 
     def __init__(self, share: float):
@@ -42,12 +42,12 @@ class DroppedSamples:
         self._shards: set[str] = set()
 
     def add(self, errors: list[ReadError], before: int, samples: int) -> int:
-        """Note the errors of a batch; returns how many the epoch has now.
+        """Add the errors of a batch; returns the epoch's count.
 
-        before   errors of the epoch's earlier batches
-        samples  that the epoch has on this rank
+        before   errors in the epoch's earlier batches
+        samples  samples of the epoch on this rank
 
-        Raises LoaderError past the limit.
+        Raises LoaderError beyond the limit.
         """
         for error in errors:
             if error.shard not in self._shards:
@@ -62,17 +62,17 @@ class DroppedSamples:
         if count > limit:
             raise LoaderError(
                 f"{count} of the {samples} samples of this epoch could not be read, and "
-                f"max_dropped={self.share:g} allows {limit}; the last one: {errors[-1]}. Run "
+                f"max_dropped={self.share:g} allows {limit}; the last error: {errors[-1]}. Run "
                 "`sa1bpack verify` on the pack, repair it, or raise max_dropped"
             )
         return count
 
 
 class BatchReader:
-    """What makes batches of a dataset in an order: the state of Loader and of PackDataLoader.
+    """Reads batches of a dataset in an order: the base of Loader and PackDataLoader.
 
     Attributes:
-        dropped: with on_error="drop", why samples were dropped from the batches that came out.
+        dropped: with on_error="drop", the errors of samples dropped from the batches so far.
     """
 
     _batches: OrderedBatches
@@ -85,7 +85,7 @@ class BatchReader:
         self._dropped = DroppedSamples(options.max_dropped)
 
     def _start(self, batches: EpochBatches, iteration: "Iteration") -> Run:
-        """Begin an epoch for this iteration, which is the only one from now on."""
+        """Begin an epoch for this iteration, which is now the only one."""
         raise NotImplementedError
 
     @property
@@ -99,13 +99,13 @@ class BatchReader:
 
     @property
     def dropped(self) -> list[ReadError]:
-        """With on_error="drop": why samples were dropped from the batches that came out."""
+        """With on_error="drop": the errors of samples dropped from the batches so far."""
         return self._dropped.errors
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch; ends one that runs.
+        """Make this epoch the next iteration; ends one in progress.
 
-        If it is the next one anyway, the place in it stays what `load_state_dict` said.
+        If it is already the next one, the position in it that `load_state_dict` set is kept.
         """
         self._cursor.set_epoch(epoch)
 
@@ -117,14 +117,14 @@ class BatchReader:
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make the next iteration begin after the batch of the state; ends one that runs.
+        """Make the next iteration begin after the batch of the state; ends one in progress.
 
         Raises OptionError if it is not a state of the same order of the same dataset.
         """
         self._cursor.load_state_dict(state)
 
     def _described(self, own: str) -> str:
-        """For `repr`: the dataset, the batches, the place in the order, and the reader's `own`."""
+        """For `repr`: the dataset, the batches, the position in the order, and `own`."""
         batches = self.batches
         return (
             f"<{type(self).__name__} of {self._dataset!r}: {len(batches)} batches of "
@@ -133,15 +133,15 @@ class BatchReader:
 
 
 class Iteration:
-    """One epoch of a reader, from the first `next` on. Threads may share it."""
+    """One epoch of a reader, begun by the first `next`. Threads may share it."""
 
     def __init__(self, reader: BatchReader):
         self._reader = reader
         self._turn = threading.Lock()  # one thread at a time begins, takes, or ends
         self._run: Run | None = None
-        self._pid: int | None = None  # of the process in which it began
+        self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
-        self._over: str | None = None  # why any further `next` is an error; "": the epoch is done
+        self._over: str | None = None  # why any further `next` is an error; "": complete
 
     def __iter__(self) -> "Iteration":
         return self
@@ -181,7 +181,7 @@ class Iteration:
             taken = self._run.take()
             if taken is None:
                 cursor.check(self._generation)
-                raise LoaderError("the loader was closed while a batch was waited for")
+                raise LoaderError("the loader was closed while waiting for a batch")
             batch, errors = taken
             if errors:
                 self._note(batch, errors)
@@ -204,13 +204,13 @@ class Iteration:
         self._dropped = self._reader._dropped.add(errors, self._dropped, samples)
         if batch is None and batches.world_size > 1:
             raise LoaderError(
-                f"no sample of batch {self._done} of rank {batches.rank} could be read, and with "
-                f"{batches.world_size} ranks none may have a batch less: {errors[0]}. Repair the "
-                "pack, or take a larger batch_size"
+                f"no sample of batch {self._done} of rank {batches.rank} could be read, and all "
+                f"{batches.world_size} ranks must have the same number of batches: {errors[0]}. "
+                "Repair the pack, or use a larger batch_size"
             )
 
     def _end(self, why: str) -> None:
-        """Say no more than why it ended. Ends its epoch, unless a later iteration runs."""
+        """Keep only the reason. Ends the epoch, unless a later iteration is running."""
         if self._run is not None:
             self._reader._cursor.end(self._generation)
         self._over = self._over or why
@@ -218,7 +218,7 @@ class Iteration:
 
 
 def _ended_by(error: BaseException) -> str:
-    """What an iteration says when it is asked for more after an error."""
+    """The message of an iteration that is asked for more after an error."""
     text = f"this iteration was ended by {type(error).__name__}: {error}. Begin a new one"
     if isinstance(error, ReadError):
         text += "; with on_error='drop' samples that cannot be read do not end it"

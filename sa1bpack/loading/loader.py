@@ -1,8 +1,8 @@
 """Batches of a pack with one copy: threads fill reused buffers, in order.
 
 `Planner.plan` looks up where the samples of a batch are; reader threads copy them from the page
-cache into a buffer (`copy_samples`); a device takes it from there (`devices`); the consumer gets it
-in its turn (`BatchQueue`).
+cache into a buffer (`copy_samples`); a device takes the buffer over (`devices`); and the consumer
+gets the batches in order (`BatchQueue`).
 """
 
 import logging
@@ -30,11 +30,11 @@ from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 
-# More threads than this do not copy faster than a few memory channels allow.
+# More threads than this are not faster: the memory channels are the limit.
 MOST_THREADS = 12
 
-# How long the end of an iteration, and of the loader, waits for copies in progress. Nothing depends
-# on it: a thread that still reads by then ends by itself, and reaches nothing of a later epoch.
+# How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
+# on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 _END_SECONDS, _CLOSE_SECONDS = 1.0, 5.0
 
 _OTHER_NAMES = {
@@ -48,7 +48,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 class Loader(BatchReader):
-    """Batches of a dataset as dicts of tensors, the same as `Collate` makes of the same samples.
+    """Batches of a dataset as dicts of tensors, equal to those that `Collate` makes.
 
     ::
 
@@ -60,18 +60,18 @@ class Loader(BatchReader):
                     save(loader.state_dict())    # resumes after this batch
 
     On a CPU the large part of a batch is lent, not copied: images, masks and runs share the memory
-    of a buffer, which is filled again when the last of them is gone. So a tensor that is kept stays
-    what it is, and keeps its buffer: there are `ahead` + 2, of which the loop itself uses one. A
+    of a buffer, which is refilled once the last of them is gone. A tensor that is kept never
+    changes, but it keeps its buffer: there are `ahead` + 2, one of which the loop itself uses. A
     consumer that keeps more batches (`list(loader)`) gets them in new memory, which is logged once;
-    `clone()` what is to stay longer than a step. On CUDA a batch is one allocation on the device
-    (masks another) that belongs to the consumer.
+    `clone()` tensors that you keep for longer than a step. On CUDA a batch is one allocation on the
+    device (plus one for the masks) that belongs to the consumer.
 
-    One iteration at a time: a new one, `set_epoch`, `load_state_dict` and `close` end the one
-    before. Threads may share an iteration; each batch goes to one of them, and each of them holds a
-    buffer. Leaving a loop early, exceptions, the end of the interpreter and garbage collection end
-    the threads. A forked child makes its own threads and buffers when it iterates; an iterator that
-    came from the parent raises LoaderError. A copy or pickle of a Loader has its place in the
-    order, and no iteration.
+    One iteration at a time: a new one, `set_epoch`, `load_state_dict` and `close` end the previous
+    one. Threads may share an iteration; each batch goes to one of them, and each of them holds a
+    buffer. Leaving a loop early, exceptions, interpreter exit and garbage collection end the
+    threads. A forked child makes its own threads and buffers when it iterates; an iterator
+    inherited from the parent raises LoaderError. A copy or pickle of a Loader keeps the position in
+    the order, but no iteration.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Loader(BatchReader):
     ):
         """
         Args:
-            ds: a dataset without transform, which is Python for every sample: transform the batch,
-                or use `make_dataloader`. A `torch.utils.data.Subset` of one will do.
-            batch_size: samples of a batch over all ranks together.
+            ds: a dataset without a transform, which would run Python for every sample: transform
+                the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
+            batch_size: samples per batch, over all ranks together.
             device: "cpu", "cuda" or "cuda:1".
-            threads: None: as many as there are cores for this process, at most 12.
+            threads: None: one per core available to this process, at most 12.
             ahead: batches that are ready or in progress while one is used.
             options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
                 on_error, max_dropped, timeout: see ReadingOptions.
@@ -102,13 +102,13 @@ class Loader(BatchReader):
         chosen = reading_options("Loader", options, _OTHER_NAMES)
         if ds.options.transform is not None:
             raise OptionError(
-                "the dataset has a transform, which is Python for every sample: transform the "
-                "batch, or use make_dataloader"
+                "the dataset has a transform, which would run Python for every sample: transform "
+                "the batch, or use make_dataloader"
             )
         if ds.options.check == "read" and ds.spec.masks.source == "runs":
             raise OptionError(
                 "a Loader cannot yield runs with check='read': run lengths are unknown until read; "
-                "give the dataset a mask_size, or use make_dataloader"
+                "open the pack with a mask_size, or use make_dataloader"
             )
         self._ahead = whole_number("ahead", ahead, 1)
         threads = min(cores(), MOST_THREADS) if threads is None else threads
@@ -125,7 +125,7 @@ class Loader(BatchReader):
 
     @property
     def dataset(self) -> Dataset:
-        """What is read."""
+        """The dataset that is read."""
         return self._dataset
 
     def __repr__(self) -> str:
@@ -157,7 +157,7 @@ class Loader(BatchReader):
             pinned_bytes=count * held if self._device.pinned else 0,
             device_bytes=device_bytes,
             threads=self._threads,
-            # Checked reading opens what it reads, in each thread one file at a time.
+            # Checked reading opens files as it reads them, one at a time per thread.
             files=self._threads if ds.options.check == "read" else 2 * shards,
         )
 
@@ -168,11 +168,11 @@ class Loader(BatchReader):
         return len(self.batches)
 
     def __iter__(self) -> Iteration:
-        """An epoch: the next one, or what `set_epoch` or `load_state_dict` said.
+        """An epoch: the next one, or the one that `set_epoch` or `load_state_dict` set.
 
-        It begins, and ends the iteration before, when its first batch is asked for. After an error,
-        `next` raises LoaderError again and again; an epoch of which no batch came out is begun
-        again by the next iteration. Raises LoaderError if the loader is closed.
+        It begins, and ends the previous iteration, when its first batch is requested. After an
+        error, every further `next` raises LoaderError; an epoch that yielded no batch is restarted
+        by the next iteration. Raises LoaderError if the loader is closed.
         """
         self._check_open()
         return Iteration(self)
@@ -196,22 +196,22 @@ class Loader(BatchReader):
             self._pool, self._device, planner, batches, self._options,
             count=self._threads, ahead=self._ahead,
         )  # fmt: skip
-        # Of the iteration, not the loader: a loop that is left early ends its threads at once.
+        # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
         self._end_threads = weakref.finalize(iteration, threads.end, _END_SECONDS)
         _log.info("epoch %d begins: %r", batches.epoch, self)
         return threads
 
     def _end_epoch(self, wait: float = _END_SECONDS) -> None:
-        """End the threads of the iteration that runs, if there is one."""
+        """End the threads of the current iteration, if any."""
         found = self._end_threads.detach() if self._end_threads is not None else None
         self._end_threads = None
         if found is not None:
             found[1](wait)
 
-    # ------------------------------------------------------------------------------------ ending
+    # ------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
-        """End the threads and let go of the buffers. Batches that came out stay valid."""
+        """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
         self._cursor.end()
         self._end_epoch(_CLOSE_SECONDS)
@@ -220,7 +220,7 @@ class Loader(BatchReader):
         self._pool = None
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("sampler", "batch_sampler"):  # of a DataLoader; Accelerate asks for them
+        if name in ("sampler", "batch_sampler"):  # a DataLoader has them; Accelerate asks for them
             raise AttributeError(
                 f"a Loader has no {name}, so skip_first_batches cannot make a DataLoader of it: "
                 "resume with load_state_dict, which accelerator.register_for_checkpointing(loader) "
@@ -246,16 +246,16 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
     """A buffer. Raises LoaderError if there is no memory for it."""
     try:
         return device.allocate(plan.batch_bytes)
-    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for pinned
+    except (MemoryError, RuntimeError) as error:  # torch has no specific class for pinned memory
         reason = str(error)
     raise LoaderError(
-        f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or take "
+        f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or use "
         f"packed masks (masks='flat_bits'): {reason}"
     )
 
 
 def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
-    """What the cursor calls when an iteration was ended; it must not keep the loader."""
+    """The function that the cursor calls when an iteration ends; it must not keep the loader."""
     found = weakref.ref(loader)
 
     def end() -> None:

@@ -15,7 +15,7 @@ from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.named import make_batches, order_seed
 from sa1bpack.order.orders import Order
 
-# Options of other loaders, and what they are called here.
+# Options of other loaders, and their names here.
 _ELSEWHERE = {
     "shuffle": "order: 'shuffle', 'local' or 'sequential'",
     "sampler": "order: an Order, or a subset of the dataset",
@@ -40,28 +40,28 @@ class ReadingOptions:
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks
-        Keep at most this many masks of a sample; None keeps all.
+        Keep at most this many masks per sample; None keeps all.
     choose
-        Which: "largest", "iou" or "random", as in `Collate`.
+        Which masks to keep: "largest", "iou" or "random", as in `Collate`.
     pad_to_max
-        Padded arrays always have room for `max_masks`.
+        Padded arrays always have `max_masks` rows per sample.
     seed
         Of a named order and of the random choice. None: that of the order, or 0.
     last
-        What becomes of the samples that do not fill a batch: "short", "drop" or "pad", as in
+        How to treat the samples that do not fill a batch: "short", "drop" or "pad", as in
         `OrderedBatches`.
     rank, world_size
         None: those of torch.distributed when an iteration begins, or 0 of 1 if it is not
-        initialized; that is refused where WORLD_SIZE announces more.
+        initialized; that is refused if WORLD_SIZE announces more.
     on_error
-        What to do with samples that cannot be read. "raise": raise ReadError. "drop": drop them,
-        log a warning for the first one of each shard, and list them in `dropped` and in the batch.
-        A batch of which nothing remains is passed over; with several ranks, which must all have the
+        How to treat samples that cannot be read. "raise": raise ReadError. "drop": drop them, log
+        a warning for the first one of each shard, and list them in `dropped` and in the batch. A
+        batch in which no sample remains is skipped; with several ranks, which must all have the
         same number of batches, it is a LoaderError.
     max_dropped
-        The share of an epoch's samples that may be dropped before it is a LoaderError, 0 to 1.
+        The share of an epoch's samples that may be dropped, 0 to 1; beyond it, LoaderError.
     timeout
-        Seconds after which a batch that does not come is an error.
+        Seconds after which a batch that has not arrived is an error.
     """
 
     order: str | Order = "shuffle"
@@ -103,18 +103,18 @@ class ReadingOptions:
         )
 
     def mask_choice(self, order: Order) -> MaskChoice:
-        """Which masks are kept; a random choice has the seed of the order."""
+        """The choice of masks; a random choice has the seed of the order."""
         return MaskChoice(self.max_masks, self.choose, order_seed(order, self.seed))
 
 
 def reading_options(
     reader: str, given: Mapping[str, Any], own: Mapping[str, str]
 ) -> ReadingOptions:
-    """The options that `reader` was given.
+    """The options given to `reader`.
 
-    own  options of other loaders → what they are called in this one
+    own  options of other loaders → their names in this one
 
-    Raises OptionError for a name that is none of the options, with the one that is meant.
+    Raises OptionError for an unknown name, with the name to use instead.
     """
     known = {field.name for field in fields(ReadingOptions)}
     for name in given.keys() - known:

@@ -1,4 +1,4 @@
-"""Where the samples of a batch are, looked up and checked for several batches at once.
+"""Looks up and checks where samples are, for several batches at once.
 
     planner = Planner(BatchSource(ds, spec, choice, capacity))
     for copy, errors in planner.plan([indices, ...], epoch):
@@ -6,9 +6,9 @@
         copy.copy(0, len(copy), buffer)       any part of the samples, in any thread
         errors = copy.errors()
 
-What the plan takes from a shard is copied out of its memory map once, compared with the limits of
-the arrays it leads into, and used from the copy: whatever a damaged array says, no address outside
-of an array comes of it.
+Values that the plan takes from a shard are copied out of its memory map once, compared with the
+bounds of the arrays that they point into, and used from the copy: whatever a damaged array holds,
+no address outside an array results.
 """
 
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 
 
 class Planner:
-    """Plans batches of a dataset, in any thread. Keeps nothing of what it planned."""
+    """Plans batches of a dataset, in any thread. Keeps no state between plans."""
 
     def __init__(self, source: BatchSource):
-        """Of the batches of this source."""
+        """A planner of batches of this source."""
         self.source = source
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int
     ) -> list[tuple[BatchCopy, list[ReadError]]]:
-        """The copy of each batch, and errors of the samples that cannot be looked up.
+        """The copy of each batch, and the errors of samples that cannot be looked up.
 
-        The copies are of the other samples, which may be none.
+        Each copy is of the remaining samples, which may be none.
 
         batches  int64 (B,) indices each
 
@@ -59,7 +59,7 @@ class Planner:
         errors = {
             k: self.source.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong
         }
-        # Numbers of samples in the lookup, which has those alone that can be copied.
+        # Positions in the lookup, which has only the samples that can be copied.
         kept = offsets_of(np.array([k not in wrong for k in range(len(indices))], np.int64))
         plans, low = [], 0
         for batch in batches:
@@ -73,7 +73,7 @@ class Planner:
         return BatchCopy(self.source, lookup, low, high)
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
-        """The lookup of the samples that are not in `wrong`, to which this adds what it finds."""
+        """The lookup of the samples that are not in `wrong`, to which new errors are added."""
         spec = self.source.spec
         sizes = np.zeros((len(indices), 4), np.int32)
         spans = np.zeros((len(indices), 2), np.int64)
@@ -112,7 +112,7 @@ class Planner:
         )  # fmt: skip
 
     def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
-        """int64 (T,): rows in their shards of the masks that are kept, sample after sample."""
+        """int64 (T,): rows in their shards of the kept masks, sample by sample."""
         most = self.source.choice.max_masks
         if most is None or not (stop - first > most).any():
             return expanded(first, offsets)
@@ -120,17 +120,19 @@ class Planner:
         for k, shard in enumerate(shards):
             low, high = int(first[k]), int(stop[k])
             kept = self._chosen(shard, int(ids[k]), low, high, epoch)
-            due = int(offsets[k + 1] - offsets[k])
-            if len(kept) != due or (due and not 0 <= kept.min() <= kept.max() < high - low):
+            expected = int(offsets[k + 1] - offsets[k])
+            if len(kept) != expected or (
+                expected and not 0 <= kept.min() <= kept.max() < high - low
+            ):
                 raise LoaderError(
                     f"the choice of masks of image_id {ids[k]} returned {kept}, but it must return "
-                    f"{due} of {high - low} masks"
+                    f"{expected} of {high - low} masks"
                 )
             chosen.append(low + kept)
         return np.concatenate(chosen)
 
     def _chosen(self, shard: OpenShard, image_id: int, first: int, stop: int, epoch: int):
-        """int64 (k,): which masks of a sample are kept, from 0."""
+        """int64 (k,): the kept masks of a sample, counted from 0."""
         masks = stop - first
         sample = {"image_id": image_id}
         if masks > self.source.choice.max_masks and self.source.choice.choose != "random":
@@ -150,7 +152,7 @@ class Planner:
 
 
 def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
-    """The error of masks that are not rows of their shard."""
+    """The error if a sample's masks are not rows of its shard."""
     masks = shard.shard.extent.masks
     if 0 <= first <= stop <= masks:
         return None
@@ -161,9 +163,9 @@ def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | Non
 
 
 def _check_image(shard: OpenShard, row: int, size: np.ndarray, start: int, nbytes: int) -> None:
-    """Raise FormatError for sizes, or pixels, that the arrays do not have.
+    """Raise FormatError for a size out of range, or pixels that do not match it.
 
-    size  int32 (4,), copied: it cannot change any more
+    size  int32 (4,), a copy: it can no longer change
     """
     layout = shard.shard.layout
     height, width = size[2:].tolist()
@@ -182,7 +184,7 @@ def _check_image(shard: OpenShard, row: int, size: np.ndarray, start: int, nbyte
 def _check_runs(shard: OpenShard, row: int, first: int, stop: int) -> None:
     """Raise FormatError for runs that do not follow one another within their array."""
     edges, runs = shard.run_offset[first : stop + 1], shard.shard.extent.runs
-    # Compared, not subtracted: a difference of two int64 may wrap round.
+    # Compared, not subtracted: a difference of two int64 may wrap around.
     if edges[0] < 0 or edges[-1] > runs or (edges[1:] < edges[:-1]).any():
         raise FormatError(
             f"{shard.path('run_offset')}: offsets of the masks of sample {row} must be "

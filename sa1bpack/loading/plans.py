@@ -10,24 +10,24 @@ from sa1bpack.wording import counted, size_text
 
 @dataclass(frozen=True)
 class LoadingPlan:
-    """What a Loader or a DataLoader will hold, known before anything is allocated.
+    """The resources that a Loader or a DataLoader will take, known before any is allocated.
 
-    samples       samples of the largest batch of this rank
-    most_masks    masks per sample that there is room for
-    batch_bytes   of the largest batch; with runs of a usual one, and a buffer grows where that is
-                  not enough
-    batches       that exist at once: the buffers of a Loader; of a DataLoader, those that workers
-                  make and have made ahead, one that is being pinned, and the consumer's. Each batch
-                  beyond that which the consumer keeps takes `batch_bytes` more
-    host_bytes    all of them together. Memory that is not pinned is taken up only as it is used
-    pinned_bytes  the part of it that is pinned, rounded up to powers of two, as torch does
-    shared_bytes  the part of it that is shared memory (/dev/shm), which workers send batches in
-    device_bytes  at most so much on the device: the batches as they are sent, and what is made
-                  there of two (unpacked masks, RGB of planes), while the consumer keeps no more
-                  than one batch; 0 on a CPU
-    threads       that fill the buffers of a Loader
+    samples       samples of this rank's largest batch
+    most_masks    most masks that a sample of a batch can have
+    batch_bytes   bytes of the largest batch; with runs, of a typical batch: a buffer grows if that
+                  is not enough
+    batches       batches that exist at once: the buffers of a Loader; for a DataLoader, those in
+                  progress or ready in workers, one that is being pinned, and the consumer's. Each
+                  further batch that the consumer keeps takes `batch_bytes` more
+    host_bytes    bytes of all of them. Memory that is not pinned is committed only as it is used
+    pinned_bytes  the part of host_bytes that is pinned, rounded up to powers of two, as torch does
+    shared_bytes  the part of host_bytes in shared memory (/dev/shm), through which workers send
+    device_bytes  at most this much on the device: the batches as sent, and the arrays made there of
+                  two of them (unpacked masks, RGB from planes), while the consumer keeps at most
+                  one batch; 0 on a CPU
+    threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
-    files         files held open at most by a Loader
+    files         the most files that a Loader holds open
     """
 
     samples: int
@@ -62,7 +62,7 @@ class LoadingPlan:
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch that there can be, in a buffer.
+    """The largest possible batch, in a buffer.
 
     samples, most_masks, nbytes, regions  see LoadingPlan
     """
@@ -78,10 +78,10 @@ class LargestBatch:
     ) -> "LargestBatch":
         """Of batches of that many samples of a dataset.
 
-        capacity  masks per sample in padded arrays; None: as many as the fullest sample has
+        capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
         """
         most = int(choice.counts(ds.column("mask_count")).max(initial=0))
         runs = expected_runs(ds, samples * most)
-        room = most if capacity is None else capacity
-        regions, nbytes = spec.regions(samples, room, samples * most, runs)
+        capacity = most if capacity is None else capacity
+        regions, nbytes = spec.regions(samples, capacity, samples * most, runs)
         return cls(samples, most, nbytes, regions)

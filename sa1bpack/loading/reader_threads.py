@@ -1,4 +1,4 @@
-"""The threads of one epoch of a Loader: they plan batches, copy samples, and send batches on."""
+"""The threads of one epoch of a Loader: they plan batches, copy samples, and pass batches on."""
 
 import os
 import threading
@@ -16,11 +16,11 @@ from sa1bpack.loading.planner import Planner
 from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
-# of a thread whose loader was lost in a way that nothing could report.
+# of a thread whose loader disappeared without ending it.
 _IDLE_SECONDS = 10.0
 
-# Samples that are planned together, at most: most of the time this takes does not depend on their
-# number. The first batch of an epoch is planned alone, so that it does not wait for other shards.
+# The most samples that are planned together: most of the cost does not depend on their number. The
+# first batch of an epoch is planned alone, so that it does not wait for the shards of others.
 _PLANNED_SAMPLES = 128
 
 
@@ -36,15 +36,15 @@ class _Job:
 class ReaderThreads:
     """The threads of one epoch, and its queue.
 
-    Whoever finds no samples left to copy, and nobody else planning, plans the next batch into a
-    buffer of the pool, and cuts it into parts if there are more threads than batches at once.
-    Whoever finishes the last part of a batch sends it on. Shards are opened while planning, and
-    files while copying, without any lock: the others go on copying meanwhile.
+    A thread that finds no samples left to copy, and no other thread planning, plans the next batch
+    into a buffer of the pool, and splits it into parts if there are more threads than batches at
+    once. The thread that finishes the last part of a batch passes the batch on. Shards are opened
+    while planning, and files while copying, without holding a lock: other threads keep copying.
 
-    Once the epoch has ended, a thread that still reads reaches nothing but the queue, which is
-    closed; the buffer that it writes to, which it then releases to the pool; and caches of open
-    shards and files, which all epochs share. Knows nothing of the Loader, so that the Loader can be
-    collected.
+    Once the epoch has ended, a thread that is still reading has access only to the queue, which is
+    closed; to the buffer that it writes to, which it then releases to the pool; and to the caches
+    of open shards and files, which all epochs share. Holds no reference to the Loader, so that the
+    Loader can be collected.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class ReaderThreads:
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
-        self._changed = threading.Condition()  # guards what follows; nothing slow happens under it
+        self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
         self._planning = False
-        # Of whoever plans.
+        # Used only by the thread that plans.
         self._planned: deque[tuple[BatchCopy, list[ReadError]]] = deque()
         self._plan_next = 1  # batches
         self._doing: dict[str, tuple[BatchCopy | None, float]] = {}
-        # Complete batches where there are enough of them for all threads: least to agree on.
+        # Complete batches if there are enough for all threads: that needs the least locking.
         self._parts_per_batch = -(-count // (ahead + 1))
         self._threads = [
             threading.Thread(target=self._run, name=f"sa1bpack-reader-{n}", daemon=True)
@@ -90,10 +90,10 @@ class ReaderThreads:
             self._doing.pop(name, None)
 
     def _next_part(self, name: str) -> tuple[_Job, int, int] | None:
-        """The next samples to copy; plans a batch if none is left. None when there are no more."""
+        """The next samples to copy; plans a batch if none are left. None after the last."""
         while True:
             with self._changed:
-                self._changed.wait_for(self._may_go_on, _IDLE_SECONDS)
+                self._changed.wait_for(self._may_continue, _IDLE_SECONDS)
                 if self._parts:
                     return self._parts.popleft()
                 if self._queue.over:
@@ -108,11 +108,11 @@ class ReaderThreads:
                     self._planning = False
                     self._changed.notify_all()
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return bool(self._parts) or not self._planning or self._queue.over
 
     def _begin_batch(self, name: str) -> None:
-        """Plan the next batch, and share it out to the threads."""
+        """Plan the next batch, and distribute its parts to the threads."""
         ticket = self._queue.begin(_IDLE_SECONDS)
         if ticket is None:
             return
@@ -120,7 +120,7 @@ class ReaderThreads:
         try:
             copy, errors = self._plan(ticket.number)
             if errors and not self._drops:
-                # Not raised: a traceback would keep these frames, and they the buffer.
+                # Not raised: a traceback would keep these frames, and the frames the buffer.
                 self._queue.abort(ticket, errors[0])
             elif len(copy) == 0:
                 self._queue.commit(ticket, (None, errors), free=True)
@@ -132,7 +132,7 @@ class ReaderThreads:
             self._doing.pop(name, None)
 
     def _plan(self, number: int) -> tuple[BatchCopy, list[ReadError]]:
-        """The copy of a batch; when none is left, some batches are planned together."""
+        """The copy of a batch; when none is left, several batches are planned together."""
         if not self._planned:
             stop = min(number + self._plan_next, len(self._batches))
             together = [self._batches[k] for k in range(number, stop)]
@@ -155,8 +155,8 @@ class ReaderThreads:
             self._changed.notify_all()
 
     def _finish(self, job: _Job) -> None:
-        """All parts are done: send the batch on, or the error in its place."""
-        failed, job.error = job.error, None  # its traceback leads to the job
+        """All parts are done: pass on the batch, or the error in its place."""
+        failed, job.error = job.error, None  # its traceback references the job
         if failed is None and self._queue.closed:
             failed = LoaderError("the epoch was ended before this batch was complete")
         staged = None
@@ -173,7 +173,7 @@ class ReaderThreads:
             self._queue.commit(job.ticket, (staged, job.dropped), free=free)
 
     def _settle(self, job: _Job) -> BaseException | None:
-        """The error of a sample that could not be copied, or make the batch without it."""
+        """Return the error of a sample that could not be copied, or remake the batch without it."""
         while errors := job.copy.errors():
             if not self._drops:
                 return errors[0][1]
@@ -188,10 +188,10 @@ class ReaderThreads:
     # ------------------------------------------------------------------------------ in the consumer
 
     def take(self) -> tuple[Batch | None, list[ReadError]] | None:
-        """The next batch, None if no sample of it remained, and why samples were dropped from it.
+        """The next batch, None if no sample of it remained, and the errors of dropped samples.
 
         None if the epoch was ended. Raises the error that came instead of the batch, LoaderTimeout,
-        or what allocating a buffer raises.
+        or an error from allocating a buffer.
         """
         entry = self._queue.take(self._timeout, self._doing_text)
         if entry is None:
@@ -204,20 +204,20 @@ class ReaderThreads:
         return self._device.deliver(staged, self._planner.source.spec, self._pool), dropped
 
     def _doing_text(self) -> str:
-        """What every thread is doing, for messages."""
+        """The state of every thread, for messages."""
         now, texts = time.monotonic(), []
         for name, (copy, since) in list(self._doing.items()):
             what = "planning a batch" if copy is None else f"copying {copy.name()}"
             texts.append(f"{name} has been {what} for {now - since:.1f} s")
         dead = [thread.name for thread in self._threads if not thread.is_alive()]
         texts += [f"{name} has ended" for name in dead]
-        return "; ".join(texts) or "all threads wait for a free buffer"
+        return "; ".join(texts) or "all threads are waiting for a free buffer"
 
     def end(self, wait: float) -> None:
-        """End the epoch: nothing more is begun, and copies in progress are waited for a while.
+        """End the epoch: begin nothing more, and wait a while for copies in progress.
 
-        wait  seconds; nothing depends on them but how soon threads and buffers are gone. In a
-              forked child there is nothing to end
+        wait  seconds; they only affect how soon threads and buffers are gone. In a forked child
+              there is nothing to end
         """
         if self._pid != os.getpid():
             return

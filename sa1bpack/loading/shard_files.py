@@ -1,7 +1,7 @@
-"""Open files of shards, which batches are read from: one budget for the whole process.
+"""Open files of shards, from which batches are read: one budget per process.
 
-The files that were used last stay open as long as their shards are, two per shard, together at most
-a quarter of the process's limit of open files, however many Loaders there are.
+The most recently used files stay open as long as their shards do, two per shard, together at most a
+quarter of the process's limit of open files, however many Loaders there are.
 """
 
 import os
@@ -27,7 +27,7 @@ def most_open_shards() -> int:
 
 
 class ShardFiles:
-    """The files of two arrays of a shard, open as long as this lives.
+    """The files of two arrays of a shard, open as long as this object lives.
 
     descriptors  of the two; NO_FILE for an array without rows
     """
@@ -39,23 +39,23 @@ class ShardFiles:
             if len(shard.arrays[name]):
                 self.descriptors[number] = os.open(shard.path(name), os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self, close=os.close):  # bound: at the end of the interpreter `os` is gone
+    def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
         for descriptor in self.descriptors:
             if descriptor >= 0:
                 close(descriptor)
 
 
 class _Cache:
-    """The files that were used last, by shard, until their shard is closed.
+    """The most recently used files, by shard, until their shard is closed.
 
-    Files are opened and closed without the lock. Shards may be collected in the middle of anything,
-    so every change of the dictionary is one step.
+    Files are opened and closed without holding the lock. Shards may be collected at any point, so
+    every change of the dictionary is one step.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
-        # A shard's number in memory stands for it as long as the reference beside it lives: a pack
-        # that was opened again, perhaps after a repair, has other shards.
+        # The id of a shard identifies it as long as the reference stored beside it lives: a pack
+        # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
     def get(self, shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
@@ -63,9 +63,9 @@ class _Cache:
         with self._lock:
             held = self._files.pop(key, None)
             if held is not None:
-                self._files[key] = held  # after the others: it was used last
+                self._files[key] = held  # at the end: it was used last
                 return held[1]
-        # Without the lock: other threads need not wait for a slow file system.
+        # Without holding the lock: other threads need not wait for a slow file system.
         try:
             files = ShardFiles(shard, names)
         except OSError as error:
@@ -97,7 +97,7 @@ os.register_at_fork(after_in_child=_cache.begin_in_child)
 
 
 def shard_files(shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
-    """The files of these two arrays, for as long as the caller keeps them.
+    """The files of these two arrays, open as long as the caller keeps them.
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """

@@ -2,7 +2,7 @@
 
 Published shards carry their own record (the attributes of their Zarr group), so a killed run loses
 at most its unpublished shards; the manifest adds the records of complete sources. Everything that
-this module writes follows from the shards and the sources alone: the same input gives the same
+this module writes follows from the shards and the sources alone: the same input yields the same
 bytes, however often the run was interrupted.
 """
 

@@ -63,7 +63,7 @@ def find_sources(patterns: Iterable[str | Path]) -> list[Source]:
 
 
 def open_source(path: str | Path) -> Source:
-    """Look at one existing path and say what it is; see `find_sources` for what is raised."""
+    """Determine what an existing path is. Raises as `find_sources` does."""
     path = Path(path)
     try:
         if path.is_dir():
@@ -88,7 +88,7 @@ def _expand(pattern: str | Path) -> list[Path]:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a path leads to something. Raises SourceError where that cannot be told."""
+    """Whether a path exists. Raises SourceError if that cannot be determined."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL is the last

@@ -31,8 +31,8 @@ def ds(packed):
     return open_pack(packed.root)
 
 
-def reference(packed, rows, form, keep):
-    """A batch in plain numpy: `keep(sample)` gives the rows of the masks."""
+def reference(packed, rows, layout, keep):
+    """A batch in plain numpy: `keep(sample)` returns the rows of the masks."""
     samples = [packed.samples[row] for row in rows]
     kept = [keep(sample) for sample in samples]
     batch = {
@@ -49,10 +49,10 @@ def reference(packed, rows, form, keep):
         ("annotation_ids", "annotation_id", "i8"), ("masks", "mask_bits", "u1"),
     ):  # fmt: skip
         parts = [s[name][rows].astype(kind) for s, rows in zip(samples, kept, strict=True)]
-        if key == "masks" and not form.endswith("bits"):
+        if key == "masks" and not layout.endswith("bits"):
             parts = [np.unpackbits(part, axis=-1, bitorder="little").view(bool) for part in parts]
-        batch[key] = _joined(parts, form.startswith("padded"))
-    if form.startswith("flat"):
+        batch[key] = _joined(parts, layout.startswith("padded"))
+    if layout.startswith("flat"):
         batch["mask_offsets"] = np.cumsum([0, *batch["mask_counts"]])
     return batch
 
@@ -67,44 +67,44 @@ def _joined(parts, padded):
     return out
 
 
-def check(batch, due):
-    assert batch.keys() == due.keys()
-    for key, value in due.items():
+def check(batch, expected):
+    assert batch.keys() == expected.keys()
+    for key, value in expected.items():
         np.testing.assert_array_equal(batch[key].numpy(), value, strict=True, err_msg=key)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(st.integers(0, 11), min_size=1, max_size=6),
-    form=st.sampled_from(sorted(LAYOUTS)),
+    layout=st.sampled_from(sorted(LAYOUTS)),
     cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
 )  # fmt: skip
-def test_batches_are_those_of_a_plain_reference(ds, packed, rows, form, cap, choose):
-    """Every key, bit for bit, in every form, with any cap."""
+def test_batches_are_those_of_a_plain_reference(ds, packed, rows, layout, cap, choose):
+    """Every key, bit for bit, in every layout, with any cap."""
     score = {"largest": "area", "iou": "predicted_iou"}[choose]
 
     def keep(sample):
         ranked = sorted(range(len(sample["area"])), key=lambda j: (-sample[score][j], j))
         return sorted(ranked[:cap])
 
-    collate = Collate(form, max_masks=cap, choose=choose)
-    check(collate(ds.__getitems__(rows)), reference(packed, rows, form, keep))
+    collate = Collate(layout, max_masks=cap, choose=choose)
+    check(collate(ds.__getitems__(rows)), reference(packed, rows, layout, keep))
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
-def test_batches_go_straight_into_given_buffers(ds, packed, form):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_go_straight_into_given_buffers(ds, packed, layout):
     """Tensors or arrays that held something else before; padding is zeroed."""
     rows = [4, 1, 10]
-    samples, collate = ds.__getitems__(rows), Collate(form)
+    samples, collate = ds.__getitems__(rows), Collate(layout)
     shapes = collate.plan(samples).shapes()
     arrays = {key: np.empty(shape, dtype) for key, (shape, dtype) in shapes.items()}
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    due = reference(packed, rows, form, lambda sample: range(len(sample["area"])))
+    expected = reference(packed, rows, layout, lambda sample: range(len(sample["area"])))
     for out in (arrays, tensors):
         for array in arrays.values():
             array.view(np.uint8).fill(255)
         batch = collate(samples, out=out)
-        check(batch, due)
+        check(batch, expected)
         assert all(batch[key].data_ptr() == array.ctypes.data for key, array in arrays.items())
 
 
@@ -127,22 +127,22 @@ def test_buffers_that_do_not_fit_are_refused(ds):
     assert not any(tensor.any() for tensor in fitting.values())
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
-def test_several_threads_fill_one_batch(ds, form):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_several_threads_fill_one_batch(ds, layout):
     """In any order: what a sample writes does not overlap with another's."""
     rows = [10, 4, 1, 8, 2, 0]
-    plan = plan_batch(ds.__getitems__(rows), LAYOUTS[form], MaskChoice(5))
+    plan = plan_batch(ds.__getitems__(rows), LAYOUTS[layout], MaskChoice(5))
     arrays = {key: np.empty(*spec) for key, spec in plan.shapes().items()}
     plan.write_counts(arrays)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda k: plan.copy_sample(k, arrays), reversed(range(len(plan)))))
-    alone = Collate(form, max_masks=5)(ds.__getitems__(rows))
+    alone = Collate(layout, max_masks=5)(ds.__getitems__(rows))
     for key, tensor in alone.items():
         np.testing.assert_array_equal(arrays[key], tensor.numpy(), err_msg=key)
 
 
-def test_padding_to_the_cap_gives_all_batches_one_shape(ds):
-    """For compiled models; zero behind the masks."""
+def test_padding_to_the_cap_makes_all_batches_the_same_shape(ds):
+    """For compiled models; zero after the masks."""
     collate = Collate(max_masks=20, pad_to_max=True)
     for rows in ([0, 1], [1, 7], [10]):
         batch = collate(ds.__getitems__(rows))
@@ -152,11 +152,11 @@ def test_padding_to_the_cap_gives_all_batches_one_shape(ds):
                 assert not batch[key][k, count:].any()
 
 
-def test_masks_unpacked_by_the_dataset_give_the_same_batch(packed, ds):
-    """In the bits forms they are packed again."""
+def test_masks_unpacked_by_the_dataset_yield_the_same_batch(packed, ds):
+    """In the bits layouts they are packed again."""
     unpacked = open_pack(packed.root, masks="bool")
-    for form, cap in itertools.product(LAYOUTS, (None, 4)):
-        collate = Collate(form, max_masks=cap)
+    for layout, cap in itertools.product(LAYOUTS, (None, 4)):
+        collate = Collate(layout, max_masks=cap)
         one, other = (collate(each.__getitems__([4, 2, 10])) for each in (ds, unpacked))
         assert all(torch.equal(one[key], other[key]) for key in one)
         assert one["masks"].any()
@@ -225,10 +225,10 @@ def test_equal_scores_go_to_the_lower_index():
     assert MaskChoice(4).rows({}, 4, 0) is None and MaskChoice().rows({}, 400, 0) is None
 
 
-# ------------------------------------------------------------------------- transforms, what is lost
+# ------------------------------------------------------------------- transforms, unreadable samples
 
 
-def test_what_a_transform_takes_out_or_adds_shows_in_the_batch(packed):
+def test_keys_that_a_transform_removes_or_adds_show_in_the_batch(packed):
     """Other keys are lists; arrays of any type and shape are stacked."""
 
     def transform(sample):
@@ -291,24 +291,26 @@ def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog)
     with caplog.at_level(logging.WARNING, "sa1bpack"):
         batch = collate(damaged.__getitems__([3, 4, 7, 6]))
     assert batch.pop("dropped").tolist() == [4, 6]
-    due = Collate()(ds.__getitems__([3, 7]))
-    assert batch.keys() == due.keys() and all(torch.equal(batch[key], due[key]) for key in due)
+    expected = Collate()(ds.__getitems__([3, 7]))
+    assert batch.keys() == expected.keys() and all(
+        torch.equal(batch[key], expected[key]) for key in expected
+    )
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
     assert "sa_4988.jpg" in caplog.text and "sa_4982.jpg" in caplog.text
     assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
     assert len(collate.dropped) == 2
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
-def test_a_batch_of_which_nothing_remains_is_an_error(damaged, form):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_in_which_nothing_remains_is_an_error(damaged, layout):
     with pytest.raises(LoaderError, match=r"none of the 2 samples .* could be read: row 4"):
-        Collate(form, on_error="drop")(damaged.__getitems__([4, 5]))
+        Collate(layout, on_error="drop")(damaged.__getitems__([4, 5]))
     with pytest.raises(OptionError, match="at least one sample"):
-        Collate(form)([])
+        Collate(layout)([])
 
 
 @pytest.mark.parametrize("made", [None, [1, 2], 7])
-def test_a_transform_that_returns_no_dict_is_named(packed, made):
+def test_a_transform_that_does_not_return_a_dict_is_named(packed, made):
     dataset = open_pack(packed.root, transform=lambda sample: made)
     named = f"transform returned {type(made).__name__}: it must return a dict"
     with pytest.raises(OptionError, match=named):
@@ -348,13 +350,13 @@ def test_unpacking_into_a_buffer_is_numpys_unpacking(count, rows, width, seed):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 256, (5, rows, width), dtype=np.uint8)
     picked = rng.integers(0, 5, count)
-    whole = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
+    complete = np.unpackbits(bits, axis=-1, bitorder="little").view(bool)
     out = np.empty((count, rows, 8 * width), bool)
     unpack_into(bits, out, picked)
-    np.testing.assert_array_equal(out, whole[picked])
-    out = np.empty_like(whole)
+    np.testing.assert_array_equal(out, complete[picked])
+    out = np.empty_like(complete)
     unpack_into(bits, out)
-    np.testing.assert_array_equal(out, whole)
+    np.testing.assert_array_equal(out, complete)
 
 
 def test_unpacking_touches_nothing_outside_its_arrays():

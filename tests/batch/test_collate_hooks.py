@@ -62,28 +62,28 @@ def as_bytes(masks):
     return np.asarray(masks).astype(np.uint8)
 
 
-@pytest.mark.parametrize("form", ["padded", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
 @pytest.mark.parametrize("hook", [as_bytes, lambda masks: as_bytes(masks)[:, 2:10, :12]])
-def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, form, hook):
+def test_unpacked_masks_that_are_bytes_are_not_taken_for_bits(packed, layout, hook):
     ds = open_pack(packed.root, masks="bool", transform=of_masks(hook))
     with pytest.raises(OptionError, match=r"would be taken for packed bits: .* return .* as bool"):
-        next(iter(make_dataloader(ds, 4, masks=form, workers=0)))
+        next(iter(make_dataloader(ds, 4, masks=layout, workers=0)))
     square = ds.with_options(transform=of_masks(as_bytes))
     with pytest.raises(OptionError, match=r"would be taken for packed bits"):
-        Collate(form)(square.__getitems__([0, 2]))
+        Collate(layout)(square.__getitems__([0, 2]))
 
 
 def test_bits_that_a_hook_cut_are_still_bits(packed):
     ds = open_pack(packed.root, transform=of_masks(lambda bits: bits[:, 4:12, :1]))
     batch = next(iter(make_dataloader(ds, 4, order="sequential", workers=0)))
-    whole = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
-    assert torch.equal(batch["masks"], whole[:, :, 4:12, :8])
+    complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
+    assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
 
 
-@pytest.mark.parametrize("form", ["padded_bits", "flat_bits"])
+@pytest.mark.parametrize("layout", ["padded_bits", "flat_bits"])
 @pytest.mark.parametrize("cap", [None, 3])
-def test_both_loaders_give_bits_of_a_dataset_that_unpacks_them(ds, form, cap):
-    unpacked, options = ds.with_options(masks="bool"), {"masks": form, "max_masks": cap}
+def test_both_loaders_yield_bits_of_a_dataset_that_unpacks_them(ds, layout, cap):
+    unpacked, options = ds.with_options(masks="bool"), {"masks": layout, "max_masks": cap}
     made = make_dataloader(unpacked, 4, **options)
     with Loader(unpacked, 4, **options) as loader, Loader(ds, 4, **options) as plain:
         for batches in zip(made, loader, plain, strict=True):
@@ -123,15 +123,15 @@ def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
         Collate(canvas=16385)
 
 
-def test_what_is_no_list_of_samples_is_refused(ds):
+def test_anything_but_a_list_of_samples_is_refused(ds):
     for wrong in (ds[0], None, 3):
-        with pytest.raises(OptionError, match=r"a list of samples, .* give \[sample\]"):
+        with pytest.raises(OptionError, match=r"a list of samples, .* pass \[sample\]"):
             Collate()(wrong)
-    with pytest.raises(OptionError, match="sample_spec is 3: give the `spec` of a dataset"):
+    with pytest.raises(OptionError, match="sample_spec is 3: pass the `spec` of a dataset"):
         Collate(sample_spec=3)
 
 
 @pytest.mark.parametrize("device", [None, 3.5, [], "cpu:x"])
-def test_what_is_no_device_is_refused(ds, device):
+def test_anything_but_a_device_is_refused(ds, device):
     with pytest.raises(OptionError, match=r"device is .*: choose 'cpu' or 'cuda' \("):
         Loader(ds, 4, device=device)

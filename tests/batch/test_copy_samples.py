@@ -44,13 +44,13 @@ def test_bytes_that_may_not_be_in_memory_are_read_from_the_file(opened):
     assert status == 0 and target.tobytes() == content[3:]
 
 
-def test_a_file_that_ends_too_early_is_told_from_an_error(tmp_path, opened):
+def test_a_file_that_ends_too_early_is_distinguished_from_an_error(tmp_path, opened):
     (tmp_path / "file").write_bytes(bytes(100))
     status, _ = copy(opened(tmp_path / "file"), 90, 20)
     assert status == CUT_SHORT
 
 
-def test_an_error_of_the_system_comes_back_as_its_number(tmp_path, opened):
+def test_an_error_of_the_system_is_returned_as_its_number(tmp_path, opened):
     (tmp_path / "file").write_bytes(bytes(100))
     status, _ = copy(opened(tmp_path / "file", os.O_WRONLY), 0, 20)
     assert status == errno.EBADF

@@ -1,4 +1,4 @@
-"""The choice of masks: always exactly as many as there is room for, whatever it goes by."""
+"""The choice of masks: always exactly min(max_masks, m) masks, whatever the scores."""
 
 import numpy as np
 import pytest
@@ -21,12 +21,14 @@ ANY_INT64 = st.integers(-(2**63), 2**63 - 1)
     st.integers(1, 14),
     st.sampled_from(sorted(CHOICES)),
 )
-def test_the_choice_returns_min_of_room_and_masks_whatever_the_scores_are(scores, room, choose):
-    choice = MaskChoice(room, choose)
+def test_the_choice_returns_min_of_max_masks_and_masks_whatever_the_scores_are(
+    scores, max_masks, choose
+):
+    choice = MaskChoice(max_masks, choose)
     sample = {"areas": scores, "predicted_ious": scores, "image_id": -(2**63)}
     rows = choice.rows(sample, len(scores), 0)
     counted = int(choice.counts(np.array([len(scores)]))[0])
-    assert counted == min(room, len(scores))
+    assert counted == min(max_masks, len(scores))
     if rows is None:
         assert counted == len(scores)
     else:
@@ -39,11 +41,11 @@ def test_the_choice_returns_min_of_room_and_masks_whatever_the_scores_are(scores
     st.lists(st.integers(0, 5) | st.integers(0, 2**62), min_size=1, max_size=12),
     st.integers(1, 12),
 )
-def test_areas_are_chosen_as_a_pack_chooses_them(areas, room):
+def test_areas_are_chosen_as_a_pack_chooses_them(areas, max_masks):
     """`sa1bpack pack --max-masks` has the rule that docs/packing.md states."""
     scores = np.array(areas, np.int64)
-    rows = MaskChoice(room).rows({"areas": scores}, len(scores), 0)
-    rule = MaskRule(max_masks=room, select="largest")
+    rows = MaskChoice(max_masks).rows({"areas": scores}, len(scores), 0)
+    rule = MaskRule(max_masks=max_masks, select="largest")
     ones = np.ones(len(scores))
     expected = select_masks(rule, scores, ones, ones, 10**6, 0)
     assert (np.arange(len(scores)) if rows is None else rows).tolist() == expected.tolist()
@@ -54,10 +56,10 @@ def test_areas_are_chosen_as_a_pack_chooses_them(areas, room):
     [
         ([-0.5, -0.25, -1.0], [0, 1]),
         ([np.nan, 0.1, np.nan, 0.2], [1, 3]),
-        ([np.nan, -np.inf, 3.0], [0, 2]),  # NaN counts as the least, the lower index first
+        ([np.nan, -np.inf, 3.0], [0, 2]),  # NaN ranks lowest, the lower index first
         ([0.5, 0.5, 0.5], [0, 1]),
     ],
 )
-def test_negative_scores_count_and_nan_is_the_least(scores, kept):
+def test_negative_scores_count_and_nan_ranks_lowest(scores, kept):
     rows = MaskChoice(2, "iou").rows({"predicted_ious": np.array(scores)}, len(scores), 0)
     assert rows.tolist() == kept

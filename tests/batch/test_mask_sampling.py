@@ -1,4 +1,4 @@
-"""By which sampling masks are drawn: that of the pack, unless another one is asked for."""
+"""The sampling that masks are drawn with: that of the pack, unless another is requested."""
 
 import functools
 import json
@@ -61,11 +61,11 @@ def test_masks_are_drawn_by_the_sampling_of_the_pack(packs, sampling, fit):
 
 
 def test_another_sampling_is_drawn_from_the_runs_although_there_are_bits(packs):
-    due = masks_of(packs("center"))
-    assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), due)
+    expected = masks_of(packs("center"))
+    assert np.array_equal(masks_of(packs("area"), mask_sampling="center"), expected)
     ds = sa1bpack.open(packs("area"), masks="bool", mask_sampling="center")
     with sa1bpack.Loader(ds, 3, order="sequential", masks="flat_bits", device="cpu") as loader:
-        assert np.array_equal(next(iter(loader))["masks"].numpy(), due)
+        assert np.array_equal(next(iter(loader))["masks"].numpy(), expected)
 
 
 def test_another_sampling_of_bits_alone_is_refused(packs):
@@ -79,23 +79,23 @@ def test_another_sampling_of_bits_alone_is_refused(packs):
         sa1bpack.open(path, mask_sampling="any")
 
 
-def test_a_pack_that_does_not_say_how_it_was_sampled_is_sampled_by_area(packs, tmp_path):
+def test_a_pack_that_does_not_record_its_sampling_is_sampled_by_area(packs, tmp_path):
     path = recorded(packs("area"), tmp_path / "pack")
     drawn = masks_of(path, masks="runs", mask_size=GRID)
     assert np.array_equal(drawn, masks_of(packs("area"), masks="bool"))
 
 
-def test_bits_of_a_sampling_that_is_not_known_are_read_but_not_drawn(packs, tmp_path):
+def test_bits_of_an_unknown_sampling_are_read_but_not_drawn(packs, tmp_path):
     path = recorded(packs("area"), tmp_path / "pack", mask_sampling="corner")
     assert np.array_equal(masks_of(path), masks_of(packs("area")))
     with pytest.raises(OptionError, match="mask_sampling is 'corner': choose one of area, center"):
         sa1bpack.open(path, mask_size=24)
-    due = masks_of(packs("center"))
-    assert np.array_equal(masks_of(path, mask_sampling="center"), due)
+    expected = masks_of(packs("center"))
+    assert np.array_equal(masks_of(path, mask_sampling="center"), expected)
 
 
 @pytest.mark.parametrize("sampling", ["area", "center"])
-def test_a_pipeline_without_steps_gives_what_the_pack_holds_from_bits_and_from_runs(
+def test_a_pipeline_without_steps_yields_the_masks_of_the_pack_from_bits_and_from_runs(
     packs, sampling
 ):
     found = []
@@ -104,8 +104,8 @@ def test_a_pipeline_without_steps_gives_what_the_pack_holds_from_bits_and_from_r
         with sa1bpack.Loader(ds, 3, order="sequential", device="cpu") as loader:
             found.append(transforms.Pipeline(ds)(next(iter(loader)))["masks"])
     assert torch.equal(*found)
-    due = masks_of(packs(sampling), masks="bool")
-    assert np.array_equal(found[0].flatten(0, 1).numpy(), due)
+    expected = masks_of(packs(sampling), masks="bool")
+    assert np.array_equal(found[0].flatten(0, 1).numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [np.int64(24), np.uint16(24), torch.tensor(24)], ids=repr)

@@ -10,16 +10,16 @@ from sa1bpack.batch.stream_copy import LEAST, stream_copy
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 130), st.integers(0, 130), st.integers(0, 3 * LEAST))
-def test_the_copy_is_exact_and_stays_within_its_bounds(ahead, behind, count):
+def test_the_copy_is_exact_and_stays_within_its_bounds(ahead, skipped, count):
     source = np.random.default_rng(count).integers(1, 256, count + 131, dtype=np.uint8)
     target = np.zeros(count + 300, np.uint8)
-    stream_copy(target.ctypes.data + ahead, source.ctypes.data + behind, count)
-    assert np.array_equal(target[ahead : ahead + count], source[behind : behind + count])
+    stream_copy(target.ctypes.data + ahead, source.ctypes.data + skipped, count)
+    assert np.array_equal(target[ahead : ahead + count], source[skipped : skipped + count])
     assert not target[:ahead].any() and not target[ahead + count :].any()
 
 
 @pytest.mark.parametrize("count", [LEAST - 1, LEAST, LEAST + 63, LEAST + 64])
-def test_lengths_around_the_switch_are_copied_whole(count):
+def test_lengths_around_the_switch_are_copied_completely(count):
     source = np.arange(count, dtype=np.uint8)
     target = np.zeros_like(source)
     stream_copy(target.ctypes.data, source.ctypes.data, count)

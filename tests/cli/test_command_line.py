@@ -67,8 +67,8 @@ def test_a_complete_pack_is_reported_as_such(command, tar, root, tmp_path):
     code, out, error = command(*pack)
     assert (code, error) == (0, "")
     assert "\nthis run: all 2 sources are in the pack already; nothing to do\n" in out
-    told = (0, "all 2 sources are in the pack already; nothing to do\n", "")
-    assert command(*pack, "--dry-run") == told
+    expected = (0, "all 2 sources are in the pack already; nothing to do\n", "")
+    assert command(*pack, "--dry-run") == expected
     code, out, _ = command(*pack_command(tar, root, "--dry-run"))
     assert (code, out) == (0, "the source is in the pack already; nothing to do\n")
 

@@ -294,8 +294,8 @@ from sa1bpack.errors import ReadError
 root, shard = Path(sys.argv[1]), sys.argv[2]
 ds = open_pack(root, check="read")
 loader = Loader(ds, 3, order="sequential", on_error="drop", max_dropped=0.25, max_masks=2)
-due = [batch["indices"].tolist() for batch in loader]
-assert sum(due, []) == list(range(12)), due
+expected = [batch["indices"].tolist() for batch in loader]
+assert sum(expected, []) == list(range(12)), expected
 for path in sorted((root / "shards" / shard).glob("*/c.*")):
     whole = path.read_bytes()
     os.truncate(path, 0)

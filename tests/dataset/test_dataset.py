@@ -28,12 +28,12 @@ def ids(ds):
 def test_samples_are_what_was_packed(ds, packed):
     """Every key, bit for bit, with its type."""
     assert len(ds) == len(packed.samples) == SAMPLES
-    for index, (found, due) in enumerate(zip(ds, packed.samples, strict=True)):
+    for index, (found, expected) in enumerate(zip(ds, packed.samples, strict=True)):
         assert found.keys() == {*ARRAYS, "image_id", "file_name", "index"}
         for key, name in ARRAYS.items():
-            np.testing.assert_array_equal(found[key], due[name], strict=True)
-        assert found["image_id"] == due["image_id"][0]
-        assert found["file_name"] == f"sa_{due['image_id'][0]}.jpg"
+            np.testing.assert_array_equal(found[key], expected[name], strict=True)
+        assert found["image_id"] == expected["image_id"][0]
+        assert found["file_name"] == f"sa_{expected['image_id'][0]}.jpg"
         assert found["index"] == index
 
 
@@ -114,38 +114,38 @@ def test_any_chain_of_selections_selects_what_numpy_selects(ds, packed, case):
     subset = ds
     for selection in chain:
         subset = subset[selection]
-    due = [packed.samples[row] for row in rows]
+    expected = [packed.samples[row] for row in rows]
     assert len(subset) == len(rows)
     assert [sample["index"] for sample in subset] == rows.tolist()
     if len(rows) != SAMPLES or (rows != np.arange(SAMPLES)).any():
         np.testing.assert_array_equal(subset.rows, rows)
-    _check_metadata(subset, due)
+    _check_metadata(subset, expected)
     _check_places(ds, subset, rows)
     equal = ds[rows]
     assert subset.fingerprint == equal.fingerprint
     assert (subset.fingerprint == ds.fingerprint) == (rows.tolist() == list(range(SAMPLES)))
 
 
-def _check_metadata(subset, due):
+def _check_metadata(subset, expected):
     for name in ("image_id", "annotation_count"):
-        assert subset.column(name).tolist() == [sample[name].item() for sample in due]
+        assert subset.column(name).tolist() == [sample[name].item() for sample in expected]
     for name in ("size",):
         np.testing.assert_array_equal(
-            subset.column(name), np.reshape([sample[name] for sample in due], (-1, 4))
+            subset.column(name), np.reshape([sample[name] for sample in expected], (-1, 4))
         )
     names = [name.decode() for name in subset.column("file_name").tolist()]
-    assert names == [f"sa_{sample['image_id'][0]}.jpg" for sample in due]
-    counts = [len(sample["area"]) for sample in due]
+    assert names == [f"sa_{sample['image_id'][0]}.jpg" for sample in expected]
+    counts = [len(sample["area"]) for sample in expected]
     assert subset.column("mask_count").tolist() == counts
     assert subset.mask_offsets.tolist() == [0, *np.cumsum(counts).tolist()]
     for name in ("area", "point_coords"):
-        parts = [sample[name] for sample in due]
+        parts = [sample[name] for sample in expected]
         whole = np.concatenate(parts) if parts else np.empty(0)
         found = subset.mask_column(name)
         assert found.tolist() == whole.tolist()
-    assert subset.column("area", "sum").tolist() == [s["area"].sum() for s in due]
-    assert subset.column("area", "max").tolist() == [s["area"].max(initial=0) for s in due]
-    lowest = [s["predicted_iou"].min() if len(s["area"]) else 0 for s in due]
+    assert subset.column("area", "sum").tolist() == [s["area"].sum() for s in expected]
+    assert subset.column("area", "max").tolist() == [s["area"].max(initial=0) for s in expected]
+    lowest = [s["predicted_iou"].min() if len(s["area"]) else 0 for s in expected]
     assert subset.column("predicted_iou", "min").tolist() == lowest
 
 
@@ -244,8 +244,8 @@ def test_conditions_see_one_shard_at_a_time_and_keep_the_order(ds, packed):
     assert sizes == [4, 3, 2, 3]
     assert [s["index"] for s in ds[[10, 1, 8, 2]].where(many)] == [10, 8, 2]
     large = ds.where(lambda columns: columns.reduced("area", "max") > 45)
-    due = [i for i, s in enumerate(packed.samples) if s["area"].max(initial=0) > 45]
-    assert [s["index"] for s in large] == due
+    expected = [i for i, s in enumerate(packed.samples) if s["area"].max(initial=0) > 45]
+    assert [s["index"] for s in large] == expected
     assert len(ds.where(ds.column("mask_count") == 0)) == 2
     assert len(ds[:0].where(many)) == 0
 
@@ -260,8 +260,8 @@ def test_conditions_must_return_bools(ds):
 def test_masks_as_bool_are_the_bits_unpacked(packed):
     """Cell x is bit x mod 8 of byte x div 8."""
     ds = open_pack(packed.root, masks="bool")
-    for found, due in zip(ds, packed.samples, strict=True):
-        bits = due["mask_bits"]
+    for found, expected in zip(ds, packed.samples, strict=True):
+        bits = expected["mask_bits"]
         cells = (bits[..., np.arange(16) // 8] >> (np.arange(16) % 8).astype(np.uint8)) & 1
         np.testing.assert_array_equal(found["masks"], cells.astype(bool), strict=True)
         assert found["masks"].flags.writeable
@@ -270,15 +270,15 @@ def test_masks_as_bool_are_the_bits_unpacked(packed):
 def test_stored_coordinates_are_source_ones_times_the_ratio_of_sides(packed):
     """x by width, y by height; the source's far corner is the stored one's; areas stay."""
     ds = open_pack(packed.root, coordinates="stored")
-    for found, due in zip(ds, packed.samples, strict=True):
-        height, width, stored_height, stored_width = due["size"].tolist()
+    for found, expected in zip(ds, packed.samples, strict=True):
+        height, width, stored_height, stored_width = expected["size"].tolist()
         sx, sy = stored_width / width, stored_height / height
         for key, name in (("bboxes", "bbox"), ("crop_boxes", "crop_box")):
-            x, y, w, h = due[name].T
+            x, y, w, h = expected[name].T
             np.testing.assert_array_equal(found[key], np.stack([x * sx, y * sy, w * sx, h * sy], 1))
-        x, y = due["point_coords"].T
+        x, y = expected["point_coords"].T
         np.testing.assert_array_equal(found["point_coords"], np.stack([x * sx, y * sy], 1))
-        np.testing.assert_array_equal(found["areas"], due["area"])
+        np.testing.assert_array_equal(found["areas"], expected["area"])
 
 
 def test_a_transform_runs_after_everything_else(packed):
@@ -336,10 +336,10 @@ def test_fingerprints_tell_packs_apart(packed, pack_writer, tmp_path):
     """Other contents, other fingerprint; the same contents elsewhere, the same."""
     pack_writer(tmp_path / "same")
     pack_writer(tmp_path / "other", first_id=5001)
-    due = open_pack(packed.root).fingerprint
-    assert open_pack(tmp_path / "same").fingerprint == due
-    assert open_pack(tmp_path / "other").fingerprint != due
-    assert len(due) == 16 and int(due, 16) >= 0
+    expected = open_pack(packed.root).fingerprint
+    assert open_pack(tmp_path / "same").fingerprint == expected
+    assert open_pack(tmp_path / "other").fingerprint != expected
+    assert len(expected) == 16 and int(expected, 16) >= 0
 
 
 def test_an_empty_pack_is_refused(pack_writer, tmp_path):

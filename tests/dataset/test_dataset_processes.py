@@ -74,11 +74,11 @@ def test_a_plain_dataloader_yields_every_sample_as_it_was_packed(ds, packed, wor
     assert sorted(torch.cat([batch["indices"] for batch in found]).tolist()) == list(range(12))
     for batch in found:
         for k, row in enumerate(batch["indices"].tolist()):
-            due, count = packed.samples[row], int(batch["mask_counts"][k])
-            np.testing.assert_array_equal(batch["images"][k].numpy(), due["image"])
-            assert batch["image_ids"][k] == due["image_id"][0]
+            expected, count = packed.samples[row], int(batch["mask_counts"][k])
+            np.testing.assert_array_equal(batch["images"][k].numpy(), expected["image"])
+            assert batch["image_ids"][k] == expected["image_id"][0]
             masks = np.packbits(batch["masks"][k, :count].numpy(), axis=-1, bitorder="little")
-            np.testing.assert_array_equal(masks, due["mask_bits"])
+            np.testing.assert_array_equal(masks, expected["mask_bits"])
 
 
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork")])

@@ -64,8 +64,8 @@ def test_the_documentation_of_a_sample_has_the_types_of_the_arrays(of_samples):
     arrays = {spec.name: spec for spec in LAYOUTS[0].arrays}
     for field in NUMBER_FIELDS:
         shape = f"(m, {field.columns})" if field.columns > 1 else "(m,)"
-        due = f"{arrays[field.array].dtype.name} {shape}"
-        assert of_samples[field.sample].startswith(due), field.sample
+        expected = f"{arrays[field.array].dtype.name} {shape}"
+        assert of_samples[field.sample].startswith(expected), field.sample
     assert of_samples["size"].startswith("int32 (4,)")
     for key, kind in (("image", "uint8"), ("masks", "uint8"), ("image_id", "int"),
                       ("index", "int"), ("file_name", "str")):  # fmt: skip

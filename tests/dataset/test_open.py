@@ -129,13 +129,13 @@ def test_the_text_of_a_dataset_says_how_its_samples_look(texts_of):
 
 
 def test_the_text_is_the_same_where_batches_mean_the_same(texts_of, packed):
-    due = texts_of("pad")
+    expected = texts_of("pad")
     for options in ({"masks": "bool"}, {"mask_size": 16}, {"masks": "runs", "mask_size": 16},
                     {"check": "read"}, {"on_error": "return"}):  # fmt: skip
-        assert texts_of("pad", **options) == due
-    assert texts_of("native") == due
+        assert texts_of("pad", **options) == expected
+    assert texts_of("native") == expected
     ds = open_pack(packed.root)
-    assert ds[::-2].spec_text == ds.spec_text == due
+    assert ds[::-2].spec_text == ds.spec_text == expected
 
 
 def test_the_text_differs_where_batches_mean_something_else(texts_of):

@@ -417,7 +417,7 @@ def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, mon
     cache = limited(monkeypatch, 2 * ARRAYS + 5)
     samples = [pack_writer(tmp_path / name) for name in "abc"]
     packs = [open_pack(tmp_path / name) for name in "abc"]
-    kept, due = packs[0][0], samples[0][0]
+    kept, reference = packs[0][0], samples[0][0]
     for index in np.random.default_rng(0).integers(0, 12, 100).tolist():
         for ds, expected in zip(packs, samples, strict=True):
             np.testing.assert_array_equal(ds[index]["image"], expected[index]["image"])
@@ -425,7 +425,7 @@ def test_shards_of_several_packs_keep_within_one_budget(packed, pack_writer, mon
             assert sum(ds.shards.open_count for ds in packs) <= 2
     indices, in_use = 4 * 3, ARRAYS
     assert maps_below(tmp_path) <= cache.limit + indices + in_use
-    np.testing.assert_array_equal(kept["image"], due["image"])
+    np.testing.assert_array_equal(kept["image"], reference["image"])
 
 
 def test_the_shard_that_was_used_least_recently_is_dropped(packed, monkeypatch):

@@ -89,13 +89,13 @@ def test_a_sample_has_the_pixels_and_masks_that_were_packed(packs, fit, pixels, 
     assert len(ds) == len(SIZES)
     for index, sample in enumerate(ds):
         height, width = sample["size"][2:].tolist()
-        due = rgb_of(ds, index)
-        assert due.shape == (height, width, 3)
+        reference = rgb_of(ds, index)
+        assert reference.shape == (height, width, 3)
         if fit == "native":
-            assert np.array_equal(sample["image"], due)
+            assert np.array_equal(sample["image"], reference)
         else:
             assert sample["image"].shape == (SIDE, SIDE, 3)
-            assert np.array_equal(sample["image"][:height, :width], due)
+            assert np.array_equal(sample["image"][:height, :width], reference)
             assert not sample["image"][height:].any() and not sample["image"][:, width:].any()
         expected = [grid(mask, GRID, fit, "area") for mask in full_masks(sample["image_id"])]
         assert np.array_equal(sample["masks"], np.array(expected).reshape(-1, GRID, GRID))
@@ -137,14 +137,14 @@ def test_stored_planes_are_returned_unchanged(packs):
             planes = planes_of(ds, index)
             height, width = sample["size"][2:].tolist()
             if fit == "native":
-                due = np.concatenate([plane.ravel() for plane in planes.values()])
+                expected = np.concatenate([plane.ravel() for plane in planes.values()])
             else:
-                due = np.zeros((SIDE * 3 // 2, SIDE), np.uint8)
-                due[:height, :width] = planes["y"]
-                half = due[SIDE:].reshape(2, SIDE // 2, SIDE // 2)
+                expected = np.zeros((SIDE * 3 // 2, SIDE), np.uint8)
+                expected[:height, :width] = planes["y"]
+                half = expected[SIDE:].reshape(2, SIDE // 2, SIDE // 2)
                 for canvas, name in zip(half, ("cb", "cr"), strict=True):
                     canvas[: (height + 1) // 2, : (width + 1) // 2] = planes[name]
-            assert np.array_equal(sample["image"], due)
+            assert np.array_equal(sample["image"], expected)
 
 
 def same_batches(ours, theirs) -> int:
@@ -160,8 +160,8 @@ def same_batches(ours, theirs) -> int:
             if key == "runs":
                 names = [field.name for field in dataclasses.fields(value)]
                 pairs = [(getattr(value, name), getattr(other[key], name)) for name in names]
-            for found, due in pairs:
-                assert found.dtype == due.dtype and torch.equal(found, due), key
+            for found, expected in pairs:
+                assert found.dtype == expected.dtype and torch.equal(found, expected), key
         count += 1
     return count
 
@@ -207,8 +207,8 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(packs, fit, pixels, m
     if pixels == "yuv420":  # half the bytes are sent
         assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
     batch = finish(batch_views(torch.from_numpy(buffer), copy.regions), spec, copy)
-    due = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
-    assert same_batches([batch], [due]) == 1
+    expected = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
+    assert same_batches([batch], [expected]) == 1
 
 
 @pytest.mark.cuda
@@ -220,9 +220,9 @@ def test_a_cuda_device_gets_the_batches_of_the_cpu(packs, fit, pixels, masks, op
     given = {"max_masks": 3, "order": "sequential"}
     with (
         sa1bpack.Loader(ds, 2, device="cuda", **given) as loader,
-        sa1bpack.Loader(ds, 2, device="cpu", **given) as due,
+        sa1bpack.Loader(ds, 2, device="cpu", **given) as expected,
     ):
-        assert same_batches(map(on_cpu, loader), due) == 3
+        assert same_batches(map(on_cpu, loader), expected) == 3
 
 
 @pytest.mark.parametrize("fit, pixels, masks", [*LAYOUTS[:2], *LAYOUTS[-2:]])

@@ -41,11 +41,11 @@ def test_pycocotools_loads_every_image_and_mask(pack, tars, records_of, load, tm
         assert [annotation["id"] for annotation in found] == [
             annotation["id"] for annotation in given["annotations"]
         ]
-        for annotation, due in zip(found, given["annotations"], strict=True):
-            assert (loaded.annToMask(annotation) == decode(due["segmentation"])).all()
+        for annotation, expected in zip(found, given["annotations"], strict=True):
+            assert (loaded.annToMask(annotation) == decode(expected["segmentation"])).all()
             for key in ("segmentation", "area", "predicted_iou", "stability_score",
                         "point_coords", "crop_box"):  # fmt: skip
-                assert annotation[key] == due[key]
+                assert annotation[key] == expected[key]
             assert annotation["iscrowd"] == 0
             assert loaded.cats[annotation["category_id"]]["name"] == "object"
             count += 1

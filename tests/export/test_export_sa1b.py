@@ -226,7 +226,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "bit", "value", "due"),
+    ("name", "bit", "value", "kind"),
     [
         ("predicted_iou", 5, float("nan"), "predicted_iou is nan, not an integer"),
         ("predicted_iou", 5, float("inf"), "predicted_iou is inf, not an integer"),
@@ -236,7 +236,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(pack, tmp_path):
     ],
 )
 def test_a_number_that_json_cannot_have_is_named_with_its_annotation(
-    pack_of, tmp_path, name, bit, value, due
+    pack_of, tmp_path, name, bit, value, kind
 ):
     expected = record(5)
     for annotation in expected["annotations"]:
@@ -254,7 +254,7 @@ def test_a_number_that_json_cannot_have_is_named_with_its_annotation(
     identity = expected["annotations"][2]["id"]
     for export, out in ((sa1bpack.export_sa1b, "out"), (sa1bpack.export_coco, "coco.json")):
         with pytest.raises(
-            FormatError, match=f"a-000: sample 0: annotation 2 .id {identity}.*{due}"
+            FormatError, match=f"a-000: sample 0: annotation 2 .id {identity}.*{kind}"
         ):
             export(root, tmp_path / out)
     assert not (tmp_path / "coco.json").exists() and not list((tmp_path / "out").rglob("*.json"))

@@ -41,22 +41,22 @@ def path(request, tmp_path, monkeypatch) -> Path:
 )
 def test_the_file_holds_the_appended_bytes_and_returns_their_digest(path, steps):
     path.unlink(missing_ok=True)
-    due = b""
+    expected = b""
     file = AppendFile(path)
     for kind, nbytes in steps:
         if kind == "zeros":
             file.skip(nbytes)
-            due += bytes(nbytes)
+            expected += bytes(nbytes)
         else:
             data = noise(nbytes, kind == "aligned")
-            due += data.tobytes()
+            expected += data.tobytes()
             file.append(data)
             data[:] = 0  # it may change now
-        assert file.nbytes == len(due)
+        assert file.nbytes == len(expected)
     digest = file.finish()
     file.close()
-    assert path.read_bytes() == due
-    assert digest == xxhash.xxh3_128_hexdigest(due)
+    assert path.read_bytes() == expected
+    assert digest == xxhash.xxh3_128_hexdigest(expected)
 
 
 def test_long_aligned_appends_are_written_without_a_copy(path, monkeypatch):

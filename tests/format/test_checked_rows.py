@@ -22,10 +22,10 @@ def test_checked_rows_equal_those_of_the_maps(tmp_path, shard_of, layout):
     shard_of(tmp_path / "shards", SHARD, (2, 0, 5, 1), 99, layout)
     shard = open_shard(tmp_path / "shards" / SHARD)
     for row in range(4):
-        found, due = read_sample_rows(shard, row), shard.sample(row)
-        assert found.keys() == due.keys()
+        found, expected = read_sample_rows(shard, row), shard.sample(row)
+        assert found.keys() == expected.keys()
         for name, rows in found.items():
-            np.testing.assert_array_equal(rows.reshape(due[name].shape), due[name])
+            np.testing.assert_array_equal(rows.reshape(expected[name].shape), expected[name])
             assert rows.flags.owndata and rows.flags.writeable
     for spec in layout.arrays:
         np.testing.assert_array_equal(read_array_rows(shard, spec.name), shard[spec.name])

@@ -56,13 +56,13 @@ def shard_array(spec: ArraySpec) -> list[str]:
 
 def test_documented_shard_arrays_match_the_code_in_order():
     layout = Layout(image_size=1000, mask_size=200, fit="native")
-    due = [shard_array(spec) for spec in layout.arrays]
-    pixels = [row[0] for row in due].index("image")
-    due[pixels][2:] = ["see [Pixels](#pixels)"] * 2
-    assert [row[:4] for row in documented("Arrays of a shard")] == due
+    expected = [shard_array(spec) for spec in layout.arrays]
+    pixels = [row[0] for row in expected].index("image")
+    expected[pixels][2:] = ["see [Pixels](#pixels)"] * 2
+    assert [row[:4] for row in documented("Arrays of a shard")] == expected
     for without in ({"bits": False}, {"runs": False}, {"fit": "pad"}):
         fewer = Layout(**{**layout.to_json(), **without})
-        names = [row[0] for row in due if row[0] in {spec.name for spec in fewer.arrays}]
+        names = [row[0] for row in expected if row[0] in {spec.name for spec in fewer.arrays}]
         assert [spec.name for spec in fewer.arrays] == names
 
 
@@ -79,8 +79,8 @@ def test_documented_shapes_of_images_match_the_code():
 
 def test_documented_index_arrays_match_the_code():
     lengths = ["K", "N", "N", "N"]
-    due = [as_documented(s, n, ()) for s, n in zip(INDEX_ARRAYS, lengths, strict=True)]
-    assert [row[:4] for row in documented("Arrays of the index")] == due
+    expected = [as_documented(s, n, ()) for s, n in zip(INDEX_ARRAYS, lengths, strict=True)]
+    assert [row[:4] for row in documented("Arrays of the index")] == expected
 
 
 def test_documented_number_type_bits_match_the_code():

@@ -91,10 +91,10 @@ def test_planes_of_a_shard_are_the_pixels_that_were_written(pack, layout, sample
     for row, masks in enumerate((2, 0, 5, 1)):
         sample = sample_of(99 - row, masks, layout)
         height, width = size_of(sample)
-        due = planes_by_hand(layout, sample["image"], height, width)
+        expected = planes_by_hand(layout, sample["image"], height, width)
         found = shard.planes(row)
-        assert list(found) == list(due)
-        for name, plane in due.items():
+        assert list(found) == list(expected)
+        for name, plane in expected.items():
             assert plane.all(), "the fixture has no zeros among the stored pixels"
             np.testing.assert_array_equal(found[name], plane)
             assert not found[name].flags.writeable and found[name].base is not None
@@ -289,8 +289,10 @@ def test_native_pixels_that_do_not_fit_the_stored_size_are_refused(tmp_path, sam
     sample = sample_of(1, 1, layout)
     height, width = size_of(sample)
     sample["image"] = sample["image"][:-1]
-    due = f"{sample['image'].size} bytes: {height} x {width} .* take {sample['image'].size + 1}"
-    with pytest.raises(OptionError, match=due):
+    expected = (
+        f"{sample['image'].size} bytes: {height} x {width} .* take {sample['image'].size + 1}"
+    )
+    with pytest.raises(OptionError, match=expected):
         finished_rows(layout, sample)
 
 

@@ -167,7 +167,7 @@ def test_arrays_are_read_only_maps_made_once(folder):
 
 def test_views_outlive_the_shard_and_the_map_does_not_outlive_the_views(folder):
     shard = open_shard(folder)
-    due = np.array(shard["bbox"][1:3])
+    expected = np.array(shard["bbox"][1:3])
     view = shard["bbox"][1:3]
     holder = view
     while isinstance(holder.base, np.ndarray):
@@ -175,7 +175,7 @@ def test_views_outlive_the_shard_and_the_map_does_not_outlive_the_views(folder):
     mapping = weakref.ref(holder.base)
     del shard, holder
     gc.collect()
-    np.testing.assert_array_equal(view, due)
+    np.testing.assert_array_equal(view, expected)
     assert mapping() is not None
     del view
     gc.collect()

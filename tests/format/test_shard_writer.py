@@ -82,16 +82,16 @@ def test_what_was_written_is_read_back_sample_by_sample(tmp_path, sample_of, run
 def test_checksum_is_the_documented_one_and_does_not_depend_on_the_shape_of_the_rows(sample_of):
     layout = Layout(image_size=16, mask_size=8)
     sample = sample_of(7, 3, layout)
-    due = reference_checksum(layout, sample)
-    assert sample_checksum(layout, sample) == due
+    expected = reference_checksum(layout, sample)
+    assert sample_checksum(layout, sample) == expected
     with_axis = {**sample, "image": sample["image"][None], "size": sample["size"][None]}
-    assert sample_checksum(layout, with_axis) == due
+    assert sample_checksum(layout, with_axis) == expected
     bare = {**sample, "image_id": sample["image_id"][0]}
-    assert sample_checksum(layout, bare) == due
+    assert sample_checksum(layout, bare) == expected
     spread = {**sample, "bbox": np.repeat(sample["bbox"], 2, axis=0)[::2]}
-    assert not spread["bbox"].flags.c_contiguous and sample_checksum(layout, spread) == due
+    assert not spread["bbox"].flags.c_contiguous and sample_checksum(layout, spread) == expected
     changed = {**sample, "area": sample["area"] + np.array([0, 0, 1])}
-    assert sample_checksum(layout, changed) != due
+    assert sample_checksum(layout, changed) != expected
 
 
 def test_rows_below_the_stored_height_are_never_read(tmp_path, sample_of, small_layout):
@@ -145,8 +145,10 @@ def test_digests_in_the_checksum_file_are_those_of_the_files(tmp_path, shard_of,
     shard_of(tmp_path, "sa_000000-000", MASKS, 99)
     files = contents(tmp_path / "sa_000000-000")
     listed = files.pop("checksums.xxh128").decode()
-    due = "".join(f"{xxhash.xxh128_hexdigest(files[path])}  {path}\n" for path in sorted(files))
-    assert listed == due
+    expected = "".join(
+        f"{xxhash.xxh128_hexdigest(files[path])}  {path}\n" for path in sorted(files)
+    )
+    assert listed == expected
 
 
 def test_short_writes_are_continued(tmp_path, shard_of, monkeypatch, contents):

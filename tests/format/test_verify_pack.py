@@ -296,10 +296,10 @@ def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
     assert top.endswith("\n") and [path for _, path in lines] == sorted(path for _, path in lines)
     assert all(xxhash.xxh128_hexdigest(files[path]) == digest for digest, path in lines)
     index = next(name.split("/")[0] for name in files if name.startswith("index-"))
-    due = {"manifest.json", "zarr.json", "shards/zarr.json"}
-    due |= {name for name in files if name.startswith(index)}
-    due |= {name for name in files if name.endswith("/checksums.xxh128")}
-    assert {path for _, path in lines} == due
+    expected = {"manifest.json", "zarr.json", "shards/zarr.json"}
+    expected |= {name for name in files if name.startswith(index)}
+    expected |= {name for name in files if name.endswith("/checksums.xxh128")}
+    assert {path for _, path in lines} == expected
 
 
 @pytest.mark.skipif(shutil.which("xxhsum") is None, reason="needs the program xxhsum")

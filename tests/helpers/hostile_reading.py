@@ -74,42 +74,42 @@ def _read_samples(ds: Dataset, found: Found, target: str | None) -> int:
     return count
 
 
-def check_sample(ds: Dataset, sample: dict, due: dict[str, np.ndarray]) -> None:
+def check_sample(ds: Dataset, sample: dict, stored: dict[str, np.ndarray]) -> None:
     """Compare a sample with what the files hold for it."""
-    size = due["size"]
+    size = stored["size"]
     np.testing.assert_array_equal(sample["size"], size)
-    assert sample["image_id"] == due["image_id"]
-    assert sample["file_name"].encode() == due["file_name"].tobytes().rstrip(b"\0")
+    assert sample["image_id"] == stored["image_id"]
+    assert sample["file_name"].encode() == stored["file_name"].tobytes().rstrip(b"\0")
     scale = np.ones(2)
     if ds.options.coordinates == "stored":
         scale = size[[3, 2]] / size[[1, 0]]
     for field in NUMBER_FIELDS:
         with np.errstate(all="ignore"):
             factor = np.tile(scale, field.columns // 2) if field.scaled else 1
-            expected = due[field.array] * factor
+            expected = stored[field.array] * factor
         np.testing.assert_array_equal(sample[field.sample], expected)
-    np.testing.assert_array_equal(sample["image"], _image(ds, due))
+    np.testing.assert_array_equal(sample["image"], _image(ds, stored))
     masks, height, width = ds.spec.masks, int(size[0]), int(size[1])
     if masks.source == "runs":
-        np.testing.assert_array_equal(sample["run_ends"], due["run_ends"])
-        np.testing.assert_array_equal(sample["run_offset"], due["run_offset"])
+        np.testing.assert_array_equal(sample["run_ends"], stored["run_ends"])
+        np.testing.assert_array_equal(sample["run_offset"], stored["run_offset"])
         return
-    bits = due.get("mask_bits")
+    bits = stored.get("mask_bits")
     if masks.source == "drawn":
-        bits = rasterize(due["run_ends"], due["run_offset"], height, width, masks.size, masks.fit,
-                         masks.sampling)  # fmt: skip
+        bits = rasterize(stored["run_ends"], stored["run_offset"], height, width, masks.size,
+                         masks.fit, masks.sampling)  # fmt: skip
     if masks.as_bool:
         bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
     np.testing.assert_array_equal(sample["masks"], bits)
 
 
-def _image(ds: Dataset, due: dict[str, np.ndarray]) -> np.ndarray:
+def _image(ds: Dataset, stored: dict[str, np.ndarray]) -> np.ndarray:
     if not ds.layout.flat or ds.options.pixels == "stored":
-        return due["image"]
-    height, width = due["size"][2:].tolist()
+        return stored["image"]
+    height, width = stored["size"][2:].tolist()
     half = (height + 1) // 2, (width + 1) // 2
     edges = np.cumsum([height * width, half[0] * half[1]])
-    y, cb, cr = np.split(due["image"], edges)
+    y, cb, cr = np.split(stored["image"], edges)
     return yuv420_to_rgb(y.reshape(height, width), cb.reshape(half), cr.reshape(half))
 
 
@@ -128,14 +128,14 @@ def _read_columns(ds: Dataset, found: Found) -> None:
         if column is None:
             continue
         if name == "mask_count":
-            due = np.diff(found.index["mask_offset"])
+            expected = np.diff(found.index["mask_offset"])
         elif name == "image_id":
-            due = found.index["image_id"]
+            expected = found.index["image_id"]
         elif name == "file_name":
-            due = found.column(name).view("S64")[:, 0]
+            expected = found.column(name).view("S64")[:, 0]
         else:
-            due = found.column(name)
-        np.testing.assert_array_equal(column, due)
+            expected = found.column(name)
+        np.testing.assert_array_equal(column, expected)
     for name in MASK_COLUMNS:
         column = _columns_or_none(lambda name=name: ds.mask_column(name))
         if column is not None:

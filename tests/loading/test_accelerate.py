@@ -1,19 +1,19 @@
-"""Hugging Face Accelerate drives both loaders: the right images in every epoch, also when resumed.
+"""Hugging Face Accelerate drives both loaders: the right images in every epoch, even when resumed.
 
-What it needs of `make_dataloader`, whose loader `prepare` replaces by one of its own around the
-same dataset, batch sampler and collate_fn:
+What it needs from `make_dataloader`, whose loader `prepare` replaces with its own around the same
+dataset, batch sampler and collate_fn:
 
 - `loader.batch_sampler` is a DealtBatches for anyone but the loader itself: the batches of all
-  ranks in turn, because Accelerate gives batch i to process i % n;
+  ranks in turn, because Accelerate assigns batch i to process i % n;
 - `set_epoch` on the batch sampler and on `loader.dataset`, the one object that Accelerate finds
   under any number of wrappers;
 - `loader.state_dict()` is an error while Accelerate takes the batches: it counts them, by fetching
   one ahead;
 - `loader.collate_fn` returns a batch as a dict, with its epoch, whoever calls it;
-- `loader.drop_last` tells `gather_for_metrics` that no sample of a full batch is padding.
+- `loader.drop_last` makes `gather_for_metrics` assume that no sample of a full batch is padding.
 
 A `Loader` is not a DataLoader: `prepare` leaves it alone, and it cuts batches by rank itself.
-`register_for_checkpointing` saves its place; `skip_first_batches` cannot work, and the error says
+`register_for_checkpointing` saves its place; `skip_first_batches` cannot work, and the error names
 what does.
 """
 
@@ -41,7 +41,7 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 def content(batch) -> list:
-    """The images of a batch, its random choice of masks, which goes by the epoch, and the epoch."""
+    """The images of a batch, its random choice of masks, which depends on the epoch; the epoch."""
     return [batch["image_ids"].tolist(), batch["areas"].tolist(), batch["epoch"]]
 
 
@@ -89,7 +89,7 @@ torch.distributed.destroy_process_group()
 
 def one_of_two(root, rank) -> dict:
     ds = open_pack(root)
-    early = make_dataloader(ds, BATCH, **OPTIONS)  # it has no process group to know of here
+    early = make_dataloader(ds, BATCH, **OPTIONS)  # there is no process group yet
     found = {"early": train(Accelerator(cpu=True).prepare(early), EPOCHS)}
     for name, loop in LOOPS.items():
         for done in range(1, len(ds) // BATCH):
@@ -116,7 +116,7 @@ def ds(packed):
 
 
 @pytest.fixture
-def whole(ds) -> list:
+def complete(ds) -> list:
     """What a run without Accelerate sees on one rank."""
     loader = make_dataloader(ds, BATCH, rank=0, world_size=1, **OPTIONS)
     seen = [[content(batch) for batch in loader] for _ in range(EPOCHS)]
@@ -130,20 +130,22 @@ def prepared(ds, **options):
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(ds, whole, loop, workers):
-    assert loop(prepared(ds, workers=workers), EPOCHS) == whole
-    for done in range(1, len(whole[1])):
-        expected = [whole[1][done:], whole[2]]
+def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
+    ds, complete, loop, workers
+):
+    assert loop(prepared(ds, workers=workers), EPOCHS) == complete
+    for done in range(1, len(complete[1])):
+        expected = [complete[1][done:], complete[2]]
         assert loop(prepared(ds, workers=workers), EPOCHS, 1, done) == expected
-    assert loop(prepared(ds, workers=workers), EPOCHS, 2) == whole[2:]
+    assert loop(prepared(ds, workers=workers), EPOCHS, 2) == complete[2:]
 
 
-def test_an_epoch_that_nobody_sets_is_the_next_one(ds, whole):
+def test_an_epoch_that_nobody_sets_is_the_next_one(ds, complete):
     loader = prepared(ds)
-    assert [[content(batch) for batch in loader] for _ in range(EPOCHS)] == whole
+    assert [[content(batch) for batch in loader] for _ in range(EPOCHS)] == complete
 
 
-def test_two_processes_see_what_one_sees_wherever_they_resume(packed, whole, tmp_path):
+def test_two_processes_see_what_one_sees_wherever_they_resume(packed, complete, tmp_path):
     here = str(Path(__file__).parent)
     processes = [
         subprocess.Popen(
@@ -163,10 +165,10 @@ def test_two_processes_see_what_one_sees_wherever_they_resume(packed, whole, tmp
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors
     first, second = (json.loads(output) for output, _ in outputs)
-    images = [[ids for ids, *_ in epoch] for epoch in whole]
+    images = [[ids for ids, *_ in epoch] for epoch in complete]
 
     def together(name):
-        """The images of both ranks by epoch and step."""
+        """The images of both ranks, by epoch and step."""
         epochs = zip(first[name], second[name], strict=True)
         return [[a[0] + b[0] for a, b in zip(*epoch, strict=True)] for epoch in epochs]
 
@@ -201,7 +203,7 @@ def test_metrics_are_gathered_of_every_sample_once_and_of_no_padding(ds, last, s
 
 
 @BOTH
-def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, whole, tmp_path):
+def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, complete, tmp_path):
     accelerator = Accelerator(cpu=True)
     loader = make(ds, BATCH, **OPTIONS)
     accelerator.register_for_checkpointing(loader)
@@ -211,8 +213,8 @@ def test_accelerate_saves_and_loads_the_place_of_a_loader(ds, make, whole, tmp_p
     resumed, other = make(ds, BATCH, **OPTIONS), Accelerator(cpu=True)
     other.register_for_checkpointing(resumed)
     other.load_state(tmp_path)
-    assert [content(batch) for batch in resumed] == whole[1][1:]
-    assert [content(batch) for batch in resumed] == whole[2]
+    assert [content(batch) for batch in resumed] == complete[1][1:]
+    assert [content(batch) for batch in resumed] == complete[2]
 
 
 def test_a_loader_names_what_resumes_it_where_accelerate_cannot(ds):

@@ -44,16 +44,16 @@ def test_batches_are_those_of_the_loader_in_every_epoch(ds, workers):
     assert isinstance(made, DataLoader) and len(made) == 3
     with Loader(ds, 5, **OPTIONS) as loader:
         for _ in range(3):
-            for batch, due in zip(made, loader, strict=True):
-                same(batch, due)
-                assert all(batch[key] == due[key] for key in ("epoch", "number", "spec"))
+            for batch, expected in zip(made, loader, strict=True):
+                same(batch, expected)
+                assert all(batch[key] == expected[key] for key in ("epoch", "number", "spec"))
     stop(made)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_counts_batches_that_came_out_not_those_fetched_ahead(ds, workers):
+def test_the_state_counts_batches_that_were_taken_not_those_fetched_ahead(ds, workers):
     made = make_dataloader(ds, 2, workers=workers, seed=1)
-    whole = rows_of(made)
+    complete = rows_of(made)
     made.set_epoch(0)
     for number, _ in enumerate(made):
         if number == 1:
@@ -62,11 +62,11 @@ def test_the_state_counts_batches_that_came_out_not_those_fetched_ahead(ds, work
     assert state["samples"] == 4
     other = make_dataloader(ds, 2, workers=workers, seed=1)
     other.load_state_dict(state)
-    assert rows_of(other) == whole[2:]
+    assert rows_of(other) == complete[2:]
     assert other.state_dict()["epoch"] == 1
-    with Loader(ds, 2, seed=1) as loader:  # and the Loader can take it over
+    with Loader(ds, 2, seed=1) as loader:  # and the Loader can continue from it
         loader.load_state_dict(state)
-        assert rows_of(loader) == whole[2:]
+        assert rows_of(loader) == complete[2:]
     stop(made), stop(other)
 
 
@@ -76,7 +76,7 @@ def test_transforms_run(packed):
     assert next(iter(made))["masks"].shape[1:] == (8, 2)
 
 
-def test_workers_are_only_started_by_default_where_python_has_to_run(packed, monkeypatch):
+def test_workers_are_started_by_default_only_for_transforms(packed, monkeypatch):
     monkeypatch.setattr(dataloader_module, "cores", lambda: 1)
     plain, hooked = open_pack(packed.root), open_pack(packed.root, transform=halve)
     assert make_dataloader(plain, 4).num_workers == 0
@@ -101,7 +101,7 @@ def test_the_plan_states_the_memory_of_the_batches(ds, workers):
     stop(made)
 
 
-def test_too_little_shared_memory_is_said_before_a_worker_dies(ds, monkeypatch, caplog):
+def test_too_little_shared_memory_is_reported_before_a_worker_dies(ds, monkeypatch, caplog):
     usage = SimpleNamespace(free=1000)
     monkeypatch.setattr(dataloader_module.shutil, "disk_usage", lambda path: usage)
     with caplog.at_level(logging.WARNING, "sa1bpack"):
@@ -144,17 +144,17 @@ def damaged(pack_writer, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("form", ["padded", "flat_bits"])
-def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, workers, form):
-    """Nothing is left of batch 2, which does not come."""
-    options = {"order": "sequential", "masks": form, "on_error": "drop", "max_dropped": 0.3}
+@pytest.mark.parametrize("layout", ["padded", "flat_bits"])
+def test_dropped_samples_are_those_that_the_loader_drops_even_in_workers(damaged, workers, layout):
+    """No sample of batch 2 remains, so it is skipped."""
+    options = {"order": "sequential", "masks": layout, "on_error": "drop", "max_dropped": 0.3}
     made = make_dataloader(damaged, 2, workers=workers, **options)
     with Loader(damaged, 2, **options) as loader:
         for epoch in (1, 2):
-            for batch, due in zip(made, loader, strict=True):
+            for batch, expected in zip(made, loader, strict=True):
                 assert type(batch) is dict
-                same(batch, due)
-                assert (batch["epoch"], batch["number"]) == (due["epoch"], due["number"])
+                same(batch, expected)
+                assert (batch["epoch"], batch["number"]) == (expected["epoch"], expected["number"])
             assert [error.row for error in made.dropped] == [4, 5, 6] * epoch
         assert [str(error) for error in made.dropped] == [str(error) for error in loader.dropped]
         assert {error.image_id for error in made.dropped} == {4982, 4985, 4988}
@@ -162,26 +162,26 @@ def test_what_is_dropped_is_what_the_loader_drops_also_in_workers(damaged, worke
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_not_taken_does_not_count_as_dropped(damaged, workers):
+def test_samples_of_batches_not_taken_do_not_count_as_dropped(damaged, workers):
     made = make_dataloader(
         damaged, 2, order="sequential", workers=workers, on_error="drop", max_dropped=1
     )
     batches = iter(made)
     next(batches), next(batches)
     assert made.dropped == []
-    next(batches)  # batch 3: nothing is left of batch 2
+    next(batches)  # batch 3: no sample of batch 2 remains
     assert [error.row for error in made.dropped] == [4, 5, 6]
     stop(made)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ended_by", ["a state", "a new one"])
-def test_an_iteration_that_was_ended_says_so_and_leaves_the_state_alone(ds, workers, ended_by):
+def test_an_iteration_that_was_ended_reports_it_and_leaves_the_state_alone(ds, workers, ended_by):
     made = make_dataloader(ds, 2, workers=workers, seed=1)
-    whole = rows_of(made)
+    complete = rows_of(made)
     made.set_epoch(0)
     old = iter(made)
-    assert next(old)["indices"].tolist() == whole[0]
+    assert next(old)["indices"].tolist() == complete[0]
     state = made.state_dict()
     next(old)
     new = iter(made)
@@ -195,11 +195,11 @@ def test_an_iteration_that_was_ended_says_so_and_leaves_the_state_alone(ds, work
         next(old)
     assert made.state_dict() == state
     if ended_by == "a state":
-        assert rows_of(new) == whole[1:]
+        assert rows_of(new) == complete[1:]
     stop(made)
 
 
-def test_workers_finish_what_they_do_before_the_program_ends(packed):
+def test_workers_finish_their_batches_before_the_program_ends(packed):
     """A file in shared memory has a name for a moment while it is made; this one for longer."""
     script = f"""
 import os, time
@@ -232,7 +232,7 @@ print(os.getpid(), *[child.pid for child in multiprocessing.active_children()])
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_start_that_failed_leaves_nothing_behind_that_a_later_worker_trips_over(packed):
+def test_a_failed_start_leaves_nothing_that_a_later_worker_fails_on(packed):
     """torch's half-made iterator would be collected in a worker, which is not its parent."""
     script = f"""
 import gc, multiprocessing.process as process

@@ -19,7 +19,7 @@ from sa1bpack.loading.planner import Planner
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rows", [[0, 4, 9], [1, 7], [10, 10]])  # 1 and 7 have no masks
-def test_what_is_sent_to_a_device_becomes_the_batch_of_collate_there(packed, layout, rows):
+def test_a_sent_batch_becomes_the_batch_of_collate_on_its_device(packed, layout, rows):
     ds = open_pack(packed.root)
     spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
     [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(4), None)).plan([np.array(rows)], 0)
@@ -31,9 +31,9 @@ def test_what_is_sent_to_a_device_becomes_the_batch_of_collate_there(packed, lay
     assert copy.regions["masks"].shape == (copy.total, 16, 2)
     batch = batch_views(torch.from_numpy(buffer), copy.regions)
     batch = finish(batch, spec, copy)
-    due = Collate(layout, max_masks=4)([ds[row] for row in rows])
-    assert set(batch) == set(due)
-    for key, tensor in due.items():
+    expected = Collate(layout, max_masks=4)([ds[row] for row in rows])
+    assert set(batch) == set(expected)
+    for key, tensor in expected.items():
         assert batch[key].dtype == tensor.dtype and torch.equal(batch[key], tensor), key
 
 
@@ -52,6 +52,6 @@ def test_a_buffer_of_the_host_begins_at_a_cache_line():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_that_is_not_there_is_an_error_with_the_remedy():
+def test_missing_cuda_is_an_error_with_the_remedy():
     with pytest.raises(OptionError, match="finds no CUDA device; use device='cpu'"):
         open_device("cuda")

@@ -1,4 +1,4 @@
-"""The Loader toward a CUDA device; `benchmarks/gpu.py` runs these where there is one."""
+"""The Loader with a CUDA device; `benchmarks/gpu.py` runs these where there is one."""
 
 import numpy as np
 import pytest
@@ -17,17 +17,17 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("max_masks", [None, 3])
-def test_batches_on_cuda_are_those_of_collate(packed, form, max_masks):
+def test_batches_on_cuda_are_those_of_collate(packed, layout, max_masks):
     ds = open_pack(packed.root)
-    collate = Collate(form, max_masks=max_masks)
-    with Loader(ds, 5, device="cuda", masks=form, max_masks=max_masks) as loader:
+    collate = Collate(layout, max_masks=max_masks)
+    with Loader(ds, 5, device="cuda", masks=layout, max_masks=max_masks) as loader:
         for _ in range(3):
             for batch in loader:
-                due = collate([ds[row] for row in batch["indices"].tolist()])
-                assert set(batch) == set(due)
-                for key, tensor in due.items():
+                expected = collate([ds[row] for row in batch["indices"].tolist()])
+                assert set(batch) == set(expected)
+                for key, tensor in expected.items():
                     assert batch[key].is_cuda and batch[key].dtype == tensor.dtype, key
                     assert torch.equal(batch[key].cpu(), tensor), key
 
@@ -48,26 +48,26 @@ def test_the_consumers_own_stream_may_be_any(packed):
     sums = []
     with Loader(ds, 2, device="cuda", order="sequential") as loader, torch.cuda.stream(stream):
         for batch in loader:
-            torch.cuda._sleep(2_000_000)  # the device is behind the host
+            torch.cuda._sleep(2_000_000)  # the device lags the host
             sums.append(batch["images"].long().sum())
             del batch
     stream.synchronize()
-    due = [sum(int(ds[row]["image"].astype(np.int64).sum()) for row in rows)
+    expected = [sum(int(ds[row]["image"].astype(np.int64).sum()) for row in rows)
            for rows in np.arange(len(ds)).reshape(-1, 2)]  # fmt: skip
-    assert [int(value) for value in sums] == due
+    assert [int(value) for value in sums] == expected
 
 
-def test_a_slot_is_not_begun_again_before_its_copy_is_done(packed):
+def test_a_buffer_is_not_reused_before_its_copy_is_done(packed):
     device = open_device("cuda")
-    slot = device.allocate(1 << 20)
-    assert slot.pinned.is_pinned()
-    slot.event = torch.cuda.Event()
+    buffer = device.allocate(1 << 20)
+    assert buffer.pinned.is_pinned()
+    buffer.event = torch.cuda.Event()
     torch.cuda._sleep(1_000_000_000)
-    slot.event.record()
+    buffer.event.record()
     with pytest.raises(TimeoutError, match="did not end within 0 s"):
-        device.wait(slot, 0.0)
-    device.wait(slot, 60.0)
-    assert slot.event is None
+        device.wait(buffer, 0.0)
+    device.wait(buffer, 60.0)
+    assert buffer.event is None
 
 
 def test_the_plan_states_pinned_and_device_memory(packed):
@@ -83,8 +83,8 @@ def test_the_plan_states_pinned_and_device_memory(packed):
     loader.close()
     assert plan.pinned_bytes == plan.host_bytes >= plan.batches * plan.batch_bytes
     # The allocator rounds every tensor up to 512 bytes; unpacking needs the masks twice.
-    room = 2 * plan.device_bytes + 512 * 64
-    assert torch.cuda.max_memory_allocated() - before <= room
+    limit = 2 * plan.device_bytes + 512 * 64
+    assert torch.cuda.max_memory_allocated() - before <= limit
 
 
 def test_a_device_that_is_not_there_is_named():

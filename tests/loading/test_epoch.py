@@ -72,7 +72,7 @@ def test_an_error_comes_out_in_its_turn_and_its_buffer_is_free():
     assert queue.begin(1) is not None
 
 
-def test_a_batch_that_does_not_come_is_an_error_that_names_its_owner_and_the_remedy():
+def test_a_batch_that_does_not_arrive_is_an_error_that_names_its_owner_and_the_remedy():
     queue = BatchQueue(pool_of(2), total=5, ahead=1)
     queue.begin(1)
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_a_batch_that_does_not_come_is_an_error_that_names_its_owner_and_the_rem
 
 
 @pytest.mark.parametrize("kept", [2, 9])
-def test_a_consumer_that_keeps_every_buffer_gets_more_and_is_told_once(kept, caplog):
+def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(kept, caplog):
     pool = pool_of(2)
     queue = BatchQueue(pool, total=20, ahead=1)
     stop = threading.Event()
@@ -108,11 +108,11 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_is_told_once(kept, cap
     ]
     for buffer in buffers:
         pool.release(buffer)
-    assert pool.lent == 0 and pool.free == 2  # the further ones are gone with their batches
+    assert pool.lent == 0 and pool.free == 2  # the added ones are gone with their batches
 
 
 def test_a_late_thread_alone_does_not_make_the_pool_grow():
-    """Its buffer comes back when it is done; there is nothing that the consumer keeps."""
+    """Its buffer comes back when it is done; the consumer keeps none."""
     pool = pool_of(1)
     old = BatchQueue(pool, total=2, ahead=1)
     late = old.begin(1)
@@ -126,7 +126,7 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
 
 
 @pytest.mark.parametrize("wait", ["begin", "take"])
-def test_close_wakes_whoever_waits(wait):
+def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)
     queue = BatchQueue(pool, total=3, ahead=0)
     queue.begin(1)
@@ -147,8 +147,8 @@ def test_close_wakes_whoever_waits(wait):
     assert not thread.is_alive() and found == [None]
 
 
-def test_an_epoch_reaches_nothing_of_the_next():
-    """Batches that were ready, or are finished after the end, are lost; their buffers are not."""
+def test_an_epoch_cannot_affect_the_next():
+    """Batches that were ready, or finish after the end, are discarded; no buffer is lost."""
     pool = pool_of(3)
     old = BatchQueue(pool, total=5, ahead=3)
     old.commit(old.begin(1), "ready")
@@ -166,7 +166,7 @@ def test_an_epoch_reaches_nothing_of_the_next():
     assert queue.take(1, doing).batch == "new"
 
 
-def test_the_garbage_collector_may_release_and_close_in_the_middle_of_anything():
+def test_the_garbage_collector_may_release_and_close_at_any_point():
     pool = pool_of(2)
     queue = BatchQueue(pool, total=5, ahead=3)
     queue.commit(queue.begin(1), "ready")
@@ -195,7 +195,7 @@ def test_a_closed_pool_keeps_no_buffer():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 4), max_size=60))
-def test_buffers_are_neither_lost_nor_given_twice(count, ahead, steps):
+def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
     made = []
 
     def buffer():

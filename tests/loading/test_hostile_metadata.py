@@ -31,7 +31,7 @@ def hostile(tmp_path_factory):
 
 
 def load_everything(root: Path, masks: str, choose: str | None, check: str, loader: str) -> int:
-    """Load samples one by one; returns how many could be. Raises AssertionError otherwise."""
+    """Load samples one by one; returns how many loaded. Raises AssertionError otherwise."""
     ds = sa1bpack.open(root, check=check)[list(READ)]
     given = {"masks": masks, "order": "sequential", "on_error": "raise"}
     if choose is not None:
@@ -48,34 +48,34 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
         except ReadError as error:
             assert found.shard_name(row) in str(error), error
             continue
-        due = found.sample(row)
-        kept = min(len(due["area"]), 3) if choose is not None else len(due["area"])
+        expected = found.sample(row)
+        kept = min(len(expected["area"]), 3) if choose is not None else len(expected["area"])
         assert batch["mask_counts"].tolist() == [kept], row
-        assert batch["image_ids"].tolist() == [due["image_id"]]
+        assert batch["image_ids"].tolist() == [expected["image_id"]]
         areas = batch["areas"].reshape(-1).tolist()
-        assert all(area in due["area"].tolist() for area in areas)
+        assert all(area in expected["area"].tolist() for area in areas)
         if choose is None:
-            assert areas == due["area"].tolist()
+            assert areas == expected["area"].tolist()
             with np.errstate(all="ignore"):
-                boxes = due["bbox"].astype(np.float32)
+                boxes = expected["bbox"].astype(np.float32)
             np.testing.assert_array_equal(batch["bboxes"].numpy().reshape(-1, 4), boxes)
-            bits = due["mask_bits"] if "mask_bits" in due else drawn(one, due)
+            bits = expected["mask_bits"] if "mask_bits" in expected else drawn(one, expected)
             if not masks.endswith("bits"):
                 bits = np.unpackbits(bits, axis=-1, bitorder="little").astype(bool)
             found_masks = batch["masks"].numpy().reshape(bits.shape)
             np.testing.assert_array_equal(found_masks, bits, strict=True)
         if not ds.layout.flat:
-            np.testing.assert_array_equal(batch["images"][0].numpy(), due["image"])
+            np.testing.assert_array_equal(batch["images"][0].numpy(), expected["image"])
         loaded += 1
     return loaded
 
 
-def drawn(ds, due) -> np.ndarray:
-    """The bits of masks of which a pack has the runs alone."""
-    height, width = due["size"][:2].tolist()
+def drawn(ds, expected) -> np.ndarray:
+    """The bits of masks of which a pack has only the runs."""
+    height, width = expected["size"][:2].tolist()
     masks = ds.spec.masks
-    return rasterize(due["run_ends"], due["run_offset"], height, width, masks.size, masks.fit,
-                     masks.sampling)  # fmt: skip
+    return rasterize(expected["run_ends"], expected["run_offset"], height, width, masks.size,
+                     masks.fit, masks.sampling)  # fmt: skip
 
 
 def load_or_refuse(root: Path, *arguments) -> int:
@@ -95,7 +95,7 @@ CASES = [(name, target) for name, layout in LAYOUTS.items() for target in target
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
 @pytest.mark.parametrize("name, target", CASES)
 def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, target, loader):
-    """Each array with another of the layouts, choices and checks; all with what matters to them."""
+    """Each array with another of the layouts, choices and checks; with options that affect it."""
     number = CASES.index((name, target))
     combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
                     for check in ("open", "read")]  # fmt: skip
@@ -110,7 +110,7 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, ta
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize("masks", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_sound_pack_is_loaded_whole(hostile, name, masks, choose, loader):
+def test_an_intact_pack_is_loaded_completely(hostile, name, masks, choose, loader):
     for check in ("open", "read"):
         root = hostile.pack(name, None)
         assert load_everything(root, masks, choose, check, loader) == len(READ)
@@ -142,7 +142,7 @@ print("alive")
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_nothing_outside_an_array_is_read(tmp_path, name, side):
-    """In a process that a read before or after any array would end."""
+    """In a process that any read before or after an array would kill."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(HELPERS),
                str(Path(__file__).parent), str(tmp_path), name, side]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)

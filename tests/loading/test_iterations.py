@@ -1,4 +1,4 @@
-"""What Loader and make_dataloader promise alike of their iterations, states and seeds."""
+"""What both Loader and make_dataloader guarantee of iterations, states and seeds."""
 
 import copy
 import pickle
@@ -53,7 +53,7 @@ def test_threads_that_share_an_iteration_get_every_batch_once_and_all_end(ds, ma
 
 @BOTH
 @pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_set_epoch_ends_an_iteration_so_that_the_state_says_what_comes_next(ds, make, epoch):
+def test_set_epoch_ends_an_iteration_so_that_the_state_describes_what_comes_next(ds, make, epoch):
     loader = make(ds, 4, seed=1)
     running = iter(loader)
     next(running)
@@ -62,13 +62,13 @@ def test_set_epoch_ends_an_iteration_so_that_the_state_says_what_comes_next(ds, 
         next(running)
     state = loader.state_dict()
     assert (state["epoch"], state["samples"]) == (epoch, 0)
-    due = make(ds, 4, seed=1)
-    due.set_epoch(epoch)
-    assert rows_of(loader) == rows_of(due)
+    expected = make(ds, 4, seed=1)
+    expected.set_epoch(epoch)
+    assert rows_of(loader) == rows_of(expected)
 
 
 @BOTH
-def test_set_epoch_behind_the_last_batch_ends_a_loop_as_usual(ds, make):
+def test_set_epoch_after_the_last_batch_ends_a_loop_as_usual(ds, make):
     loader, seen = make(ds, 4), []
     for batch in loader:
         seen.append(batch["indices"].tolist())
@@ -97,7 +97,7 @@ def test_an_error_in_the_first_batch_uses_up_no_epoch(damaged, make):
 
 
 @BOTH
-def test_an_error_behind_the_first_batch_uses_up_the_epoch(damaged, make):
+def test_an_error_after_the_first_batch_uses_up_the_epoch(damaged, make):
     loader = make(damaged, 4, order="sequential")
     with pytest.raises(ReadError):
         rows_of(loader)
@@ -107,7 +107,7 @@ def test_an_error_behind_the_first_batch_uses_up_the_epoch(damaged, make):
 
 
 @BOTH
-def test_a_loop_that_skips_errors_is_told_that_its_epoch_is_over(damaged, make):
+def test_a_loop_that_skips_errors_gets_an_error_once_its_epoch_is_over(damaged, make):
     batches, errors = iter(make(damaged, 4, order="sequential")), []
     for _ in range(4):
         try:
@@ -119,7 +119,7 @@ def test_a_loop_that_skips_errors_is_told_that_its_epoch_is_over(damaged, make):
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_copy_of_a_loader_has_its_place_in_the_order(ds, duplicate):
+def test_a_copy_of_a_loader_keeps_its_position_in_the_order(ds, duplicate):
     with Loader(ds, 4, seed=1) as loader:
         running = iter(loader)
         next(running)
@@ -141,7 +141,7 @@ def test_a_seed_that_an_order_does_not_have_is_refused(ds, make):
 
 
 @BOTH
-def test_the_random_choice_goes_by_the_seed_of_the_order(ds, make):
+def test_the_random_choice_has_the_seed_of_the_order(ds, make):
     def areas(**options):
         loader = make(ds, 12, max_masks=2, choose="random", **options)
         return next(iter(loader))["areas"].tolist()
@@ -158,7 +158,7 @@ def test_a_batch_larger_than_an_epoch_is_planned_as_large_as_the_epoch(ds, make)
     assert make(ds, 1000, last="pad").plan().host_bytes > 50 * many.host_bytes
 
 
-def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower(ds):
+def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
     with Loader(ds, 2**31, last="pad", ahead=100) as loader:
         for _ in range(2):
             with pytest.raises(LoaderError, match=r"no memory for 102 batches .*lower batch_size"):

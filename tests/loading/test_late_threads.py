@@ -1,4 +1,4 @@
-"""A thread of an epoch that has ended reaches nothing of the next, however long it still reads."""
+"""A thread of an ended epoch cannot affect the next, however long it keeps reading."""
 
 import threading
 from contextlib import contextmanager
@@ -68,7 +68,7 @@ def rows_of(batches) -> list[list[int]]:
 
 @pytest.mark.parametrize("then", ["the next epoch", "set_epoch", "load_state_dict"])
 @pytest.mark.parametrize("opened", ["before", "while", "after"])
-def test_a_loop_left_while_copies_hang_spoils_neither_the_next_epoch_nor_its_state(
+def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_state(
     ds, monkeypatch, then, opened
 ):
     options = {"threads": 2, "seed": 3}
@@ -87,7 +87,7 @@ def test_a_loop_left_while_copies_hang_spoils_neither_the_next_epoch_nor_its_sta
         elif then == "load_state_dict":
             loader.load_state_dict(state)
             expected, epoch = epochs[0][1:], 0
-        gate.passes = 10**6  # of the next epoch all go through
+        gate.passes = 10**6  # in the next epoch all go through
         if opened == "before":
             gate.opened.set()
         batches, found = iter(loader), []
@@ -98,8 +98,8 @@ def test_a_loop_left_while_copies_hang_spoils_neither_the_next_epoch_nor_its_sta
         assert next(batches, None) is None
         after = loader.state_dict()
     assert gate.late >= 1
-    for batch, due in zip(found, expected, strict=True):
-        for key, tensor in due.items():
+    for batch, reference in zip(found, expected, strict=True):
+        for key, tensor in reference.items():
             assert batch[key].equal(tensor), key
     assert (after["epoch"], after["samples"]) == (epoch + 1, 0)
     join_readers()
@@ -131,7 +131,7 @@ def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
     loader.close()
 
 
-def test_closing_waits_no_longer_than_it_says_for_a_copy_that_hangs(ds, monkeypatch):
+def test_closing_does_not_wait_beyond_its_limit_for_a_copy_that_hangs(ds, monkeypatch):
     monkeypatch.setattr("sa1bpack.loading.loader._CLOSE_SECONDS", 0.0)
     with slow_copies(monkeypatch) as gate:
         loader = Loader(ds, 2, threads=1)

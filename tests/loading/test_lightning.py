@@ -1,4 +1,4 @@
-"""Lightning drives the Loader as it is, and takes it up again in mid-epoch."""
+"""Lightning drives the Loader unchanged, and resumes it in mid-epoch."""
 
 import pytest
 import pytorch_lightning as lightning
@@ -15,7 +15,7 @@ IMAGES, BATCH, EPOCHS = 24, 8, 3
 
 
 class Interrupted(Exception):
-    """Ends a run behind a batch."""
+    """Ends a run after a batch."""
 
 
 class Recorder(lightning.LightningModule):
@@ -58,17 +58,15 @@ def fit(pack, module, resume=None) -> list:
     return module.seen
 
 
-def test_a_lightning_run_goes_on_behind_the_batch_that_its_checkpoint_was_saved_after(
-    pack, tmp_path
-):
-    whole = fit(pack, Recorder())
-    assert [epoch for epoch, _ in whole] == sorted([*range(EPOCHS)] * (IMAGES // BATCH))
+def test_a_lightning_run_resumes_after_the_batch_at_which_its_checkpoint_was_saved(pack, tmp_path):
+    complete = fit(pack, Recorder())
+    assert [epoch for epoch, _ in complete] == sorted([*range(EPOCHS)] * (IMAGES // BATCH))
     for epoch in range(EPOCHS):
-        seen = [image for of, images in whole for image in images if of == epoch]
+        seen = [image for of, images in complete for image in images if of == epoch]
         assert sorted(seen) == [*range(IMAGES)]
 
-    first = Recorder(tmp_path / "middle.ckpt", stop=4)  # behind the first batch of epoch 1
+    first = Recorder(tmp_path / "middle.ckpt", stop=4)  # after the first batch of epoch 1
     with pytest.raises(Interrupted):
         fit(pack, first)
     rest = fit(pack, Recorder(), tmp_path / "middle.ckpt")
-    assert first.seen + rest == whole
+    assert first.seen + rest == complete

@@ -1,4 +1,4 @@
-"""The Loader's batches: those of Collate, for every form, order, rank and point of resumption."""
+"""The Loader's batches: those of Collate, for every layout, order, rank and point of resumption."""
 
 import re
 
@@ -26,14 +26,14 @@ def ds(packed):
     return open_pack(packed.root)
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("choice", [
     {}, {"max_masks": 3}, {"max_masks": 3, "choose": "iou"},
     {"max_masks": 3, "choose": "random", "seed": 5}, {"max_masks": 40},
 ])  # fmt: skip
-def test_batches_are_those_of_collate(ds, form, choice):
-    collate = Collate(form, **choice)
-    with Loader(ds, 5, masks=form, **choice) as loader:
+def test_batches_are_those_of_collate(ds, layout, choice):
+    collate = Collate(layout, **choice)
+    with Loader(ds, 5, masks=layout, **choice) as loader:
         for epoch in range(2):
             collate.set_epoch(epoch)
             batches = [clone(batch) for batch in loader]
@@ -43,10 +43,10 @@ def test_batches_are_those_of_collate(ds, form, choice):
                 same(batch, collate([ds[row] for row in rows]))
 
 
-@pytest.mark.parametrize("form", ["padded", "padded_bits"])
-def test_pad_to_max_gives_every_batch_one_shape(ds, form):
-    collate = Collate(form, max_masks=6, pad_to_max=True)
-    with Loader(ds, 2, masks=form, max_masks=6, pad_to_max=True) as loader:
+@pytest.mark.parametrize("layout", ["padded", "padded_bits"])
+def test_pad_to_max_makes_all_batches_the_same_shape(ds, layout):
+    collate = Collate(layout, max_masks=6, pad_to_max=True)
+    with Loader(ds, 2, masks=layout, max_masks=6, pad_to_max=True) as loader:
         for batch in loader:
             assert batch["masks"].shape[1] == 6
             same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
@@ -60,7 +60,7 @@ def test_coordinates_are_those_that_the_dataset_was_opened_with(packed):
             same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
 
 
-def test_a_slot_that_held_a_fuller_batch_leaves_nothing_behind(ds):
+def test_a_buffer_that_held_a_fuller_batch_leaves_no_trace(ds):
     with Loader(ds, 1, masks="padded", ahead=1, order="sequential") as loader:
         for epoch in range(3):
             for row, batch in enumerate(loader):
@@ -76,21 +76,21 @@ def test_a_subset_in_any_order_is_read_through_its_own_rows(ds):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_together_give_the_same_global_batches(ds, world_size):
+def test_ranks_together_yield_the_same_global_batches(ds, world_size):
     ranks = [
         Loader(ds, 4, rank=rank, world_size=world_size, seed=3, last="pad")
         for rank in range(world_size)
     ]
-    whole = Loader(ds, 4, rank=0, world_size=1, seed=3, last="pad")
-    for parts in zip(whole, *ranks, strict=True):
+    complete = Loader(ds, 4, rank=0, world_size=1, seed=3, last="pad")
+    for parts in zip(complete, *ranks, strict=True):
         together = torch.cat([part["indices"] for part in parts[1:]])
         assert torch.equal(together, parts[0]["indices"])
-    for loader in (whole, *ranks):
+    for loader in (complete, *ranks):
         loader.close()
 
 
 @pytest.mark.parametrize("order", ["shuffle", "local", "sequential"])
-def test_every_sample_comes_once_an_epoch(ds, order):
+def test_every_sample_comes_once_per_epoch(ds, order):
     with Loader(ds, 5, order=order) as loader:
         for _ in range(2):
             rows = torch.cat([batch["indices"] for batch in loader])
@@ -107,11 +107,11 @@ def test_an_order_can_be_given(ds):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_state_goes_on_with_the_batch_that_was_not_taken(ds, threads):
+def test_a_state_resumes_with_the_batch_that_was_not_taken(ds, threads):
     options = {"seed": 2, "masks": "flat", "max_masks": 2, "choose": "random", "threads": threads}
     with Loader(ds, 3, **options) as loader:
-        whole = [clone(batch) for _ in range(2) for batch in loader]
-        for taken in range(len(whole)):
+        complete = [clone(batch) for _ in range(2) for batch in loader]
+        for taken in range(len(complete)):
             loader.load_state_dict(Loader(ds, 3, **options).state_dict())
             iterator = iter(loader)
             for number in range(taken):
@@ -119,20 +119,20 @@ def test_a_state_goes_on_with_the_batch_that_was_not_taken(ds, threads):
                 if batch is None:
                     iterator = iter(loader)
                     batch = next(iterator)
-                same(clone(batch), whole[number])
+                same(clone(batch), complete[number])
             state = loader.state_dict()
             with Loader(ds, 3, **options) as other:
                 other.load_state_dict(state)
                 rest = [clone(batch) for batch in other]
             epochs_end = len(loader) if taken < len(loader) else 2 * len(loader)
             assert len(rest) == epochs_end - taken
-            for batch, due in zip(rest, whole[taken:], strict=False):
-                same(batch, due)
+            for batch, expected in zip(rest, complete[taken:], strict=False):
+                same(batch, expected)
 
 
 def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):
     with Loader(ds, 4, rank=0, world_size=1, last="pad") as one:
-        whole = [batch["indices"].clone() for batch in one]
+        complete = [batch["indices"].clone() for batch in one]
         one.load_state_dict(Loader(ds, 4, rank=0, world_size=1, last="pad").state_dict())
         next(iter(one))
         state = one.state_dict()
@@ -142,7 +142,7 @@ def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):
             loader.load_state_dict(state)
             parts.append([batch["indices"].clone() for batch in loader])
     both = [torch.cat(pair) for pair in zip(*parts, strict=True)]
-    assert all(torch.equal(a, b) for a, b in zip(both, whole[1:], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(both, complete[1:], strict=True))
 
 
 def test_set_epoch_decides_the_epoch_and_the_state(ds):
@@ -157,7 +157,7 @@ def test_set_epoch_decides_the_epoch_and_the_state(ds):
     assert not all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_the_plan_states_the_memory_before_any_is_taken(ds, monkeypatch):
+def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
     loader = Loader(ds, 4, ahead=3, threads=2, masks="padded_bits")
     monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))
     plan = loader.plan()
@@ -174,9 +174,9 @@ def test_the_plan_counts_the_samples_of_one_rank(ds):
     assert (alone.plan().samples, one_of_two.plan().samples) == (4, 2)
 
 
-@pytest.mark.parametrize("form", LAYOUTS)
-def test_no_batch_needs_more_than_the_plan_says(ds, form):
-    loader = Loader(ds, len(ds), masks=form)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_batch_needs_more_than_the_plan_says(ds, layout):
+    loader = Loader(ds, len(ds), masks=layout)
     fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
     loader.close()
     spec = BatchSpec.of(ds, LAYOUTS[form], to_device=False)
@@ -226,7 +226,7 @@ def test_an_order_of_another_dataset_is_refused(ds):
         Loader(ds, 4, order=OrderedBatches(LocalShuffleOrder(ds), 4))
 
 
-def test_a_transform_is_refused_with_the_way_to_use_it(packed):
+def test_a_transform_is_refused_with_the_remedy(packed):
     ds = open_pack(packed.root, transform=dict)
     with pytest.raises(OptionError, match="make_dataloader"):
         Loader(ds, 4)

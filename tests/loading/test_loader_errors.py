@@ -1,4 +1,4 @@
-"""What the consumer of a Loader is told when something goes wrong, and that it is told in time."""
+"""Errors that reach the consumer of a Loader, and that they arrive in time."""
 
 import errno
 import logging
@@ -82,7 +82,7 @@ def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, mon
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
+def test_dropped_samples_are_counted_and_named(root, when, caplog):
     ds = open_pack(root)
     options = {"masks": "flat", "on_error": "drop", "max_dropped": 0.25}
     loader = Loader(ds, 4, order="sequential", **options)
@@ -104,9 +104,9 @@ def test_dropping_leaves_samples_out_counts_and_names_them(root, when, caplog):
     assert [error.row for error in loader.dropped] == gone
     [record] = caplog.records  # one per shard
     assert record.message.startswith(f"dropped: {loader.dropped[0]} (further samples of shard")
-    due = Collate("flat", on_error="drop")([ds[row] for row in kept])
-    for key in set(due) - {"dropped"}:
-        assert torch.equal(batches[2][key], due[key]), key
+    expected = Collate("flat", on_error="drop")([ds[row] for row in kept])
+    for key in set(expected) - {"dropped"}:
+        assert torch.equal(batches[2][key], expected[key]), key
 
 
 DROPS = {"order": "sequential", "on_error": "drop"}
@@ -114,7 +114,7 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
 
 @BOTH
-def test_a_batch_of_which_nothing_remains_is_passed_over(root, make):
+def test_a_batch_in_which_nothing_remains_is_skipped(root, make):
     cut(root, "mask_bits")
     loader = make(open_pack(root)[6:], 3, max_dropped=1, **DROPS)
     seen = [(batch["number"], len(batch["images"])) for batch in loader]
@@ -124,12 +124,12 @@ def test_a_batch_of_which_nothing_remains_is_passed_over(root, make):
 
 
 @BOTH
-def test_a_batch_of_which_nothing_remains_is_an_error_where_other_ranks_have_theirs(root, make):
+def test_a_batch_in_which_nothing_remains_is_an_error_if_other_ranks_have_theirs(root, make):
     cut(root, "mask_bits")
     loader = make(open_pack(root), 6, max_dropped=1, rank=1, world_size=2, **DROPS)
     batches = iter(loader)
     assert next(batches)["indices"].tolist() == [3, 4, 5]
-    with pytest.raises(LoaderError, match=r"no sample of batch 1 of rank 1 .* 2 ranks none"):
+    with pytest.raises(LoaderError, match=r"no sample of batch 1 of rank 1 .* 2 ranks must"):
         next(batches)
     assert loader.state_dict()["samples"] == 6
 
@@ -151,14 +151,14 @@ def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, sha
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "a", float("nan")])
-def test_a_share_that_is_none_is_refused(packed, share):
+def test_an_invalid_share_is_refused(packed, share):
     with pytest.raises(OptionError, match=r"max_dropped is .* 0 to 1"):
         Loader(open_pack(packed.root), 4, max_dropped=share)
 
 
 def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatch):
     def failing(self, first, stop, buffer):
-        raise MemoryError("no room for sa_1.jpg")
+        raise MemoryError("no memory for sa_1.jpg")
 
     monkeypatch.setattr(BatchCopy, "copy", failing)
     with Loader(open_pack(packed.root), 4, threads=2) as loader:
@@ -169,7 +169,7 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
         assert len([batch["image_ids"].clone() for batch in loader]) == 3
 
 
-def test_a_read_that_hangs_is_an_error_in_time_that_names_thread_and_samples(packed, monkeypatch):
+def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed, monkeypatch):
     release, original = threading.Event(), BatchCopy.copy
 
     def hanging(self, first, stop, buffer):

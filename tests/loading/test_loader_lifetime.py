@@ -31,7 +31,7 @@ def readers() -> list[str]:
 
 def run(script: str, root: Path) -> str:
     """Run a script in a process of its own; a hang prints all stacks and fails."""
-    # Not dump_traceback_later, whose lock a forked child would wait for for ever at its end.
+    # Not dump_traceback_later, whose lock a forked child would wait for forever at exit.
     guard = "import faulthandler, os, signal, sys, threading\nsignal.alarm(60)\n"
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
     head = "from sa1bpack.dataset.dataset import open as open_pack\n"
@@ -53,7 +53,7 @@ def test_leaving_a_loop_early_ends_the_threads(ds):
     assert len([None for _ in loader]) == len(ds)
 
 
-def test_the_next_iteration_is_the_next_epoch_also_after_a_loop_that_was_left(ds):
+def test_the_next_iteration_is_the_next_epoch_even_after_a_loop_that_was_left(ds):
     with Loader(ds, 4) as loader:
         for _ in loader:
             break
@@ -61,7 +61,7 @@ def test_the_next_iteration_is_the_next_epoch_also_after_a_loop_that_was_left(ds
         assert loader.state_dict()["epoch"] == 1
 
 
-def test_an_iteration_that_nothing_was_taken_from_is_no_epoch_and_ends_no_other(ds):
+def test_an_iteration_that_nothing_was_taken_from_uses_no_epoch_and_ends_no_other(ds):
     with Loader(ds, 4) as loader:
         running = iter(loader)
         next(running)
@@ -70,7 +70,7 @@ def test_an_iteration_that_nothing_was_taken_from_is_no_epoch_and_ends_no_other(
         iter(loader)
         assert not readers() and loader.state_dict()["epoch"] == 1
         loader.load_state_dict(state)
-        assert len(list(never)) == 2  # it begins now, where the state says
+        assert len(list(never)) == 2  # it begins now, at the position of the state
         never = iter(loader)
     with pytest.raises(LoaderError, match="closed"):
         next(never)
@@ -126,7 +126,7 @@ def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
     found, waiting = [], threading.Event()
 
     def starved(self):
-        waiting.set()  # asked under the lock: close() is heard only by who already waits
+        waiting.set()  # asked under the lock: close() wakes only threads that already wait
         return self._closed
 
     monkeypatch.setattr(BatchQueue, "_is_next", starved)
@@ -146,7 +146,7 @@ def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
     assert not thread.is_alive() and "close()" in found[0]
 
 
-def test_a_closed_loader_says_so(ds):
+def test_a_closed_loader_reports_it(ds):
     loader = Loader(ds, 2)
     loader.close()
     loader.close()
@@ -155,7 +155,7 @@ def test_a_closed_loader_says_so(ds):
 
 
 def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):
-    """`list(loader)` is ordinary in PyTorch; the memory that it takes is said once."""
+    """`list(loader)` is ordinary in PyTorch; the memory that it takes is logged once."""
     with Loader(ds, 1, ahead=2, order="sequential") as loader:
         kept = list(loader)
         again = list(loader)
@@ -169,7 +169,7 @@ def test_batches_that_are_kept_never_change_however_many_they_are(ds, caplog):
     assert size in record.message and f"{size} for each further batch that you keep" in str(plan)
 
 
-def test_batches_lie_in_the_buffers_and_nowhere_else(ds):
+def test_batches_are_in_the_buffers_and_nowhere_else(ds):
     with Loader(ds, 1, ahead=1, masks="padded_bits") as loader:
         addresses = {batch["images"].data_ptr() for _ in range(4) for batch in loader}
     assert len(addresses) <= 3
@@ -180,7 +180,7 @@ def open_files_of(root: Path) -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(link))  # noqa: PTH115 - of what is no path, too
+            found.append(os.readlink(link))  # noqa: PTH115 - some are not paths
     return [path for path in found if path.startswith(str(root))]
 
 
@@ -199,7 +199,7 @@ def pools(monkeypatch) -> list[BufferPool]:
 
 @pytest.fixture
 def no_collection():
-    """Nothing in a reference cycle goes away."""
+    """Nothing in a reference cycle is freed."""
     gc.collect()
     gc.disable()
     yield
@@ -207,7 +207,7 @@ def no_collection():
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_leaving_early_lets_buffers_and_files_go_without_a_garbage_collection(
+def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
     packed, no_collection, pools, closed
 ):
     ds = open_pack(packed.root)
@@ -255,7 +255,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(
     assert found.value.row >= 1 and pool() is None
 
 
-def test_what_is_kept_of_a_batch_but_images_and_masks_holds_no_buffer(ds):
+def test_tensors_of_a_batch_other_than_images_and_masks_hold_no_buffer(ds):
     with Loader(ds, 1, ahead=1, order="sequential") as loader:
         kept = [
             {key: value for key, value in batch.items() if key not in ("images", "masks")}
@@ -311,7 +311,7 @@ print(sum("image/c" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("
     assert int(run(script, packed.root)) > 0
 
 
-def test_an_exception_that_ends_the_program_is_what_one_sees(packed):
+def test_an_exception_that_ends_the_program_is_shown(packed):
     script = """
 try:
     for batch in Loader(ds, 1):

@@ -1,4 +1,4 @@
-"""Shards are opened, and files, while other threads go on copying; a shortage drops no sample."""
+"""Shards and files are opened while other threads keep copying; a shortage drops no sample."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def test_batches_come_out_while_the_next_shards_are_being_opened(root, monkeypat
         ]
 
 
-def test_a_file_that_is_slow_to_open_holds_no_other_copy_back(root, monkeypatch):
+def test_a_file_that_is_slow_to_open_delays_no_other_copy(root, monkeypatch):
     opened, hangs, copied = threading.Event(), threading.Event(), threading.Event()
     real = files_module.ShardFiles
 
@@ -95,7 +95,7 @@ def test_an_open_file_that_the_system_refuses_drops_no_sample(root, make, check,
     assert len(list(loader)) == 6
 
 
-def test_a_file_is_opened_again_after_older_ones_were_closed_to_make_room(root, monkeypatch):
+def test_a_file_is_opened_again_after_older_ones_were_closed_to_free_descriptors(root, monkeypatch):
     ds, real, refusals = open_pack(root), os.open, []
 
     def refused_once(path, *rest, **options):

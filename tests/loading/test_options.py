@@ -1,4 +1,4 @@
-"""Options of Loader and make_dataloader: refused by name, and with the name that is meant."""
+"""Options of Loader and make_dataloader: refused by name, with the name to use instead."""
 
 import pickle
 
@@ -44,7 +44,7 @@ def test_num_workers_are_threads_or_workers(ds):
 
 
 @BOTH
-def test_bools_are_no_numbers_and_numpy_integers_are(ds, make):
+def test_bools_are_not_numbers_but_numpy_integers_are(ds, make):
     for name in ("max_masks", "workers" if make is make_dataloader else "threads"):
         with pytest.raises(OptionError, match=f"{name} is True: choose a whole number"):
             make(ds, 4, **{name: True})
@@ -54,7 +54,7 @@ def test_bools_are_no_numbers_and_numpy_integers_are(ds, make):
 
 
 @BOTH
-def test_parts_of_random_split_are_read_as_what_they_are(ds, make):
+def test_parts_of_random_split_are_read_as_subsets(ds, make):
     generator = torch.Generator().manual_seed(3)
     train, val = torch.utils.data.random_split(ds, [9, 3], generator)
     inner = torch.utils.data.Subset(train, [4, 0, 4])
@@ -65,13 +65,13 @@ def test_parts_of_random_split_are_read_as_what_they_are(ds, make):
 
 
 @BOTH
-def test_what_is_no_dataset_is_refused_with_the_remedy(make):
+def test_anything_but_a_dataset_is_refused_with_the_remedy(make):
     with pytest.raises(OptionError, match=r"sa1bpack\.open"):
         make(torch.utils.data.Subset([1, 2], [0]), 2)
 
 
 @BOTH
-def test_the_repr_says_what_is_read_and_where_the_order_is(ds, make):
+def test_the_repr_names_the_dataset_and_the_position_in_the_order(ds, make):
     loader = make(ds, 5, order="local")
     loader.set_epoch(3)
     text = repr(loader)
@@ -81,7 +81,7 @@ def test_the_repr_says_what_is_read_and_where_the_order_is(ds, make):
 
 @BOTH
 def test_every_batch_carries_epoch_number_and_spec(ds, make):
-    """Peeking uses up an epoch, so that only the batch knows which one it is of."""
+    """Peeking uses up an epoch, so only the batch knows its epoch."""
     loader = make(ds, 5)
     peeked = next(iter(loader))
     assert set(peeked) >= OF_LOADERS and (peeked["epoch"], peeked["number"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""Rank and world size that nobody gave: those of torch.distributed at the first batch."""
+"""Rank and world size that were not passed: those of torch.distributed at the first batch."""
 
 import json
 import subprocess
@@ -57,11 +57,11 @@ def test_loaders_made_before_the_process_group_give_each_rank_its_part(ds, packe
     assert done.returncode == 0, done.stderr
     ranks = json.loads(done.stdout)
     with Loader(ds, 4, seed=1, rank=0, world_size=1) as loader:
-        whole = [batch["indices"].tolist() for batch in loader]
+        complete = [batch["indices"].tolist() for batch in loader]
         state = loader.state_dict()
     for kind in range(2):
         parts = zip(*(rank["rows"][kind] for rank in ranks), strict=True)
-        assert [first + second for first, second in parts] == whole
+        assert [first + second for first, second in parts] == complete
         assert [rank["states"][kind] for rank in ranks] == [state, state]
     assert [rank["samples"] for rank in ranks] == [2, 2]
     for rank in ranks:

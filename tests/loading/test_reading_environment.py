@@ -1,4 +1,4 @@
-"""Where a pack lies and who reads it makes no difference to what is read."""
+"""Where a pack is stored and who reads it makes no difference to the data."""
 
 import errno
 import json
@@ -36,8 +36,8 @@ def everything(ds) -> tuple[list[str], dict[int, str]]:
 
 
 @pytest.fixture(scope="module")
-def due(packed):
-    """Everything, in a pack that nothing happened to."""
+def expected(packed):
+    """Everything in an untouched pack."""
     return everything(open_pack(packed.root))
 
 
@@ -67,7 +67,7 @@ def in_a_child(call, *arguments):
 
 
 @pytest.mark.parametrize("check", ["open", "read"])
-def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, due, check):
+def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, expected, check):
     """By a process that may not write, so that it would be an error."""
     for path in (*root.rglob("*"), root):
         path.chmod(stat.S_IRUSR | (stat.S_IXUSR if path.is_dir() else 0))
@@ -82,7 +82,7 @@ def test_a_pack_that_nobody_may_write_to_is_read_and_verified(root, due, check):
                 refused += 1
         return refused, everything(open_pack(root, check=check)), verify(root).ok
 
-    assert in_a_child(read) == (3, due, True)
+    assert in_a_child(read) == (3, expected, True)
 
 
 WRITES_NOTHING = """
@@ -113,30 +113,30 @@ assert seen == [], seen
 
 
 def test_reading_writes_nothing_anywhere(packed):
-    """No lock, no cache, no temporary: the audit events of Python tell."""
+    """No lock, no cache, no temporary: as the audit events of Python show."""
     command = [sys.executable, "-B", "-c", WRITES_NOTHING, str(packed.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_pack_is_read_wherever_it_was_moved_to(root, due, tmp_path):
+def test_a_pack_is_read_wherever_it_was_moved_to(root, expected, tmp_path):
     fingerprint = open_pack(root).fingerprint
     new = tmp_path / "another disk" / "π, renamed"
     new.parent.mkdir()
     root.rename(new)
     assert open_pack(new).fingerprint == fingerprint
-    assert everything(open_pack(new, check="read")) == due and verify(new).ok
+    assert everything(open_pack(new, check="read")) == expected and verify(new).ok
     link = tmp_path / "link"
     link.symlink_to(new)
-    assert everything(open_pack(link)) == due and verify(link).ok
+    assert everything(open_pack(link)) == expected and verify(link).ok
 
 
-def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, due, tmp_path):
-    """What was mapped is; the rest is an error until it comes back."""
+def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, expected, tmp_path):
+    """Mapped shards stay readable; others are errors until the pack returns."""
     ds = open_pack(root)
-    assert everything(ds) == due
+    assert everything(ds) == expected
     root.rename(tmp_path / "away")
-    assert [sample_digest(sample) for sample in ds] == due[0]
+    assert [sample_digest(sample) for sample in ds] == expected[0]
 
 
 def allocated(root: Path) -> int:
@@ -156,9 +156,9 @@ def test_a_copy_that_lost_its_holes_is_the_same_pack(pack_writer, tmp_path):
     ]
     if any(code.returncode for code in done):
         pytest.skip("this cp has no --sparse")
-    whole = everything(open_pack(tmp_path / "pack"))
+    complete = everything(open_pack(tmp_path / "pack"))
     for name in ways:
-        assert everything(open_pack(tmp_path / name, check="read")) == whole
+        assert everything(open_pack(tmp_path / name, check="read")) == complete
         assert verify(tmp_path / name).ok
     if allocated(tmp_path / "kept") == allocated(tmp_path / "lost"):
         pytest.skip("this file system has no holes; the copies were equal all the same")
@@ -187,13 +187,13 @@ def make_version(root: Path, major: int, minor: int) -> None:
     edit(root / "manifest.json", of_manifest)
 
 
-def test_a_newer_minor_version_is_read(root, due):
-    """Keys and groups that this release does not know are left alone."""
+def test_a_newer_minor_version_is_read(root, expected):
+    """Keys and groups that this release does not know are ignored."""
     make_version(root, 1, 99)
     (root / "derived").mkdir()
     (root / "derived" / "zarr.json").write_text("{}")
     for check in ("open", "read"):
-        assert everything(open_pack(root, check=check)) == due
+        assert everything(open_pack(root, check=check)) == expected
 
 
 @pytest.mark.parametrize("major", [0, 2])
@@ -229,7 +229,7 @@ def with_many_shards(root: Path, count: int) -> None:
     ))  # fmt: skip
 
 
-def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path, due):
+def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path, expected):
     root = tmp_path / "pack"
     pack_writer(root, {"sa_000000-000": (2, 0, 5, 1)})
     one = everything(open_pack(root))
@@ -271,7 +271,7 @@ def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, mo
         assert all("Permission denied" in str(error) for error in loader.dropped)
 
 
-def test_32_processes_read_at_once_and_share_the_memory(packed, due):
+def test_32_processes_read_at_once_and_share_the_memory(packed, expected):
     """All hold their maps while each looks at its own."""
     processes = 32
     barrier = forking.Barrier(processes)
@@ -283,7 +283,7 @@ def test_32_processes_read_at_once_and_share_the_memory(packed, due):
         barrier.wait(60)
         mapped = mapped_bytes(packed.root)
         barrier.wait(60)
-        sender.send((found == due, mapped))
+        sender.send((found == expected, mapped))
 
     pipes, children = [], []
     for _ in range(processes):
@@ -338,14 +338,16 @@ def publish_some(root: Path, count: int, complete: bool) -> None:
 
 
 @pytest.mark.parametrize("check", ["open", "read"])
-def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(root, due, check, monkeypatch):
-    """Bit for bit, over epochs; who opens the pack anew sees more."""
+def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(
+    root, expected, check, monkeypatch
+):
+    """Bit for bit, over epochs; a pack opened again shows more."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     publish_some(root, 3, complete=False)
     ds = open_pack(root, check=check)
     late = open_pack(root, check=check)  # whose shards are opened after the index is gone
     before, ids = everything(ds), ds.column("image_id").tolist()
-    assert len(ds) == 7 and before[0] == due[0][:7]
+    assert len(ds) == 7 and before[0] == expected[0][:7]
     loader = Loader(ds, 3, order="sequential")
     running = iter(loader)
     rows = next(running)["indices"].tolist()
@@ -355,7 +357,7 @@ def test_a_reader_keeps_its_samples_while_a_packer_publishes_more(root, due, che
         assert ds.column("image_id").tolist() == ids
         newer = open_pack(root, check=check)
         assert len(newer) == (0, 0, 0, 0, 9, 12)[count] and verify(root).ok
-        assert everything(newer)[0] == due[0][: len(newer)]
+        assert everything(newer)[0] == expected[0][: len(newer)]
     assert rows + [row for batch in running for row in batch["indices"].tolist()] == [*range(7)]
     loader.close()
     assert everything(late) == before

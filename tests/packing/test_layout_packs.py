@@ -92,8 +92,8 @@ def test_exact_pixels_are_the_documented_ones_in_every_layout(packed, options):
         ]  # fmt: skip
         assert shard["size"][row].tolist() == [height, width, *stored]
         found = shard.planes(row)
-        due = reference_planes(number, tuple(stored), options["pixels"])
-        for (name, plane), expected in zip(found.items(), due, strict=True):
+        reference = reference_planes(number, tuple(stored), options["pixels"])
+        for (name, plane), expected in zip(found.items(), reference, strict=True):
             np.testing.assert_array_equal(plane, expected, err_msg=f"{number} {name}")
 
 
@@ -130,20 +130,20 @@ def test_masks_of_any_size_are_drawn_from_a_pack_without_bits(packed):
         annotations = record(number, number % 4, *size_of(number))["annotations"]
         assert len(drawn) == len(annotations)
         for cells, annotation in zip(drawn, annotations, strict=True):
-            due = grid(decode(annotation["segmentation"]), 40, "pad", "area")
-            np.testing.assert_array_equal(cells, due)
+            expected = grid(decode(annotation["segmentation"]), 40, "pad", "area")
+            np.testing.assert_array_equal(cells, expected)
 
 
 def test_a_compact_pack_is_the_same_with_two_workers_and_after_losing_a_shard(
     packed, tar, tmp_path
 ):
-    due = contents(packed(**COMPACT))
+    expected = contents(packed(**COMPACT))
     root = tmp_path / "pack"
     sa1bpack.pack(tar, root, workers=2, **SMALL, **COMPACT)
-    assert contents(root) == due
+    assert contents(root) == expected
     shutil.rmtree(root / "shards" / "sa_000000-001")
     sa1bpack.pack(tar, root, workers=1, **SMALL, **COMPACT)
-    assert contents(root) == due
+    assert contents(root) == expected
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_an_odd_native_size_is_packed(tar, tmp_path):
     assert sa1bpack.verify(root).ok
     for number, (shard, row) in samples_of(root).items():
         stored = tuple(shard["size"][row, 2:].tolist())
-        due = reference_planes(number, stored, "yuv420")
-        for plane, expected in zip(shard.planes(row).values(), due, strict=True):
+        reference = reference_planes(number, stored, "yuv420")
+        for plane, expected in zip(shard.planes(row).values(), reference, strict=True):
             np.testing.assert_array_equal(plane, expected)
 
 

@@ -81,10 +81,10 @@ def test_a_box_covers_the_pixels_from_the_first_to_the_last():
     sample = replace(subject(np.zeros((1, 16, 16), bool), (64, 64)),
                      bboxes=np.array([[10.0, 20.0, 5.0, 7.0]]))  # fmt: skip
     changed = (np.asarray(drawn(sample, 64, 64)) != np.asarray(plain(sample, 64, 64))).any(axis=2)
-    due = np.zeros((64, 64), bool)
-    due[20:28, 10:16] = True
-    due[21:27, 11:15] = False
-    assert (changed == due).mean() > 0.999 and changed[[20, 27]].sum() == 12
+    expected = np.zeros((64, 64), bool)
+    expected[20:28, 10:16] = True
+    expected[21:27, 11:15] = False
+    assert (changed == expected).mean() > 0.999 and changed[[20, 27]].sum() == 12
 
 
 def test_points_and_boxes_follow_the_scale_of_the_picture():

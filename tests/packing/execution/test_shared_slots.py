@@ -44,7 +44,7 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(sl
     found = members([1, 2])
     for slot, stem in enumerate(("sa_1", "sa_2")):
         pair = found[f"./{stem}.jpg"], found[f"./{stem}.json"]
-        due = make_sample(f"{stem}.jpg", *pair, options, Buffers(options))
+        expected = make_sample(f"{stem}.jpg", *pair, options, Buffers(options))
         here.put(slot, *pair)
         seen = there.pair(slot, *map(len, pair))
         assert tuple(map(bytes, seen)) == pair
@@ -52,10 +52,10 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(sl
         there.store(slot, packed)
         assert tuple(map(bytes, here.pair(slot, *map(len, pair)))) == pair
         rows = here.rows(slot, packed.extent)
-        assert rows.keys() == due.rows.keys()
+        assert rows.keys() == expected.rows.keys()
         for name, row in rows.items():
-            assert row.dtype == due.rows[name].dtype
-            np.testing.assert_array_equal(row, due.rows[name])
+            assert row.dtype == expected.rows[name].dtype
+            np.testing.assert_array_equal(row, expected.rows[name])
         for name in {"image", "mask_bits"} & rows.keys():
             assert rows[name].ctypes.data % BLOCK == 0
             in_slot = there.rows(slot, packed.extent)[name].ctypes.data
