@@ -33,6 +33,7 @@ _HOMES = {
     "Extent": "sa1bpack.order.orders",
     "OrderedBatches": "sa1bpack.order.batches",
     "Loader": "sa1bpack.loading.loader",
+    "ReadingOptions": "sa1bpack.loading.options",
     "make_dataloader": "sa1bpack.loading.dataloader",
     "FormatError": "sa1bpack.errors",
     "OptionError": "sa1bpack.errors",

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.plan import OWN_KEYS, BatchPlan, plan_batch
@@ -116,11 +116,12 @@ class Collate:
     @property
     def epoch(self) -> int:
         """The epoch of a random choice."""
-        return int(self._epoch)
+        return int(self._epoch) % 2**64
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of a random choice. Call it before iterating over the DataLoader."""
-        self._epoch.fill_(epoch)
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+        self._epoch.fill_(epoch - 2**64 if epoch >= 2**63 else epoch)
 
     def plan(self, samples: Sequence[Sample]) -> BatchPlan:
         """The plan of a batch of these samples: at least one, and no ReadError."""

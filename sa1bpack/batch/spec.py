@@ -8,7 +8,7 @@ import numpy as np
 
 from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import NUMBER_FIELDS
+from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
@@ -123,9 +123,10 @@ class BatchSpec:
         wanted: dict[str, tuple[tuple[int, ...], np.dtype]] = {
             "images": ((samples, *self.image.shape), _UINT8),
             "mask_counts": ((samples,), _INT64),
-            "image_ids": ((samples,), _INT64),
-            "sizes": ((samples, 4), _INT32),
-            "indices": ((samples,), _INT64),
+        } | {
+            field.batch: ((samples, *field.row_shape), field.dtype)
+            for field in SAMPLE_FIELDS
+            if field.batch and field.dtype is not None
         }
         if not self.layout.padded or self.masks.source == "runs":
             wanted["mask_offsets"] = ((samples + 1,), _INT64)

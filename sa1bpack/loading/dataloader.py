@@ -106,7 +106,9 @@ class PackDataLoader(BatchReader, DataLoader):
         """Made by `make_dataloader`."""
         self._set_up(ds, batches, options)
         super().__init__(
-            EpochDataset(ds, batches), batch_sampler=LoaderBatchSampler(batches, collate),
+            EpochDataset(ds, batches), batch_sampler=LoaderBatchSampler(
+                batches, collate, drops=options.on_error == "drop"
+            ),
             collate_fn=collate, **of_torch,
         )  # fmt: skip
         # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
@@ -198,6 +200,9 @@ class _TorchRun:
         """The next batch, and the errors of samples dropped from it."""
         sent = next(self._batches)
         return dict(sent) or None, list(sent.errors)
+
+    def end(self, wait: float) -> None:
+        """Nothing: torch's next iteration resets its workers."""
 
 
 _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()

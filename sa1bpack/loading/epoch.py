@@ -59,6 +59,7 @@ class BufferPool:
         self.changed = threading.Condition()
         self._allocate, self._count = allocate, count
         self._free = deque(allocate() for _ in range(count))
+        self._all = set(self._free)
         self._lent: set[Buffer] = set()
         self._has_grown = self._closed = False
 
@@ -71,6 +72,11 @@ class BufferPool:
     def lent(self) -> int:
         """The number of buffers that the consumer holds."""
         return len(self._lent)
+
+    @property
+    def all_lent(self) -> bool:
+        """Whether the consumer holds every buffer: none will come back by itself."""
+        return len(self._lent) >= len(self._all)
 
     def take(self) -> Buffer | None:
         """A free buffer, or None."""
@@ -88,15 +94,16 @@ class BufferPool:
         """
         self._lent.discard(buffer)
         if self._closed or len(self._free) >= self._count:
-            return  # beyond the plan: the consumer had kept batches
+            self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
+            return
         self._free.appendleft(buffer)
         with self.changed:
             self.changed.notify_all()
 
     def grow(self) -> None:
-        """Add buffers for a consumer that keeps batches. Call it without holding the lock.
+        """Add buffers for a consumer that keeps batches: as many as it takes to read ahead again.
 
-        Raises what `allocate` raises.
+        Call it without holding the lock. Raises what `allocate` raises.
         """
         added = [self._allocate() for _ in range(max(1, self._count - 1))]
         if not self._has_grown:
@@ -109,6 +116,7 @@ class BufferPool:
                 size_text(len(added[0].bytes)),
             )
         with self.changed:
+            self._all.update(added)
             self._free.extend(added)
             self.changed.notify_all()
 
@@ -249,4 +257,4 @@ class BatchQueue:
 
     def _starves(self) -> bool:
         """Whether no batch can arrive because the consumer holds all buffers."""
-        return not (self._filling or self._ready or self._pool.free) and self._pool.lent > 0
+        return not (self._filling or self._ready or self._pool.free) and self._pool.all_lent

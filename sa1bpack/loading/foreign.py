@@ -11,6 +11,7 @@ from threading import get_ident
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import LoaderError
 from sa1bpack.order.batches import DealtBatches, OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 
@@ -22,10 +23,13 @@ class LoaderBatchSampler(DealtBatches):
     the batches of all ranks in turn.
     """
 
-    def __init__(self, batches: OrderedBatches, collate: Collate):
-        """A sampler over the batches of a loader, which sets the epoch of its collate_fn."""
+    def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool):
+        """A sampler over the batches of a loader, which sets the epoch of its collate_fn.
+
+        drops  the loader drops samples that cannot be read, which it alone counts and reports
+        """
         super().__init__(batches)
-        self._collate = collate
+        self._collate, self._drops = collate, drops
         self._own: dict[int, EpochBatches] = {}  # by thread: each begins one epoch at a time
 
     def begin(self) -> tuple[int, EpochBatches]:
@@ -47,6 +51,12 @@ class LoaderBatchSampler(DealtBatches):
     def __iter__(self) -> Iterator[list[int]]:
         own = self._own.get(get_ident())
         if own is None:
+            if self._drops:
+                raise LoaderError(
+                    "with on_error='drop' only the loader itself can count and limit the samples "
+                    "that it drops: with Accelerate choose on_error='raise', after `sa1bpack "
+                    "repair` or with a subset of sound samples"
+                )
             return super().__iter__()
         return (indices.tolist() for indices in own)
 

@@ -28,6 +28,9 @@ class Run(Protocol):
         None if the epoch was ended.
         """
 
+    def end(self, wait: float) -> None:
+        """End the epoch; wait so many seconds for what it still does."""
+
 
 class DroppedSamples:
     """The samples that a loader with on_error="drop" has dropped, over all of its epochs.
@@ -138,6 +141,7 @@ class Iteration:
     def __init__(self, reader: BatchReader):
         self._reader = reader
         self._turn = threading.Lock()  # one thread at a time begins, takes, or ends
+        self._holder: int | None = None  # the thread whose turn it is
         self._run: Run | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
@@ -151,25 +155,40 @@ class Iteration:
             raise LoaderError(
                 "this iteration belongs to the process that forked this one; begin a new one here"
             )
+        if self._holder == threading.get_ident():
+            # In a finalizer or a signal handler, in the middle of the `next` of this very thread.
+            raise LoaderError("next() was called within next() of the same iteration")
         with self._turn:
-            if self._over is None:
-                try:
-                    batch = self._next()
-                except BaseException as error:
-                    self._end(_ended_by(error))
-                    traceback.clear_frames(error.__traceback__)  # they hold buffers
-                    raise
-                if batch is not None:
-                    return batch
-                self._end("")
-            if self._over:
-                raise LoaderError(self._over)
-            raise StopIteration
+            self._holder = threading.get_ident()
+            try:
+                return self._next_or_end()
+            finally:
+                self._holder = None
+
+    def _next_or_end(self) -> Batch:
+        if self._over is None:
+            try:
+                batch = self._next()
+            except BaseException as error:
+                self._end(_ended_by(error))
+                traceback.clear_frames(error.__traceback__)  # they hold buffers
+                raise
+            if batch is not None:
+                return batch
+            self._end("")
+        if self._over:
+            raise LoaderError(self._over)
+        raise StopIteration
 
     def _begin(self) -> None:
         self._generation, self._batches = self._reader._cursor.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
         self._run = self._reader._start(self._batches, self)
+        try:
+            self._reader._cursor.check(self._generation)
+        except LoaderError:  # ended meanwhile, before there was a run to end
+            self._run.end(0.0)
+            raise
 
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""

@@ -85,7 +85,10 @@ class Order(ABC):
             raise OptionError("the dataset has no samples: an order needs at least one")
         self.size = whole_number("the number of samples", len(dataset), 1, pure.MAX_SAMPLES - 1)
         if not hasattr(dataset, "fingerprint"):
-            raise OptionError(f"a {type(dataset).__name__} has no fingerprint; wrap it in Extent")
+            raise OptionError(
+                f"a {type(dataset).__name__} has no fingerprint; wrap it in Extent, or index a "
+                "dataset of sa1bpack instead of making a Subset of it: ds[indices]"
+            )
         self.fingerprint = pure.check_fingerprint(dataset.fingerprint)
 
     def __len__(self) -> int:

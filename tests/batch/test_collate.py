@@ -376,3 +376,13 @@ def test_a_read_only_buffer_is_refused_and_not_written_into(ds):
     given["images"].flags.writeable = False
     with pytest.raises(OptionError, match=r"images.* is read-only"):
         collate(samples, out=given)
+
+
+def test_an_epoch_is_a_whole_number_of_64_bits():
+    collate = Collate(max_masks=1, choose="random")
+    for epoch in (0, 7, 2**63, 2**64 - 1):
+        collate.set_epoch(epoch)
+        assert collate.epoch == epoch
+    for wrong in (-1, True, 2**64, "1"):
+        with pytest.raises(OptionError, match="epoch is"):
+            collate.set_epoch(wrong)

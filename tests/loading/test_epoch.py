@@ -125,6 +125,21 @@ def test_a_late_thread_alone_does_not_make_the_pool_grow():
     assert queue.begin(1).buffer is late.buffer
 
 
+def test_a_batch_in_use_and_late_threads_do_not_make_the_pool_grow(caplog):
+    """The consumer holds one buffer of two; the other one comes back when its thread is done."""
+    pool = pool_of(2)
+    old = BatchQueue(pool, total=3, ahead=1)
+    lent(pool, old)
+    late = old.begin(1)
+    old.close()
+    queue = BatchQueue(pool, total=2, ahead=1)
+    with pytest.raises(LoaderTimeout):
+        queue.take(0.05, doing)
+    assert caplog.records == [] and (pool.free, pool.lent) == (0, 1)
+    old.commit(late, "too late")
+    assert queue.begin(1).buffer is late.buffer
+
+
 @pytest.mark.parametrize("wait", ["begin", "take"])
 def test_close_wakes_every_waiting_thread(wait):
     pool = pool_of(1)

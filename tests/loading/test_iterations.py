@@ -10,6 +10,7 @@ from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
+from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.orders import SequentialOrder, ShuffleOrder
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -164,3 +165,40 @@ def test_missing_memory_is_an_error_that_names_what_to_lower(ds):
             with pytest.raises(LoaderError, match=r"no memory for 102 batches .*lower batch_size"):
                 next(iter(loader))
         assert loader.state_dict()["samples"] == 0
+
+
+@BOTH
+def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, make, monkeypatch):
+    """A finalizer that runs in the middle of it may call anything."""
+    loader = make(ds, 4)
+    batches, found = iter(loader), []
+    check = EpochCursor.check
+
+    def checked(self, generation):
+        with pytest.raises(LoaderError, match="within next"):
+            next(batches)
+        found.append(generation)
+        check(self, generation)
+
+    monkeypatch.setattr(EpochCursor, "check", checked)
+    assert len(next(batches)["indices"]) == 4 and found
+    monkeypatch.undo()
+    assert len(list(batches)) == 2
+
+
+@BOTH
+def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, monkeypatch):
+    loader = make(ds, 4)
+    start = type(loader)._start
+
+    def started(self, batches, iteration):
+        run = start(self, batches, iteration)
+        loader.set_epoch(5)
+        return run
+
+    monkeypatch.setattr(type(loader), "_start", started)
+    with pytest.raises(LoaderError, match="ended by"):
+        next(iter(loader))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
+    monkeypatch.undo()
+    assert next(iter(loader))["epoch"] == 5

@@ -214,8 +214,8 @@ def test_one_reject_more_than_allowed_ends_the_run_and_the_next_resumes(tmp_path
     with pytest.raises(TooManyRejects):
         sa1bpack.pack(tar, root, workers=2, max_rejects=2, **SMALL)
     result = sa1bpack.pack(tar, root, workers=1, max_rejects=3, **SMALL)
-    assert (result.images, result.new_images, result.rejects) == (17, 3, 3)
-    assert result.complete
+    assert (result.images, result.rejects, result.complete) == (17, 3, True)
+    assert result.new_images in (0, 3)  # the second run may have completed the last shard
 
 
 def test_orphans_count_against_the_limit_too(tmp_path):
