@@ -135,3 +135,20 @@ def test_every_link_leads_to_a_file_and_a_heading(path):
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{link} leads nowhere"
         assert not heading or heading in anchors(target), f"{link}: no such heading"
+
+
+def test_the_architecture_names_modules_that_exist():
+    """In the two walks a module may stand without its folder, after one of the same folder."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_0-9/]+\.py)`", text))
+    modules = {
+        str(path.relative_to(REPOSITORY / "sa1bpack"))
+        for path in REPOSITORY.glob("sa1bpack/**/*.py")
+    }
+    tests = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("tests/**/*.py")}
+    unknown = [
+        name
+        for name in sorted(named)
+        if not any(module == name or module.endswith(f"/{name}") for module in modules | tests)
+    ]
+    assert len(named) > 40 and unknown == []
