@@ -138,7 +138,7 @@ class BatchSpec:
             return _regions(wanted)
         if self.to_device and self.layout.padded:
             # Per mask: sample * capacity + its number in the sample.
-            wanted["mask_places"] = ((total,), _INT64)
+            wanted["mask_positions"] = ((total,), _INT64)
         rows = (samples, capacity) if self.pads_masks else (total,)
         if self.as_bool:
             wanted["masks"] = ((*rows, grid, grid), _BOOL)

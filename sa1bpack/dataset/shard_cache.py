@@ -15,7 +15,7 @@ from sa1bpack.dataset.resources import is_shortage, mapping_budget, shortage
 _T = TypeVar("_T")
 
 
-class Place:
+class CacheEntry:
     """Where one shard of one pack is kept while it is open: `opened`, else None."""
 
     __slots__ = ("opened",)
@@ -37,10 +37,10 @@ class ShardCache:
         """limit: memory maps of all shards together; None: `mapping_budget()`."""
         self._limit = limit
         self._lock = threading.RLock()
-        self._recent: OrderedDict[Place, int] = OrderedDict()  # memory maps; last used, last
+        self._recent: OrderedDict[CacheEntry, int] = OrderedDict()  # memory maps; last used, last
         self._mappings = 0  # sum of the above
-        self._left: deque[Place] = deque()  # of packs that are gone; still counted
-        self._opening: dict[Place, Future[OpenShard]] = {}
+        self._left: deque[CacheEntry] = deque()  # of packs that are gone; still counted
+        self._opening: dict[CacheEntry, Future[OpenShard]] = {}
         _caches.add(self)
 
     @property
@@ -57,31 +57,31 @@ class ShardCache:
             self._settle()
             return self._mappings
 
-    def touch(self, place: Place) -> None:
+    def touch(self, entry: CacheEntry) -> None:
         """Note that a shard is used. Needs no lock: it is one step of the interpreter."""
         try:
-            self._recent.move_to_end(place)
+            self._recent.move_to_end(entry)
         except KeyError:  # dropped meanwhile; the caller has hold of it
             return
 
-    def keep(self, place: Place, opened: OpenShard) -> OpenShard:
+    def keep(self, entry: CacheEntry, opened: OpenShard) -> OpenShard:
         """Keep a shard that was opened, and drop others for it; returns the one that is kept."""
         limit, dropped = self.limit, []
         with self._lock:
             self._settle()
-            if place.opened is not None:
-                return place.opened
-            place.opened = opened
-            self._recent[place] = opened.mappings
+            if entry.opened is not None:
+                return entry.opened
+            entry.opened = opened
+            self._recent[entry] = opened.mappings
             self._mappings += opened.mappings
             self._drop_until(limit, dropped)
         return opened  # `dropped` goes here, after the lock
 
-    def leave(self, places: Iterable[Place]) -> None:
+    def leave(self, entries: Iterable[CacheEntry]) -> None:
         """Let go of the shards of a pack that is gone. Takes no lock: finalizers call it."""
-        for place in places:
-            place.opened = None
-            self._left.append(place)
+        for entry in entries:
+            entry.opened = None
+            self._left.append(entry)
 
     def drop_half(self) -> None:
         """Drop half of the cached shards, and collect garbage, which may hold more."""
@@ -113,14 +113,14 @@ class ShardCache:
                 raise
             raise shortage(error) from error
 
-    def claim(self, place: Place, future: "Future[OpenShard]") -> "Future[OpenShard]":
+    def claim(self, entry: CacheEntry, future: "Future[OpenShard]") -> "Future[OpenShard]":
         """The future that a shard is being opened for: the given one if nobody else opens it."""
-        return self._opening.setdefault(place, future)  # one step of the interpreter
+        return self._opening.setdefault(entry, future)  # one step of the interpreter
 
-    def release(self, place: Place, future: "Future[OpenShard]") -> None:
+    def release(self, entry: CacheEntry, future: "Future[OpenShard]") -> None:
         """End a claim. Who waits for it and got neither a shard nor an error, tries again."""
-        if self._opening.get(place) is future:
-            del self._opening[place]
+        if self._opening.get(entry) is future:
+            del self._opening[entry]
         future.cancel()  # of no effect on one that has an outcome
 
     def _settle(self) -> None:
@@ -131,10 +131,10 @@ class ShardCache:
     def _drop_until(self, limit: int, dropped: list[OpenShard | None]) -> None:
         """Drop shards until the others keep within a limit, all but the last. Holds the lock."""
         while self._mappings > limit and len(self._recent) > 1:
-            place, mappings = self._recent.popitem(last=False)
+            entry, mappings = self._recent.popitem(last=False)
             self._mappings -= mappings
-            dropped.append(place.opened)
-            place.opened = None
+            dropped.append(entry.opened)
+            entry.opened = None
 
     def after_fork(self) -> None:
         """In a child: other threads are gone, with the lock and the claims that they had."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.open_shard import OpenShard, open_checked
-from sa1bpack.dataset.shard_cache import Place
+from sa1bpack.dataset.shard_cache import CacheEntry
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format import Index, Manifest, Shard
 from sa1bpack.format.manifest import SHARDS_NAME
@@ -19,8 +19,8 @@ from sa1bpack.format.manifest import SHARDS_NAME
 # Shards that one call opens at the same time: opening waits for a file system, not for a processor.
 MAX_OPENERS = 16
 
-# A shard to open: its number, its place, and the future that others wait for.
-_Claim = tuple[int, Place, "Future[OpenShard]"]
+# A shard to open: its number, its entry, and the future that others wait for.
+_Claim = tuple[int, CacheEntry, "Future[OpenShard]"]
 
 
 class Shards:
@@ -41,7 +41,7 @@ class Shards:
 
     def __init__(self, root: Path, manifest: Manifest, index: Index):
         self._cache = shard_cache.CACHE
-        self._places: dict[int, Place] = {}
+        self._entries: dict[int, CacheEntry] = {}
         self._root = root
         self._manifest = manifest
         self._index = index
@@ -49,7 +49,7 @@ class Shards:
         self.first_mask = [0, *accumulate(shard.masks for shard in manifest.shards)]
 
     def __del__(self):
-        self._cache.leave(self._places.values())
+        self._cache.leave(self._entries.values())
 
     def __len__(self) -> int:
         return len(self._manifest.shards)
@@ -65,10 +65,10 @@ class Shards:
         OSError if a file cannot be opened, ResourceShortage if the system refuses a map or a file
         for lack of resources.
         """
-        place = self._places.get(number)
-        opened = None if place is None else place.opened
+        entry = self._entries.get(number)
+        opened = None if entry is None else entry.opened
         if opened is not None:
-            self._cache.touch(place)
+            self._cache.touch(entry)
             return opened
         found, failed = self.open_many([number])
         if failed:
@@ -90,12 +90,12 @@ class Shards:
         failed: dict[int, Exception] = {}
         todo = []
         for number in dict.fromkeys(numbers):
-            place = self._place(number)
-            opened = place.opened
+            entry = self._entry(number)
+            opened = entry.opened
             if opened is None:
-                todo.append((number, place))
+                todo.append((number, entry))
             else:
-                self._cache.touch(place)
+                self._cache.touch(entry)
                 found[number] = opened
         while todo:
             todo = self._open_or_wait(todo, found, failed)
@@ -107,7 +107,7 @@ class Shards:
     @property
     def open_count(self) -> int:
         """Shards that are open now."""
-        return sum(place.opened is not None for place in list(self._places.values()))
+        return sum(entry.opened is not None for entry in list(self._entries.values()))
 
     def folder(self, number: int) -> Path:
         """The folder of a shard."""
@@ -115,12 +115,12 @@ class Shards:
 
     # ------------------------------------------------------------------------------------- opening
 
-    def _place(self, number: int) -> Place:
+    def _entry(self, number: int) -> CacheEntry:
         if not 0 <= number < len(self):
             raise IndexError(f"shard {number} of {self._root}, which has {len(self)}")
-        return self._places.get(number) or self._places.setdefault(number, Place())
+        return self._entries.get(number) or self._entries.setdefault(number, CacheEntry())
 
-    def _open_or_wait(self, todo, found, failed) -> list[tuple[int, Place]]:
+    def _open_or_wait(self, todo, found, failed) -> list[tuple[int, CacheEntry]]:
         """Open shards that no other thread is opening, and wait for the others.
 
         Returns those that another thread gave up without an error, such as at Ctrl-C.
@@ -128,30 +128,30 @@ class Shards:
         if _state.opening:
             # In a finalizer that this thread runs while it opens shards: whoever opens these may be
             # waiting for this thread.
-            for number, place in todo:
-                _note(number, self._outcome(number, place), found, failed)
+            for number, entry in todo:
+                _note(number, self._outcome(number, entry), found, failed)
             return []
         claims: list[_Claim] = []
         others: list[_Claim] = []
         with _opening():
             try:
-                for number, place in todo:
+                for number, entry in todo:
                     mine: Future[OpenShard] = Future()
-                    claims.append((number, place, mine))
-                    future = self._cache.claim(place, mine)
+                    claims.append((number, entry, mine))
+                    future = self._cache.claim(entry, mine)
                     if future is not mine:
-                        others.append((number, place, future))
+                        others.append((number, entry, future))
                         claims.pop()
                 self._open_claims(claims)
             finally:
-                for _, place, future in claims:
-                    self._cache.release(place, future)
+                for _, entry, future in claims:
+                    self._cache.release(entry, future)
             again = []
-            for number, place, future in claims + others:
+            for number, entry, future in claims + others:
                 try:
                     outcome = future.exception() or future.result()
                 except CancelledError:
-                    again.append((number, place))
+                    again.append((number, entry))
                 else:
                     _note(number, outcome, found, failed)
         return again
@@ -168,7 +168,7 @@ class Shards:
                     _thread.start_new_thread(self._help, (todo, running))
                 except (RuntimeError, MemoryError):  # the system refuses more threads
                     break
-            self._work(todo)
+            self._open_all(todo)
         finally:
             todo.clear()
             for helper in list(running):
@@ -178,35 +178,35 @@ class Shards:
         ends = _thread.allocate_lock()
         with ends, _opening():
             running.append(ends)
-            self._work(todo)
+            self._open_all(todo)
 
-    def _work(self, todo: "deque[_Claim]") -> None:
+    def _open_all(self, todo: "deque[_Claim]") -> None:
         """Open one shard after another until none is left."""
         while todo:
             try:
-                number, place, future = todo.popleft()
+                number, entry, future = todo.popleft()
             except IndexError:  # another thread was quicker
                 return
             try:
-                outcome = self._outcome(number, place)
+                outcome = self._outcome(number, entry)
                 with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
                     if isinstance(outcome, OpenShard):
                         future.set_result(outcome)
                     else:
                         future.set_exception(outcome)
             finally:
-                self._cache.release(place, future)
+                self._cache.release(entry, future)
 
-    def _outcome(self, number: int, place: Place) -> OpenShard | Exception:
+    def _outcome(self, number: int, entry: CacheEntry) -> OpenShard | Exception:
         """The shard, opened if it is not yet, or why it cannot be."""
-        opened = place.opened  # another thread may have ended just before this one's claim
+        opened = entry.opened  # another thread may have ended just before this one's claim
         if opened is not None:
             return opened
         try:
             opened = self._cache.with_resources(lambda: self._checked(number))
         except Exception as error:
             return error
-        return self._cache.keep(place, opened)
+        return self._cache.keep(entry, opened)
 
     def _checked(self, number: int) -> OpenShard:
         first, stop = self.first_row[number : number + 2]

@@ -61,7 +61,7 @@ class Lookup(NamedTuple):
     indices: np.ndarray  # int64 (n,), in the dataset
     rows: np.ndarray  # int64 (n,), in the pack
     ids: np.ndarray  # int64 (n,), image ids
-    numbers: np.ndarray  # int64 (n,), shards
+    shard_numbers: np.ndarray  # int64 (n,)
     local: np.ndarray  # int64 (n,), rows in the shards
     shards: list[OpenShard]  # n
     counts: np.ndarray  # int64 (n,), kept masks
@@ -127,9 +127,9 @@ class BatchCopy:
             "mask_offsets": offsets,
             "run_offset": self.run_offset,
         }
-        if "mask_places" in self.regions:
+        if "mask_positions" in self.regions:
             shift = np.arange(len(self)) * self.capacity - offsets[:-1]
-            heads["mask_places"] = np.arange(self.total) + np.repeat(shift, counts)
+            heads["mask_positions"] = np.arange(self.total) + np.repeat(shift, counts)
         for key in heads.keys() & self.regions.keys():
             self.regions[key].view(buffer)[...] = heads[key]
 
@@ -260,7 +260,7 @@ class BatchCopy:
         found, errors = self._lookup, []
         for k in sorted(causes):
             at = self._low + k
-            where = (found.indices[at], int(found.numbers[at]), found.local[at])
+            where = (found.indices[at], int(found.shard_numbers[at]), found.local[at])
             errors.append((k, self._source.error(*where, causes[k])))
         return errors
 

@@ -236,11 +236,11 @@ def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
 def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
     """Bring flat mask bits into the layout that the consumer requested, on their device.
 
-    batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_places` int64 (T,)
+    batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_positions` int64 (T,)
     samples   B
     capacity  M: masks per sample
     """
-    places = batch.pop("mask_places", None)
+    places = batch.pop("mask_positions", None)
     masks = batch["masks"]
     if places is not None:
         padded = masks.new_zeros((samples * capacity, *masks.shape[1:]))

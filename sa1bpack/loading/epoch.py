@@ -155,7 +155,7 @@ class BatchQueue:
         # By number: the entry, and its buffer unless that is already free.
         self._ready: dict[int, tuple[Entry, Buffer | None]] = {}
         self._begun = self._taken = 0
-        self._filling: set[int] = set()
+        self._in_progress: set[int] = set()
         self._closed = False
 
     @property
@@ -192,7 +192,7 @@ class BatchQueue:
             if buffer is None:
                 return None
             ticket = Ticket(self._begun, buffer)
-            self._filling.add(ticket.number)
+            self._in_progress.add(ticket.number)
             self._begun += 1
             return ticket
 
@@ -209,7 +209,7 @@ class BatchQueue:
 
     def _finish(self, ticket: Ticket, entry: Entry, free: bool) -> None:
         with self._changed:
-            self._filling.discard(ticket.number)
+            self._in_progress.discard(ticket.number)
             self._ready[ticket.number] = (entry, None if free else ticket.buffer)
             if free:
                 self._pool.release(ticket.buffer)
@@ -257,4 +257,4 @@ class BatchQueue:
 
     def _starves(self) -> bool:
         """Whether no batch can arrive because the consumer holds all buffers."""
-        return not (self._filling or self._ready or self._pool.free) and self._pool.all_lent
+        return not (self._in_progress or self._ready or self._pool.free) and self._pool.all_lent

@@ -18,7 +18,7 @@ ENDED = (
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """Replaced as one object, so that a signal handler or a forked child never finds half of it.
 
     batches     of the latest iteration, or of the one to come
@@ -64,7 +64,7 @@ class EpochCursor:
             join: gives the batches the rank and world size of this process when an iteration
                 begins. A function of a module, so that the cursor can be pickled.
         """
-        self._place = _Place(batches)
+        self._position = _Position(batches)
         self._join = join
         self.on_end: Callable[[], None] | None = None
         self._renew_lock()
@@ -77,12 +77,12 @@ class EpochCursor:
     @property
     def batches(self) -> EpochBatches:
         """The batches of the latest iteration; of the one to come before any began."""
-        return self._place.batches
+        return self._position.batches
 
     @property
     def epoch(self) -> int:
         """The epoch of `batches`."""
-        return self._place.batches.epoch
+        return self._position.batches.epoch
 
     def begin(self) -> tuple[int, EpochBatches]:
         """Begin an iteration and return its generation number and its batches.
@@ -93,19 +93,19 @@ class EpochCursor:
             LoaderError, OptionError: what `join` raises; then nothing has changed.
         """
         with self._lock:
-            before = self._place
+            before = self._position
             batches = before.batches
             if before.done != 0:
                 batches = batches.after(len(batches))
-            self._place = _Place(self._join(batches), 0, before.generation + 1, running=True)
-            begun = self._place
+            self._position = _Position(self._join(batches), 0, before.generation + 1, running=True)
+            begun = self._position
         self._report_end(before)
         return begun.generation, begun.batches
 
     def check(self, generation: int) -> None:
         """Raise LoaderError if the iteration of this number has ended."""
-        place = self._place
-        if generation != place.generation or not place.running:
+        position = self._position
+        if generation != position.generation or not position.running:
             raise LoaderError(ENDED)
 
     def took(self, generation: int, done: int | None) -> None:
@@ -119,15 +119,15 @@ class EpochCursor:
         """
         with self._lock:
             self.check(generation)
-            self._place = replace(self._place, done=done)
+            self._position = replace(self._position, done=done)
 
     def end(self, generation: int | None = None) -> None:
         """End the running iteration, if there is one; with a number, only that iteration."""
         with self._lock:
-            before = self._place
+            before = self._position
             if generation not in (None, before.generation):
                 return
-            self._place = _Place(before.batches, before.done, before.generation + 1)
+            self._position = _Position(before.batches, before.done, before.generation + 1)
         self._report_end(before)
 
     def set_epoch(self, epoch: int) -> None:
@@ -141,10 +141,10 @@ class EpochCursor:
         """
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
 
-        def moved(place: _Place) -> tuple[EpochBatches, int | None]:
-            if place.done == 0 and place.batches.epoch == epoch:
-                return place.batches, 0
-            return replace(place.batches, epoch=epoch, start=0), 0
+        def moved(position: _Position) -> tuple[EpochBatches, int | None]:
+            if position.done == 0 and position.batches.epoch == epoch:
+                return position.batches, 0
+            return replace(position.batches, epoch=epoch, start=0), 0
 
         self._move(moved)
 
@@ -154,14 +154,14 @@ class EpochCursor:
         Raises:
             LoaderError: another library takes the batches, so only it knows how many were used.
         """
-        place = self._place
-        if place.done is None:
+        position = self._position
+        if position.done is None:
             raise LoaderError(
                 "the batches of this epoch are taken by another library through batch_sampler, so "
                 "only it knows how many were used: save its count, and resume with set_epoch() and "
                 "its own way of skipping batches (Accelerate: skip_first_batches)"
             )
-        return place.batches.state_after(place.done)
+        return position.batches.state_after(position.done)
 
     def load_state_dict(self, state: Any) -> None:
         """Make the next iteration begin after the last batch of the state; end the running one.
@@ -170,21 +170,25 @@ class EpochCursor:
             OptionError: the state is damaged, has another version, or belongs to another order.
                 Nothing has changed then.
         """
-        self._move(lambda place: (place.batches.restored(state), 0))
+        self._move(lambda position: (position.batches.restored(state), 0))
 
-    def _move(self, to: Callable[[_Place], tuple[EpochBatches, int | None]]) -> None:
+    def _move(self, to: Callable[[_Position], tuple[EpochBatches, int | None]]) -> None:
         with self._lock:
-            before = self._place
-            self._place = _Place(*to(before), before.generation + 1)
+            before = self._position
+            self._position = _Position(*to(before), before.generation + 1)
         self._report_end(before)
 
-    def _report_end(self, before: _Place) -> None:
+    def _report_end(self, before: _Position) -> None:
         if before.running and self.on_end is not None:
             self.on_end()
 
     def __getstate__(self) -> dict[str, Any]:
-        place = self._place
-        return {"_place": _Place(place.batches, place.done), "_join": self._join, "on_end": None}
+        position = self._position
+        return {
+            "_position": _Position(position.batches, position.done),
+            "_join": self._join,
+            "on_end": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

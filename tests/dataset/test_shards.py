@@ -162,8 +162,8 @@ class Watched(ShardCache):
         super().__init__()
         self.waits = threading.Event()
 
-    def claim(self, place, future):
-        found = super().claim(place, future)
+    def claim(self, entry, future):
+        found = super().claim(entry, future)
         if found is not future:
             self.waits.set()
         return found
