@@ -61,7 +61,7 @@ else:
 
 
 @njit(nogil=True, cache=True)
-def _copy(target, source, file, position, count, stream=True):
+def copy_bytes(target, source, file, position, count, stream=True):
     """Copy `count` bytes that are at `source` in a map and at `position` of its file.
 
     With IN_MEMORY in place of a file they are in memory. `stream`: the processor does not need them
@@ -92,14 +92,14 @@ def _copy(target, source, file, position, count, stream=True):
 
 @njit(nogil=True, cache=True)
 def _copy_rows(target, source, file, rows, width):
-    """Copy rows of `width` bytes of an array; neighbours go together. Returns as `_copy`."""
+    """Copy rows of `width` bytes of an array; neighbours go together. Returns as `copy_bytes`."""
     start = 0
     while start < len(rows):
         stop = start + 1
         while stop < len(rows) and rows[stop] == rows[stop - 1] + 1:
             stop += 1
         position, count = rows[start] * width, (stop - start) * width
-        status = _copy(target + start * width, source + position, file, position, count)
+        status = copy_bytes(target + start * width, source + position, file, position, count)
         if status:
             return status
         start = stop
@@ -170,9 +170,9 @@ def _copy_image(how, side, size, layout_stride, source, file, position, count, t
     layout_stride  side of a stored canvas, 0 if images have none
     """
     if how == AS_STORED:
-        return _copy(target.ctypes.data, source, file, position, count)
+        return copy_bytes(target.ctypes.data, source, file, position, count)
     stored = np.empty(count, np.uint8)
-    status = _copy(stored.ctypes.data, source, file, position, count, False)
+    status = copy_bytes(stored.ctypes.data, source, file, position, count, False)
     if status == 0:
         height, width = np.int64(size[2]), np.int64(size[3])
         rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
@@ -198,7 +198,7 @@ def copy_spans(target, source, file, starts, stops):
             stop = stops[k]
         k += 1
         nbytes = (stop - first) * 4
-        status = _copy(at, source + first * 4, file, first * 4, nbytes, False)
+        status = copy_bytes(at, source + first * 4, file, first * 4, nbytes, False)
         if status:
             return status
         at += nbytes

@@ -50,7 +50,7 @@ class AppendFile:
         self._written = 0  # offset of the stage in the file: a block boundary, until the end
         self._cached = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._direct = _set_direct(self._fd, True)
+        self._direct = set_direct(self._fd, True)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +102,7 @@ class AppendFile:
             # A disk with larger blocks, or a short write that ended within a block.
             if error.errno != errno.EINVAL or not self._direct:
                 raise
-            self._direct = _set_direct(self._fd, False)
+            self._direct = set_direct(self._fd, False)
             write_at(self._fd, data, self._written, self.path)
         self._written += data.size
         if not self._direct:
@@ -121,7 +121,7 @@ class AppendFile:
         """Write and flush the rest; returns the digest as 32 hexadecimal digits."""
         if self._staged:
             if self._direct:  # a file need not end at a block boundary
-                self._direct = _set_direct(self._fd, False)
+                self._direct = set_direct(self._fd, False)
             self._write(self._stage[: self._staged])
             self._staged = 0
         with naming(self.path):
@@ -136,7 +136,7 @@ class AppendFile:
             os.close(fd)
 
 
-def _set_direct(fd: int, on: bool) -> bool:
+def set_direct(fd: int, on: bool) -> bool:
     """Turn direct writes on or off; returns whether they are on, which the file system decides."""
     flag = getattr(os, "O_DIRECT", 0)  # 0 on macOS
     flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~flag

@@ -131,7 +131,7 @@ class PackDataLoader(BatchReader, DataLoader):
             _end_half_made(error)
             raise
 
-    def _end_workers(self) -> None:
+    def end_workers(self) -> None:
         if self._iterator is not None and self._pid == os.getpid():
             self._iterator._shutdown_workers()
 
@@ -211,7 +211,7 @@ _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
 def _end_all_workers() -> None:
     """Let the workers finish the batches that they are making, then end them."""
     for loader in list(_loaders):
-        loader._end_workers()
+        loader.end_workers()
 
 
 def make_dataloader(

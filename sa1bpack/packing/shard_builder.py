@@ -72,7 +72,7 @@ class ShardBuilder:
     dropped: int = 0
 
     def __post_init__(self):
-        self._shard: ShardQueue | None = None
+        self.queue: ShardQueue | None = None
         self._pairs_digest = xxhash.xxh3_64()
         self._early: dict[int, tuple[Outcome, Callable[[], object]]] = {}
         self._next = self.first
@@ -100,12 +100,12 @@ class ShardBuilder:
 
     def _take(self, outcome: Outcome, release: Callable[[], object]) -> None:
         if isinstance(outcome, Packed):
-            if self._shard is None:
-                self._shard = ShardQueue(
+            if self.queue is None:
+                self.queue = ShardQueue(
                     self.writers, self.shards_dir, self.name, self.options.layout
                 )
             self.unknown_keys |= outcome.unknown_keys
-            self._shard.append(outcome.rows, release)
+            self.queue.append(outcome.rows, release)
             return
         release()
         if isinstance(outcome, Rejected):
@@ -130,12 +130,12 @@ class ShardBuilder:
     @property
     def empty(self) -> bool:
         """No sample is packed so far."""
-        return self._shard is None
+        return self.queue is None
 
     def check(self) -> None:
         """Raise what writing has raised so far."""
-        if self._shard is not None:
-            self._shard.check()
+        if self.queue is not None:
+            self.queue.check()
 
     def attributes(self, packed_by: dict[str, str]) -> dict:
         """The packer's record in the shard; see PublishedShard."""
@@ -154,12 +154,12 @@ class ShardBuilder:
 
     def publish(self, attributes: dict) -> Future[ShardEntry]:
         """Publish the shard, which must be complete and not empty, with these `attributes`."""
-        return self._shard.publish(attributes)
+        return self.queue.publish(attributes)
 
     def end(self) -> None:
         """Release all rows, and discard the shard unless it is published."""
         for _, release in self._early.values():
             release()
         self._early.clear()
-        if self._shard is not None:
-            self._shard.end()
+        if self.queue is not None:
+            self.queue.end()

@@ -52,8 +52,8 @@ class SourcePacker:
         self._published = {
             part: _PublishedPart(shard) for part, shard in state.parts_of(source.name).items()
         }
-        self._open: dict[int, ShardBuilder] = {}
-        self._in_publication: dict[Future, tuple[ShardBuilder, dict]] = {}  # and its attributes
+        self.builders: dict[int, ShardBuilder] = {}
+        self.publications: dict[Future, tuple[ShardBuilder, dict]] = {}  # and its attributes
         self._last_part = -1
         self._unpublished: dict[int, ShardBuilder] = {}  # complete, but without a packed sample
         self._reader_rejects: list[Rejected] = []
@@ -69,15 +69,15 @@ class SourcePacker:
         Raises SourceError if the source is not the one that the shard was packed from.
         """
         part = index // self._options.samples_per_shard
-        self._roll(part, index)
+        self.finish_earlier_part(part, index)
         self._published[part].check(digest, self.source.path)
 
     def begin(self, index: int, digest: bytes) -> None:
         """A pair with this `pair_digest` will be decoded; called in the order of the pairs."""
         part = index // self._options.samples_per_shard
-        self._roll(part, index)
-        if part not in self._open:
-            self._open[part] = ShardBuilder(
+        self.finish_earlier_part(part, index)
+        if part not in self.builders:
+            self.builders[part] = ShardBuilder(
                 self.source.name,
                 part,
                 part * self._options.samples_per_shard,
@@ -85,19 +85,19 @@ class SourcePacker:
                 self._options,
                 self._writers,
             )
-        self._open[part].begin(digest)
+        self.builders[part].begin(digest)
 
-    def _roll(self, part: int, index: int) -> None:
+    def finish_earlier_part(self, part: int, index: int) -> None:
         """Close the shard before the one that `index` lies in."""
-        if part != self._last_part and self._last_part in self._open:
-            builder = self._open[self._last_part]
+        if part != self._last_part and self._last_part in self.builders:
+            builder = self.builders[self._last_part]
             builder.close(index)
             self._publish_if_complete(builder)
         self._last_part = part
 
     def resolve(self, index: int, outcome: Outcome, release: Callable[[], object]) -> None:
         """Take the outcome of a pair; `release` is called when its rows are no longer needed."""
-        builder = self._open[index // self._options.samples_per_shard]
+        builder = self.builders[index // self._options.samples_per_shard]
         builder.resolve(index, outcome, release)
         self._publish_if_complete(builder)
 
@@ -105,18 +105,18 @@ class SourcePacker:
         if not builder.complete:
             return
         if builder.empty:
-            self._unpublished[builder.part] = self._open.pop(builder.part)
+            self._unpublished[builder.part] = self.builders.pop(builder.part)
             return
         self._writers.publications.acquire()
         attributes = builder.attributes(self._packed_by)
         future = builder.publish(attributes)
-        self._in_publication[future] = builder, attributes
-        del self._open[builder.part]  # only now: interrupted earlier, `stop` still ends it
+        self.publications[future] = builder, attributes
+        del self.builders[builder.part]  # only now: interrupted earlier, `stop` still ends it
         future.add_done_callback(lambda _: self._writers.publications.release())
 
     def end(self, reader: PairReader, pairs: int) -> list[Rejected]:
         """The source was read to its end, `pairs` pairs in all. Returns the reader's rejects."""
-        self._roll(part=-1, index=pairs)
+        self.finish_earlier_part(part=-1, index=pairs)
         try:
             for published in self._published.values():
                 published.check_end(pairs, self.source.path)
@@ -155,25 +155,25 @@ class SourcePacker:
         on how far the workers were; none is if the source's bytes cannot be trusted.
         """
         self.error = error
-        for builder in list(self._open.values()):
+        for builder in list(self.builders.values()):
             if not builder.closed or isinstance(error, SourceCorrupt):
-                del self._open[builder.part]
+                del self.builders[builder.part]
                 builder.end()
 
     def wants(self, index: int) -> bool:
         """Whether the outcome of a pair that was begun is still needed."""
-        return index // self._options.samples_per_shard in self._open
+        return index // self._options.samples_per_shard in self.builders
 
     def poll(self) -> None:
         """Enter the shards published since; after the last one, finish the source.
 
         Raises what writing or publishing raised.
         """
-        for builder in self._open.values():
+        for builder in self.builders.values():
             builder.check()
-        for future in [future for future in self._in_publication if future.done()]:
+        for future in [future for future in self.publications if future.done()]:
             self._take_published(future)
-        if self._in_publication or self._open or self.finished:
+        if self.publications or self.builders or self.finished:
             return
         if self.error is not None:
             self._close_failed()
@@ -182,7 +182,7 @@ class SourcePacker:
 
     def _take_published(self, future: Future) -> None:
         """Enter a shard whose publication has ended; raises what that raised."""
-        builder, attributes = self._in_publication.pop(future)
+        builder, attributes = self.publications.pop(future)
         builder.end()
         self._state.add_shard(PublishedShard(future.result(), attributes))
 
@@ -208,7 +208,7 @@ class SourcePacker:
 
     def wait(self) -> None:
         """Wait for the shards in publication, and finish the source."""
-        wait(self._in_publication)
+        wait(self.publications)
         self.poll()
 
     def open_reader(self) -> PairReader:
@@ -217,12 +217,12 @@ class SourcePacker:
 
     def stop(self) -> None:
         """Wait for the shards in publication, and discard all others."""
-        for builder in self._open.values():
+        for builder in self.builders.values():
             builder.end()
-        self._open.clear()
-        for future in list(self._in_publication):
+        self.builders.clear()
+        for future in list(self.publications):
             if future.cancelled() or future.exception() is not None:
-                self._in_publication.pop(future)[0].end()
+                self.publications.pop(future)[0].end()
             else:
                 self._take_published(future)
 

@@ -92,7 +92,7 @@ def decode_into(
     Thread-safe: each thread has its own working buffer, and decoding and packing release the GIL.
     """
     h, w = _target(height, width, out, fit, resample)
-    _store(_stored_image(jpeg, height, width, (h, w), resample), out)
+    store(_stored_image(jpeg, height, width, (h, w), resample), out)
     return h, w
 
 
@@ -135,7 +135,7 @@ def _stored_image(jpeg, height: int, width: int, size: tuple[int, int], resample
             f"{width} x {height}; the masks would not fit it",
             "size-mismatch",
         )
-    if (resample == "exact" and not _decodes_like_pil(header)) or len(header.sampling) == 4:
+    if (resample == "exact" and not decodes_like_pil(header)) or len(header.sampling) == 4:
         return _resized_by_pil(jpeg, header, h, w)
     eighths = 8 if resample == "exact" else _dct_eighths(header, h, w)
     # A DCT-scaled image extends up to one pixel beyond the source's edge; the box excludes that, so
@@ -203,7 +203,7 @@ def _scaled(header: JpegHeader, eighths: int) -> tuple[int, int]:
     return -(-header.height * eighths // 8), -(-header.width * eighths // 8)
 
 
-def _decodes_like_pil(header: JpegHeader) -> bool:
+def decodes_like_pil(header: JpegHeader) -> bool:
     """Whether simplejpeg's full decode equals PIL's bit for bit.
 
     It does if PIL uses libjpeg-turbo as well and the file has nothing that versions treat
@@ -218,7 +218,7 @@ def _decodes_like_pil(header: JpegHeader) -> bool:
     return known_colours and header.sampling in _COMMON_SAMPLINGS
 
 
-class _Scratch(threading.local):
+class Scratch(threading.local):
     """Per thread: the buffer of the decoded image, kept because page faults of a new one cost as
     much as resizing."""
 
@@ -234,7 +234,7 @@ class _Scratch(threading.local):
         return self.buffer
 
 
-_scratch = _Scratch()
+scratch = Scratch()
 
 
 def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np.ndarray:
@@ -251,7 +251,7 @@ def _decode(jpeg, header: JpegHeader, eighths: int, colours: str = "RGBX") -> np
             colours,
             min_height=0 if full else rows,
             min_width=0 if full else columns,
-            buffer=_scratch.take(rows * columns * 4),
+            buffer=scratch.take(rows * columns * 4),
             strict=True,
         )
     except ValueError as error:
@@ -298,7 +298,7 @@ def _words(image: Image.Image) -> np.ndarray:
     return np.asarray(image).view("<u4")[..., 0]
 
 
-def _store(image: Image.Image, out: np.ndarray) -> None:
+def store(image: Image.Image, out: np.ndarray) -> None:
     """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
     w, h = image.size
     words = 3 * w // 4

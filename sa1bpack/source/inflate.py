@@ -97,16 +97,16 @@ class ByteStream:
     def __init__(self, raw: RawFile):
         self.raw = raw
         self.position = 0
-        self._chunk = memoryview(b"")
+        self.chunk = memoryview(b"")
 
     def read(self, count: int) -> bytes:
         """The next `count` bytes; fewer only at the end of the stream.
 
         Raises SourceTruncated and SourceCorrupt as `_next_chunk` does.
         """
-        if count <= len(self._chunk):
-            data = bytes(self._chunk[:count])
-            self._chunk = self._chunk[count:]
+        if count <= len(self.chunk):
+            data = bytes(self.chunk[:count])
+            self.chunk = self.chunk[count:]
         else:
             data = b"".join(self._pieces(count))
         self.position += len(data)
@@ -127,12 +127,12 @@ class ByteStream:
 
     def _pieces(self, count: int):
         while count > 0:
-            if not self._chunk:
-                self._chunk = memoryview(self._next_chunk())
-                if not self._chunk:
+            if not self.chunk:
+                self.chunk = memoryview(self._next_chunk())
+                if not self.chunk:
                     return
-            piece = self._chunk[:count]
-            self._chunk = self._chunk[count:]
+            piece = self.chunk[:count]
+            self.chunk = self.chunk[count:]
             count -= len(piece)
             yield piece
 

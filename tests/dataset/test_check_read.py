@@ -270,7 +270,7 @@ def test_a_torch_dataloader_raises_or_drops_what_was_damaged(root, workers):
     loader = make_dataloader(ds, 4, order="sequential", workers=workers, on_error="drop")
     rows = [row for batch in loader for row in batch["indices"].tolist()]
     assert rows == [row for row in range(12) if row != 5]
-    loader._end_workers()
+    loader.end_workers()
 
 
 def test_the_check_goes_with_the_dataset(root):

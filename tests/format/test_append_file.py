@@ -30,7 +30,7 @@ def noise(nbytes: int, aligned: bool = True) -> np.ndarray:
 @pytest.fixture(params=["as the file system does it", "through the page cache"])
 def path(request, tmp_path, monkeypatch) -> Path:
     if request.param == "through the page cache":
-        monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+        monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
         monkeypatch.setattr(append_file, "CACHED_BYTES", STAGE_BYTES)
     return tmp_path / "file"
 
@@ -108,7 +108,7 @@ def test_a_short_write_within_a_block_is_completed(tmp_path, monkeypatch):
 
 def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, monkeypatch):
     refused = []
-    set_direct, pwrite = append_file._set_direct, os.pwrite
+    set_direct, pwrite = append_file.set_direct, os.pwrite
     direct = {}
 
     def setting(fd, on):
@@ -122,7 +122,7 @@ def test_a_disk_with_larger_blocks_is_written_through_the_page_cache(tmp_path, m
             raise OSError(errno.EINVAL, "Invalid argument")
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr(append_file, "_set_direct", setting)
+    monkeypatch.setattr(append_file, "set_direct", setting)
     monkeypatch.setattr(os, "pwrite", picky)
     data = noise(2 * STAGE_BYTES)
     file = AppendFile(tmp_path / "file")
@@ -148,7 +148,7 @@ def test_a_disk_error_names_the_file(path, monkeypatch, call):
 
 
 def test_pages_leave_the_cache_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+    monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
     monkeypatch.setattr(append_file, "CACHED_BYTES", 2 * STAGE_BYTES)
     flushed, let_go = [], []
     monkeypatch.setattr(os, "fdatasync", flushed.append)

@@ -122,7 +122,7 @@ def test_direct_and_cached_writes_give_the_same_bytes(tmp_path, sample_of, conte
     samples = [sample_of(number, masks, layout) for number, masks in enumerate((300, 0, 700, 1))]
     for name, direct in (("one", True), ("two", False)):
         if not direct:
-            monkeypatch.setattr(append_file, "_set_direct", lambda fd, on: False)
+            monkeypatch.setattr(append_file, "set_direct", lambda fd, on: False)
             monkeypatch.setattr(append_file, "CACHED_BYTES", 1 << 19)
         write(tmp_path / name, layout, samples)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")

@@ -95,7 +95,7 @@ def gzip(data: bytes) -> None:
         with _refusing(SourceError):
             while piece := stream.read(50_000):
                 found.append(piece)
-                assert len(stream._chunk) <= INFLATE_BYTES
+                assert len(stream.chunk) <= INFLATE_BYTES
                 assert stream.position <= MAX_INFLATION * len(data)
             assert b"".join(found) == _inflated(data)
     finally:

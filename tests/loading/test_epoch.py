@@ -196,10 +196,14 @@ def test_a_closed_pool_keeps_no_buffer():
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(st.integers(0, 4), max_size=60))
 def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
-    pool = pool_of(count)
-    known = set(pool._free)
-    queue = BatchQueue(pool, 20, ahead)
-    filling, held, ready = [], [], {}
+    made = []
+
+    def buffer():
+        made.append(Buffer(np.zeros(8, np.uint8)))
+        return made[-1]
+
+    pool = BufferPool(buffer, count)
+    queue, filling, held, ready, taken = BatchQueue(pool, 20, ahead), [], [], {}, 0
     for step in steps:
         if step == 0 and (ticket := queue.begin(0)) is not None:
             filling.append((queue, ticket))
@@ -208,20 +212,20 @@ def test_buffers_are_neither_lost_nor_handed_out_twice(count, ahead, steps):
             owner.commit(ticket, ticket)
             if owner is queue:
                 ready[ticket.number] = ticket
-        elif step == 2 and queue._taken in ready:
-            ticket = ready.pop(queue._taken)
+        elif step == 2 and taken in ready:
+            ticket = ready.pop(taken)
             assert queue.take(1, doing).batch is ticket
+            taken += 1
             pool.lend(ticket.buffer)
             held.append(ticket.buffer)
         elif step == 3 and held:
             pool.release(held.pop())
         elif step == 4:
             queue.close()
-            queue, ready = BatchQueue(pool, 20, ahead), {}
+            queue, ready, taken = BatchQueue(pool, 20, ahead), {}, 0
         busy = [ticket.buffer for _, ticket in filling]
-        waiting = [ticket.buffer for ticket in ready.values()]
-        everywhere = [*pool._free, *busy, *waiting, *held]
-        assert len(everywhere) == len(set(everywhere)) == count
-        assert set(everywhere) == known
+        used = [*busy, *(ticket.buffer for ticket in ready.values()), *held]
+        assert len(set(used)) == len(used) and set(used) <= set(made)
+        assert len(made) == count == pool.free + len(used)
         mine = sum(owner is queue for owner, _ in filling)
-        assert mine + len(waiting) <= ahead + 1
+        assert mine + len(ready) <= ahead + 1

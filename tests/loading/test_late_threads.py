@@ -8,6 +8,7 @@ from batches import clone
 
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader
 
 
@@ -109,17 +110,24 @@ def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_s
 
 def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
     """Late threads keep the buffers that they write to, and no others are made for them."""
+    made = []
+
+    def noted(*arguments):
+        made.append(BufferPool(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("sa1bpack.loading.loader.BufferPool", noted)
     loader = Loader(ds, 2, threads=2, ahead=2, timeout=60)
     with slow_copies(monkeypatch) as gate:
         for _ in loader:
             assert gate.some_wait.wait(60)
             break
-        pool = loader._pool
         gate.passes = 10**6
         for _ in range(3):
             assert sorted(row for rows in rows_of(loader) for row in rows) == list(range(24))
     join_readers()
-    assert loader._pool is pool and pool.free == 4 and pool.lent == 0
+    [pool] = made
+    assert pool.free == 4 and pool.lent == 0
     loader.close()
 
 

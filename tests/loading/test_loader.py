@@ -9,9 +9,12 @@ from batches import clone, same
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
+from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource
+from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.planner import Planner
 from sa1bpack.order.batches import OrderedBatches
@@ -156,7 +159,7 @@ def test_set_epoch_decides_the_epoch_and_the_state(ds):
 
 def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
     loader = Loader(ds, 4, ahead=3, threads=2, masks="padded_bits")
-    monkeypatch.setattr(loader._device, "allocate", lambda nbytes: pytest.fail("allocated"))
+    monkeypatch.setattr(Host, "allocate", lambda self, nbytes: pytest.fail("allocated"))
     plan = loader.plan()
     pixels, masks = 24 * 24 * 3, 12 * 16 * 2
     assert (plan.samples, plan.most_masks, plan.batches, plan.threads) == (4, 12, 5, 2)
@@ -176,9 +179,8 @@ def test_no_batch_needs_more_than_the_plan_says(ds, layout):
     loader = Loader(ds, len(ds), masks=layout)
     fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
     loader.close()
-    [(copy, errors)] = Planner(BatchSource(ds, loader._spec, loader._choice, None)).plan(
-        [fullest], 0
-    )
+    spec = BatchSpec.of(ds, LAYOUTS[form], to_device=False)
+    [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(), None)).plan([fullest], 0)
     assert not errors and copy.nbytes == loader.plan().batch_bytes
 
 

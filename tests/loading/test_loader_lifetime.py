@@ -15,7 +15,7 @@ import pytest
 
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.epoch import BatchQueue
+from sa1bpack.loading.epoch import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
@@ -185,6 +185,19 @@ def open_files_of(root: Path) -> list[str]:
 
 
 @pytest.fixture
+def pools(monkeypatch) -> list[BufferPool]:
+    """The pools of buffers that loaders make."""
+    made = []
+
+    def noted(*arguments):
+        made.append(BufferPool(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("sa1bpack.loading.loader.BufferPool", noted)
+    return made
+
+
+@pytest.fixture
 def no_collection():
     """Nothing in a reference cycle is freed."""
     gc.collect()
@@ -195,14 +208,14 @@ def no_collection():
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
-    packed, no_collection, closed
+    packed, no_collection, pools, closed
 ):
     ds = open_pack(packed.root)
     for _ in range(20):
         loader = Loader(ds, 1, threads=3)
         for batch in loader:  # noqa: B007
             break
-        pool = weakref.ref(loader._pool)
+        pool = weakref.ref(pools.pop())
         if closed:
             loader.close()
         del loader, batch
@@ -212,19 +225,20 @@ def test_leaving_early_releases_buffers_and_files_without_a_garbage_collection(
     assert open_files_of(packed.root) == []
 
 
-def test_an_iterator_that_is_kept_keeps_no_buffers_of_a_closed_loader(ds, no_collection):
+def test_an_iterator_that_is_kept_keeps_no_buffers_of_a_closed_loader(ds, no_collection, pools):
     loader = Loader(ds, 1)
     iterator = iter(loader)
     next(iterator)
-    buffers = [weakref.ref(buffer) for buffer in loader._pool._free]
     loader.close()
-    assert not any(buffer() for buffer in buffers)
+    assert (pools[0].free, pools[0].lent) == (0, 0)
     with pytest.raises(LoaderError, match="ended by"):
         next(iterator)
 
 
 @pytest.mark.parametrize("kind", ["cut", "unopened"])
-def test_a_read_error_that_is_kept_keeps_no_buffers(pack_writer, tmp_path, no_collection, kind):
+def test_a_read_error_that_is_kept_keeps_no_buffers(
+    pack_writer, tmp_path, no_collection, pools, kind
+):
     pack_writer(tmp_path / "pack")
     loader = Loader(open_pack(tmp_path / "pack"), 1, order="sequential")
     if kind == "unopened":
@@ -234,7 +248,7 @@ def test_a_read_error_that_is_kept_keeps_no_buffers(pack_writer, tmp_path, no_co
     if kind == "cut":
         for image in (tmp_path / "pack").rglob("image/c.*"):
             os.truncate(image, 0)
-    pool = weakref.ref(loader._pool)
+    pool = weakref.ref(pools.pop())
     with pytest.raises(ReadError) as found:
         list(iterator)
     loader.close()
@@ -291,9 +305,10 @@ import sa1bpack.loading.shard_files as files
 loader = Loader(ds, 1)
 assert sum(1 for _ in loader) == len(ds)
 files.dataset = ds
-print(len(files._cache._files) > 0)
+print(sum("image/c" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+          if os.path.exists(f"/proc/self/fd/{fd}")))
 """
-    assert run(script, packed.root).endswith("True\n")
+    assert int(run(script, packed.root)) > 0
 
 
 def test_an_exception_that_ends_the_program_is_shown(packed):

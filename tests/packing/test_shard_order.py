@@ -84,7 +84,7 @@ def test_whatever_the_order_of_outcomes_samples_are_written_in_that_of_the_tar(
     assert builder.complete
     packed = [o for o in outcomes if isinstance(o, Packed)]
     assert builder.empty == (not packed)
-    assert (builder._shard.appended if packed else []) == [o.rows for o in packed]
+    assert (builder.queue.appended if packed else []) == [o.rows for o in packed]
     assert builder.unknown_keys == {key for o in packed for key in o.unknown_keys}
     assert builder.rejects == [o for o in outcomes if isinstance(o, Rejected)]
     assert builder.dropped == sum(isinstance(o, Dropped) for o in outcomes)
@@ -98,7 +98,7 @@ def test_what_waits_for_an_earlier_pair_is_released_when_the_shard_is_given_up(n
         builder.resolve(FIRST + index, packed, lambda index=index: released.append(index))
     assert released == [0]
     builder.end()
-    assert sorted(released) == [0, 2, 3] and builder._shard.ended
+    assert sorted(released) == [0, 2, 3] and builder.queue.ended
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_an_error_of_writing_comes_out_of_the_packer_before_its_shard_is_complet
     packer.begin(0, b"8 bytes.")
     packer.resolve(0, Packed({}, Extent(1), frozenset()), nothing)
     packer.poll()
-    packer._open[0]._shard.error = OSError(5, "Input/output error")
+    packer.builders[0].queue.error = OSError(5, "Input/output error")
     with pytest.raises(OSError, match="Input/output"):
         packer.poll()
     packer.stop()
@@ -164,7 +164,7 @@ def packer_with_a_resolved_shard(packer_of) -> tuple[SourcePacker, ShardBuilder]
     for index in range(2):
         packer.begin(index, b"8 bytes.")
         packer.resolve(index, Packed({}, Extent(1), frozenset()), nothing)
-    return packer, packer._open[0]
+    return packer, packer.builders[0]
 
 
 @pytest.mark.parametrize("step", ["attributes", "publish", "entered"])
@@ -176,13 +176,13 @@ def test_a_shard_that_is_interrupted_on_its_way_to_publication_is_not_lost(
 
     packer, builder = packer_with_a_resolved_shard(packer_of)
     if step == "entered":
-        packer._in_publication = type("Interrupting", (dict,), {"__setitem__": interrupt})()
+        packer.publications = type("Interrupting", (dict,), {"__setitem__": interrupt})()
     else:
         monkeypatch.setattr(ShardBuilder, step, interrupt)
     with pytest.raises(Interrupted):
-        packer._roll(part=1, index=2)
+        packer.finish_earlier_part(part=1, index=2)
     packer.stop()
-    assert builder._shard.ended
+    assert builder.queue.ended
 
 
 def test_a_shard_that_is_interrupted_as_it_enters_publication_is_ended_once_more(
@@ -196,12 +196,12 @@ def test_a_shard_that_is_interrupted_as_it_enters_publication_is_ended_once_more
     published = Future()
     monkeypatch.setattr(ShardBuilder, "publish", lambda *_: published)
     monkeypatch.setattr(ShardBuilder, "end", lambda _: published.cancel())
-    packer._open = Interrupting(packer._open)
+    packer.builders = Interrupting(packer.builders)
     with pytest.raises(Interrupted):
-        packer._roll(part=1, index=2)
-    assert packer._in_publication.keys() == {published} and builder in packer._open.values()
+        packer.finish_earlier_part(part=1, index=2)
+    assert packer.publications.keys() == {published} and builder in packer.builders.values()
     packer.stop()
-    assert published.cancelled() and not packer._in_publication and not packer._open
+    assert published.cancelled() and not packer.publications and not packer.builders
 
 
 class SlowWriter:

@@ -178,9 +178,9 @@ def test_exact_uses_pil_for_every_doubtful_file(changes, alike, monkeypatch):
     usual = JpegHeader(9, 9, True, ((2, 2), (1, 1), (1, 1)), True, None)
     header = dataclasses.replace(usual, **changes)
     monkeypatch.setattr(decode, "_PIL_HAS_TURBO", True)
-    assert decode._decodes_like_pil(header) == alike
+    assert decode.decodes_like_pil(header) == alike
     monkeypatch.setattr(decode, "_PIL_HAS_TURBO", False)
-    assert not decode._decodes_like_pil(header)
+    assert not decode.decodes_like_pil(header)
 
 
 def test_exif_orientation_is_not_applied():
@@ -274,7 +274,7 @@ def test_pixels_are_stored_at_any_width_and_alignment(h, w, offset, margin):
     rows, columns = h + margin, w + margin
     memory = np.full(offset + rows * columns * 3 + 9, 7, np.uint8)
     out = memory[offset : offset + rows * columns * 3].reshape(rows, columns, 3)
-    decode._store(Image.fromarray(pixels), out)
+    decode.store(Image.fromarray(pixels), out)
     np.testing.assert_array_equal(out[:h, :w], pixels)
     assert not out[h:].any()
     assert not out[:, w:].any()
@@ -298,10 +298,10 @@ def test_threads_do_not_share_their_buffers():
 def test_a_large_image_does_not_keep_its_buffer(monkeypatch):
     """Only buffers up to a limit are kept between images."""
     monkeypatch.setattr(decode, "_KEPT_SCRATCH", 1000)
-    monkeypatch.setattr(decode, "_scratch", decode._Scratch())
-    small = decode._scratch.take(900)
-    assert decode._scratch.take(2000).size == 2000
-    assert decode._scratch.take(800) is small
+    monkeypatch.setattr(decode, "scratch", decode.Scratch())
+    small = decode.scratch.take(900)
+    assert decode.scratch.take(2000).size == 2000
+    assert decode.scratch.take(800) is small
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class PartRebuilder(SourcePacker):
         if part in self._published:
             super().skip(index, digest)
         else:
-            self._roll(part, index)
+            self.finish_earlier_part(part, index)
 
 
 def rebuild_parts(

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from sa1bpack.batch.copy_samples import CUT_SHORT, _copy
+from sa1bpack.batch.copy_samples import CUT_SHORT, copy_bytes
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def copy(file: int, position: int, count: int) -> tuple[int, np.ndarray]:
     """Status and result of a copy whose map, unlike any real one, holds other bytes: all 7."""
     mapped = np.full(count, 7, np.uint8)
     target = np.zeros(count, np.uint8)
-    status = _copy(target.ctypes.data, mapped.ctypes.data, file, position, count)
+    status = copy_bytes(target.ctypes.data, mapped.ctypes.data, file, position, count)
     return status, target
 
 
