@@ -179,7 +179,7 @@ def test_no_batch_needs_more_than_the_plan_says(ds, layout):
     loader = Loader(ds, len(ds), masks=layout)
     fullest = np.argsort(-ds.column("mask_count"))[:1].repeat(len(ds))
     loader.close()
-    spec = BatchSpec.of(ds, LAYOUTS[form], to_device=False)
+    spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=False)
     [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(), None)).plan([fullest], 0)
     assert not errors and copy.nbytes == loader.plan().batch_bytes
 
