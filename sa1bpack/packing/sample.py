@@ -21,6 +21,10 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
 
+# Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
+# the header of the block.
+KEPT_MEMORY = (32 << 20) - (64 << 10)
+
 # Bit 15 of number_types: the RLE text differs from what COCO's own encoder writes for these runs.
 NONCANONICAL_BIT = np.uint16(1 << 15)
 
@@ -172,6 +176,9 @@ def warm_up(options: PackOptions) -> None:
     PackError as `require_decoder` does.
     """
     require_decoder()
+    # glibc returns freed memory of an image's size to the system, whose zeroed pages every resize
+    # would take anew, until it has seen a block of that size freed. The block is never touched.
+    np.empty(KEPT_MEMORY, np.uint8)
     black = np.zeros((16, 16, 3), np.uint8)
     jpeg = simplejpeg.encode_jpeg(black, quality=95, colorsubsampling="420")
     annotation = {

@@ -34,13 +34,22 @@ from sa1bpack.pixels.header import JpegHeader, read_header
 from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420
 
 try:
+    import PIL
     from PIL import Image, JpegImagePlugin, features
+
+    from sa1bpack.pixels.pil_memory import pixel_words
 except ImportError as error:
     raise ImportError(
         "sa1bpack needs pillow-simd or Pillow, and neither is installed. Run `make setup` in a "
         "clone, which installs the faster one that works here, or "
         "`pip install 'sa1bpack[simd]'` (compiles), or `pip install 'sa1bpack[pillow]'`"
     ) from error
+if not hasattr(Image.Image, "__arrow_c_array__"):
+    raise ImportError(
+        f"the PIL in force is {PIL.__version__}, and sa1bpack needs Pillow 11.2.1 or newer, or "
+        "pillow-simd of such a version. Run `make setup` in a clone, or install 'sa1bpack[simd]' "
+        "or 'sa1bpack[pillow]'"
+    )
 
 RESAMPLES = ("fast", "exact")
 
@@ -118,7 +127,7 @@ def decode_yuv420_into(
     """
     h, w = _planes_target(height, width, planes, fit, resample)
     image = _stored_image(jpeg, height, width, (h, w), resample)
-    rgbx_to_yuv420(_words(image), *planes)
+    rgbx_to_yuv420(pixel_words(image), *planes)
     _blank_beyond(planes[0], h, w)
     for chroma in planes[1:]:
         _blank_beyond(chroma, half(h), half(w))
@@ -291,19 +300,12 @@ def _resized_by_pil(jpeg, header: JpegHeader, h: int, w: int) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC)
 
 
-def _words(image: Image.Image) -> np.ndarray:
-    """The pixels of an RGB or RGBX image as (h, w) uint32, red in the lowest byte."""
-    if image.mode == "RGB":
-        image = image.convert("RGBX")
-    return np.asarray(image).view("<u4")[..., 0]
-
-
 def store(image: Image.Image, out: np.ndarray) -> None:
     """Write an RGB or RGBX image into the top left of `out` and zero the rest."""
     w, h = image.size
     words = 3 * w // 4
     out32 = np.ndarray((h, words), np.uint32, out, strides=(out.strides[0], 4))
-    _pack_rgb(_words(image), out32, out[:h, :w])
+    _pack_rgb(pixel_words(image), out32, out[:h, :w])
     _blank_beyond(out, h, w)
 
 

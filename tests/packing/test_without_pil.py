@@ -63,6 +63,18 @@ def test_python_names_the_remedy_in_a_pack_error(tar, tmp_path, hiding, call):
     assert not (tmp_path / "pack").exists()
 
 
+def test_a_pil_that_cannot_share_its_pixels_is_refused_with_the_version_needed(tar, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "sitecustomize.py").write_text(
+        "from PIL import Image\ndel Image.Image.__arrow_c_array__\n"
+    )
+    out = tmp_path / "pack"
+    code, said, error = run("pack", tar, "--out", out, "--workers", 1, path=tmp_path / "old")
+    assert (code, said) == (1, "")
+    assert error.startswith("sa1bpack: the PIL in force is ") and "needs Pillow 11.2.1" in error
+    assert "Traceback" not in error and not out.exists()
+
+
 def test_a_repair_that_decodes_nothing_needs_no_pil_and_another_names_the_remedy(
     tar, tmp_path, hiding
 ):

@@ -1,0 +1,118 @@
+"""Reading PIL's memory in place, compared with what PIL itself returns."""
+
+import gc
+import io
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from sa1bpack.pixels import decode, pil_memory
+from sa1bpack.pixels.pil_memory import pixel_words
+
+
+def noise(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """An image of random pixels."""
+    rng = np.random.default_rng(height * 10_000 + width)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8)).convert(mode)
+
+
+def channels(words: np.ndarray) -> np.ndarray:
+    """(h, w, 3) uint8, the three lower bytes of (h, w) uint32."""
+    return np.stack([(words >> shift & 255).astype(np.uint8) for shift in (0, 8, 16)], axis=-1)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(width=st.integers(1, 70), height=st.integers(1, 70), mode=st.sampled_from(["RGB", "RGBX"]))
+def test_the_words_are_the_pixels_of_the_image_at_any_size(width, height, mode):
+    image = noise(width, height, mode)
+    words = pixel_words(image)
+    assert (words.shape, words.dtype) == ((height, width), np.uint32)
+    assert not words.flags.writeable
+    assert np.array_equal(channels(words), np.asarray(image)[..., :3])
+
+
+def test_the_words_share_the_memory_of_the_image():
+    image = noise(20, 10)
+    words = pixel_words(image)
+    image.putpixel((7, 3), (1, 2, 3))
+    assert channels(words)[3, 7].tolist() == [1, 2, 3]
+
+
+def test_the_words_outlive_the_image():
+    image = noise(1000, 700).resize((900, 650))
+    expected = np.asarray(image).copy()
+    words = pixel_words(image)[100:]
+    del image
+    gc.collect()
+    others = [Image.new("RGB", (900, 650), (9, 9, 9)) for _ in range(4)]  # would reuse its memory
+    assert np.array_equal(channels(words), expected[100:])
+    assert len(others) == 4
+
+
+def test_the_memory_is_released_with_the_words():
+    def grown(times: int) -> int:
+        for _ in range(times):
+            pixel_words(Image.new("RGB", (1000, 1000)))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+
+    before = grown(4)
+    assert grown(100) - before < 40_000  # 100 images are 400,000 KiB
+
+
+def test_an_image_in_several_blocks_is_copied_with_the_same_pixels():
+    block = Image.core.get_block_size()
+    Image.core.set_block_size(4096)  # as a large image, in blocks of 16 MiB
+    try:
+        divided = noise(1000, 30)
+        with pytest.raises(ValueError):
+            divided.__arrow_c_array__()
+        assert np.array_equal(channels(pixel_words(divided)), np.asarray(divided))
+        out = np.empty((30, 1000, 3), np.uint8)
+        decode.store(divided, out)
+    finally:
+        Image.core.set_block_size(block)
+    assert np.array_equal(out, np.asarray(divided))
+
+
+def test_rows_that_pil_pads_are_copied_with_the_same_pixels():
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import numpy as np
+from PIL import Image
+from sa1bpack.pixels.pil_memory import pixel_words
+assert Image.core.get_alignment() == 64
+pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+words = pixel_words(Image.fromarray(pixels))
+assert np.array_equal(words.view(np.uint8).reshape(7, 5, 4)[..., :3], pixels)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PILLOW_ALIGNMENT": "64"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_export_of_another_extent_is_not_read(monkeypatch):
+    image = noise(20, 10)
+    monkeypatch.setattr(Image.Image, "__arrow_c_array__", noise(19, 10).__arrow_c_array__)
+    with pytest.raises(AssertionError, match="another image"):
+        pixel_words(image)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_stored_pixels_do_not_depend_on_how_pil_keeps_them(monkeypatch, blocks):
+    file = io.BytesIO()
+    noise(300, 200).save(file, "JPEG", quality=95)
+    out = np.empty((128, 128, 3), np.uint8)
+    decode.decode_into(file.getvalue(), 200, 300, out)
+    expected = out.copy()
+    if blocks:
+        monkeypatch.setattr(decode, "pixel_words", pil_memory._copied)
+    decode.decode_into(file.getvalue(), 200, 300, out)
+    assert np.array_equal(out, expected)
