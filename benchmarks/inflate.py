@@ -1,4 +1,4 @@
-"""The speed of reading one tar: inflation, md5, and all of PairReader.
+"""The speed of reading one tar: inflation, digests, and all of PairReader.
 
     python benchmarks/inflate.py TAR [--repeat N] [--megabytes N] [--folder DIR]
 
@@ -21,9 +21,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import xxhash
 from zlib_ng import gzip_ng
 
 from sa1bpack.source import PairReader, find_sources, inflate, open_source
@@ -99,12 +101,19 @@ def md5(path: Path) -> None:
 
 
 def stream(path: Path) -> None:
-    """The product's stream: inflation and md5."""
-    opened = inflate.open_stream(path, gzip=True)
+    """The product's stream: inflation, XXH3-128 and md5."""
+    opened = inflate.open_stream(path, gzip=True, md5=True)
     while opened.skip(CHUNK):
         pass
     opened.raw.md5()
     opened.raw.close()
+
+
+def xxh128(path: Path) -> None:
+    """The XXH3-128 of the compressed file alone."""
+    digest = xxhash.xxh3_128()
+    for chunk in chunks(path):
+        digest.update(chunk)
 
 
 def one_core(run: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -117,9 +126,10 @@ def one_core(run: Callable[[Path], None]) -> Callable[[Path], None]:
     return wrapped
 
 
-def pairs(path: Path) -> None:
+def pairs(path: Path, md5: bool = False) -> None:
     """The product: stream, tar and pairing, with all waiting halves in memory."""
-    with PairReader(open_source(path), spool_dir=path.parent, spool_memory=1 << 34) as reader:
+    source, options = open_source(path), {"spool_memory": 1 << 34, "md5": md5}
+    with PairReader(source, spool_dir=path.parent, **options) as reader:
         for _ in reader:
             pass
     assert not reader.rejects
@@ -158,12 +168,14 @@ def rows() -> Iterator[tuple[str, Callable[[Path], None], int]]:
     if module := load("rapidgzip"):
         for threads in (1, 2):
             yield f"inflate: rapidgzip, {threads} thread(s)", rapidgzip(module, threads), 1
+    yield "XXH3-128 alone", xxh128, 1
     yield "md5 alone", md5, 1
     yield "zlib-ng + md5, one thread", one_core(stream), 1
     yield "zlib-ng + md5, two threads", stream, 1
     yield "tarfile over zlib-ng, no md5", tarfile_stream, 1
-    yield "PairReader, one thread", one_core(pairs), 1
     yield "PairReader", pairs, 1
+    yield "PairReader, md5", partial(pairs, md5=True), 1
+    yield "PairReader, md5, one thread", one_core(partial(pairs, md5=True)), 1
     yield "PairReader, all spilled", spilled_pairs, 1
     yield "two PairReaders at once", two_at_once, 2
 

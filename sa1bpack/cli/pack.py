@@ -67,6 +67,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="check each tar against this list, in the format of md5sum",
     )  # fmt: skip
     run.add_argument(
+        "--md5", action="store_true",
+        help="record the md5 of each tar beside its XXH3-128, without a list to compare it with",
+    )  # fmt: skip
+    run.add_argument(
         "--max-rejects",
         type=int,
         metavar="N",
@@ -173,7 +177,7 @@ def _count_or_all(text: str) -> int | None:
 def run_pack(arguments: argparse.Namespace) -> int:
     """Pack, or estimate what packing would need."""
     wanted = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
-    for name in ("sources", "out", "workers", "md5sums", "max_rejects"):
+    for name in ("sources", "out", "workers", "md5sums", "md5", "max_rejects"):
         wanted[name] = getattr(arguments, name)
     try:
         return _dry_run(wanted) if arguments.dry_run else _pack(wanted)
@@ -214,6 +218,7 @@ def _summary(result) -> str:
         f"{result.root}: {counted(result.images, 'image')}, "
         f"{result.masks:,} of {counted(result.annotations, 'mask')}",
         _this_run(result),
+        f"identity of the sources: {result.identity}",
     ]
     if result.annotations and not result.masks:
         lines.append("no mask was kept: filters and --max-masks dropped all")

@@ -15,7 +15,7 @@ index, checksums, ...) from the shards. The result has the same bytes as an
 undamaged pack. Sound shards are neither decoded nor changed.
 
 Give all tars of the pack; those that are not needed are not read. A tar must
-be the very file that was packed: its size, md5 and images are compared. A
+be the very file that was packed: its size, digest and images are compared. A
 damaged shard stays in place until its replacement is complete. Interrupted?
 Repeat the command."""
 

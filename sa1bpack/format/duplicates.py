@@ -1,4 +1,4 @@
-"""What a pack holds twice: sources with the same md5, and image ids that occur more than once.
+"""What a pack holds twice: sources that are the same file, and image ids that occur repeatedly.
 
 Neither is damage. Both are usually a slip: a tar packed again under another name, or two tars that
 overlap. Training then sees these images more often than the others.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.index import Index
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.wording import printable
@@ -22,8 +23,9 @@ MAX_NAMES = 5
 class Duplicates:
     """What `find_duplicates` found.
 
-    md5
-        (md5, names of the sources that have it), for each md5 that several sources share.
+    files
+        (name of the digest, digest, names of the sources that have it), for each digest that
+        several sources share: their XXH3-128, or the md5 where some have no other.
     image_ids
         Number of distinct image ids that occur more than once.
     examples
@@ -31,17 +33,20 @@ class Duplicates:
         id that occurs twice in one source names that source twice.
     """
 
-    md5: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    files: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     image_ids: int = 0
     examples: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     def __bool__(self) -> bool:
         """Whether anything was found."""
-        return bool(self.md5 or self.image_ids)
+        return bool(self.files or self.image_ids)
 
     def lines(self) -> list[str]:
         """One sentence per finding, to show to a user; empty if there is none."""
-        lines = [f"sources {_names(names)} have the same md5 {md5}" for md5, names in self.md5]
+        lines = [
+            f"sources {_names(names)} have the same {kind} {digest}"
+            for kind, digest, names in self.files
+        ]
         if self.image_ids:
             image_id, sources = self.examples[0]
             one = self.image_ids == 1
@@ -69,16 +74,24 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:
             (int(image_id), _sources_of(int(image_id), manifest, index))
             for image_id in repeated[:MAX_EXAMPLES]
         )
-    return Duplicates(_shared_md5(manifest), image_ids, examples)
+    return Duplicates(_same_files(manifest), image_ids, examples)
 
 
-def _shared_md5(manifest: Manifest) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    names = defaultdict(list)
-    for record in manifest.sources:  # the packer's own records, which the format does not define
-        md5, name = record.get("md5"), record.get("name")
-        if isinstance(md5, str) and isinstance(name, str):
-            names[md5].append(name)
-    return tuple(sorted((md5, tuple(sorted(n))) for md5, n in names.items() if len(n) > 1))
+def _same_files(manifest: Manifest) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    for key, kind in DIGEST_NAMES.items():
+        names = defaultdict(list)
+        for record in manifest.sources:  # the packer's own, which the format does not define
+            digest, name = record.get(key), record.get("name")
+            if isinstance(digest, str) and isinstance(name, str):
+                names[digest].append(name)
+        known = [set(others) for _, _, others in found]
+        found += sorted(
+            (kind, digest, tuple(sorted(group)))
+            for digest, group in names.items()
+            if len(group) > 1 and not any(set(group) <= others for others in known)
+        )
+    return tuple(found)
 
 
 def _repeated(image_ids: np.ndarray) -> np.ndarray:

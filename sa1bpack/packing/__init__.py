@@ -2,7 +2,7 @@
 
 The path of one sample, and the modules that it passes::
 
-    source.pairs.PairReader    tar → pairs of a JPEG and a JSON record, md5
+    source.pairs.PairReader    tar → pairs of a JPEG and a JSON record, digests
     source_packer              which pairs need work, and which shard each belongs to
     sample.make_sample         pair → the rows of one sample
     shard_builder              samples in the order of the tar

@@ -15,9 +15,10 @@ from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.packed_sources import sources_to_pack
 from sa1bpack.packing.progress import nothing_to_do
 from sa1bpack.packing.request import checked_request, existing_parent
-from sa1bpack.packing.run import rejects_so_far, sources_to_pack
+from sa1bpack.packing.run import rejects_so_far
 from sa1bpack.packing.sample import Buffers, Packed, warm_up
 from sa1bpack.packing.shard_builder import Rejected
 from sa1bpack.source.find import Source
@@ -107,6 +108,7 @@ def estimate(
     *,
     workers: int | None = None,
     md5sums: str | Path | None = None,
+    md5: bool = False,
     max_rejects: int | None = None,
     **options,
 ) -> Forecast:
@@ -117,9 +119,9 @@ def estimate(
 
     Raises what `pack` would raise before it starts to read: for unusable options and sources, a
     folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
-    other options. Sums are not compared.
+    other options. No md5 is computed or compared.
     """
-    request = checked_request(sources, out, options, workers, md5sums, max_rejects)
+    request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
     options, state = request.options, PackState.inspect(request.out, request.options)
     todo = sources_to_pack(state, request.sources, request.sums)
     rejects_so_far(state, request.max_rejects)

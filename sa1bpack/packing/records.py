@@ -35,13 +35,14 @@ class _SourceRecord(msgspec.Struct):
     name: str
     kind: str
     nbytes: Count
-    md5: str | None
+    md5: str | None  # None: of a folder, or not computed
     md5_checked: bool
     pairs: Count
     ignored: dict[str, Count]
     ignored_names: list[str]
     dropped: Count
     rejects: list[_Reject]
+    xxh128: str | None = None  # packs made by earlier releases have md5 only
 
 
 def check_shard_record(attributes: dict[str, Any], where: Path) -> None:

@@ -27,6 +27,8 @@ class Request:
         Worker processes.
     sums
         Name of a source → the md5 that it must have; empty without a list.
+    md5
+        Whether the md5 of tars is computed: if there is a list, or if it was asked for.
     max_rejects
         The run ends when more members than this are rejected; None: no limit.
     """
@@ -36,6 +38,7 @@ class Request:
     options: PackOptions
     workers: int
     sums: dict[str, str]
+    md5: bool
     max_rejects: int | None
 
 
@@ -45,6 +48,7 @@ def checked_request(
     options: dict,
     workers: int | None,
     md5sums: str | Path | None,
+    md5: bool,
     max_rejects: int | None,
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
@@ -62,7 +66,8 @@ def checked_request(
     found = _sources_to_pack(sources)
     _check_outside(out, found)
     sums = _expected_sums(found, md5sums)
-    return Request(found, out, pack_options, workers, sums, max_rejects)
+    md5 = bool(md5) or md5sums is not None
+    return Request(found, out, pack_options, workers, sums, md5, max_rejects)
 
 
 def checked_workers(workers: int | None) -> int:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from sa1bpack import __version__
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OutputRefused, SourceError
+from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import checked_request
 from sa1bpack.packing.run_log import recorded_run
@@ -38,6 +40,8 @@ class PackResult:
         Samples that this run decoded.
     failed
         Name of each source that was given up → the error. Empty when the pack is complete.
+    identity
+        Which digests of its tars the pack records, in words.
     notes
         What was reported to the user during the run.
     seconds
@@ -54,6 +58,7 @@ class PackResult:
     packed_before: int
     new_images: int
     failed: dict[str, SourceError]
+    identity: str
     notes: list[str] = field(repr=False)
     seconds: float
 
@@ -69,6 +74,7 @@ def pack(
     *,
     workers: int | None = None,
     md5sums: str | Path | None = None,
+    md5: bool = False,
     max_rejects: int | None = None,
     progress: bool | None = None,
     **options,
@@ -87,6 +93,9 @@ def pack(
     md5sums
         List in md5sum's format. A tar with another sum is refused; one missing from the list is an
         error.
+    md5
+        Compute and record the md5 of every tar, as a list does. Without either, a tar is identified
+        by its XXH3-128, which is recorded in any case and costs nothing in comparison.
     max_rejects
         The run ends when more members than this are rejected. Default: no limit.
     progress
@@ -100,13 +109,19 @@ def pack(
     damaged pack in `out`, and OSError if the disk fails. After any of them, what was published
     stays, and nothing unfinished has a final name.
     """
-    request = checked_request(sources, out, options, workers, md5sums, max_rejects)
+    request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
     warm_up(request.options)
     interrupts.check()
     state = PackState(request.out, request.options)
     try:
         return pack_into(
-            state, request.sources, request.workers, request.sums, request.max_rejects, progress
+            state,
+            request.sources,
+            request.workers,
+            request.sums,
+            request.md5,
+            request.max_rejects,
+            progress,
         )
     finally:
         state.release()
@@ -117,11 +132,18 @@ def pack_into(
     sources: list[Source],
     workers: int,
     sums: dict[str, str],
+    md5: bool,
     max_rejects: int | None,
     show_progress: bool | None,
 ) -> PackResult:
-    """Pack those of the sources that a pack does not have; `sums` is name → expected md5."""
+    """Pack those of the sources that a pack does not have.
+
+    sums, md5
+        As in Request.
+    """
     todo = sources_to_pack(state, sources, sums)
+    if md5:
+        add_missing_md5(state, sources, sums, show_progress)
     rejects = rejects_so_far(state, max_rejects)
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
@@ -129,7 +151,9 @@ def pack_into(
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
     with recorded_run(state.root, progress, workers), WriterThreads() as writers:
         packers = [
-            SourcePacker(source, state, writers, packed_by, sums.get(source.name))
+            SourcePacker(
+                source, state, writers, packed_by, md5=md5, expected_md5=sums.get(source.name)
+            )
             for source in todo
         ]
         try:
@@ -162,30 +186,10 @@ def pack_into(
         packed_before=len(sources) - len(todo),
         new_images=progress.images,
         failed=failed,
+        identity=identity_text(state.sources.values()),
         notes=progress.notes,
         seconds=progress.seconds,
     )
-
-
-def sources_to_pack(state: PackState, sources: list[Source], sums: dict[str, str]) -> list[Source]:
-    """Those not complete in the pack; raises OutputRefused for another source of the same name."""
-    return [source for source in sources if not _is_packed(source, state, sums)]
-
-
-def _is_packed(source: Source, state: PackState, sums: dict[str, str]) -> bool:
-    record = state.sources.get(source.name)
-    if record is None:
-        return False
-    expected = sums.get(source.name, record["md5"])
-    if record["nbytes"] != source.nbytes or record["md5"] != expected:
-        raise OutputRefused(
-            f"{source.path} has {source.nbytes} bytes"
-            + (f" and should have the md5 {expected}" if source.name in sums else "")
-            + f", but the pack holds a source {source.name!r} of {record['nbytes']} bytes "
-            f"with the md5 {record['md5']}; rename one of them, or use another output folder"
-        )
-    record["md5_checked"] |= source.name in sums
-    return True
 
 
 def rejects_so_far(state: PackState, max_rejects: int | None) -> RejectLimit:

@@ -31,7 +31,9 @@ class SourcePacker:
         state: PackState,
         writers: WriterThreads,
         packed_by: dict,
-        md5: str | None = None,
+        *,
+        md5: bool = False,
+        expected_md5: str | None = None,
     ):
         """
         writers
@@ -39,7 +41,9 @@ class SourcePacker:
         packed_by
             Package → version, recorded in every shard.
         md5
-            The md5 that a list gives for the source, if any.
+            Whether to compute the source's md5.
+        expected_md5
+            What it must be, if a list says so; `md5` is then true.
         """
         self.source = source
         self.finished = False
@@ -48,7 +52,8 @@ class SourcePacker:
         self._options: PackOptions = state.options
         self._writers = writers
         self._packed_by = packed_by
-        self._expected_md5 = md5
+        self._with_md5 = md5
+        self._expected_md5 = expected_md5
         self._published = {
             part: _PublishedPart(shard) for part, shard in state.parts_of(source.name).items()
         }
@@ -136,6 +141,7 @@ class SourcePacker:
             "name": self.source.name,
             "kind": self.source.kind,
             "nbytes": self.source.nbytes,
+            "xxh128": reader.xxh128,
             "md5": reader.md5,
             "md5_checked": expected is not None,
             "pairs": pairs,
@@ -213,7 +219,7 @@ class SourcePacker:
 
     def open_reader(self) -> PairReader:
         """A reader of the source, which spills to a file in the pack's folder."""
-        return PairReader(self.source, spool_dir=self._state.root)
+        return PairReader(self.source, spool_dir=self._state.root, md5=self._with_md5)
 
     def stop(self) -> None:
         """Wait for the shards in publication, and discard all others."""

@@ -10,6 +10,7 @@ from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
+from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.report.records import (
@@ -80,6 +81,7 @@ class PackInfo:
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
             f"from {counted(len(manifest.sources) + len(self.completeness.partial), 'source')}",
+            f"  identity   {identity_text(manifest.sources)}",
             *self._state(),
             f"  pixels     {_pixel_text(manifest.layout)}",
             f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,}"

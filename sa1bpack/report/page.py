@@ -346,19 +346,19 @@ def _sources(manifest: Manifest) -> list[Markup]:
     rows = [
         (
             source.get("name", ""), source.get("kind", ""), f"{source.get('pairs', 0):,}",
-            size_text(source.get("nbytes", 0)), _md5_text(source),
+            size_text(source.get("nbytes", 0)), source.get("xxh128") or "", _md5_text(source),
         )
         for source in manifest.sources[:SHOWN_SOURCES]
     ]  # fmt: skip
     more = len(manifest.sources) - len(rows)
     note = f"and {counted(more, 'more source')}, see manifest.json" if more > 0 else None
-    inner = table(("source", "kind", "pairs", "size", "md5"), rows)
+    inner = table(("source", "kind", "pairs", "size", "XXH3-128", "md5"), rows)
     return [element("div", inner, note and element("p", note, class_="faint"), class_="card")]
 
 
 def _md5_text(source: dict[str, Any]) -> str:
     if not source.get("md5"):
-        return "none: a folder"
+        return "none: a folder" if source.get("kind") == "folder" else "not computed"
     return f"{source['md5']}{' (as in the list)' if source.get('md5_checked') else ''}"
 
 

@@ -23,6 +23,7 @@ class _Source(msgspec.Struct):
     kind: str = ""
     pairs: Count = 0
     nbytes: Count = 0
+    xxh128: str | None = None
     md5: str | None = None
     md5_checked: bool = False
 

@@ -41,7 +41,7 @@ def list_folder(folder: Path) -> list[FolderFile]:
 class FolderStream:
     """The members of an extracted folder; `read` returns the data of the current one.
 
-    `bytes_read` counts the bytes of files read. A folder has no md5.
+    `bytes_read` counts the bytes of files read. A folder has no digest.
     """
 
     def __init__(self, folder: Path):
@@ -74,8 +74,11 @@ class FolderStream:
         self.bytes_read += len(data)
         return data
 
-    def md5(self) -> None:
+    def xxh128(self) -> None:
         """None: a folder has no bytes of its own."""
+
+    def md5(self) -> None:
+        """None, as for `xxh128`."""
 
     def close(self) -> None:
         """Nothing is held open between files."""

@@ -1,8 +1,8 @@
-"""Read a tar's bytes in one sequential pass: the raw file, its md5, and inflation.
+"""Read a tar's bytes in one sequential pass: the raw file, its digests, and inflation.
 
 `open_stream` returns the bytes of the tar itself, whether the file is compressed or not. Memory is
 bounded whatever the file claims: one chunk of the file, at most `INFLATE_BYTES` of its output, and
-the few chunks that the md5 thread has not processed yet. Why zlib-ng: docs/decisions/0002.
+the few MiB that an md5 thread has not processed yet. Why zlib-ng: docs/decisions/0002.
 """
 
 import hashlib
@@ -11,15 +11,19 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
 GZIP_MAGIC = b"\x1f\x8b"
-READ_BYTES = 1 << 20  # per read of the raw file
-INFLATE_BYTES = 4 << 20  # maximum output of one inflate step, which bounds a gzip bomb
-_MD5_BACKLOG = 8  # raw chunks that may wait for the md5 thread
+# Small, so that the bytes are still in the processor's cache when they are hashed, inflated and
+# copied, and malloc reuses their memory instead of taking fresh pages for each.
+READ_BYTES = 1 << 18  # per read of the raw file
+INFLATE_BYTES = 1 << 18  # maximum output of one inflate step, which bounds a gzip bomb
+_MD5_CHUNKS = 4  # raw chunks that the md5 thread is given at once
+_MD5_BACKLOG = 8  # such groups of chunks that may wait for it
 # The first input of a gzip member; each following one is eight times as long, up to a full chunk.
 # The library copies what follows a member, so a file of many tiny members needs small inputs.
 _FIRST_FEED = 4096
@@ -29,14 +33,14 @@ REDOWNLOAD = "download it again and compare its md5 with the published list"
 
 
 class RawFile:
-    """A file read once from start to end, computing its md5 on the way.
+    """A file read once from start to end, computing its XXH3-128 on the way, and its md5 if asked.
 
-    `bytes_read` counts the bytes read. `md5()` is the digest of everything read so far. If there is
-    more than one core, the digest is computed in its own thread, in parallel with inflation: md5 is
-    the slower of the two. The thread does nothing but compute, so waiting for it cannot hang.
+    `bytes_read` counts the bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower
+    than inflation, so if there is more than one core it has a thread of its own. That does nothing
+    but compute, so waiting for it cannot hang.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, md5: bool = False):
         self.path = path
         self.bytes_read = 0
         try:
@@ -44,8 +48,10 @@ class RawFile:
         except OSError as error:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
         self.nbytes = os.fstat(self._fd).st_size
-        self._md5 = hashlib.md5(usedforsecurity=False)
-        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if available_cpus() > 1 else None
+        self._xxh128 = xxhash.xxh3_128()
+        self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
+        self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 and available_cpus() > 1 else None
+        self._chunks: list[bytes] = []
         self._pending: deque[Future[None]] = deque()
 
     def read_chunk(self) -> bytes:
@@ -61,22 +67,42 @@ class RawFile:
                 "the disk or the network mount"
             ) from error
         self.bytes_read += len(chunk)
-        if self._pool is None:
-            self._md5.update(chunk)
-        elif chunk:
-            if len(self._pending) >= _MD5_BACKLOG:
-                self._pending.popleft().result()
-            self._pending.append(self._pool.submit(self._md5.update, chunk))
+        self._xxh128.update(chunk)
+        if self._md5 is not None:
+            self._chunks.append(chunk)
+            if len(self._chunks) >= _MD5_CHUNKS:
+                self._hash_chunks()
         return chunk
 
-    def md5(self) -> str:
-        """Hex md5 of the bytes read so far."""
+    def _hash_chunks(self) -> None:
+        """Have the md5 of the chunks that were read since the last call computed."""
+        chunks, self._chunks = self._chunks, []
+        if self._pool is None:
+            self._update_md5(chunks)
+            return
+        if len(self._pending) >= _MD5_BACKLOG:
+            self._pending.popleft().result()
+        self._pending.append(self._pool.submit(self._update_md5, chunks))
+
+    def _update_md5(self, chunks: list[bytes]) -> None:
+        for chunk in chunks:
+            self._md5.update(chunk)
+
+    def xxh128(self) -> str:
+        """Hex XXH3-128 of the bytes read so far."""
+        return self._xxh128.hexdigest()
+
+    def md5(self) -> str | None:
+        """Hex md5 of the bytes read so far; None unless it was asked for."""
+        if self._md5 is None:
+            return None
+        self._hash_chunks()
         while self._pending:
             self._pending.popleft().result()
         return self._md5.hexdigest()
 
     def close(self) -> None:
-        """Close the file and end the md5 thread."""
+        """Close the file and end the md5 thread, if any."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             # Drop the pool here, so that its thread ends now. A thread that ends calls into Python
@@ -211,7 +237,7 @@ class GzipStream(ByteStream):
         return data
 
 
-def open_stream(path: Path, *, gzip: bool) -> ByteStream:
-    """Open a tar for one sequential pass; the caller closes `.raw`."""
-    raw = RawFile(path)
+def open_stream(path: Path, *, gzip: bool, md5: bool = False) -> ByteStream:
+    """Open a tar for one sequential pass, computing its md5 or not; the caller closes `.raw`."""
+    raw = RawFile(path, md5=md5)
     return GzipStream(raw) if gzip else ByteStream(raw)

@@ -89,7 +89,8 @@ class PairReader:
     - `ignored`: Counter, by kind (foreign, link, special, sparse), of members that are not part of
       a pair by name, and `ignored_names`, the first 20 of them,
     - `members`: number of entries seen, `bytes_read`: bytes of the source consumed,
-    - `md5`: hex md5 of the complete file as it is on disk; None for a folder, and before the end.
+    - `xxh128` and `md5`: hex XXH3-128 and md5 of the complete file as it is on disk; None for a
+      folder, and before the end. `md5` is None also unless the argument of that name is true.
 
     Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
     `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
@@ -103,13 +104,16 @@ class PairReader:
         spool_dir: Path,
         spool_memory: int = SPOOL_MEMORY,
         limits: Limits = Limits(),
+        md5: bool = False,
     ):
         self.source = source
         self.rejects: list[Reject] = []
         self.ignored: Counter[str] = Counter()
         self.ignored_names: list[str] = []
         self.members = 0
+        self.xxh128: str | None = None
         self.md5: str | None = None
+        self._with_md5 = md5
         self._limits = limits
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
@@ -140,7 +144,8 @@ class PairReader:
     def _open(self) -> TarStream | FolderStream:
         if self.source.kind == "folder":
             return FolderStream(self.source.path)
-        return TarStream(open_stream(self.source.path, gzip=self.source.kind == "gzip-tar"))
+        gzip = self.source.kind == "gzip-tar"
+        return TarStream(open_stream(self.source.path, gzip=gzip, md5=self._with_md5))
 
     def _read_pairs(self) -> Iterator[Pair]:
         index = 0
@@ -157,7 +162,7 @@ class PairReader:
                     index += 1
                     yield pair
         self._reject_orphans()
-        self.md5 = self._stream.md5()
+        self.xxh128, self.md5 = self._stream.xxh128(), self._stream.md5()
 
     def _count(self, member: Member) -> None:
         self.members += 1

@@ -55,8 +55,12 @@ class TarStream:
         """Bytes of the file, as it is on disk, consumed so far."""
         return self._stream.raw.bytes_read
 
-    def md5(self) -> str:
-        """Hex md5 of the bytes read so far: of the complete file once iteration has ended."""
+    def xxh128(self) -> str:
+        """Hex XXH3-128 of the bytes read so far: of the complete file once iteration has ended."""
+        return self._stream.raw.xxh128()
+
+    def md5(self) -> str | None:
+        """The same for md5; None unless the stream computes it."""
         return self._stream.raw.md5()
 
     def close(self) -> None:

@@ -15,10 +15,10 @@ from sa1bpack.errors import OptionError
 
 COMMANDS = {
     "pack": {
-        "--out", "--workers", "--md5sums", "--max-rejects", "--dry-run", "--image-size", "--fit",
-        "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling", "--max-masks",
-        "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou", "--min-stability",
-        "--empty", "--samples-per-shard",
+        "--out", "--workers", "--md5sums", "--md5", "--max-rejects", "--dry-run", "--image-size",
+        "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
+        "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
+        "--min-stability", "--empty", "--samples-per-shard",
     },
     "verify": {"--quick"},
     "repair": {"--workers", "--dry-run", "--shard"},

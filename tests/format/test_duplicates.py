@@ -10,8 +10,8 @@ from sa1bpack.format.index import Index
 LAYOUT = Layout(image_size=16, mask_size=8)
 
 
-def pack_of(shards: list[tuple[str, list[int]]], md5: dict[str, object] | None = None):
-    """The manifest and the index of a pack: (source, image ids) of each shard, md5 by source."""
+def pack_of(shards: list[tuple[str, list[int]]], digests: dict[str, dict] | None = None):
+    """The manifest and the index of a pack: (source, image ids) of each shard, and digests."""
     entries = [
         ShardEntry(
             name=f"{source}-{number:03d}", source=source, part=number, samples=len(ids), masks=0,
@@ -21,7 +21,7 @@ def pack_of(shards: list[tuple[str, list[int]]], md5: dict[str, object] | None =
     ]  # fmt: skip
     manifest = make_manifest(
         LAYOUT, entries, complete=True, options={}, counts={},
-        sources=[{"name": name, "md5": value} for name, value in (md5 or {}).items()],
+        sources=[{"name": name, **found} for name, found in (digests or {}).items()],
     )  # fmt: skip
     image_id = np.array([i for _, ids in shards for i in ids], np.int64)
     edges = np.cumsum([0, *(len(ids) for _, ids in shards)])
@@ -30,7 +30,12 @@ def pack_of(shards: list[tuple[str, list[int]]], md5: dict[str, object] | None =
 
 
 def test_a_pack_without_repetitions_has_no_findings():
-    found = find_duplicates(*pack_of([("a", [3, 1]), ("b", [2])], {"a": "1" * 32, "b": "2" * 32}))
+    found = find_duplicates(
+        *pack_of(
+            [("a", [3, 1]), ("b", [2])],
+            {"a": {"xxh128": "1" * 32, "md5": "2" * 32}, "b": {"xxh128": "2" * 32}},
+        )
+    )
     assert found == Duplicates() and not found and found.lines() == []
 
 
@@ -47,12 +52,24 @@ def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():
     assert found.lines() == ["1 image id occurs more than once: 5 in a (twice) and b"]
 
 
-def test_sources_of_the_same_md5_are_named_and_folders_without_one_are_not():
+@pytest.mark.parametrize(("key", "kind"), [("xxh128", "XXH3-128"), ("md5", "md5")])
+def test_sources_of_the_same_digest_are_named_and_folders_without_one_are_not(key, kind):
     shards = [(name, [number]) for number, name in enumerate("abcde")]
-    md5 = {"a": "f" * 32, "b": None, "c": "f" * 32, "d": None, "e": "0" * 32}
-    found = find_duplicates(*pack_of(shards, md5))
-    assert found.md5 == (("f" * 32, ("a", "c")),)
-    assert found.lines() == [f"sources a and c have the same md5 {'f' * 32}"]
+    values = {"a": "f" * 32, "b": None, "c": "f" * 32, "d": None, "e": "0" * 32}
+    found = find_duplicates(*pack_of(shards, {name: {key: v} for name, v in values.items()}))
+    assert found.files == ((kind, "f" * 32, ("a", "c")),)
+    assert found.lines() == [f"sources a and c have the same {kind} {'f' * 32}"]
+
+
+def test_sources_with_two_common_digests_are_named_once_and_old_ones_by_their_md5():
+    both = {"xxh128": "f" * 32, "md5": "e" * 32}
+    shards = [(name, [number]) for number, name in enumerate("abc")]
+    found = find_duplicates(*pack_of(shards, {"a": both, "b": both}))
+    assert found.files == (("XXH3-128", "f" * 32, ("a", "b")),)
+    found = find_duplicates(*pack_of(shards, {"a": both, "b": both, "c": {"md5": "e" * 32}}))
+    assert found.files == (
+        ("XXH3-128", "f" * 32, ("a", "b")), ("md5", "e" * 32, ("a", "b", "c"))
+    )  # fmt: skip
 
 
 def test_many_repetitions_give_few_examples():
@@ -60,7 +77,7 @@ def test_many_repetitions_give_few_examples():
     found = find_duplicates(*pack_of([("a", ids), ("b", ids[::-1])]))
     assert found.image_ids == 1000
     assert [image_id for image_id, _ in found.examples] == ids[:MAX_EXAMPLES]
-    many = Duplicates(md5=(("f" * 32, tuple("abcdefgh")),))
+    many = Duplicates(files=(("md5", "f" * 32, tuple("abcdefgh")),))
     assert many.lines() == [f"sources a, b, c, d, e and 3 more have the same md5 {'f' * 32}"]
 
 
@@ -72,5 +89,5 @@ def test_a_damaged_order_of_ids_changes_nothing(order):
 
 
 def test_a_pack_without_shards_and_records_of_other_kinds_are_no_error():
-    manifest, _ = pack_of([], {"a": 7, "b": 7, "c": ["x"]})
+    manifest, _ = pack_of([], {"a": {"md5": 7}, "b": {"md5": 7}, "c": {"xxh128": ["x"]}})
     assert find_duplicates(manifest, None) == Duplicates()

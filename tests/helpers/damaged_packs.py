@@ -1,6 +1,9 @@
 """Damage to the packs that `repair` is tested with."""
 
+import json
 from pathlib import Path
+
+import xxhash
 
 FIRST, SECOND = "sa_000000-000", "sa_000000-001"
 # The format's version in a manifest and in a group: what precedes and follows its minor number.
@@ -12,6 +15,19 @@ def flip(path: Path, at: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * at)] ^= 1
     path.write_bytes(data)
+
+
+def forget_xxh128(root: Path) -> None:
+    """Make a pack one of an earlier release, which recorded only the md5 of its sources."""
+    manifest = json.loads((root / "manifest.json").read_text())
+    for source in manifest["sources"]:
+        assert source["md5"] and source.pop("xxh128")
+    data = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
+    before = xxhash.xxh3_128_hexdigest((root / "manifest.json").read_bytes())
+    sums = (root / "checksums.xxh128").read_text()
+    assert before in sums
+    (root / "manifest.json").write_bytes(data)
+    (root / "checksums.xxh128").write_text(sums.replace(before, xxhash.xxh3_128_hexdigest(data)))
 
 
 def files_of(expected: dict[str, bytes], *, shard: str | None) -> list[str]:

@@ -5,6 +5,8 @@ import hashlib
 import os
 
 import pytest
+import xxhash
+from damaged_packs import forget_xxh128
 from small_tars import SMALL, contents, members, names_of, write_tar
 
 import sa1bpack
@@ -92,14 +94,71 @@ def test_a_right_md5_is_recorded_as_checked(tmp_path, root, manifest_of):
         assert record["md5"] == digests[record["name"] + ".tar"] and record["md5_checked"]
 
 
-def test_a_list_given_later_makes_the_recorded_md5_a_checked_one(tmp_path, root, manifest_of):
+def test_a_source_is_identified_by_xxh3_and_by_md5_only_if_asked(tmp_path, root, manifest_of):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]))
+    data = tar.read_bytes()
+    result = sa1bpack.pack(tar, root, workers=1, **SMALL)
+    (record,) = manifest_of(root)["sources"]
+    assert record["xxh128"] == xxhash.xxh3_128_hexdigest(data)
+    assert (record["md5"], record["md5_checked"]) == (None, False)
+    assert result.identity == "XXH3-128 of 1 tar, no md5"
+    result = sa1bpack.pack(tar, root.with_name("other"), workers=2, md5=True, **SMALL)
+    (record,) = manifest_of(root.with_name("other"))["sources"]
+    assert record["xxh128"] == xxhash.xxh3_128_hexdigest(data)
+    assert (record["md5"], record["md5_checked"]) == (hashlib.md5(data).hexdigest(), False)
+    assert result.identity == "XXH3-128 of 1 tar, md5 of 1"
+
+
+@pytest.mark.parametrize("md5", [False, True])
+def test_a_list_given_later_is_compared_with_the_md5_recorded_or_computed_then(
+    tmp_path, root, manifest_of, md5
+):
     tar = write_tar(tmp_path / "sa_1.tar", members([1]))
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{hashlib.md5(tar.read_bytes()).hexdigest()}  sa_1.tar\n")
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    sa1bpack.pack(tar, root, workers=1, md5=md5, **SMALL)
     assert not manifest_of(root)["sources"][0]["md5_checked"]
-    assert sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL).new_images == 0
-    assert manifest_of(root)["sources"][0]["md5_checked"]
+    result = sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    assert (result.new_images, result.complete) == (0, True)
+    assert result.identity == "XXH3-128 of 1 tar, md5 of 1 (1 compared with a list)"
+    at_once = root.with_name("at_once")
+    sa1bpack.pack(tar, at_once, workers=1, md5sums=sums, **SMALL)
+    assert contents(root) == contents(at_once)
+
+
+def test_md5_asked_for_later_gives_the_bytes_of_asking_at_first(tmp_path, root):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members([n])) for n in (1, 2)]
+    sa1bpack.pack(tars[0], root, workers=1, **SMALL)
+    sa1bpack.pack(tars, root, workers=1, md5=True, **SMALL)
+    at_once = root.with_name("at_once")
+    sa1bpack.pack(tars, at_once, workers=1, md5=True, **SMALL)
+    assert contents(root) == contents(at_once)
+
+
+def test_another_tar_of_the_same_size_does_not_get_its_md5_into_the_pack(tmp_path, root):
+    tar = write_tar(tmp_path / "sa_1.tar", members([1]), compress=False)
+    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    before = contents(root)
+    data = bytearray(tar.read_bytes())
+    data[-1] ^= 1
+    tar.write_bytes(data)
+    with pytest.raises(PackError, match=r"has the XXH3-128 .*but the pack holds a source 'sa_1'"):
+        sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
+    assert contents(root) == before
+
+
+def test_a_source_of_an_earlier_release_is_known_by_its_md5(tmp_path, root, manifest_of):
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(6)))
+    sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL)
+    forget_xxh128(root)
+    assert sa1bpack.pack(tar, root, workers=1, md5=True, **SMALL).packed_before == 1
+    assert "xxh128" not in manifest_of(root)["sources"][0]
+    assert sa1bpack.verify(root).ok
+    assert "  identity   md5 of 1 tar\n" in sa1bpack.info(root).as_text()
+    sums = tmp_path / "sums.txt"
+    sums.write_text(f"{'0' * 32}  sa_1.tar\n")
+    with pytest.raises(PackError, match=r"should have the md5 0000.* with the md5 "):
+        sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
 
 
 def test_a_wrong_md5_withdraws_the_shards_and_spares_the_others(tmp_path, root, manifest_of):
@@ -120,8 +179,10 @@ def test_a_packed_tar_that_a_list_contradicts_is_refused(tmp_path, root):
     sa1bpack.pack(tar, root, workers=1, **SMALL)
     sums = tmp_path / "sums.txt"
     sums.write_text(f"{'0' * 32}  sa_1.tar\n")
-    with pytest.raises(PackError, match="md5"):
+    before = contents(root)
+    with pytest.raises(PackError, match="should have 0000"):
         sa1bpack.pack(tar, root, workers=1, md5sums=sums, **SMALL)
+    assert contents(root) == before
 
 
 @pytest.mark.parametrize(

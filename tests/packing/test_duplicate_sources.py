@@ -12,10 +12,10 @@ def test_the_same_tar_under_two_names_is_noted(tmp_path, capsys):
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2, 3]))
     copy = shutil.copy(tar, tmp_path / "copy.tar")
     result = sa1bpack.pack([tar, copy], tmp_path / "pack", workers=1, **SMALL)
-    md5, ids = result.notes
-    assert md5.startswith("sources copy and sa_000000 have the same md5 ")
+    same, ids = result.notes
+    assert same.startswith("sources copy and sa_000000 have the same XXH3-128 ")
     assert ids == "3 image ids occur more than once, e.g. 1 in copy and sa_000000"
-    assert f"sa1bpack: {md5}\n" in (said := capsys.readouterr().err) and ids in said
+    assert f"sa1bpack: {same}\n" in (said := capsys.readouterr().err) and ids in said
     assert result.complete
 
 

@@ -306,6 +306,7 @@ COUNTS = {"annotations": 3, "dropped_images": 0, "rejects": 0}
         ("sources.0", {"nbytes": -1}, r"sources\[0\]: .*nbytes"),
         ("sources.0", {"nbytes": 1e300}, r"sources\[0\]: .*nbytes"),
         ("sources.0", {"md5": ["x"]}, r"sources\[0\]: .*md5"),
+        ("sources.0", {"xxh128": 7}, r"sources\[0\]: .*xxh128"),
         ("counts", COUNTS | {"rejects": "7"}, r"counts: .*rejects"),
         ("counts", COUNTS | {"dropped_images": [1]}, r"counts: .*dropped_images"),
         ("counts", COUNTS | {"annotations": True}, r"counts: .*annotations"),

@@ -4,8 +4,10 @@ import contextlib
 import gzip
 import hashlib
 import random
+import threading
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +19,19 @@ PACKED = gzip.compress(PAYLOAD, mtime=0)
 
 
 def read_all(path, step=70_001):
-    stream = inflate.open_stream(path, gzip=True)
+    stream = inflate.open_stream(path, gzip=True, md5=True)
     try:
         data = b""
         while piece := stream.read(step):
             data += piece
-        return data, stream.raw.md5()
+        return data, stream.raw.md5(), stream.raw.xxh128()
     finally:
         stream.raw.close()
+
+
+def digests(data):
+    """The md5 and the XXH3-128 of a file, by the one-call functions."""
+    return hashlib.md5(data).hexdigest(), xxhash.xxh3_128_hexdigest(data)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -33,12 +40,24 @@ def read_all(path, step=70_001):
     [(PACKED, 1), (PACKED * 3, 3), (PACKED + bytes(5000), 1), (PACKED + bytes(9) + PACKED, 2)],
     ids=["one", "three members", "zero padding", "padding between members"],
 )
-def test_members_and_padding_inflate_with_the_md5_of_the_complete_file(
+def test_members_and_padding_inflate_with_the_digests_of_the_complete_file(
     write, monkeypatch, data, times, cores
 ):
     monkeypatch.setattr(inflate, "available_cpus", lambda: cores)
     monkeypatch.setattr(inflate, "READ_BYTES", 4096)
-    assert read_all(write(data)) == (PAYLOAD * times, hashlib.md5(data).hexdigest())
+    assert read_all(write(data)) == (PAYLOAD * times, *digests(data))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_md5_may_be_asked_for_at_any_time(write, monkeypatch, cores):
+    monkeypatch.setattr(inflate, "available_cpus", lambda: cores)
+    monkeypatch.setattr(inflate, "READ_BYTES", 1000)
+    raw = inflate.open_stream(write(PACKED), gzip=False, md5=True).raw
+    read = b""
+    while chunk := raw.read_chunk():
+        read += chunk
+        assert (raw.md5(), raw.xxh128()) == digests(read)
+    raw.close()
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -58,7 +77,17 @@ def test_chunk_and_output_sizes_do_not_change_the_bytes(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inflate, "READ_BYTES", read_bytes)
         patch.setattr(inflate, "INFLATE_BYTES", inflate_bytes)
-        assert read_all(path, step) == (gzip.decompress(data), hashlib.md5(data).hexdigest())
+        assert read_all(path, step) == (gzip.decompress(data), *digests(data))
+
+
+def test_md5_is_computed_only_if_asked_for_and_has_no_thread_otherwise(write, monkeypatch):
+    monkeypatch.setattr(inflate, "available_cpus", lambda: 2)
+    threads = threading.active_count()
+    stream = inflate.open_stream(write(PACKED), gzip=True)
+    while stream.read(1 << 16):
+        assert threading.active_count() == threads
+    assert (stream.raw.md5(), stream.raw.xxh128()) == (None, digests(PACKED)[1])
+    stream.raw.close()
 
 
 def test_reading_and_skipping_keep_the_position(write):

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,8 @@ def test_the_sample_tar_yields_the_pairs_that_tarfile_reads(sample_tar):
     assert [p.index for p in pairs] == list(range(len(pairs)))
     assert all(p.file_name == p.name + ".jpg" for p in pairs)
     assert (reader.rejects, reader.ignored, reader.members) == ([], Counter(), count)
-    assert reader.md5 == hashlib.md5(sample_tar.read_bytes()).hexdigest()
+    assert reader.xxh128 == xxhash.xxh3_128_hexdigest(sample_tar.read_bytes())
+    assert reader.md5 is None
     assert reader.bytes_read == sample_tar.stat().st_size
 
 
@@ -78,7 +80,7 @@ def test_random_order_and_spool_memory_do_not_change_the_pairs(
     data = make_tar([("./README", b""), *members])
     path = tmp_path_factory.mktemp("pairs") / "sa_000000.tar"
     path.write_bytes(gzip.compress(data, 1) if packed else data)
-    pairs, reader = read(path, spool_memory=memory)
+    pairs, reader = read(path, spool_memory=memory, md5=True)
     assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
     seen, order = set(), []
     for name, _ in members:  # a pair is complete with its second half
@@ -89,6 +91,7 @@ def test_random_order_and_spool_memory_do_not_change_the_pairs(
     assert [p.name for p in pairs] == order
     assert reader.rejects == []
     assert reader.md5 == hashlib.md5(path.read_bytes()).hexdigest()
+    assert reader.xxh128 == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
 def test_a_folder_yields_the_same_pairs_sorted_by_number(tmp_path):
@@ -97,10 +100,10 @@ def test_a_folder_yields_the_same_pairs_sorted_by_number(tmp_path):
     folder.mkdir()
     for name, data in members:
         (folder / name).write_bytes(data)
-    pairs, reader = read(folder)
+    pairs, reader = read(folder, md5=True)
     assert [p.name for p in pairs] == [f"sa_{number}" for number in range(12)]
     assert {p.name: (p.jpeg, p.json) for p in pairs} == expected_pairs(members)
-    assert (reader.md5, reader.rejects) == (None, [])
+    assert (reader.xxh128, reader.md5, reader.rejects) == (None, None, [])
     assert reader.bytes_read == open_source(folder).nbytes
 
 
@@ -292,6 +295,7 @@ def test_two_thousand_pairs_at_the_greatest_distance_stay_in_bounded_memory(tmp_
 def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, monkeypatch):
     """Its own descriptors and threads: those of other tests may end at any time."""
     monkeypatch.setattr(inflate, "available_cpus", lambda: 2)
+    monkeypatch.setattr(inflate, "READ_BYTES", 4096)  # so that md5 begins with the first pair
     before = set(threading.enumerate())
 
     def held() -> list[str]:
@@ -305,7 +309,9 @@ def test_leaving_early_closes_the_files_and_the_thread(sample_tar, tmp_path, mon
         return [path for path in paths if path.startswith(mine)] + threads
 
     assert held() == []
-    with PairReader(open_source(sample_tar), spool_dir=tmp_path, spool_memory=0) as reader:
+    with PairReader(
+        open_source(sample_tar), spool_dir=tmp_path, spool_memory=0, md5=True
+    ) as reader:
         next(iter(reader))
         assert len(held()) == 3
     assert held() == []

@@ -1,6 +1,6 @@
 """All work in this process, one pair after the other: `--workers 1`.
 
-Only md5 and writing have threads of their own.
+Only writing, and md5 if it is asked for, have threads of their own.
 """
 
 from collections.abc import Sequence

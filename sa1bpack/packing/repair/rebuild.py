@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 
 from sa1bpack.format.files import temporary_beside
+from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.pack_state import PackState
@@ -63,8 +64,11 @@ class PartRebuilder(SourcePacker):
         writers: WriterThreads,
         packed_by: dict,
         parts: set[int],
+        record: dict | None,
     ):
-        super().__init__(source, rebuilt, writers, packed_by)
+        super().__init__(
+            source, rebuilt, writers, packed_by, md5=_identity_of(record) == "md5"
+        )  # fmt: skip
         self._wanted = parts
 
     def is_published(self, index: int) -> bool:
@@ -109,7 +113,9 @@ def rebuild_parts(
     progress = Progress(sum(source.nbytes for source in sources), show=show_progress)
     with WriterThreads() as writers:
         packers = [
-            PartRebuilder(source, rebuilt, writers, packed_by, wanted[source.name])
+            PartRebuilder(
+                source, rebuilt, writers, packed_by, wanted[source.name], records.get(source.name)
+            )
             for source in sources
         ]
         try:
@@ -132,10 +138,15 @@ def _fault(packer: PartRebuilder, expected: dict | None, found: dict | None) -> 
     """Why nothing rebuilt from a source can be used, if so."""
     if packer.error is not None:
         return str(packer.error)
-    for key in ("md5", "pairs") if expected is not None else ():
+    for key in (_identity_of(expected), "pairs") if expected is not None else ():
         if found[key] != expected[key]:
             return (
-                f"{packer.source.path}: {key} is {found[key]}, but the pack was made from a "
-                f"source with {expected[key]}; restore the original file"
+                f"{packer.source.path}: {DIGEST_NAMES.get(key, key)} is {found[key]}, but the pack "
+                f"was made from a source with {expected[key]}; restore the original file"
             )
     return None
+
+
+def _identity_of(record: dict | None) -> str:
+    """The key of a record that identifies its source: packs of earlier releases have md5 only."""
+    return "md5" if record is not None and record.get("xxh128") is None else "xxh128"

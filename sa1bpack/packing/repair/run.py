@@ -66,10 +66,10 @@ def repair(
     progress
         Show progress on stderr. Default: if it is a terminal.
 
-    A source must be the file that the pack was made from: its size, its md5 and its pairs are
-    compared, and nothing is taken from another one. What cannot be repaired is in the result's
-    `left`, and stays as it was. If it fails or is killed at any moment, the pack opens as it did
-    before, and the same call resumes the repair.
+    A source must be the file that the pack was made from: its size, its XXH3-128 (its md5 if the
+    pack records no other) and its pairs are compared, and nothing is taken from another one. What
+    cannot be repaired is in the result's `left`, and stays as it was. If it fails or is killed at
+    any moment, the pack opens as it did before, and the same call resumes the repair.
 
     If manifest.json is lost, the options come from the shards; the records of sources are restored
     by reading them again, and sources that are given but not in the pack are added.
@@ -327,7 +327,9 @@ class _Repair:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         sources = [source for name, source in self._sources.items() if name not in spoilt]
-        packed = pack_into(self._state, sources, self._workers, {}, None, self._show_progress)
+        packed = pack_into(
+            self._state, sources, self._workers, {}, False, None, self._show_progress
+        )
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
         known = {source for source, _ in self._state.shards} | spoilt

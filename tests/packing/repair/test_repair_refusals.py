@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from damaged_packs import FIRST, SECOND, flip
+from damaged_packs import FIRST, SECOND, flip, forget_xxh128
 from small_tars import SMALL, contents, members, write_tar
 from unprivileged import without_privileges
 
@@ -50,12 +50,16 @@ def test_a_tar_that_is_not_the_one_that_was_packed_changes_nothing(root, tars, t
     assert contents(root) == before
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_md5(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "earlier"), [(1, False), (2, False), (1, True), (2, True)])
+def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_digest(
+    tmp_path, workers, earlier
+):
     found = members(range(10))
     tar = write_tar(tmp_path / "sa_000000.tar", found, shuffle=None, compress=False)
     root = tmp_path / "pack"
-    sa1bpack.pack(tar, root, workers=1, **SMALL)
+    sa1bpack.pack(tar, root, workers=1, md5=earlier, **SMALL)
+    if earlier:
+        forget_xxh128(root)
     flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
     before = contents(root)
     data = bytearray(tar.read_bytes())
@@ -68,10 +72,23 @@ def test_a_tar_of_the_same_size_and_other_images_is_refused_by_its_md5(tmp_path,
     shutil.rmtree(root / "shards" / "sa_000000-002")
     result = sa1bpack.repair(root, tar, workers=workers)
     assert result.repaired == []
-    assert "md5 is" in result.left[FIRST] and "md5 is" in result.left["sa_000000-002"]
+    kind = "md5 is" if earlier else "XXH3-128 is"
+    assert kind in result.left[FIRST] and kind in result.left["sa_000000-002"]
     assert contents(root) == {
         name: data for name, data in before.items() if "sa_000000-002" not in name
     }
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pack_of_an_earlier_release_is_repaired_to_its_bytes(root, tars, workers):
+    shutil.rmtree(root)
+    sa1bpack.pack(tars, root, workers=1, md5=True, **SMALL)
+    forget_xxh128(root)
+    expected = contents(root)
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    result = sa1bpack.repair(root, tars, workers=workers)
+    assert result.ok and result.repaired == [FIRST]
+    assert contents(root) == expected
 
 
 def test_files_that_are_not_the_packs_are_listed_and_never_touched(root, tars, expected):
