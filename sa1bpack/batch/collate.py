@@ -53,9 +53,10 @@ class Collate:
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     ================  ========  ================================================================
 
-    Batches of Loader and make_dataloader have three more keys, which are not tensors: `epoch` and
-    `number` (int: the epoch, and the number of the batch in it) and `spec` (str: the spec of the
-    samples, `ds.spec_text`).
+    With `sample_spec` there is one more key, which is not a tensor: `spec` (str: `ds.spec_text`),
+    by which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
+    make_dataloader always have it, and two more: `epoch` and `number` (int: the epoch, and the
+    number of the batch in it).
 
     Padding is zero. Keys that a transform removed from the samples are not in the batch; keys that
     it added become lists with one entry per sample. Images and bool masks may have any shape, and
@@ -92,8 +93,8 @@ class Collate:
                 has one, `max_dropped`.
             canvas: S, for images without a canvas (fit native): they are put at the top left of
                 one, which is zero elsewhere. At least `ds.layout.image_size`.
-            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, and
-                whether masks are bits.
+            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
+                masks are bits, and `spec` in the batch.
 
         Raises:
             OptionError: a value that cannot be used.
@@ -113,6 +114,7 @@ class Collate:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
+        self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -177,6 +179,8 @@ class Collate:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
             batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
+        if self._spec_text is not None:
+            batch["spec"] = self._spec_text
         return batch
 
     def _without(self, errors: list[ReadError], samples: Sequence) -> list[Sample]:

@@ -401,7 +401,7 @@ class Dataset:
 
     @property
     def spec(self) -> SampleSpec:
-        """How pixels and masks look, by the options and the pack's layout."""
+        """How pixels, masks and coordinates look, by the options and the pack's layout."""
         return self._spec
 
     @property
@@ -412,7 +412,7 @@ class Dataset:
         included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
         difference, nor do native images, which a batch puts on canvases.
         """
-        return self._spec.as_text(self._options.coordinates)
+        return self._spec.as_text()
 
     @property
     def mask_size(self) -> int:

@@ -83,7 +83,9 @@ class Pipeline:
     the number of ranks.
 
     `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
-    images. A batch whose `spec` differs from that of `ds` is refused.
+    images. A batch whose `spec` differs from that of `ds` is refused. A batch without one, from a
+    Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on a CPU
+    its sizes and boxes, but source coordinates cannot always be told from stored ones.
     """
 
     def __init__(

@@ -10,6 +10,7 @@ from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
+from sa1bpack.transforms import Pipeline
 
 
 @pytest.fixture
@@ -121,6 +122,17 @@ def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
     assert Collate(canvas=16384).plan([ds[0]]).canvas == 16384
     with pytest.raises(OptionError, match=r"canvas is .*: choose a whole number from 1 to 16384"):
         Collate(canvas=16385)
+
+
+def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
+    stored = ds.with_options(coordinates="stored")
+    samples = [stored[0], stored[3]]
+    batch = Collate(sample_spec=stored.spec)(samples)
+    assert batch["spec"] == stored.spec_text and "stored coordinates" in batch["spec"]
+    assert batch.keys() - Collate()(samples).keys() == {"spec"}
+    with pytest.raises(OptionError, match="create the pipeline with the dataset that the batches"):
+        Pipeline(ds)(batch)
+    assert "boxes" in Pipeline(stored)(batch)
 
 
 def test_anything_but_a_list_of_samples_is_refused(ds):
