@@ -104,8 +104,8 @@ class Pipeline:
     ):
         """
         Args:
-            ds: the dataset that the batches come from. Its layout, mask_size and options define the
-                meaning of the numbers of a batch.
+            ds: the dataset that the batches come from, or a torch Subset of it. Its layout,
+                mask_size and options define the meaning of the numbers of a batch.
             steps: geometric steps, then at most one ColorJitter, then at most one Mixup.
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
@@ -120,7 +120,7 @@ class Pipeline:
         Raises:
             OptionError: an invalid value.
         """
-        check_dataset(ds)
+        ds = check_dataset(ds)
         self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
         self.cells = ds.mask_size  # side of the grid in the batch

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import open as open_pack
@@ -132,7 +133,13 @@ def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
     assert batch.keys() - Collate()(samples).keys() == {"spec"}
     with pytest.raises(OptionError, match="create the pipeline with the dataset that the batches"):
         Pipeline(ds)(batch)
-    assert "boxes" in Pipeline(stored)(batch)
+    for described in (stored, Subset(stored, [3]), Subset(Subset(stored, [0, 3]), [1])):
+        assert "boxes" in Pipeline(described)(batch)
+
+
+def test_a_pipeline_of_a_split_of_another_dataset_is_refused():
+    with pytest.raises(OptionError, match=r"ds is a .*TensorDataset: pass the dataset"):
+        Pipeline(Subset(TensorDataset(torch.zeros(3)), [0]))
 
 
 def test_anything_but_a_list_of_samples_is_refused(ds):
