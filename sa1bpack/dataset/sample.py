@@ -26,7 +26,7 @@ from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, Reso
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.format.image_place import image_nbytes, image_planes
+from sa1bpack.format.image_bytes import image_nbytes, image_planes
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
