@@ -242,10 +242,10 @@ class Pipeline:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
         to_canvas = frame.maps.inverse().of(owner)
-        unit, to_stored = self._units(batch)
+        source_pixel, to_stored = self._scales(batch)
         if "bboxes" in batch:
             check_boxes(batch["bboxes"], owner, batch["sizes"], self.coordinates)
-            edges = box_edges(done.pop("bboxes").reshape(-1, 4), unit[owner])
+            edges = box_edges(done.pop("bboxes").reshape(-1, 4), source_pixel[owner])
             boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
             done["boxes"] = boxes.float().view(*shape, 4)
@@ -306,7 +306,7 @@ class Pipeline:
             source = source.amax(1, keepdim=True).expand(-1, 2)
         return scaling(self.cells / source)
 
-    def _units(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scales(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,
         and the scale from these to stored coordinates."""
         sizes = batch["sizes"].double()
