@@ -23,7 +23,7 @@ _MODULES = {
     "info": "sa1bpack.report.info",
     "show": "sa1bpack.report.show",
     "write_report": "sa1bpack.report.write_report",
-    "open": "sa1bpack.dataset.dataset",
+    "open": "sa1bpack.dataset.open_pack",
     "Dataset": "sa1bpack.dataset.dataset",
     "Collate": "sa1bpack.batch.collate",
     "SequentialOrder": "sa1bpack.order.orders",

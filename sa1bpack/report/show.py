@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sa1bpack.arguments import local_path, torch_subset
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.choose import chosen

@@ -7,7 +7,7 @@ from batches import same
 from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sa1bpack.dataset import shard_cache, shards
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.resources import mapping_budget, mapping_limit
 from sa1bpack.dataset.shard_cache import ShardCache
 from sa1bpack.errors import FormatError, ReadError, ResourceShortage
@@ -553,7 +553,7 @@ def test_garbage_is_collected_with_no_lock_held(packed, cache, around, monkeypat
 REAL_LIMITS = """
 import ctypes, mmap, resource, sys
 from pathlib import Path
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import ResourceShortage
 
 root = sys.argv[1]

@@ -9,7 +9,7 @@ import torch
 from batches import OF_LOADERS
 
 import sa1bpack
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
