@@ -24,7 +24,7 @@ import torch
 from load import Epoch, Task, build, measure, table, warm
 from steps import steps_table
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 

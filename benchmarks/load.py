@@ -38,7 +38,7 @@ from synthetic import make_tar
 
 import sa1bpack
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 

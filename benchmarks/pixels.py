@@ -23,7 +23,7 @@ from PIL import Image
 
 import sa1bpack
 from sa1bpack.format import Shard, open_shard
-from sa1bpack.format.image_place import canvas_spans
+from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.pixels import decode_into, decode_yuv420_into, yuv420_to_rgb
 
 SA1B_IMAGES = 11_185_362

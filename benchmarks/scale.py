@@ -156,7 +156,7 @@ def mappings() -> int:
 
 def measure(root: Path, copies: int, repeats: int = 2000) -> dict[str, float]:
     """Open a pack and read samples of it at random; times are medians in microseconds."""
-    from sa1bpack.dataset.dataset import open as open_pack
+    from sa1bpack.dataset.open_pack import open as open_pack
 
     before = memory()
     start = time.perf_counter()

@@ -9,7 +9,7 @@
 from importlib import import_module
 
 # Public name → module, imported on first use: reading a pack never loads the packer.
-_HOMES = {
+_MODULES = {
     "pack": "sa1bpack.packing.run",
     "PackOptions": "sa1bpack.packing.options",
     "PackResult": "sa1bpack.packing.run",
@@ -23,7 +23,7 @@ _HOMES = {
     "info": "sa1bpack.report.info",
     "show": "sa1bpack.report.show",
     "write_report": "sa1bpack.report.write_report",
-    "open": "sa1bpack.dataset.dataset",
+    "open": "sa1bpack.dataset.open_pack",
     "Dataset": "sa1bpack.dataset.dataset",
     "Collate": "sa1bpack.batch.collate",
     "SequentialOrder": "sa1bpack.order.orders",
@@ -41,19 +41,19 @@ _HOMES = {
     "LoaderError": "sa1bpack.errors",
 }
 
-# Namespaces of their own.
-_ROOMS = ("errors", "masks", "transforms")
+# Public modules.
+_NAMESPACES = ("errors", "masks", "transforms")
 
-__all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
+__all__ = ["__version__", *sorted(_MODULES), *_NAMESPACES]
 
 
 def __getattr__(name: str):
     if name == "__version__":
         return import_module("importlib.metadata").version("sa1bpack")
-    if name in _ROOMS:
+    if name in _NAMESPACES:
         return import_module(f"sa1bpack.{name}")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'sa1bpack' has no attribute {name!r}")
 
 

@@ -59,6 +59,24 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def torch_subset(value: Any) -> tuple[Any, list[Any]]:
+    """What a `torch.utils.data.Subset` selects from, and its indices.
+
+    A Subset of a Subset has several: `for indices in reversed(found): dataset = dataset[indices]`.
+    Anything else is returned as it is, without indices. torch need not be loaded to tell.
+    """
+    found = []
+    while _is_torch_subset(value):
+        found.append(value.indices)
+        value = value.dataset
+    return value, found
+
+
+def _is_torch_subset(value: Any) -> bool:
+    kind = type(value)
+    return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")
+
+
 def local_path(name: str, value: str | os.PathLike) -> Path:
     """Return a path of this machine, with `~` expanded.
 

@@ -1,7 +1,7 @@
 """Copies the pixels of one stored image into a batch's canvas: compiled, without the GIL.
 
 A stored image is `height` x `width` pixels, rgb or the planes Y, Cb, Cr of yuv420, with or without
-the padding of a canvas; see `sa1bpack.format.image_place`. A batch has canvases of one size, zero
+the padding of a canvas; see `sa1bpack.format.image_bytes`. A batch has canvases of one size, zero
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 

@@ -53,9 +53,10 @@ class Collate:
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     ================  ========  ================================================================
 
-    Batches of Loader and make_dataloader have three more keys, which are not tensors: `epoch` and
-    `number` (int: the epoch, and the number of the batch in it) and `spec` (str: the spec of the
-    samples, `ds.spec_text`).
+    With `sample_spec` there is one more key, which is not a tensor: `spec` (str: `ds.spec_text`),
+    by which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
+    make_dataloader always have it, and two more: `epoch` and `number` (int: the epoch, and the
+    number of the batch in it).
 
     Padding is zero. Keys that a transform removed from the samples are not in the batch; keys that
     it added become lists with one entry per sample. Images and bool masks may have any shape, and
@@ -85,13 +86,15 @@ class Collate:
             seed: of the random choice.
             pad_to_max: M is always `max_masks`, so that all batches have the same shape.
             on_error: how to treat samples that the dataset could not read. "raise": raise the
-                ReadError. "drop": drop them, log a warning that names them, and list them in
-                `dropped` and in the batch. Needs a dataset with `on_error="return"`. They are not
-                replaced, and a batch in which no sample remains is a LoaderError.
+                ReadError. "drop": drop them and list them in `dropped` and in the batch, with one
+                logged warning per shard and process. Needs a dataset with `on_error="return"`.
+                They are not replaced, and a batch in which no sample remains is a LoaderError.
+                There is no other limit, because a Collate does not know the epoch: make_dataloader
+                has one, `max_dropped`.
             canvas: S, for images without a canvas (fit native): they are put at the top left of
                 one, which is zero elsewhere. At least `ds.layout.image_size`.
-            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, and
-                whether masks are bits.
+            sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
+                masks are bits, and `spec` in the batch.
 
         Raises:
             OptionError: a value that cannot be used.
@@ -102,6 +105,7 @@ class Collate:
         self.on_error = on_error
         self.capacity = fixed_capacity(pad_to_max, self.choice, self.layout)
         self.dropped: list[ReadError] = []  # only those of this process
+        self._warned: set[str] = set()  # shards with dropped samples
         if sample_spec is not None and not isinstance(sample_spec, SampleSpec):
             raise OptionError(f"sample_spec is {sample_spec!r}: pass the `spec` of a dataset")
         if canvas is None and sample_spec is not None and sample_spec.image.flat:
@@ -110,6 +114,7 @@ class Collate:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
+        self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -174,13 +179,14 @@ class Collate:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
             batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
+        if self._spec_text is not None:
+            batch["spec"] = self._spec_text
         return batch
 
     def _without(self, errors: list[ReadError], samples: Sequence) -> list[Sample]:
         if self.on_error == "raise":
             raise errors[0]
-        for error in errors:
-            _log.warning("dropped: %s", error)
+        warn_of_dropped(errors, self._warned)
         self.dropped += errors
         kept = [sample for sample in samples if not isinstance(sample, ReadError)]
         if not kept:
@@ -188,6 +194,18 @@ class Collate:
                 f"none of the {len(errors)} samples of a batch could be read: {errors[0]}"
             )
         return kept
+
+
+def warn_of_dropped(errors: list[ReadError], warned: set[str]) -> None:
+    """Log one warning for each shard that is not in `warned` yet, and add it to that set."""
+    for error in errors:
+        if error.shard not in warned:
+            warned.add(error.shard)
+            _log.warning(
+                "dropped: %s (further samples of shard %s are dropped without a message)",
+                error,
+                error.shard,
+            )
 
 
 def fixed_capacity(pad_to_max: bool, choice: MaskChoice, layout: MaskLayout) -> int | None:

@@ -1,9 +1,7 @@
 """The map-style dataset over a pack."""
 
 import dataclasses
-import logging
 import operator
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.columns import (
     Columns,
     iterate_columns,
@@ -22,84 +20,11 @@ from sa1bpack.dataset.columns import (
 )
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Lookup, Rows, concatenated, row_array, rows_at, take
-from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.zarr_metadata import canonical_json
-
-_log = logging.getLogger("sa1bpack")
-_reported: set[Path] = set()  # incomplete packs that a warning was logged for
-
-
-def open(
-    path: str | os.PathLike,
-    *,
-    masks: str = "bits",
-    mask_size: int | None = None,
-    mask_sampling: str | None = None,
-    pixels: str = "rgb",
-    coordinates: str = "source",
-    transform: Callable[[Sample], Any] | None = None,
-    on_error: str = "raise",
-    check: str = "open",
-) -> "Dataset":
-    """Open a pack for training.
-
-    Args:
-        path: folder of the pack; `~` is expanded.
-        masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
-            a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
-            the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
-            runs; without one, `run_ends` and `run_offset` take the place of masks.
-        mask_size: cells per side of the grid, a multiple of 8 up to 4096; None: the pack's.
-        mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
-        pixels: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
-            stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
-        coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
-            "stored": pixels of the stored image: x is multiplied by stored width / source width,
-            y by stored height / source height, widths and heights likewise. Areas are never scaled.
-        transform: called with the sample dict; what it returns is the sample. The arrays are
-            read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
-            to the tensor ends the process (SIGSEGV).
-        on_error: what a batched fetch (`__getitems__`, which torch's DataLoader uses) does with a
-            sample that cannot be read. "raise" raises ReadError. "return" puts the ReadError into
-            the list in place of the sample, for `Collate(on_error="drop")` to count and drop.
-        check: what is compared with what was written. "open": the structure, when the pack and each
-            shard are opened: metadata, lengths of files, offsets, ids; no bytes of samples. "read":
-            also the bytes, whenever something is read. The index is compared with its digests at
-            once (24 bytes per sample). A sample is copied out of its files and all of it is
-            compared with its checksum; `ds[i]`, Loader and make_dataloader return that copy, so no
-            later change of a file shows in it. Columns are compared with the digest of their file.
-            What differs, is cut short or cannot be read is a ReadError; for columns and the index,
-            a FormatError. `ds.shards` remains unchecked memory maps.
-
-    A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
-
-    An incomplete pack is opened as far as it goes; the log (logger "sa1bpack") has one warning per
-    process and pack that names the counts.
-
-    Raises:
-        FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
-            index is not what the format demands. Shards are checked when they are first used.
-        VersionError: a newer major version of the format.
-        OptionError: a value that is not one of the choices, or a path that is a URL.
-        ResourceShortage: the system refuses a memory map or an open file.
-    """
-    options = SampleOptions(
-        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
-    )
-    pack = Pack(local_path("path", path))
-    _report_missing(pack)
-    return Dataset(pack, range(len(pack)), options)
-
-
-def _report_missing(pack: Pack) -> None:
-    """Log what an incomplete pack holds, once per process and pack."""
-    root = pack.root.resolve()
-    if not pack.manifest.complete and root not in _reported:
-        _reported.add(root)
-        _log.warning("%s", pack.missing())
 
 
 class Dataset:
@@ -401,7 +326,7 @@ class Dataset:
 
     @property
     def spec(self) -> SampleSpec:
-        """How pixels and masks look, by the options and the pack's layout."""
+        """How pixels, masks and coordinates look, by the options and the pack's layout."""
         return self._spec
 
     @property
@@ -412,7 +337,7 @@ class Dataset:
         included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
         difference, nor do native images, which a batch puts on canvases.
         """
-        return self._spec.as_text(self._options.coordinates)
+        return self._spec.as_text()
 
     @property
     def mask_size(self) -> int:

@@ -11,7 +11,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format import Layout, Shard, ShardEntry, open_shard
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.image_bytes import image_nbytes
 
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")

@@ -26,7 +26,7 @@ from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, Reso
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.format.image_place import image_nbytes, image_planes
+from sa1bpack.format.image_bytes import image_nbytes, image_planes
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
@@ -63,18 +63,19 @@ class SampleOptions:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """How the images and masks of a pack's samples look; see `specs`."""
+    """How the images and masks of a pack's samples look (see `specs`), and their coordinates."""
 
     image: ImageSpec
     masks: MaskSpec
+    coordinates: str
 
     @classmethod
     def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleSpec":
         """What the options ask for. Raises OptionError if the pack cannot provide it."""
         masks = mask_spec(manifest, options.masks, options.mask_size, options.mask_sampling)
-        return cls(image_spec(manifest.layout, options.pixels), masks)
+        return cls(image_spec(manifest.layout, options.pixels), masks, options.coordinates)
 
-    def as_text(self, coordinates: str) -> str:
+    def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, source coordinates".
 
         It is the same wherever batches mean the same: packed and unpacked masks of one grid, drawn
@@ -85,7 +86,7 @@ class SampleSpec:
         kind = "runs" if self.masks.source == "runs" else "masks"
         return (
             f"{fit} {self.image.side} {pixels}, {kind} {self.masks.size} {self.masks.sampling}, "
-            f"{coordinates} coordinates"
+            f"{self.coordinates} coordinates"
         )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import torch_subset
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 
@@ -14,10 +15,7 @@ def as_dataset(value: Any) -> Dataset:
     A Subset, such as `random_split` returns, becomes the same samples as a Dataset. Raises
     OptionError for anything else, IndexError for a Subset with indices out of range.
     """
-    found, selections = value, []
-    while _is_torch_subset(found):
-        selections.append(found.indices)
-        found = found.dataset
+    found, selections = torch_subset(value)
     if not isinstance(found, Dataset):
         kind = type(found)
         inside = " inside a torch Subset" if selections else ""
@@ -30,9 +28,3 @@ def as_dataset(value: Any) -> Dataset:
     for indices in reversed(selections):
         found = found[np.asarray(indices, np.int64)]
     return found
-
-
-def _is_torch_subset(value: Any) -> bool:
-    """Whether this is torch.utils.data.Subset itself: torch need not be loaded to tell."""
-    kind = type(value)
-    return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")

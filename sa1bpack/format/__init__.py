@@ -4,7 +4,7 @@ docs/format.md is the specification. A pack is a Zarr v3 group whose chunk files
 memory-mapped as they are.
 
     layout          the arrays of a shard: types, shapes, order
-    image_place     where the pixels of an image lie in its bytes
+    image_bytes     where the pixels of an image lie in its bytes
     zarr_metadata   chunk-file arithmetic and the metadata that describes it
     append_file     a file that is written once, past the page cache, and hashed meanwhile
     shard_writer    samples into a working folder, published by one rename

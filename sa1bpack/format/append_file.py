@@ -68,7 +68,7 @@ class AppendFile:
                 continue
             taken = min(STAGE_BYTES - self._staged, data.size)
             self._stage[self._staged : self._staged + taken] = data[:taken]
-            self._fill(taken)
+            self._advance(taken)
             data = data[taken:]
 
     def skip(self, count: int) -> None:
@@ -85,11 +85,11 @@ class AppendFile:
 
     def _stage_zeros(self, count: int) -> int:
         self._stage[self._staged : self._staged + count] = 0
-        self._fill(count)
+        self._advance(count)
         return count
 
-    def _fill(self, count: int) -> None:
-        """Count `count` more bytes of the stage as filled, and write it once it is full."""
+    def _advance(self, count: int) -> None:
+        """Count `count` more staged bytes, and write the stage once it is full."""
         self._staged += count
         if self._staged == STAGE_BYTES:
             self._write(self._stage)

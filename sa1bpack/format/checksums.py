@@ -11,7 +11,7 @@ import xxhash
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.files import byte_view, naming, open_file, read_metadata_file
-from sa1bpack.format.image_place import canvas_spans
+from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import Layout
 from sa1bpack.wording import brief
 

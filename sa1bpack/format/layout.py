@@ -4,7 +4,7 @@ The arrays are defined here alone; docs/format.md shows the same table, and a te
 Axes are named, not numbered: a *sample* is one image, a *mask* one annotation of an image, a *run*
 one stretch of equal pixels of a mask, an *image byte* one byte of an image that is stored without
 padding. Ragged data is flat along its own axis; an offset array on the axis above says where the
-part of each row starts. Where the pixels of an image lie in its bytes is defined in `image_place`.
+part of each row starts. Where the pixels of an image lie in its bytes is defined in `image_bytes`.
 """
 
 import dataclasses
@@ -262,7 +262,7 @@ def _image_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
             array_spec(
                 "image_offset", "<i8", ("sample_edge",), axis="sample", child_axis="image_byte"
             ),
-            # the bytes of the images in sequence, see image_place
+            # the bytes of the images in sequence, see image_bytes
             array_spec("image", "|u1", ("image_byte",), axis="image_byte"),
         )
     if layout.pixels == "yuv420":

@@ -6,7 +6,7 @@ import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.checksums import rows_checksum
-from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.layout import ArraySpec, Extent, Layout
 
 # The rows of one sample by array name: per-sample arrays as the bare row or with a leading axis of

@@ -16,7 +16,7 @@ from sa1bpack.format.array_reader import (
     map_array,
     read_metadata,
 )
-from sa1bpack.format.image_place import image_nbytes, image_planes
+from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.manifest import Count, ShardEntry
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata

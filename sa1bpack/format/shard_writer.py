@@ -17,7 +17,7 @@ from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format.append_file import AppendFile
 from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_durably
-from sa1bpack.format.image_place import canvas_spans
+from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
 from sa1bpack.format.sample_rows import sample_extent, stored_height

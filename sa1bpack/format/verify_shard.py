@@ -16,7 +16,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import describe_fall, first_fall
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
 from sa1bpack.format.files import byte_view, naming
-from sa1bpack.format.image_place import image_nbytes, is_zero_beyond
+from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
 from sa1bpack.format.problems import Findings

@@ -84,7 +84,7 @@ class _SendingCollate(Collate):
         batch = _SentBatch(super().__call__(kept, out) if kept else {})
         batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if kept:
-            batch["epoch"], batch["spec"] = self.epoch, self._spec_text
+            batch["epoch"] = self.epoch
         return batch
 
 

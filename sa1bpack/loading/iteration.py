@@ -1,22 +1,18 @@
 """Iterations of loaders: the handling of an epoch that Loader and PackDataLoader share."""
 
-import logging
 import os
 import threading
 import traceback
 from math import ceil
 from typing import Any, Protocol
 
+from sa1bpack.batch.collate import Batch, warn_of_dropped
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
-
-Batch = dict[str, Any]
-
-_log = logging.getLogger("sa1bpack")
 
 
 class Run(Protocol):
@@ -52,14 +48,7 @@ class DroppedSamples:
 
         Raises LoaderError beyond the limit.
         """
-        for error in errors:
-            if error.shard not in self._shards:
-                self._shards.add(error.shard)
-                _log.warning(
-                    "dropped: %s (further samples of shard %s are dropped without a message)",
-                    error,
-                    error.shard,
-                )
+        warn_of_dropped(errors, self._shards)
         self.errors += errors
         count, limit = before + len(errors), ceil(self.share * samples)
         if count > limit:

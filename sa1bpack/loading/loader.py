@@ -141,10 +141,7 @@ class Loader(BatchReader):
         held, device_bytes = largest.nbytes, 0
         if self._device.pinned:
             held = 1 << max(largest.nbytes - 1, 0).bit_length()
-            final = BatchSpec.of(ds, options.layout, to_device=False)
-            made = LargestBatch.of(
-                ds, final, largest.samples, self._choice, options.capacity
-            ).regions
+            made = largest.regions_of(BatchSpec.of(ds, options.layout, to_device=False))
             keys = ["masks"] * ("masks" in made) + ["images"] * self._spec.to_rgb
             device_bytes = count * largest.nbytes + 2 * sum(made[key].nbytes for key in keys)
         shards = min(most_open_shards() + self._threads * OPEN_SAMPLES, len(ds.shards))

@@ -22,7 +22,7 @@ from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
-from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
 
 # Key of a sample → array of a shard.

@@ -64,13 +64,18 @@ class LoadingPlan:
 class LargestBatch:
     """The largest possible batch, in a buffer.
 
-    samples, most_masks, nbytes, regions  see LoadingPlan
+    samples, most_masks, nbytes  see LoadingPlan
+    regions   of the buffer, one per array
+    capacity  masks per sample in padded arrays
+    runs      ends of runs, usually
     """
 
     samples: int
     most_masks: int
     nbytes: int
     regions: Regions
+    capacity: int
+    runs: int
 
     @classmethod
     def of(
@@ -84,4 +89,10 @@ class LargestBatch:
         runs = expected_runs(ds, samples * most)
         capacity = most if capacity is None else capacity
         regions, nbytes = spec.regions(samples, capacity, samples * most, runs)
-        return cls(samples, most, nbytes, regions)
+        return cls(samples, most, nbytes, regions, capacity, runs)
+
+    def regions_of(self, spec: BatchSpec) -> Regions:
+        """The regions of the same batch in a buffer of another spec."""
+        masks = self.samples * self.most_masks
+        regions, _ = spec.regions(self.samples, self.capacity, masks, self.runs)
+        return regions

@@ -12,7 +12,7 @@ None of these steps creates a full-size mask.
 from importlib import import_module
 
 # Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
-_HOMES = {
+_MODULES = {
     "FITS": "raster",
     "MAX_MASK_SIZE": "grid",
     "MaskRule": "select",
@@ -38,10 +38,10 @@ _HOMES = {
     "window_map": "window",
 }
 
-__all__ = [*_HOMES]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(import_module(f"sa1bpack.masks.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"sa1bpack.masks.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}")

@@ -136,18 +136,18 @@ class CenterGrid(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def _fill_edges(axis, edge_row, edge_below):
-    """Fill the row tables of `AreaGrid` from the vertical axis."""
+def _edge_tables(axis, edge_row, edge_below):
+    """Write the row tables of `AreaGrid` from the vertical axis."""
     end = np.int64(axis.cells) * axis.cell
     for y in range(len(edge_row)):
-        place = min(max(np.int64(y) * axis.pixel - axis.start, 0), end)
-        edge_row[y] = place // axis.cell
-        edge_below[y] = axis.cell - place % axis.cell
+        position = min(max(np.int64(y) * axis.pixel - axis.start, 0), end)
+        edge_row[y] = position // axis.cell
+        edge_below[y] = axis.cell - position % axis.cell
 
 
 @njit(nogil=True, cache=True)
-def _fill_columns(axis, column_cell, column_part, column_rest, block_begin, block_end):
-    """Fill the column tables of `AreaGrid` from the horizontal axis."""
+def _column_tables(axis, column_cell, column_part, column_rest, block_begin, block_end):
+    """Write the column tables of `AreaGrid` from the horizontal axis."""
     cell = np.int64(axis.cell)
     blocks = len(block_end)
     first = 8 * blocks - axis.cells if axis.mirrored else 0  # number of the leftmost cell column
@@ -162,18 +162,18 @@ def _fill_columns(axis, column_cell, column_part, column_rest, block_begin, bloc
         column_part[x] = part
         column_rest[x] = right - left - part
     for b in range(blocks + 1):
-        place = min(max(8 * b - first, 0), axis.cells) * cell + axis.start
-        block_begin[b] = min(max(place // axis.pixel, 0), axis.pixels)
+        position = min(max(8 * b - first, 0), axis.cells) * cell + axis.start
+        block_begin[b] = min(max(position // axis.pixel, 0), axis.pixels)
         if b:
-            block_end[b - 1] = min(max(-(-place // axis.pixel), 0), axis.pixels)
+            block_end[b - 1] = min(max(-(-position // axis.pixel), 0), axis.pixels)
 
 
 @njit(nogil=True, cache=True)
-def _fill_centers(axis, numbers):
+def _center_table(axis, numbers):
     """Count the cells whose centre is before each pixel edge, 0 to len(numbers) - 1."""
     for x in range(len(numbers)):
-        place = 2 * (np.int64(x) * axis.pixel - axis.start)
-        before = -((axis.cell - place) // (2 * axis.cell))
+        position = 2 * (np.int64(x) * axis.pixel - axis.start)
+        before = -((axis.cell - position) // (2 * axis.cell))
         numbers[x] = min(max(before, 0), axis.cells)
 
 
@@ -188,8 +188,8 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     edges = [np.empty(y.pixels + 1, np.int32) for _ in range(2)]
     columns = [np.empty(x.pixels, np.int32) for _ in range(3)]
     columns += [np.empty(blocks + 1, np.int64), np.empty(blocks, np.int64)]
-    _fill_edges(y, *edges)
-    _fill_columns(x, *columns)
+    _edge_tables(y, *edges)
+    _column_tables(x, *columns)
     for table in edges + columns:
         table.flags.writeable = False
     return AreaGrid(
@@ -202,8 +202,8 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
 def center_grid(y: Axis, x: Axis) -> CenterGrid:
     """Return the tables for sampling at the cells' centres."""
     edge_center, column_center = np.empty(y.pixels + 1, np.int32), np.empty(x.pixels, np.int32)
-    _fill_centers(y, edge_center)
-    _fill_centers(x, column_center)
+    _center_table(y, edge_center)
+    _center_table(x, column_center)
     if y.mirrored:
         edge_center = y.cells - edge_center
     centers = 2 * x.start + (2 * np.arange(x.cells) + 1) * x.cell

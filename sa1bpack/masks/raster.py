@@ -36,7 +36,7 @@ FITS = ("pad", "native", "squash")
 
 
 @njit(nogil=True, cache=True)
-def _fill_center(run_ends, run_offset, grid, out):
+def _rasterize_center(run_ends, run_offset, grid, out):
     """Write the bits of all masks, sampled at the cells' centres.
 
     Invariant: while the runs are walked, a set bit of `bits` marks a row where its column changes
@@ -58,8 +58,8 @@ def _fill_center(run_ends, run_offset, grid, out):
                 run += 2
             if run >= len(ends) or grid.center_column[j] >= grid.width:
                 break
-            place = grid.columns - 1 - j if grid.mirror_x else j
-            byte, bit = place >> 3, np.uint8(1 << (place & 7))
+            column = grid.columns - 1 - j if grid.mirror_x else j
+            byte, bit = column >> 3, np.uint8(1 << (column & 7))
             for r in range(run, len(ends), 2):
                 if ends[r - 1] >= top + height:
                     break
@@ -158,7 +158,7 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
 
 
 @njit(nogil=True, cache=True)
-def _fill_area(run_ends, run_offset, grid, acc, out):
+def _rasterize_area(run_ends, run_offset, grid, acc, out):
     """Write the bits of all masks by the covered area of each cell.
 
     Cell columns are processed in blocks of 8, one byte of `out`. Invariant: for cell column
@@ -218,12 +218,12 @@ def draw_grid(
     run_ends, run_offset = check_image_runs(run_ends, run_offset, y.pixels * x.pixels)
     out = bits_for(len(run_offset) - 1, y.cells, x.cells, out)
     if sampling == "center":
-        _fill_center(run_ends, run_offset, center_grid(y, x), out)
+        _rasterize_center(run_ends, run_offset, center_grid(y, x), out)
     else:
         # A covered area never exceeds the cell's; intermediate sums may overflow.
         small = y.cell * x.cell < 2**31
         acc = np.zeros((y.cells + 2, 8), np.int32 if small else np.int64)
-        _fill_area(run_ends, run_offset, area_grid(y, x), acc, out)
+        _rasterize_area(run_ends, run_offset, area_grid(y, x), acc, out)
     return out
 
 

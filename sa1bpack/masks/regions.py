@@ -33,21 +33,21 @@ def _boundary_stretches(ends, height, begin, end, kind):
     shifts = np.array([0, 1, -1, height, -height])
     nexts = np.zeros(5, np.int64)  # the next end in each of the five
     found = 0
-    place = np.int64(0)
+    position = np.int64(0)
     while nexts[0] < len(ends):
         inside = 0
         following = np.int64(2**62)
         for i in range(5):
-            while nexts[i] < len(ends) and ends[nexts[i]] + shifts[i] <= place:
+            while nexts[i] < len(ends) and ends[nexts[i]] + shifts[i] <= position:
                 nexts[i] += 1
             if nexts[i] < len(ends):
                 inside += nexts[i] & 1
                 following = min(following, ends[nexts[i]] + shifts[i])
         if nexts[0] < len(ends) and nexts[0] & 1:
-            begin[found], end[found] = place, following
+            begin[found], end[found] = position, following
             kind[found] = _RIM if inside == 5 else _WHOLE
             found += 1
-        place = following
+        position = following
     return found
 
 
@@ -108,9 +108,13 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
     longest = 0
     for m in range(len(count)):
         longest = max(longest, run_offset[m + 1] - run_offset[m])
-    room = 5 * longest + 1 if region == 1 else longest // 2 + 1
-    begin, end, kind = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    total = np.empty(room, np.int64)
+    capacity = 5 * longest + 1 if region == 1 else longest // 2 + 1
+    begin, end, kind = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
+    total = np.empty(capacity, np.int64)
     box = np.array([0, 0, width, height])
     for m in range(len(count)):
         if len(boxes):
@@ -139,11 +143,11 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
             if not 0 <= number < count[m]:
                 continue
             i = np.searchsorted(total[:found], number, side="right")
-            place = begin[i] + number - (total[i - 1] if i else 0)
+            position = begin[i] + number - (total[i - 1] if i else 0)
             if kind[i] == _RIM:
-                place = _nth_on_rim(place, rows, top, bottom)
-            pixels[m, k, 0] = box[0] + place // rows
-            pixels[m, k, 1] = box[1] + place % rows
+                position = _nth_on_rim(position, rows, top, bottom)
+            pixels[m, k, 0] = box[0] + position // rows
+            pixels[m, k, 1] = box[1] + position % rows
 
 
 def check_region(run_ends, run_offset, height, width, region, boxes):

@@ -34,7 +34,7 @@ class MaskRule:
     Thresholds are inclusive, and NaN passes none. They are applied before the cap.
 
     Attributes:
-        max_masks: the cap, 0 or more; None for no cap.
+        max_masks: the cap, 1 or more; None for no cap.
         select: which masks the cap keeps. "largest": by area; "iou": by predicted IoU; "stability":
             by stability score; the highest first, and the lower index first among equals; "random":
             drawn without replacement, depending only on (seed, image_id, index of the mask), so
@@ -60,7 +60,7 @@ class MaskRule:
 
     def __post_init__(self):
         if self.max_masks is not None:
-            self._set("max_masks", whole_number("max_masks", self.max_masks, 0, MAX_MASKS))
+            self._set("max_masks", whole_number("max_masks", self.max_masks, 1, MAX_MASKS))
         choice("select", self.select, ORDERS)
         self._set("seed", whole_number("seed", self.seed, 0, MAX_SEED))
         self._set("min_area", whole_number("min_area", self.min_area, 0, MAX_AREA))

@@ -1,18 +1,18 @@
 """The order of the samples in each epoch; `epoch.py` cuts it into batches.
 
-A subset is a dataset as well (`ds[rows]`, `ds.where(...)`), so every order works over subsets. Its
-fingerprint differs, and so does its order.
+A subset is a dataset as well (`ds[rows]`, `ds.where(...)`, a torch Subset), so every order works
+over subsets. Its fingerprint differs, and so does its order.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.order import functions as pure
 from sa1bpack.order.functions import Key
@@ -84,12 +84,7 @@ class Order(ABC):
         if len(dataset) == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
         self.size = whole_number("the number of samples", len(dataset), 1, pure.MAX_SAMPLES - 1)
-        if not hasattr(dataset, "fingerprint"):
-            raise OptionError(
-                f"a {type(dataset).__name__} has no fingerprint; wrap it in Extent, or index a "
-                "dataset of sa1bpack instead of making a Subset of it: ds[indices]"
-            )
-        self.fingerprint = pure.check_fingerprint(dataset.fingerprint)
+        self.fingerprint = pure.check_fingerprint(_described(dataset).fingerprint)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -116,6 +111,22 @@ class Order(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.identity()})"
+
+
+def _described(dataset: Any) -> Ordered:
+    """The dataset, or the dataset of the samples that a torch Subset of one selects.
+
+    Raises OptionError if it has no fingerprint.
+    """
+    found, selections = torch_subset(dataset)
+    if not hasattr(found, "fingerprint"):
+        raise OptionError(
+            f"a {type(found).__name__} has no fingerprint: choose a dataset of sa1bpack.open, a "
+            "torch Subset of one, or describe another dataset by an Extent"
+        )
+    for indices in reversed(selections):
+        found = found[np.asarray(indices, np.int64)]
+    return found
 
 
 class SequentialOrder(Order):
@@ -178,7 +189,7 @@ class LocalShuffleOrder(_SeededOrder):
         super().__init__(dataset, seed)
         self.window = whole_number("window", window, 1, 2**32 - 1)
         self.block = whole_number("block", block, 1, 2**32 - 1)
-        self._bounds = _checked_bounds(dataset.shard_bounds(), self.size)
+        self._bounds = _checked_bounds(_described(dataset).shard_bounds(), self.size)
         self._digest = xxhash.xxh3_64_hexdigest(self._bounds.astype("<i8").tobytes())
         self._latest_plan = _Latest()
 

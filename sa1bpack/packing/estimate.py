@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from sa1bpack.format import Extent, Layout
-from sa1bpack.format.image_place import canvas_spans
+from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.options import PackOptions

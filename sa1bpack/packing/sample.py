@@ -10,7 +10,7 @@ import simplejpeg
 from sa1bpack import pixels
 from sa1bpack.errors import AnnotationError, MaskError, PackError
 from sa1bpack.format.append_file import page_aligned
-from sa1bpack.format.image_place import image_nbytes, image_planes
+from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.masks.raster import rasterize

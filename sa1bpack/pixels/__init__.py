@@ -12,7 +12,7 @@ from sa1bpack.pixels.header import MAX_PIXELS, JpegHeader, read_header
 
 # Public name → module, imported on first use: reading RGB needs no compiled kernel, and converting
 # stored pixels needs neither PIL nor a JPEG decoder.
-_HOMES = {
+_MODULES = {
     "RESAMPLES": "decode",
     "decode_into": "decode",
     "decode_yuv420_into": "decode",
@@ -33,6 +33,6 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(import_module(f"sa1bpack.pixels.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(import_module(f"sa1bpack.pixels.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'sa1bpack.pixels' has no attribute {name!r}")

@@ -77,11 +77,11 @@ def _row_height(row: Sequence[Subject | Unreadable], width: int) -> int:
 
 def write_header(draw: ImageDraw.ImageDraw, width: int, title: str, note: str) -> None:
     """Write the line above pictures with a total width of `width` screen pixels."""
-    room = width - 2 * _MARGIN
+    available = width - 2 * _MARGIN
     small = font(15)
-    note = shortened(plain_text(note), small, room * 0.6)
+    note = shortened(plain_text(note), small, available * 0.6)
     write_right(draw, width - _MARGIN, 24, note, font=small, fill=FAINT)
-    left_over = room - small.getlength(note) - _GAP
+    left_over = available - small.getlength(note) - _GAP
     draw.text(
         (_MARGIN, 18), shortened(plain_text(title), font(22), left_over), font=font(22), fill=INK
     )

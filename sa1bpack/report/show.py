@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import local_path, torch_subset
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
@@ -57,7 +58,8 @@ def show(
     and a warning is logged.
 
     Args:
-        pack: folder of a pack, or a dataset, which may be a subset; its hooks are not called.
+        pack: folder of a pack, or a dataset, which may be a subset, torch's Subset included; its
+            transform is not called.
         samples: number of random samples. Default: 12, or 1 with `large`.
         image_ids: samples with these ids, in this order.
         rows: samples at these indices of the dataset, in this order.
@@ -92,7 +94,10 @@ def draw_samples(
     large: bool = False,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged."""
-    dataset = pack if isinstance(pack, Dataset) else open_pack(local_path("pack", pack))
+    if isinstance(pack, Dataset) or torch_subset(pack)[1]:
+        dataset = as_dataset(pack)
+    else:
+        dataset = open_pack(local_path("pack", pack))
     if not len(dataset):
         raise OptionError(f"{dataset.root}: the dataset has no images to show")
     if samples is None and image_ids is None and rows is None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, local_path, whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
 from sa1bpack.format import completeness_of, read_manifest
 from sa1bpack.format.duplicates import find_duplicates

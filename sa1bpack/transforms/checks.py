@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.runs import RunBatch
 
@@ -18,11 +18,16 @@ BOX_REACH = 1.1  # how far boxes may extend, relative to the size of their image
 _REMEDY = "pass a batch as Loader, DataLoader and Collate make it"
 
 
-def check_dataset(ds: Any) -> None:
-    """Raise OptionError if `ds` does not describe the numbers of a batch."""
+def check_dataset(ds: Any) -> Any:
+    """Return the dataset that describes the numbers of a batch: `ds`, or that of a torch Subset.
+
+    Raises OptionError if it does not describe them.
+    """
+    ds, _ = torch_subset(ds)
     needed = ("layout", "options", "mask_size", "mask_sampling")
     if not all(hasattr(ds, name) for name in needed):
         raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
+    return ds
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:

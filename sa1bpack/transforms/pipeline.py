@@ -83,7 +83,9 @@ class Pipeline:
     the number of ranks.
 
     `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
-    images. A batch whose `spec` differs from that of `ds` is refused.
+    images. A batch whose `spec` differs from that of `ds` is refused. A batch without one, from a
+    Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on a CPU
+    its sizes and boxes, but source coordinates cannot always be told from stored ones.
     """
 
     def __init__(
@@ -102,8 +104,8 @@ class Pipeline:
     ):
         """
         Args:
-            ds: the dataset that the batches come from. Its layout, mask_size and options define the
-                meaning of the numbers of a batch.
+            ds: the dataset that the batches come from, or a torch Subset of it. Its layout,
+                mask_size and options define the meaning of the numbers of a batch.
             steps: geometric steps, then at most one ColorJitter, then at most one Mixup.
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
@@ -118,7 +120,7 @@ class Pipeline:
         Raises:
             OptionError: an invalid value.
         """
-        check_dataset(ds)
+        ds = check_dataset(ds)
         self.image_size, self.fit = ds.layout.image_size, ds.layout.fit
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
         self.cells = ds.mask_size  # side of the grid in the batch
@@ -240,10 +242,10 @@ class Pipeline:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
         to_canvas = frame.maps.inverse().of(owner)
-        unit, to_stored = self._units(batch)
+        source_pixel, to_stored = self._scales(batch)
         if "bboxes" in batch:
             check_boxes(batch["bboxes"], owner, batch["sizes"], self.coordinates)
-            edges = box_edges(done.pop("bboxes").reshape(-1, 4), unit[owner])
+            edges = box_edges(done.pop("bboxes").reshape(-1, 4), source_pixel[owner])
             boxes = move_boxes(edges * to_stored[owner].repeat(1, 2), to_canvas, extent)
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
             done["boxes"] = boxes.float().view(*shape, 4)
@@ -304,7 +306,7 @@ class Pipeline:
             source = source.amax(1, keepdim=True).expand(-1, 2)
         return scaling(self.cells / source)
 
-    def _units(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scales(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,
         and the scale from these to stored coordinates."""
         sizes = batch["sizes"].double()

@@ -54,10 +54,10 @@ def _boundary_of(runs: RunBatch) -> _Stretches:
     # Shifted by one more column, so that no position is negative; still below 2**32.
     keys, order = (mask * 2**32 + ends + shifts + height).flatten().sort()
     mask, height, step = mask.repeat(5)[order], height.repeat(5)[order], step.repeat(5)[order]
-    place = keys - mask * 2**32 - height
+    position = keys - mask * 2**32 - height
     foreground = (step * (order < len(ends))).cumsum(0)
     return _Stretches(
-        place, place.roll(-1), mask, foreground, step.cumsum(0) == 5, 5 * runs.run_offset
+        position, position.roll(-1), mask, foreground, step.cumsum(0) == 5, 5 * runs.run_offset
     )
 
 
@@ -149,12 +149,12 @@ class Region:
         number = torch.where(exists, numbers + self.first[:, None], 0)
         at = torch.searchsorted(self.total, number, right=True) - 1
         at = at.clamp(max=len(self.rim) - 1)
-        place = self.begin[at] + number - self.total[at]
+        position = self.begin[at] + number - self.total[at]
         box = _Boxes(*(side[:, None] for side in self.boxes))
-        place = torch.where(self.rim[at], box.nth_on_rim(place), place)
+        position = torch.where(self.rim[at], box.nth_on_rim(position), position)
         rows = box.rows.clamp(min=1)
-        column = place.div(rows, rounding_mode="floor")
-        pixels = torch.stack([box.x0 + column, box.y0 + place - column * rows], 2)
+        column = position.div(rows, rounding_mode="floor")
+        pixels = torch.stack([box.x0 + column, box.y0 + position - column * rows], 2)
         return torch.where(exists[..., None], pixels, -1)
 
 

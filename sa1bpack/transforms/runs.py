@@ -263,18 +263,18 @@ class _Axis:
     def edges(self, edge: torch.Tensor, sample: torch.Tensor) -> _Edges:
         """R of source edges int64 (n,), with the sample of each, int64 (n,)."""
         cell, mirrored = self.cell[sample], self.mirrored[sample]
-        place = edge * (self.cells * UNIT) - self.start[sample]
+        position = edge * (self.cells * UNIT) - self.start[sample]
         if self.center:
             # Cells whose centre is before the edge.
-            before = (2 * place + cell - 1).div(2 * cell, rounding_mode="floor")
+            before = (2 * position + cell - 1).div(2 * cell, rounding_mode="floor")
             before = before.clamp(0, self.cells)
             before = torch.where(mirrored, self.cells - before, before)
             return _Edges(before, torch.ones_like(before), None)
         end = self.cells * cell
-        place = torch.minimum(place.clamp(min=0), end)
-        place = torch.where(mirrored, end - place, place)
-        at = place.div(cell, rounding_mode="floor")
-        above = place - at * cell
+        position = torch.minimum(position.clamp(min=0), end)
+        position = torch.where(mirrored, end - position, position)
+        at = position.div(cell, rounding_mode="floor")
+        above = position - at * cell
         return _Edges(at, cell - above, above)
 
 

@@ -17,7 +17,7 @@ from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.plan import plan_batch
 from sa1bpack.batch.unpack import unpack_into
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 
 PER_MASK = (
@@ -285,20 +285,30 @@ def test_a_sample_that_cannot_be_read_is_an_error_by_default(damaged):
         Collate()(damaged.__getitems__([3, 4, 7]))
 
 
-def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds, caplog):
+def test_dropped_samples_are_counted_named_and_not_replaced(damaged, ds):
     """The rest of the batch is as it is without them; also if nothing is left."""
     collate = Collate(on_error="drop")
-    with caplog.at_level(logging.WARNING, "sa1bpack"):
-        batch = collate(damaged.__getitems__([3, 4, 7, 6]))
+    batch = collate(damaged.__getitems__([3, 4, 7, 6]))
     assert batch.pop("dropped").tolist() == [4, 6]
     expected = Collate()(ds.__getitems__([3, 7]))
     assert batch.keys() == expected.keys() and all(
         torch.equal(batch[key], expected[key]) for key in expected
     )
     assert [error.image_id for error in collate.dropped] == [4988, 4982]
-    assert "sa_4988.jpg" in caplog.text and "sa_4982.jpg" in caplog.text
     assert collate(damaged.__getitems__([1]))["dropped"].shape == (0,)
     assert len(collate.dropped) == 2
+
+
+def test_dropped_samples_are_logged_once_per_shard(damaged, caplog):
+    os.truncate(damaged.root / "shards/sa_000000-000/image/c.0.0.0.0", 100)
+    collate = Collate(on_error="drop")
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        for rows in ([3, 4, 8], [5, 8], [6, 0, 8]):
+            collate(damaged.__getitems__(rows))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("dropped: row 3 ") and "of shard sa_000000-000 are dropped" in first
+    assert second.startswith("dropped: row 4 ") and "of shard sa_000001-000 are dropped" in second
+    assert [error.row for error in collate.dropped] == [3, 4, 5, 6, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 from batches import same
+from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
+from sa1bpack.transforms import Pipeline
 
 
 @pytest.fixture
@@ -121,6 +123,23 @@ def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
     assert Collate(canvas=16384).plan([ds[0]]).canvas == 16384
     with pytest.raises(OptionError, match=r"canvas is .*: choose a whole number from 1 to 16384"):
         Collate(canvas=16385)
+
+
+def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
+    stored = ds.with_options(coordinates="stored")
+    samples = [stored[0], stored[3]]
+    batch = Collate(sample_spec=stored.spec)(samples)
+    assert batch["spec"] == stored.spec_text and "stored coordinates" in batch["spec"]
+    assert batch.keys() - Collate()(samples).keys() == {"spec"}
+    with pytest.raises(OptionError, match="create the pipeline with the dataset that the batches"):
+        Pipeline(ds)(batch)
+    for described in (stored, Subset(stored, [3]), Subset(Subset(stored, [0, 3]), [1])):
+        assert "boxes" in Pipeline(described)(batch)
+
+
+def test_a_pipeline_of_a_split_of_another_dataset_is_refused():
+    with pytest.raises(OptionError, match=r"ds is a .*TensorDataset: pass the dataset"):
+        Pipeline(Subset(TensorDataset(torch.zeros(3)), [0]))
 
 
 def test_anything_but_a_list_of_samples_is_refused(ds):

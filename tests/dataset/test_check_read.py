@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from batches import same as same_batch
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, OptionError, ReadError
 from sa1bpack.format import open_shard
 from sa1bpack.loading.dataloader import make_dataloader
@@ -287,7 +287,7 @@ def test_the_check_goes_with_the_dataset(root):
 CUT_WHILE_MAPPED = """
 import os, sys
 from pathlib import Path
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.loader import Loader
 from sa1bpack.errors import ReadError
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, ReadError, VersionError
 
 SHARD = "sa_000001-000"  # samples 4, 5, 6

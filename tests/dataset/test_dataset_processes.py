@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 
 # Newer Pythons warn of a fork while other threads run: torch has some, and that is the point here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -30,7 +30,7 @@ def ds(packed):
 def test_reading_samples_loads_neither_torch_nor_numba(packed):
     """They take longer to import, and more memory, than everything else together."""
     code = (
-        "import sys; from sa1bpack.dataset.dataset import open; open(sys.argv[1])[0];"
+        "import sys; from sa1bpack.dataset.open_pack import open; open(sys.argv[1])[0];"
         "assert not {'torch', 'numba', 'zarr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(packed.root)], check=True)

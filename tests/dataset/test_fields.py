@@ -7,7 +7,6 @@ import pytest
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.dataset.fields import (
     MASK_COLUMNS,
     MASK_FIELDS,
@@ -16,6 +15,7 @@ from sa1bpack.dataset.fields import (
     SAMPLE_FIELDS,
     SCALED_KEYS,
 )
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.format import Layout
 
 FIELDS = SAMPLE_FIELDS + MASK_FIELDS

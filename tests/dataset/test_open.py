@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Layout, ShardWriter, finished_rows, publish, read_manifest
@@ -171,7 +171,7 @@ def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
 def test_a_subset_is_recognised_without_importing_torch(packed):
     program = (
         "import sys; from sa1bpack.dataset.torch_subset import as_dataset\n"
-        "from sa1bpack.dataset.dataset import open\n"
+        "from sa1bpack.dataset.open_pack import open\n"
         "as_dataset(open(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(packed.root)], check=True)

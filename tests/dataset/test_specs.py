@@ -208,6 +208,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(packs, fit, pixels, m
         assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)
     batch = finish(batch_views(torch.from_numpy(buffer), copy.regions), spec, copy)
     expected = sa1bpack.Collate(sample_spec=ds.spec)(list(ds))
+    assert expected.pop("spec") == ds.spec_text
     assert same_batches([batch], [expected]) == 1
 
 

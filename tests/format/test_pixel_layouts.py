@@ -25,7 +25,7 @@ from sa1bpack.format import (
     verify,
 )
 from sa1bpack.format.checksums import format_checksums
-from sa1bpack.format.image_place import image_nbytes, image_planes
+from sa1bpack.format.image_bytes import image_nbytes, image_planes
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_shards.py"
 SHARD = "sa_000000-000"

@@ -15,7 +15,7 @@ from sa1bpack.format import (
     publish,
     read_manifest,
 )
-from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.index import index_arrays
 
 LAYOUTS = {

@@ -6,7 +6,12 @@ import numpy as np
 import torch
 
 from sa1bpack.format import Layout
+from sa1bpack.transforms import unpack_bits
 from sa1bpack.transforms.runs import RunBatch
+
+LAYOUT = Layout(image_size=96, mask_size=96)
+# In images of 150 x 225 pixels: x0, y0, x1, y1.
+RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
 
 
 def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:
@@ -84,3 +89,23 @@ def moved(batch: dict, device: torch.device) -> dict:
     return {
         key: value.to(device) if hasattr(value, "to") else value for key, value in batch.items()
     }
+
+
+def ragged(layout: str) -> dict:
+    """Three samples with 2, 0 and 1 masks in one of the layouts of a batch."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
+    keys = ("masks", "bboxes", "point_coords", "areas")
+    rows = [[0, 2], [], [1]]
+    flat = {key: torch.cat([batch[key][k] for own in rows for k in own]) for key in keys}
+    batch["mask_counts"] = torch.tensor([2, 0, 1])
+    for key in keys:
+        if layout.startswith("flat"):
+            batch[key] = flat[key]
+            batch["mask_offsets"] = torch.tensor([0, 2, 2, 3])
+        else:
+            padded = torch.zeros((3, 3, *flat[key].shape[1:]), dtype=flat[key].dtype)
+            padded[0, :2], padded[2, 0] = flat[key][:2], flat[key][2]
+            batch[key] = padded
+    if not layout.endswith("bits"):
+        batch["masks"] = unpack_bits(batch["masks"])
+    return batch

@@ -28,7 +28,7 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader

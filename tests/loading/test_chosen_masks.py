@@ -5,7 +5,7 @@ import pytest
 from batches import clone
 
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader

@@ -11,7 +11,7 @@ import pytest
 from batches import same, tensors_of
 from torch.utils.data import DataLoader
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading import dataloader as dataloader_module
 from sa1bpack.loading.dataloader import make_dataloader
@@ -206,7 +206,7 @@ import os, time
 import multiprocessing
 from pathlib import Path
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 
 def slow(sample):
     file = Path(f"/dev/shm/torch_{{os.getpid()}}_{{sample['image_id']}}")

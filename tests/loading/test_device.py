@@ -10,7 +10,7 @@ from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish, open_device

@@ -6,7 +6,7 @@ import torch
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.loader import Loader

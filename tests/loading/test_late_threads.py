@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from batches import clone
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader

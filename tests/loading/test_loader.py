@@ -1,6 +1,7 @@
 """The Loader's batches: those of Collate, for every layout, order, rank and point of resumption."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import Host
@@ -167,6 +168,16 @@ def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
     numbers = 12 * (4 * 4 + 8 + 4 + 4 + 2 * 4 + 8)
     assert 4 * (pixels + masks + numbers) < plan.batch_bytes < 4 * (pixels + masks + numbers) + 1100
     assert str(plan).startswith("5 batches at once, of up to 4 samples with up to 12 masks")
+
+
+@pytest.mark.parametrize("layout, row", [("padded", 16), ("flat", 16), ("flat_bits", 2)])
+def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row):
+    """Those of two batches; of a device that is only pretended."""
+    loader = Loader(ds, 4, masks=layout)
+    loader._device = SimpleNamespace(pinned=True)
+    loader._spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
+    plan = loader.plan()
+    assert plan.device_bytes == plan.batches * plan.batch_bytes + 2 * 4 * 12 * 16 * row
 
 
 def test_the_plan_counts_the_samples_of_one_rank(ds):

@@ -10,7 +10,7 @@ import torch
 from batches import clone
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch_copy import BatchCopy

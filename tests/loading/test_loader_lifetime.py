@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.epoch import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
@@ -34,7 +34,7 @@ def run(script: str, root: Path) -> str:
     # Not dump_traceback_later, whose lock a forked child would wait for forever at exit.
     guard = "import faulthandler, os, signal, sys, threading\nsignal.alarm(60)\n"
     guard += "faulthandler.register(signal.SIGALRM, all_threads=True, chain=True)\n"
-    head = "from sa1bpack.dataset.dataset import open as open_pack\n"
+    head = "from sa1bpack.dataset.open_pack import open as open_pack\n"
     head += f"from sa1bpack.loading.loader import Loader\nds = open_pack({str(root)!r})\n"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", guard + head + script],

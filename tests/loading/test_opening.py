@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from sa1bpack.dataset import shards as shards_module
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.loading import shard_files as files_module
 from sa1bpack.loading.dataloader import make_dataloader

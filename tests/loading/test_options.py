@@ -1,6 +1,7 @@
 """Options of Loader and make_dataloader: refused by name, with the name to use instead."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,10 +9,16 @@ import torch
 from batches import OF_LOADERS
 
 import sa1bpack
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
+from sa1bpack.order.orders import (
+    LocalShuffleOrder,
+    SequentialOrder,
+    ShuffleOrder,
+    WeightedOrder,
+)
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
@@ -62,6 +69,26 @@ def test_parts_of_random_split_are_read_as_subsets(ds, make):
         loader = make(part, 2, order="sequential")
         found = [row for batch in loader for row in batch["indices"].tolist()]
         assert found == list(rows)
+
+
+def test_an_order_of_a_split_is_that_of_the_same_samples(ds):
+    rows = [0, 1, 9, 8, 2, 11, 3]
+    split = torch.utils.data.Subset(ds, rows)
+    nested = torch.utils.data.Subset(
+        torch.utils.data.Subset(ds, [*reversed(rows)]), range(6, -1, -1)
+    )
+    for make in (
+        SequentialOrder,
+        ShuffleOrder,
+        partial(LocalShuffleOrder, window=2),
+        partial(WeightedOrder, weights=np.arange(1, 8)),
+    ):
+        expected = make(ds[rows])
+        for order in (make(split), make(nested)):
+            assert order.identity() == expected.identity()
+            assert np.array_equal(order.take(3, 0, 7), expected.take(3, 0, 7))
+    [batch] = Loader(split, 7, device="cpu", order=ShuffleOrder(split, seed=4))
+    assert sorted(batch["indices"].tolist()) == sorted(rows)
 
 
 @BOTH

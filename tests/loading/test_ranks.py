@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
@@ -18,7 +18,7 @@ SCRIPT = """
 import json, os, sys
 import torch.distributed as dist
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.loader import Loader
 
 root, meeting = sys.argv[1:]

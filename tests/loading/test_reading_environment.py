@@ -15,7 +15,7 @@ import pytest
 from reading_child import batch_digests, sample_digest
 from unprivileged import give_up_privileges
 
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import VersionError
 from sa1bpack.format import make_manifest, open_shard, publish, read_manifest, verify
 from sa1bpack.loading.loader import Loader

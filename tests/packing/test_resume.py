@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, start, temporaries, wait_until, workers_of
+from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
@@ -37,37 +38,20 @@ if worker:
     pause()
 """
 )
-_BEFORE_THE_SECOND_SHARD = (
-    _PAUSE
-    + """
-import importlib.abc, importlib.machinery
+_BEFORE_THE_SECOND_SHARD = _PAUSE + after_import(
+    "sa1bpack.packing.pack_state",
+    """
+add_shard = module.PackState.add_shard
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name != "sa1bpack.packing.pack_state":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            add_shard = module.PackState.add_shard
-
-            def added(state, shard):
-                module.PackState.add_shard = add_shard  # only once: a run that ends adds more
-                add_shard(state, shard)
-                pause()
-
-            module.PackState.add_shard = added
-
-        spec.loader.exec_module = exec_module
-        return spec
+def added(state, shard):
+    module.PackState.add_shard = add_shard  # only once: a run that ends adds more
+    add_shard(state, shard)
+    pause()
 
 
-sys.meta_path.insert(0, Finder())
-"""
+module.PackState.add_shard = added
+""",
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 from small_tars import SMALL, members, write_tar
+from torch.utils.data import Subset, TensorDataset
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError
@@ -50,12 +51,20 @@ def test_a_sheet_is_at_most_1600_pixels_wide_and_holds_every_picture(small_pack,
         assert filled[60:, left : left + 20].any()
 
 
+def test_a_split_of_another_dataset_is_refused():
+    with pytest.raises(
+        OptionError, match=r"TensorDataset inside a torch Subset: .* sa1bpack\.open"
+    ):
+        sa1bpack.show(Subset(TensorDataset(), [0]))
+
+
 def test_a_part_of_a_pack_is_shown_without_its_transform(small_pack):
     def refuse(sample):
         raise AssertionError("the transform was called")
 
     part = sa1bpack.open(small_pack, transform=refuse)[3:6]
     one, other = sa1bpack.show(part), sa1bpack.show(small_pack, rows=[3, 4, 5])
+    assert same(one, sa1bpack.show(Subset(sa1bpack.open(small_pack), [3, 4, 5])))
     below = (0, 60, *one.size)  # the header says how many there are
     assert same(one.crop(below), other.crop(below)) and not same(one, other)
 

@@ -10,7 +10,7 @@ import numpy as np
 from sa1bpack.format import Extent
 from sa1bpack.format.append_file import BLOCK
 from sa1bpack.format.files import naming
-from sa1bpack.format.image_place import image_nbytes
+from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.layout import Layout
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Packed

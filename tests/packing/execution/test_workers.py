@@ -7,11 +7,13 @@ import resource
 import signal
 import threading
 from pathlib import Path
+from textwrap import indent
 
 import psutil
 import pytest
 from commands import SMALL_FLAGS, finish, published, run, start, temporaries, wait_until
 from forked import Forked
+from preloads import after_import
 from small_tars import SMALL, contents, members, rejects_of, write_tar
 
 import sa1bpack
@@ -20,71 +22,52 @@ from sa1bpack.packing import writer_threads
 from sa1bpack.packing.execution import processes, worker_pool
 from sa1bpack.packing.progress import Progress
 
-# Put on the path of every process, where Python imports it at its start. It changes what a worker
-# does with one picture.
-SITECUSTOMIZE = """
-import sys
-if sys.argv[:1] == ["-m"]:
-    import importlib.abc, importlib.util
-
-    class Finder(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path, target=None):
-            if name != "sa1bpack.packing.execution.attempt":
-                return None
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
-            run = spec.loader.exec_module
-            def exec_module(module):
-                run(module)
-                change(module)
-            spec.loader.exec_module = exec_module
-            return spec
-
-    def change(module):
-        import os, signal
-{body}
-
-    sys.meta_path.insert(0, Finder())
-"""
+# What a worker does differently with one picture, or at its start.
 DEADLY = """
-        make_sample = module.make_sample
-        def deadly(file_name, *arguments):
-            if file_name == "sa_6.jpg":
-                os.kill(os.getpid(), signal.{name})
-            return make_sample(file_name, *arguments)
-        module.make_sample = deadly
+import os, signal
+
+make_sample = module.make_sample
+def deadly(file_name, *arguments):
+    if file_name == "sa_6.jpg":
+        os.kill(os.getpid(), signal.{name})
+    return make_sample(file_name, *arguments)
+module.make_sample = deadly
 """
 DEADLY_ONCE = """
-        make_sample = module.make_sample
-        def deadly(file_name, *arguments):
-            if file_name == "sa_6.jpg" and not os.path.exists({flag!r}):
-                open({flag!r}, "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return make_sample(file_name, *arguments)
-        module.make_sample = deadly
+import os, signal
+
+make_sample = module.make_sample
+def deadly(file_name, *arguments):
+    if file_name == "sa_6.jpg" and not os.path.exists({flag!r}):
+        open({flag!r}, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return make_sample(file_name, *arguments)
+module.make_sample = deadly
 """
 NEVER_STARTS = """
-        print("no such library", file=sys.stderr)
-        sys.exit(7)
+print("no such library", file=sys.stderr)
+sys.exit(7)
 """
 OUT_OF_MEMORY = """
-        make_sample = module.make_sample
-        def hungry(file_name, *arguments):
-            if file_name == "sa_6.jpg":
-                raise MemoryError("no memory for sa_6.jpg")
-            return make_sample(file_name, *arguments)
-        module.make_sample = hungry
+make_sample = module.make_sample
+def hungry(file_name, *arguments):
+    if file_name == "sa_6.jpg":
+        raise MemoryError("no memory for sa_6.jpg")
+    return make_sample(file_name, *arguments)
+module.make_sample = hungry
 """
 
 
 @pytest.fixture
 def workers_that(tmp_path, monkeypatch):
-    """workers_that(body) runs `body` in every worker, with its module `work` as `module`."""
+    """workers_that(change) runs `change` in every worker, with its module `attempt` as `module`."""
 
-    def workers_that(body: str) -> None:
+    def workers_that(change: str) -> None:
         folder = tmp_path / "site"
         folder.mkdir(exist_ok=True)
-        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(body=body))
+        preload = after_import("sa1bpack.packing.execution.attempt", change)
+        preload = "import sys\nif sys.argv[:1] == ['-m']:\n" + indent(preload, "    ")
+        (folder / "sitecustomize.py").write_text(preload)
         monkeypatch.syspath_prepend(folder)
 
     return workers_that

@@ -1,0 +1,201 @@
+"""What a pipeline refuses by name: options, batches of another dataset, and epochs."""
+
+import numpy as np
+import pytest
+import torch
+from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format import Layout
+from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomFlip, ScaleJitter
+from sa1bpack.transforms.runs import RunBatch
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "match"),
+    [
+        ([Mixup(), RandomFlip()], {}, "the geometric ones first"),
+        ([ColorJitter(), ColorJitter()], {}, "at most one ColorJitter"),
+        (["flip"], {}, "'flip' is not a step"),
+        ([], {"dtype": torch.uint8}, "choose a floating-point type"),
+        ([], {"mask_dtype": torch.uint8}, "torch.bool or a floating-point type"),
+        ([], {"std": (1, 1, 0)}, "with std above 0"),
+        ([], {"size": 0}, "^size is 0"),
+        ([], {"size": True}, "^size is True"),
+        ([], {"size": (96, True)}, r"^size\[1\] is True: choose a whole number"),
+        ([], {"size": np.True_}, "^size is "),
+        ([], {"size": 96.0}, "^size is 96.0"),
+        ([], {"size": "96"}, r"^size\[0\] is '9': choose a whole number"),
+        ([], {"size": 16385}, "^size is 16385.*from 1 to 16384"),
+        ([], {"mask_size": (4, 4, 4)}, "^mask_size is"),
+        ([], {"mask_size": 5000}, "^mask_size is 5000.*from 1 to 4096"),
+        ([], {"size": 8192}, r"^mask_size\[0\] is 8192: .*from 1 to 4096"),
+        ([], {"min_area": -1}, "^min_area is -1: choose a whole number from 0 to 2147483647"),
+        ([], {"min_area": True}, "^min_area is True: choose a whole number"),
+        ([], {"min_area": "1"}, "^min_area is '1': choose a whole number"),
+        ([], {"dtype": "float32"}, "dtype is 'float32': choose a floating-point type"),
+        ([], {"mask_dtype": "bool"}, "mask_dtype is 'bool': choose torch.bool or"),
+        ([], {"mean": 0.5}, "mean is 0.5 and .*three numbers each"),
+        ([], {"mean": "abc"}, "mean is 'abc'"),
+        ([], {"std": (1, 2, float("nan"))}, "three numbers each"),
+        (RandomFlip(), {}, "^steps is <.*RandomFlip.*pass a list of steps"),
+        ([], {"seed": -1}, "^seed is -1: choose a whole number from 0 to 18446744073709551615"),
+    ],
+)
+def test_invalid_options_are_refused_by_name(steps, options, match):
+    with pytest.raises(OptionError, match=match):
+        Pipeline(dataset(LAYOUT), steps, **options)
+
+
+def test_anything_but_a_dataset_is_refused_by_name():
+    for wrong, name in ((None, "NoneType"), ({"images": None}, "dict")):
+        with pytest.raises(OptionError, match=f"^ds is a {name}: pass the dataset"):
+            Pipeline(wrong)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_boxes_in_other_coordinates_than_the_datasets_are_refused(layout):
+    """Source pixels where stored ones are expected, of images that are stored smaller."""
+    batch = ragged(layout)
+    pipeline = Pipeline(dataset(LAYOUT, coordinates="stored"))
+    with pytest.raises(OptionError, match=r"sample 0 .*x, y, w, h.*96 x 64 pixels.*'stored'"):
+        pipeline(batch)
+    reaching = (*batch["bboxes"].shape[:-1], 4)
+    batch["bboxes"] = torch.tensor([90.0, 0, 15, 70]).expand(reaching)  # as in inaccurate records
+    assert pipeline(batch)["valid"].any()
+
+
+@pytest.mark.parametrize(
+    "size", [np.int64(48), torch.tensor(48), [np.uint8(48), 48], np.array([48, 48])], ids=repr
+)
+def test_any_integer_type_is_accepted_as_a_size(size):
+    pipeline = Pipeline(dataset(LAYOUT), size=size, mask_size=size)
+    assert (pipeline.canvas, pipeline.grid) == ((48, 48), (48, 48))
+    assert all(type(side) is int for side in pipeline.canvas + pipeline.grid)
+
+
+def test_anything_but_a_batch_of_tensors_is_refused_by_name():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    arrays = {key: value.numpy() for key, value in batch.items()}
+    for wrong, match in (
+        (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
+        ({**batch, "bboxes": arrays["bboxes"]}, "bboxes is a numpy.ndarray"),
+        ({"image": batch["images"][0], "sizes": batch["sizes"]},
+         "the batch has image, sizes, but no images and no image_ids: this is a single sample"),
+        ({key: batch[key] for key in batch if key != "mask_counts"},
+         ", but no mask_counts: pass a batch"),
+        ([batch], "the batch is a list: pass a batch as Loader"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=match):
+            pipeline(wrong, 0)
+
+
+@pytest.mark.parametrize(
+    ("fit", "sizes", "match"),
+    [
+        (
+            "pad",
+            [150, 225, 64, 97],
+            "sample 2 of the batch are .150, 225, 64, 97.*sides of 1 to 96",
+        ),
+        ("native", [150, 225, 128, 96], "sample 2 .*has fit 'native'"),
+        ("pad", [150, 225, 0, 96], "sample 2 "),
+        ("squash", [150, 225, 64, 96], "has fit 'squash', stored images with both sides 96"),
+        ("pad", None, r"sizes are \(4, 2\) for 4 images"),
+    ],
+)
+def test_sizes_impossible_for_the_dataset_are_refused_by_name(fit, sizes, match):
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    batch = rectangle_batch(layout, RECTANGLES)
+    Pipeline(dataset(layout))(batch)
+    if sizes is None:
+        batch["sizes"] = batch["sizes"][:, 2:]
+    else:
+        batch["sizes"][2] = torch.tensor(sizes)
+    with pytest.raises(OptionError, match=match):
+        Pipeline(dataset(layout))(batch)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
+    """The masks are those of `ragged`, 2, 0 and 1; the runs are of 2, 0 and 2 masks, and others."""
+    pipeline = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    batch = ragged(layout)
+    batch["masks"] = batch["masks"][:, :2] if layout == "padded" else batch["masks"]
+    for key in ("bboxes", "point_coords", "areas"):
+        batch[key] = batch[key][:, :2] if layout == "padded" else batch[key]
+    one = rectangle_runs([RECTANGLES[0]])
+    ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
+
+    def runs(*counts):
+        return RunBatch.collate([
+            (np.tile(ends, n), np.arange(n + 1) * offset[1], height, width) for n in counts
+        ])  # fmt: skip
+
+    assert pipeline({**batch, "runs": runs(2, 0, 1)}, 0)["valid"].sum() == 3
+    for counts, match in (
+        (
+            (2, 0, 2),
+            r"runs have 4 masks, but the batch has 3 masks|sample 2 .* has 1 masks, but runs of 2:",
+        ),
+        ((0, 2, 1), "sample 0 of the batch has 2 masks, but runs of 0: a transform that"),
+        ((2, 0, 5), "the runs have 7 masks, but"),
+        ((2, 1), "the runs have 2 samples, but the batch has 3"),
+    ):
+        with pytest.raises(OptionError, match=match):
+            pipeline({**batch, "runs": runs(*counts)}, 0)
+
+
+def test_a_batch_of_another_pack_and_a_missing_epoch_are_refused_by_name():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    with pytest.raises(OptionError, match=r"images are torch.uint8 \(4, 96, 96, 3\).*'B', 64, 64"):
+        Pipeline(dataset(Layout(image_size=64, mask_size=64)))(batch)
+    for masks in (batch["masks"].float(), batch["masks"].bool(), batch["masks"][..., :64, :]):
+        with pytest.raises(OptionError, match=r"masks are torch.*have 96 x 96 cells"):
+            Pipeline(dataset(LAYOUT))({**batch, "masks": masks})
+    with pytest.raises(OptionError, match=r"no 'epoch': call it as pipeline\(batch, epoch=...\)"):
+        Pipeline(dataset(LAYOUT), [RandomFlip()])(batch)
+
+
+def test_the_epoch_is_that_of_the_batch(device):
+    """As Loader and DataLoader yield batches; `epoch=` is for those that do not name theirs."""
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), device)
+    pipeline = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4), Mixup()])
+    expected = pipeline(batch, epoch=3)
+    numbered = {**batch, "epoch": 3, "number": 17}
+    for found in (pipeline(numbered), pipeline(numbered, epoch=3), pipeline(numbered, np.int64(3))):
+        assert (found.pop("epoch"), found.pop("number")) == (3, 17)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert not torch.equal(pipeline({**batch, "epoch": 4})["maps"], expected["maps"])
+    with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 3: call"):
+        pipeline(numbered, epoch=4)
+    for wrong in (-1, 2**64, True, 1.0, "1"):
+        with pytest.raises(OptionError, match=r"^epoch is .*choose a whole number from 0 to"):
+            pipeline(batch, epoch=wrong)
+        with pytest.raises(OptionError, match=r"^batch\['epoch'\] is .*choose a whole number"):
+            pipeline({**batch, "epoch": wrong})
+
+
+def test_without_steps_an_epoch_is_not_needed_but_checked():
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    pipeline = Pipeline(dataset(LAYOUT))
+    assert "epoch" not in pipeline(batch)
+    assert pipeline({**batch, "epoch": 5})["epoch"] == 5
+    with pytest.raises(OptionError, match=r"^epoch is 4, but the batch is from epoch 5"):
+        pipeline({**batch, "epoch": 5}, 4)
+
+
+def test_a_batch_of_another_spec_is_refused_by_name():
+    """Same sizes throughout: only the spec distinguishes source and stored coordinates."""
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    ds = dataset(LAYOUT)
+    ds.spec_text = "pad 96 rgb, masks 96 area, source coordinates"
+    pipeline = Pipeline(ds)
+    assert "spec" not in pipeline({**batch, "spec": ds.spec_text})  # images are no longer uint8
+    assert "images" in pipeline(batch)  # of a Collate without sample_spec
+    other = ds.spec_text.replace("source", "stored")
+    with pytest.raises(OptionError, match=f"{other!r}, but those of .* {ds.spec_text!r}: create"):
+        pipeline({**batch, "spec": other})
+    assert "images" in Pipeline(dataset(LAYOUT))({**batch, "spec": other})
