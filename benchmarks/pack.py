@@ -5,14 +5,19 @@ On one tar, in one run, in turn and repeatedly (medians are shown):
     floor       inflate the tar with the fastest library and discard the output; decode its JPEGs,
                 already in memory, with libjpeg-turbo at the sufficient DCT scale, into a reused
                 buffer; nothing else
-    pack x1     a complete pack in one process: tar, md5, pairing, JSON, RLE, pixels, checksums,
-                fsync, publication
-    pack x2     the same with two workers
+    pack x1     a complete pack in one process: tar, pairing, JSON, RLE, pixels, checksums, fsync,
+                publication
+    ... md5     the same with the md5 of the tar (`--md5`), and with other layouts of the pixels
+    pack xN     the same as pack x1 with as many workers as processors (at least two)
     usual way   PIL decode and resize, pycocotools decode of every mask at full size, each resized
                 to the mask grid, stacked; in memory, nothing is written
 
 CPU is user + system time of all processes, including start-up of the worker processes. Each method
 runs in a new process; its imports and compiled kernels are loaded before the clock starts.
+
+With N workers, the measure of scaling is how busy the run keeps the processors: its CPU time over
+wall time and processors, in the middle 60 % of the run, without its start and its end. What is
+missing to 100 % is waiting, or was taken by other programs, which is printed as well.
 """
 
 import argparse
@@ -26,6 +31,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +39,9 @@ import numpy as np
 from synthetic import make_tar
 
 USUAL_IMAGES = 12
+PROCESSORS = len(os.sched_getaffinity(0))
+WORKERS = max(2, PROCESSORS)
+MANY = f"pack x{WORKERS}"
 
 
 def clock(work) -> tuple[float, float]:
@@ -77,18 +86,64 @@ def run_floor(tar: Path, out: Path, images: int) -> tuple[float, float]:
     return clock(work)
 
 
-def run_pack(tar: Path, out: Path, images: int, workers: int) -> tuple[float, float]:
+class BusyMeter(threading.Thread):
+    """Notes ten times a second how much CPU time this process tree and the machine have used."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self._notes: list[tuple[float, float, float]] = []
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Take notes until `shares` is called."""
+        while not self._ended.wait(0.1):
+            self._notes.append((time.perf_counter(), _tree_cpu(), _machine_cpu()))
+
+    def shares(self) -> tuple[float, float]:
+        """The parts of the processors' time that the tree and all programs used, in the middle."""
+        self._ended.set()
+        self.join()
+        first, last = (self._notes[int(len(self._notes) * part)] for part in (0.2, 0.8))
+        wall, tree, machine = (b - a for a, b in zip(first, last, strict=True))
+        return tree / wall / PROCESSORS, machine / wall / os.cpu_count()
+
+
+def _tree_cpu() -> float:
+    """CPU seconds of this process, its children, and what they waited for."""
+    seconds = _cpu()
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for child in listed.read_text().split():
+            try:
+                fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended, and is counted by the parent
+                continue
+            seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _machine_cpu() -> float:
+    """Seconds that the machine's processors were neither idle nor waiting for a disk."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def run_pack(tar: Path, out: Path, images: int, workers: int, **options) -> tuple[float, ...]:
     """The product as a user calls it."""
     import sa1bpack
     from sa1bpack.packing.sample import warm_up
 
-    warm_up(sa1bpack.PackOptions())
+    md5 = options.pop("md5", False)
+    warm_up(sa1bpack.PackOptions(**options))
 
     def work():
-        result = sa1bpack.pack(tar, out, workers=workers)
+        result = sa1bpack.pack(tar, out, workers=workers, md5=md5, **options)
         assert (result.images, result.rejects, result.failed) == (images, 0, {}), result
 
-    return clock(work)
+    if workers == 1 or not Path("/proc/stat").exists():
+        return clock(work)
+    meter = BusyMeter()
+    meter.start()
+    return *clock(work), *meter.shares()
 
 
 def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
@@ -132,8 +187,11 @@ def run_usual(tar: Path, out: Path, images: int) -> tuple[float, float]:
 
 WAYS = {
     "floor": run_floor,
-    "pack x1": lambda tar, out, images: run_pack(tar, out, images, 1),
-    "pack x2": lambda tar, out, images: run_pack(tar, out, images, 2),
+    "pack x1": lambda *args: run_pack(*args, 1),
+    "pack x1 md5": lambda *args: run_pack(*args, 1, md5=True),
+    "pack x1 yuv420": lambda *args: run_pack(*args, 1, pixels="yuv420"),
+    "pack x1 native": lambda *args: run_pack(*args, 1, fit="native"),
+    MANY: lambda *args: run_pack(*args, WORKERS),
     "usual way": run_usual,
 }
 
@@ -164,7 +222,7 @@ def measure(scratch: Path, options) -> None:
     nbytes = tar.stat().st_size
     print(
         f"{options.images} images of {nbytes / options.images / 1e6:.2f} MB with {options.masks} "
-        f"masks each, {options.repeat} rounds, {len(os.sched_getaffinity(0))} processors"
+        f"masks each, {options.repeat} rounds, {PROCESSORS} processors"
     )
     seconds = {way: [] for way in WAYS}
     for _ in range(options.repeat):
@@ -192,20 +250,21 @@ def settle(scratch: Path, images: int) -> None:
     ballast.unlink()
 
 
-def table(seconds: dict[str, list[tuple[float, float]]], images: int) -> None:
+def table(seconds: dict[str, list[tuple[float, ...]]], images: int) -> None:
     """Medians, and ratios of the same round (their median)."""
-    print(f"{'':10} {'wall ms/image':>14} {'CPU ms/image':>13} {'CPU / floor':>12}")
+    print(f"{'':14} {'wall ms/image':>14} {'CPU ms/image':>13} {'CPU / floor':>12}")
     for way, rounds in seconds.items():
-        wall, cpu = (
-            statistics.median(column) * 1e3 / images for column in zip(*rounds, strict=True)
-        )
+        wall, cpu, *shares = map(statistics.median, zip(*rounds, strict=True))
+        wall, cpu = wall * 1e3 / images, cpu * 1e3 / images
         ratio = statistics.median(
             mine[1] / floor[1] for mine, floor in zip(rounds, seconds["floor"], strict=True)
         )
-        print(f"{way:10} {wall:14.2f} {cpu:13.2f} {ratio:12.2f}")
-    walls = {way: [wall for wall, _ in rounds] for way, rounds in seconds.items()}
+        print(f"{way:14} {wall:14.2f} {cpu:13.2f} {ratio:12.2f}")
+        if shares:
+            print(f"{'':14} processors busy with it: {shares[0]:.1%}, with all: {shares[1]:.1%}")
+    walls = {way: [each[0] for each in rounds] for way, rounds in seconds.items()}
     for label, upper, lower in (
-        ("two workers / one worker, wall", "pack x2", "pack x1"),
+        (f"{WORKERS} workers / one worker, wall", MANY, "pack x1"),
         ("usual way / pack x1, wall", "usual way", "pack x1"),
     ):
         ratio = statistics.median(a / b for a, b in zip(walls[upper], walls[lower], strict=True))
