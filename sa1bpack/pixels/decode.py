@@ -44,9 +44,10 @@ except ImportError as error:
         "clone, which installs the faster one that works here, or "
         "`pip install 'sa1bpack[simd]'` (compiles), or `pip install 'sa1bpack[pillow]'`"
     ) from error
-if not hasattr(Image.Image, "__arrow_c_array__"):
+# 11.2.1 was the first to export images, but never released their memory.
+if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
     raise ImportError(
-        f"the PIL in force is {PIL.__version__}, and sa1bpack needs Pillow 11.2.1 or newer, or "
+        f"the PIL in force is {PIL.__version__}, and sa1bpack needs Pillow 11.3 or newer, or "
         "pillow-simd of such a version. Run `make setup` in a clone, or install 'sa1bpack[simd]' "
         "or 'sa1bpack[pillow]'"
     )
