@@ -1,6 +1,6 @@
 """A sample as training input on one core of a CPU: image and exact masks at 1024, normalised.
 
-    python benchmarks/pipeline.py TAR... [--photos 8] [--masks 3 64] [--rounds 7]
+    python benchmarks/pipeline.py TAR... [--photos 8] [--masks 3 64] [--batch 4] [--rounds 7]
 
 CPU milliseconds per sample, medians over rounds in which the ways take turns, on the same
 photographs (those with enough masks), which are in memory or in the page cache:
@@ -9,7 +9,8 @@ photographs (those with enough masks), which are in memory or in the page cache:
   side reaches 1024;
 - writing the output: its bytes cleared in memory that is used again, and in new memory from the
   system, whose page faults a loader pays that allocates for every sample;
-- sa1bpack: Loader and Pipeline with a random flip, from a pack of these photographs;
+- sa1bpack: Loader and Pipeline with a random flip, from a pack of these photographs, in epochs that
+  draw each of them several times, in batches of one and of `--batch`;
 - SAM 2: the steps of its own training dataset for SA-1B, written anew from their description. JSON
   and JPEG are read, as many masks drawn at random and decoded with pycocotools at full size; image
   and masks are flipped, resized to 1024 x 1024, made tensors, and the image is normalised.
@@ -85,9 +86,12 @@ def sam2_sample(photo: Photo, masks: int, draw: random.Random) -> tuple[torch.Te
     return pixels.sub_(MEAN).div_(STD), torch.stack(cells)
 
 
-def ours(ds: object, masks: int) -> Callable[[], int]:
+def ours(ds: object, masks: int, batch_size: int) -> Callable[[], int]:
     """One epoch of Loader and Pipeline; returns the samples."""
-    loader = sa1bpack.Loader(ds, 1, masks="padded", max_masks=masks, device="cpu", threads=1)
+    order = sa1bpack.WeightedOrder(ds, np.ones(len(ds)), samples=4 * len(ds))
+    loader = sa1bpack.Loader(
+        ds, batch_size, order=order, masks="padded", max_masks=masks, device="cpu", threads=1
+    )
     pipeline = transforms.Pipeline(ds, [transforms.RandomFlip()], mask_size=SIDE)
 
     def epoch() -> int:
@@ -95,8 +99,8 @@ def ours(ds: object, masks: int) -> Callable[[], int]:
         for batch in loader:
             result = pipeline(batch)
             done += len(result["images"])
-        assert result["images"].shape == (1, 3, SIDE, SIDE)
-        assert result["masks"].shape == (1, masks, SIDE, SIDE)
+        assert result["images"].shape[1:] == (3, SIDE, SIDE)
+        assert result["masks"].shape[1:] == (masks, SIDE, SIDE)
         return done
 
     return epoch
@@ -138,6 +142,7 @@ def main() -> None:
     parser.add_argument("tars", nargs="+", metavar="TAR")
     parser.add_argument("--photos", type=int, default=8)
     parser.add_argument("--masks", type=int, nargs="+", default=[3, 64])
+    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -159,7 +164,10 @@ def main() -> None:
             ways |= {
                 f"writing the output, {masks} masks": lambda n=count: write(n, memory),
                 f"the same in new memory, {masks} masks": lambda n=count: write(n, None),
-                f"sa1bpack, {masks} masks": ours(ds, masks),
+                f"sa1bpack, {masks} masks": ours(ds, masks, 1),
+                f"sa1bpack, {masks} masks, batches of {options.batch}": ours(
+                    ds, masks, options.batch
+                ),
                 f"SAM 2's steps, {masks} masks": lambda m=masks: len(
                     [None for photo in data if sam2_sample(photo, m, draw)]
                 ),
