@@ -388,7 +388,8 @@ def describe(kind: str, pack: Path) -> str:
     manifest = json.loads((pack / "manifest.json").read_text())
     count = manifest["samples"]
     return (
-        f"{kind}: {count} samples of {size / count / 1e6:.2f} MB, {len(manifest['shards'])} shards"
+        f"{kind}: {count} samples, {size / count / 1e6:.2f} MB each on disk, "
+        f"{len(manifest['shards'])} shards"
     )
 
 
