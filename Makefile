@@ -20,7 +20,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup pack verify test torture lint bench-decode bench-pack bench-load bench-cold \
-        peers clean
+        bench-slow peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
@@ -28,8 +28,9 @@ help:
 	@echo "make test     set up and run the tests"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
-	@echo "make bench-decode | bench-pack | bench-load | bench-cold"
-	@echo "              measure JPEG decoding, packing, loading from memory and from the disk"
+	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
+	@echo "              measure JPEG decoding, packing, loading from memory, from the disk, and from"
+	@echo "              one that answers late"
 	@echo "make peers    set up the other loaders that bench-load compares with"
 	@echo "make lint     check the style of the code"
 	@echo "make clean    remove $(VENV) and caches, but no packs"
@@ -37,7 +38,8 @@ help:
 	@echo "TARS=$$TARS"
 	@echo "              tars or folders to pack; quote globs and spaces: TARS=\"'/my data/sa_*.tar'\""
 	@echo "OUT=$$OUT    folder of the pack"
-	@echo "COLD=$$COLD   folder of the packs of bench-cold, which are kept: 10 GB, on the disk to measure"
+	@echo "COLD=$$COLD   folder of the packs of bench-cold (10 GB, on the disk to measure) and bench-slow;"
+	@echo "              they are kept"
 	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
 	@echo "TEST_FLAGS=   options for pytest, e.g. TEST_FLAGS='-k masks'"
 	@echo "PYTHON=$$PYTHON    Python for the set-up, 3.11 or newer"
@@ -119,6 +121,9 @@ bench-load: setup
 
 bench-cold: setup
 	@set -f; $(BIN)/python benchmarks/cold.py $(TARS) --folder "$$COLD"
+
+bench-slow: setup
+	@set -f; $(BIN)/python benchmarks/slow.py $(TARS) --folder "$$COLD"
 
 lint: setup $(VENV)/.ready-lint
 	@$(BIN)/ruff check .

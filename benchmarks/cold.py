@@ -44,6 +44,7 @@ from page_cache import drop_all, drop_pages, resident_bytes
 from synthetic import make_tar
 
 import sa1bpack
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.loading.loader import Loader
 
@@ -182,15 +183,25 @@ class Reading(NamedTuple):
 def read(kind: str, line: Line, pack: Path, warm_up: Path, batch: int, seed: int) -> Reading:
     """Read every sample of the pack once. To be called in a new process."""
     if line.reader is None:
-        return _read_bytes(spans(pack, KINDS[kind].arrays), line, seed)
+        return read_bytes(spans(pack, KINDS[kind].arrays), line, seed)
     _read_batches(kind, line, warm_up, batch, seed)
     return _read_batches(kind, line, pack, batch, seed)
 
 
-def _loader(kind: str, line: Line, pack: Path, batch: int, seed: int) -> Loader:
-    opened, loaded = KINDS[kind].readers[line.reader]
+def loader_of(kind: str, line: Line, ds: Dataset, batch: int, seed: int) -> Loader:
+    """A Loader with the options of a line."""
     io = {} if line.io is None else {"io": line.io}
-    return Loader(open_pack(pack, **opened), batch, order=line.order, seed=seed, **loaded, **io)
+    loaded = KINDS[kind].readers[line.reader][1]
+    return Loader(ds, batch, order=line.order, seed=seed, **loaded, **io)
+
+
+def dataset_of(kind: str, line: Line, pack: Path) -> Dataset:
+    """The pack, opened with the options of a line."""
+    return open_pack(pack, **KINDS[kind].readers[line.reader][0])
+
+
+def _loader(kind: str, line: Line, pack: Path, batch: int, seed: int) -> Loader:
+    return loader_of(kind, line, dataset_of(kind, line, pack), batch, seed)
 
 
 def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> Reading:
@@ -231,7 +242,7 @@ def spans(pack: Path, arrays: tuple[str, ...]) -> Spans:
     return found
 
 
-def _read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
+def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
     """Read all samples in random order with `preadv`, and nothing else."""
     flags = os.O_RDONLY | (os.O_DIRECT if line.direct else 0)
     block = BLOCK if line.direct else 1
