@@ -31,7 +31,7 @@ help:
 	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
 	@echo "              measure JPEG decoding, packing, loading from memory, from the disk, and from"
 	@echo "              one that answers late"
-	@echo "make peers    set up the other loaders that bench-load compares with"
+	@echo "make peers    set up the other loaders that load.py and cold.py compare with"
 	@echo "make lint     check the style of the code"
 	@echo "make clean    remove $(VENV) and caches, but no packs"
 	@echo
@@ -120,7 +120,9 @@ bench-load: setup
 	@set -f; $(BIN)/python benchmarks/load.py $(TARS) $(if $(wildcard $(PEERS)),--peers $(PEERS))
 
 bench-cold: setup
-	@set -f; $(BIN)/python benchmarks/cold.py $(TARS) --folder "$$COLD"
+	@test -x $(PEERS) || echo "no other loaders: make peers installs them (several GB)" >&2
+	@set -f; $(BIN)/python benchmarks/cold.py $(TARS) --folder "$$COLD" \
+	  $(if $(wildcard $(PEERS)),--peers $(PEERS))
 
 bench-slow: setup
 	@set -f; $(BIN)/python benchmarks/slow.py $(TARS) --folder "$$COLD"

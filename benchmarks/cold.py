@@ -1,7 +1,7 @@
 """The speed of reading a pack from its disk: no byte of it is in the page cache.
 
     python benchmarks/cold.py TAR... --folder DIR [--samples N] [--rounds N] [--layout NAME ...]
-                              [--io WAY ...] [--drop-caches] [--json FILE]
+                              [--io WAY ...] [--peers PYTHON] [--drop-caches] [--json FILE]
 
 Two packs are made in DIR from the photographs of the tars, repeated, and kept for further runs:
 `default`, of N samples of 3.67 MB (1024 x 1024 RGB, 64 masks of 256 x 256 bits), and `native`, of
@@ -19,9 +19,12 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
 
 The ceiling reads the same images (and bits, if stored) in random order with preadv and O_DIRECT
 into as many aligned buffers as threads, and does nothing else. The Loader has its defaults, except
-that masks stay bits or runs, as stored. The last table is a new process's first batch: from opening
-the pack to the batch, with every page of the pack dropped, and again with what that has read in
-memory. On two cores and a disk of 2.5 GB/s a run of 3 rounds takes about 4 minutes.
+that masks stay bits or runs, as stored. `--peers` adds other loaders on the samples of the default
+pack, in their own formats, each with the setting that reads them fastest from the disk (see
+cold_peers.py); for them opening does not count, and what they read is compared with the pack. They
+need as many bytes in DIR as five such packs. The last table is a new process's first batch: from
+opening the pack to the batch, with every page of the pack dropped, and again with what that has
+read in memory. On two cores and a disk of 2.5 GB/s a run of 3 rounds takes about 4 minutes.
 """
 
 import argparse
@@ -40,49 +43,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from cold_packs import KINDS, Kind, Spans, describe, files_of, make_pack, packs, spans
+from cold_peers import open_cold_peers
 from page_cache import drop_all, drop_pages, resident_bytes
-from synthetic import make_tar
 
-import sa1bpack
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.dataset import open as open_pack
 from sa1bpack.loading.loader import Loader
 
 BLOCK = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of the disk's block
-SHARDS = 6
-WARM_UP_SAMPLES = 32
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of pack that is read.
-
-    pack     options of `sa1bpack.pack`
-    masks    per image
-    factor   its samples, as a multiple of `--samples`
-    arrays   what the ceiling reads
-    readers  what is done with a sample → options of `sa1bpack.open` and of Loader
-    """
-
-    pack: dict
-    masks: int
-    factor: int
-    arrays: tuple[str, ...]
-    readers: dict[str, tuple[dict, dict]]
-
-
-KINDS = {
-    "default": Kind(
-        {}, 64, 1, ("image", "mask_bits"), {"RGB, bits": ({}, {"masks": "padded_bits"})}
-    ),
-    "native": Kind(
-        {"fit": "native", "pixels": "yuv420", "masks": "runs"}, 100, 2, ("image",),
-        {
-            "planes, runs": ({"masks": "runs", "pixels": "stored"}, {}),
-            "to RGB, runs": ({"masks": "runs"}, {}),
-        },
-    ),
-}  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -118,55 +87,6 @@ def lines_of(kind: Kind, ways: list[str | None]) -> list[Line]:
         lines += [Line(first, order, io) for order in ("shuffle", "local", "sequential")]
         lines += [Line(reader, "shuffle", io) for reader in others]
     return lines
-
-
-# ------------------------------------------------------------------------------------------- packs
-
-
-def packs(kind: str, tars: list[Path], folder: Path, samples: int) -> tuple[Path, Path]:
-    """The pack that is measured and the one for warming up, made unless they exist."""
-    count = samples * KINDS[kind].factor
-    return (
-        _pack(kind, tars, folder / f"{kind}-{count}", count),
-        _pack(kind, tars, folder / f"{kind}-warm-up", WARM_UP_SAMPLES),
-    )
-
-
-def _pack(kind: str, tars: list[Path], path: Path, samples: int) -> Path:
-    """A pack of `samples` under `path`, which appears when it is complete."""
-    if path.exists():
-        return path
-    print(f"making {path}: {samples} samples ...", flush=True)
-    chosen, made = KINDS[kind], path.with_name(path.name + ".tmp")
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    tar = made / "sa_cold.tar"
-    make_tar(tars, tar, samples, chosen.masks, level=0)
-    per_shard = -(-samples // SHARDS)
-    sa1bpack.pack(str(tar), made / "pack", samples_per_shard=per_shard, **chosen.pack)
-    tar.unlink()
-    for file in _files(made / "pack"):
-        _fill_holes(file)
-    (made / "pack").rename(path)
-    made.rmdir()
-    return path
-
-
-def _fill_holes(path: Path) -> None:
-    """Write the file again without holes, and flush it."""
-    if path.stat().st_blocks * 512 < path.stat().st_size:
-        copy = path.with_name(path.name + ".tmp")
-        with path.open("rb") as source, copy.open("wb") as target:
-            while piece := source.read(1 << 22):
-                target.write(piece)
-        copy.rename(path)
-        assert path.stat().st_blocks * 512 >= path.stat().st_size, f"{path}: still sparse"
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _files(pack: Path) -> list[Path]:
-    return sorted(path for path in pack.rglob("*") if path.is_file())
 
 
 # -------------------------------------------------------------------------- one line, in a process
@@ -211,35 +131,6 @@ def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> R
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
         assert samples == len(loader.dataset), (line, samples)
     return Reading(seconds, cpu, samples)
-
-
-# (file, first byte, number of bytes) of every array of a sample.
-Spans = list[list[tuple[str, int, int]]]
-
-
-def spans(pack: Path, arrays: tuple[str, ...]) -> Spans:
-    """Where the samples of a pack are, for `image` and `mask_bits`."""
-    ds, found = open_pack(pack), []
-    layout = ds.layout
-    names = [entry.name for entry in ds.pack.manifest.shards]
-    paths = {
-        (k, array): str(next((pack / "shards" / name / array).glob("c.*")))
-        for k, name in enumerate(names)
-        for array in arrays
-    }
-    for index in range(len(ds)):
-        shard, row, start, stop = ds.locate(index)
-        ranges = {"mask_bits": (start, stop, layout.mask_size**2 // 8)}
-        if layout.flat:
-            ranges["image"] = (*ds.shards[shard]["image_offset"][row : row + 2].tolist(), 1)
-        else:
-            ranges["image"] = (row, row + 1, layout.array("image").row_bytes)
-        sample = []
-        for array in arrays:
-            low, high, width = ranges[array]
-            sample.append((paths[shard, array], low * width, (high - low) * width))
-        found.append(sample)
-    return found
 
 
 def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
@@ -308,20 +199,51 @@ class Result:
     cached_mb: list[float]
 
 
-def measure(kind: str, pack: Path, warm_up: Path, options) -> list[Result]:
-    """All lines of a pack, in turn, `--rounds` times; every other round in reverse."""
+class OwnLine:
+    """A line that reads the pack in a new process; as ColdPeer."""
+
+    def __init__(self, kind: str, line: Line, pack: Path, warm_up: Path, options):
+        self._args, self._options = (kind, line, pack, warm_up, options.batch), options
+        self._pack = pack
+
+    def files(self) -> list[Path]:
+        """What it reads."""
+        return files_of(self._pack)
+
+    def drop(self) -> None:
+        """Drop their pages."""
+        drop(self._pack, self._options.drop_caches)
+
+    def read(self, seed: int) -> Reading:
+        """Read all samples."""
+        return _in_process("forkserver", read, (*self._args, seed))
+
+
+def measure(kind: str, pack: Path, warm_up: Path, options, peers: dict) -> list[Result]:
+    """All lines of a pack and peers, in turn, `--rounds` times; every other round in reverse."""
     lines = lines_of(KINDS[kind], options.io)
-    results = {line: Result(kind, str(line), [], [], []) for line in lines}
+    ways = {str(line): OwnLine(kind, line, pack, warm_up, options) for line in lines} | peers
+    results = {name: Result(kind, name, [], [], []) for name in ways}
     for number in range(options.rounds):
-        for line in lines[:: -1 if number % 2 else 1]:
-            drop(pack, options.drop_caches)
-            args = (kind, line, pack, warm_up, options.batch, number)
-            found = _in_process("forkserver", read, args)
-            result = results[line]
-            result.speed.append(found.samples / found.seconds)
-            result.cpu_ms.append(found.cpu / found.samples * 1e3)
-            result.cached_mb.append(resident_bytes(_files(pack)) / 1e6)
+        for name, way in list(ways.items())[:: -1 if number % 2 else 1]:
+            way.drop()
+            seconds, cpu, samples = way.read(number)
+            result = results[name]
+            result.speed.append(samples / seconds)
+            result.cpu_ms.append(cpu / samples * 1e3)
+            result.cached_mb.append(resident_bytes(way.files()) / 1e6)
     return list(results.values())
+
+
+def measure_with_peers(kind: str, pack: Path, warm_up: Path, options):
+    """As `measure`, with the peers' lines if there are any: results, failures, notes."""
+    if not options.peers or kind != "default":
+        return measure(kind, pack, warm_up, options, {}), {}, []
+    one = pack.with_name(pack.name + "-one-shard")
+    make_pack(kind, options.tars, one, options.samples, shards=1)
+    peers = open_cold_peers(one, options.folder, options.batch, options.peers, options.drop_caches)
+    with peers as (ways, failures, notes):
+        return measure(kind, pack, warm_up, options, ways), failures, notes
 
 
 def measure_first(kind: str, pack: Path, options) -> Iterator[dict]:
@@ -348,7 +270,7 @@ def _in_process(method: str, function, args):
 
 def drop(pack: Path, everything: bool) -> None:
     """Drop the pages of the pack. Ends the program if more than 1 % remain."""
-    files = _files(pack)
+    files = files_of(pack)
     if everything:
         drop_all()
     drop_pages(files)
@@ -369,8 +291,8 @@ def best_direct(results: list[Result]) -> Result:
     return max(direct, key=lambda result: statistics.median(result.speed))
 
 
-def table(results: list[Result]) -> str:
-    """The figures of a pack as a markdown table."""
+def table(results: list[Result], failures: dict[str, str]) -> str:
+    """The figures of a pack as a markdown table; `failures`: name of a peer → reason."""
     top = best_direct(results)
     head = "method | samples/s | of ceiling | CPU ms | cached MB"
     lines = [f"| {head} |", "|---|---:|---:|---:|---:|"]
@@ -381,6 +303,8 @@ def table(results: list[Result]) -> str:
         ratio = statistics.median(a / b for a, b in zip(found.speed, top.speed, strict=True))
         name = found.line + " (ceiling)" * (found is top)
         lines.append(f"| {name} | {speed:.0f} | {ratio:.2f} | {cpu:.2f} | {cached:.0f} |")
+    for name, reason in failures.items():
+        lines.append(f"| {name} | does not run: {reason.replace('|', '/')} | | | |")
     return "\n".join(lines)
 
 
@@ -391,17 +315,6 @@ def first_table(found: list[dict]) -> str:
         cold, again = (statistics.median(line[name]) * 1e3 for name in ("cold", "again"))
         lines.append(f"| {line['pack']}: {line['line']} | {cold:.0f} | {again:.0f} |")
     return "\n".join(lines)
-
-
-def describe(kind: str, pack: Path) -> str:
-    """One line about a pack."""
-    size = sum(path.stat().st_size for path in _files(pack))
-    manifest = json.loads((pack / "manifest.json").read_text())
-    count = manifest["samples"]
-    return (
-        f"{kind}: {count} samples, {size / count / 1e6:.2f} MB each on disk, "
-        f"{len(manifest['shards'])} shards"
-    )
 
 
 def main() -> None:
@@ -421,20 +334,25 @@ def main() -> None:
     parser.add_argument(
         "--io", nargs="+", default=[None], help="values of the Loader's option io; its default"
     )
+    parser.add_argument("--peers", metavar="PYTHON", help="run other loaders with this Python")
     parser.add_argument(
         "--drop-caches", action="store_true",
         help="also drop every other page, folder and inode of the machine (root)",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, help="write all figures of all rounds to this file")
     options = parser.parse_args()
+    if options.peers and not shutil.which(options.peers):
+        parser.error(f"--peers {options.peers}: program not found")
     results, first, notes = [], [], []
     for kind in options.layout:
         pack, warm_up = packs(kind, options.tars, options.folder, options.samples)
-        found = measure(kind, pack, warm_up, options)
+        found, failures, settings = measure_with_peers(kind, pack, warm_up, options)
         results += found
         notes.append(describe(kind, pack))
         print(f"\n{notes[-1]}, batches of {options.batch}, pages dropped before each line, "
-              f"medians of {options.rounds} rounds\n\n{table(found)}", flush=True)  # fmt: skip
+              f"medians of {options.rounds} rounds\n")  # fmt: skip
+        print(table(found, failures), flush=True)
+        print("".join(f"\n- {setting}" for setting in settings), flush=True)
         first += measure_first(kind, pack, options)
     print(f"\n{first_table(first)}")
     if options.json:

@@ -41,7 +41,8 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from cold import KINDS, Line, dataset_of, describe, loader_of, packs, read_bytes, spans
+from cold import Line, dataset_of, loader_of, read_bytes
+from cold_packs import KINDS, describe, packs, spans
 from page_cache import resident_bytes
 from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chain, most_in_flight
 
