@@ -48,7 +48,7 @@ from cold_peers import open_cold_peers
 from page_cache import drop_all, drop_pages, resident_bytes
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.dataset import open as open_pack
+from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.loader import Loader
 
 BLOCK = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of the disk's block
