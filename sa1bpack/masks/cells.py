@@ -9,9 +9,9 @@ import numpy as np
 from sa1bpack.kernels import njit
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
-_CELLS = np.unpackbits(
-    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
-).view("<u8")[:, 0]
+_CELLS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(
+    "<u8"
+)[:, 0]
 _CELLS.flags.writeable = False
 
 _ONES = np.uint64(0x0101010101010101)

@@ -86,9 +86,7 @@ def draw_images(
             )
             for start in range(0, height, _ROWS):
                 rows = start, min(start + _ROWS, height)
-                yield partial(
-                    resample_rows, data[k], y, x, values, tuple(kept[k]), rows, target[k]
-                )
+                yield partial(resample_rows, data[k], y, x, values, tuple(kept[k]), rows, target[k])
 
     run_jobs(jobs())
 
