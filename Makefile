@@ -3,12 +3,13 @@
 PYTHON     ?= python3
 TARS       ?= tests/samples/sa_000000.tar
 OUT        ?= packed
+COLD       ?= cold-packs
 PACK_FLAGS ?=
 TEST_FLAGS ?=
 
 # Recipes read these from the environment, so that no character in them ends a quotation. TARS may
 # be several words, so the shell splits it, with its quotes.
-export OUT TARS PYTHON
+export COLD OUT TARS PYTHON
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -18,7 +19,8 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test torture lint bench-decode bench-pack bench-load peers clean
+.PHONY: help setup pack verify test torture lint bench-decode bench-pack bench-load bench-cold \
+        bench-slow peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
@@ -26,15 +28,18 @@ help:
 	@echo "make test     set up and run the tests"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
-	@echo "make bench-decode | bench-pack | bench-load"
-	@echo "              measure JPEG decoding, packing, loading"
-	@echo "make peers    set up the other loaders that bench-load compares with"
+	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
+	@echo "              measure JPEG decoding, packing, loading from memory, from the disk, and from"
+	@echo "              one that answers late"
+	@echo "make peers    set up the other loaders that load.py and cold.py compare with"
 	@echo "make lint     check the style of the code"
 	@echo "make clean    remove $(VENV) and caches, but no packs"
 	@echo
 	@echo "TARS=$$TARS"
 	@echo "              tars or folders to pack; quote globs and spaces: TARS=\"'/my data/sa_*.tar'\""
 	@echo "OUT=$$OUT    folder of the pack"
+	@echo "COLD=$$COLD   folder of the packs of bench-cold and bench-slow, which are kept: 10 GB, on the"
+	@echo "              disk to measure; other loaders take 30 GB more while they run"
 	@echo "PACK_FLAGS=   more options, e.g. PACK_FLAGS='--workers 16'; see $(BIN)/sa1bpack pack --help"
 	@echo "TEST_FLAGS=   options for pytest, e.g. TEST_FLAGS='-k masks'"
 	@echo "PYTHON=$$PYTHON    Python for the set-up, 3.11 or newer"
@@ -113,6 +118,14 @@ peers:
 bench-load: setup
 	@test -x $(PEERS) || echo "no other loaders: make peers installs them (several GB)" >&2
 	@set -f; $(BIN)/python benchmarks/load.py $(TARS) $(if $(wildcard $(PEERS)),--peers $(PEERS))
+
+bench-cold: setup
+	@test -x $(PEERS) || echo "no other loaders: make peers installs them (several GB)" >&2
+	@set -f; $(BIN)/python benchmarks/cold.py $(TARS) --folder "$$COLD" \
+	  $(if $(wildcard $(PEERS)),--peers $(PEERS))
+
+bench-slow: setup
+	@set -f; $(BIN)/python benchmarks/slow.py $(TARS) --folder "$$COLD"
 
 lint: setup $(VENV)/.ready-lint
 	@$(BIN)/ruff check .

@@ -15,8 +15,13 @@ import tarfile
 from pathlib import Path
 
 
-def make_tar(sources, out, images: int, masks: int | None = 100, seed: int = 0) -> None:
-    """Write a gzip tar of `images` pairs cycled from the pairs of `sources`."""
+def make_tar(
+    sources, out, images: int, masks: int | None = 100, seed: int = 0, level: int = 1
+) -> None:
+    """Write a gzip tar of `images` pairs cycled from the pairs of `sources`.
+
+    level  of gzip; 0 does not compress
+    """
     pairs = [pair for source in sources for pair in _read_pairs(source)]
     members = []
     for number in range(images):
@@ -24,7 +29,7 @@ def make_tar(sources, out, images: int, masks: int | None = 100, seed: int = 0) 
         members += [(number + 1, "jpg", jpeg), (number + 1, "json", record)]
     random.Random(seed).shuffle(members)
     with (
-        gzip.open(out, "wb", compresslevel=1) as stream,
+        gzip.open(out, "wb", compresslevel=level) as stream,
         tarfile.open(fileobj=stream, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
     ):
         root = tarfile.TarInfo("./")

@@ -1,4 +1,4 @@
-"""Other loaders on the same samples, each in its own process, as methods of benchmarks/load.py.
+"""Other loaders on the same samples, each in its own process, as methods of load.py and cold.py.
 
 A module of this package stores the samples in a peer's format and reads them back:
 
@@ -98,6 +98,16 @@ class Peer:
             (line.strip() for line in reversed(lines) if line.strip()), "it printed nothing"
         )
 
+    def cpu_seconds(self) -> float:
+        """CPU time so far of the process and of its workers that are running (Linux)."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                fields = path.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:  # its session, which it leads
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         """End the process and its workers."""
         self._process.stdin.close()
@@ -110,6 +120,11 @@ class Peer:
     def _kill(self) -> None:
         with suppress(ProcessLookupError):  # its group has no processes left
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def environment_python(python: str) -> str:
+    """The path of an interpreter, not resolved: in an environment a link, which identifies it."""
+    return str(Path.cwd() / (shutil.which(python) or python))
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -139,8 +154,7 @@ def open_peers(
     Yields (ways, failures, notes): ways as in `load.py`; name → reason of those that do not run;
     for the others a line with version and setting.
     """
-    # Not resolved: the interpreter of an environment is a link, whose path identifies it.
-    python = str(Path.cwd() / (shutil.which(python) or python))
+    python = environment_python(python)
     pack, folder = pack.resolve(), folder.resolve()
     ways, failures, notes = {}, {}, []
     with ExitStack() as stack:

@@ -5,11 +5,16 @@ JSON object. The output of the peer goes to standard error.
 
     prepare                write the samples in the peer's format
     choose WAY             check every setting of the method and keep the fastest
+    settings WAY           names of the settings of the method
+    use WAY SETTING        check this setting, and keep it
+    only WAY               close the readers of other methods, open this one's unless it is
+    reopen WAY             open its files again; no page of a file stays mapped
     order SEED             draw the order of the next epoch, collect garbage
     epoch WAY              read all samples once; answers when it is done
 """
 
 import argparse
+import ctypes
 import gc
 import importlib
 import json
@@ -25,6 +30,7 @@ import numpy as np
 from peers.samples import Epoch, Samples
 
 TIMED_EPOCHS = 3
+_DONT_NEED = 4  # MADV_DONTNEED
 
 
 class Worker:
@@ -35,7 +41,9 @@ class Worker:
         self.samples = Samples(pack)
         self.folder = folder
         self.batch_size = batch_size
+        self.pack = pack
         self.readers: dict[str, Epoch] = {}
+        self.used: dict[str, dict] = {}  # arguments by method
         self.next_order = np.arange(len(self.samples))
 
     def prepare(self) -> dict:
@@ -61,6 +69,35 @@ class Worker:
             self.readers[way] = self._open(self.module.WAYS[way][best])
         return {"setting": best, "speeds": speeds}
 
+    def settings(self, way: str) -> dict:
+        """Names of the settings of the method."""
+        return {"settings": list(self.module.WAYS[way])}
+
+    def use(self, way: str, name: str) -> dict:
+        """Check a setting and keep it."""
+        self.readers.pop(way, None)
+        self.used[way] = self.module.WAYS[way][name]
+        reader = self.readers[way] = self._open(self.used[way])
+        check(reader, self.samples, self.batch_size)
+        self.samples = Samples(self.pack)  # the maps of the old one would keep pages in memory
+        return {}
+
+    def only(self, way: str) -> dict:
+        """Close the readers of other methods: their workers have files mapped."""
+        for other in self.readers.keys() - {way}:
+            del self.readers[other]
+        gc.collect()
+        if way not in self.readers:
+            self.readers[way] = self._open(self.used[way])
+        return {}
+
+    def reopen(self, way: str) -> dict:
+        """Open the files of the method again, and unmap the pages of all files in the folder."""
+        del self.readers[way]
+        self.readers[way] = self._open(self.used[way])
+        unmap_pages(self.folder)
+        return {}
+
     def _open(self, setting: dict) -> Epoch:
         gc.collect()
         return self.module.open_reader(self.folder, self.batch_size, **setting)
@@ -79,6 +116,18 @@ class Worker:
     def epoch(self, way: str) -> dict:
         """Take all batches and do nothing with them."""
         return {"samples": sum(len(batch[0]) for batch in self.readers[way](self.next_order))}
+
+
+def unmap_pages(folder: Path) -> None:
+    """Unmap the pages of files in a folder that this process only reads; maps stay valid."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, _, _, _, *path = line.split(maxsplit=5)
+        path = "".join(path)
+        if path.startswith(f"{folder}/") and "w" not in access:
+            start, stop = (int(number, 16) for number in addresses.split("-"))
+            if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONT_NEED):
+                raise OSError(ctypes.get_errno(), "madvise failed", path)
 
 
 def check(reader: Epoch, samples: Samples, batch_size: int) -> None:

@@ -1,8 +1,8 @@
 """Batches on their device: a batch of the loader becomes training input there.
 
-Everything is torch operations over entire batches, the same on CPU and CUDA, without loops over
-samples and without waiting for the device. The one exception: on a CPU, the kernels of
-`sa1bpack.masks` draw masks and prompts from runs, with the same bits.
+On a device everything is torch operations over entire batches, without loops over samples and
+without waiting for the device. On a CPU, compiled kernels make images and masks and draw prompts
+from runs, with the same cells, and pixels that differ by rounding only.
 
     random      random numbers as a function of (seed, epoch, id)
     affine      axis-aligned maps from output to source coordinates
@@ -10,6 +10,8 @@ samples and without waiting for the device. The one exception: on a CPU, the ker
     resample    images under these maps
     masks       bits to bool, and mask grids under these maps
     runs        masks drawn from their exact runs under these maps
+    compiled    images and masks on a CPU
+    memory      memory for results on a CPU, used again
     regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
     boxes       boxes and points under these maps

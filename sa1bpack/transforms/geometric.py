@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.affine import AxisMaps, pair, scaling
+from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
 from sa1bpack.transforms.options import as_numbers, is_number
 
 Uniform = Callable[[int], torch.Tensor]
@@ -37,6 +37,22 @@ class Frame:
         """float64 (2,), x and y: width and height of the canvas."""
         height, width = self.canvas
         return pair(width, height, self.extent.device)
+
+    def covered(self, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose
+        centre the image covers; always the first ones."""
+        height, width = grid
+        return tuple(
+            cell_centers(count, self.extent.device) * (side / count) < self.extent[:, axis, None]
+            for axis, (count, side) in enumerate(
+                zip((width, height), self.canvas[::-1], strict=True)
+            )
+        )
+
+    def kept(self, grid: tuple[int, int]) -> torch.Tensor:
+        """int64 (B, 2): how many rows and columns that is."""
+        columns, rows = self.covered(grid)
+        return torch.stack([rows.sum(1), columns.sum(1)], 1)
 
     def step(self, maps: AxisMaps, extent: torch.Tensor) -> "Frame":
         """The next frame. maps: from its canvas to this one's."""

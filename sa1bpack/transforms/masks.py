@@ -4,6 +4,8 @@ Grids are sampled at the centres of the output cells, so masks remain true or fa
 concatenated, (T, ...), and `owner`, int64 (T,), has the sample of each.
 """
 
+from math import gcd
+
 import torch
 
 
@@ -12,6 +14,20 @@ def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
     return cells.view(torch.bool).flatten(-2)
+
+
+def count_cells(masks: torch.Tensor) -> torch.Tensor:
+    """int64 (T,): the true cells of bool (T, h, w).
+
+    `sum` would convert every cell to a wider number first. Here whole words are added, eight cells
+    at a time: as many as cannot overflow a byte.
+    """
+    cells = masks.contiguous().flatten(1)
+    if cells.shape[1] % 8 == 0 and cells.storage_offset() % 8 == 0:
+        words = cells.view(torch.int64)
+        group = gcd(words.shape[1], 128)
+        cells = words.unflatten(1, (-1, group)).sum(2) if words.numel() else words
+    return cells.view(torch.uint8).sum(1, dtype=torch.int64)
 
 
 def take_cells(

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
-from sa1bpack.transforms.affine import AxisMaps, cell_centers, pair, scaling
+from sa1bpack.pixels.resample import Normal, normal
+from sa1bpack.transforms.affine import AxisMaps, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
     check_boxes,
@@ -22,17 +24,28 @@ from sa1bpack.transforms.checks import (
     check_tensors,
 )
 from sa1bpack.transforms.color import ColorJitter
+from sa1bpack.transforms.compiled import (
+    draw_images,
+    draw_masks,
+    planes_as_rgb,
+    take_masks,
+    unpack_masks,
+)
 from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
-from sa1bpack.transforms.masks import grid_index, take_cells, unpack_bits
+from sa1bpack.transforms.masks import count_cells, grid_index, take_cells, unpack_bits
+from sa1bpack.transforms.memory import Memory
 from sa1bpack.transforms.mix import Mixup
 from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
 from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
-from sa1bpack.transforms.runs import RunBatch, draw_runs
+from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_runs
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
+
+COMPILED_ON = ("cpu",)  # devices where kernels take the place of torch operations
+_UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (
@@ -147,10 +160,13 @@ class Pipeline:
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self._mean, self._std = torch.tensor(means).float(), torch.tensor(stds).float()
+        self._normal = normal(self._mean.numpy().copy(), self._std.numpy().copy())
+        self._image_memory, self._mask_memory = Memory(), Memory()
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
         # Whether the result needs the masks of the batch unchanged.
         self._untouched = not self._geometric and self.canvas[0] == self.canvas[1]
+        self._as_stored = not self._geometric and self.canvas == (side, side)
         # The largest factor by which an image may be reduced.
         self._shrinks = side / min(self.canvas)
         for step in self._geometric:
@@ -205,21 +221,40 @@ class Pipeline:
 
     def _images(self, batch: Mapping, frame: Frame, epoch: int | None) -> torch.Tensor:
         """(B, 3, H, W), normalised."""
-        images, sizes, side = batch["images"], batch["sizes"], self.image_size
-        if images.dim() == 3:
-            images = yuv420_to_rgb(images, sizes[:, 2:])
-        if not self._geometric and self.canvas == (side, side):
-            images = channels_first(images).float()
+        colors = [(n, step) for n, step in enumerate(self.steps) if isinstance(step, ColorJitter)]
+        if batch["images"].device.type not in COMPILED_ON:
+            images = self._resampled(batch, frame)
+        elif colors:
+            images = self._compiled_images(batch, frame, _UNCHANGED)
         else:
-            way = enlarge if self._shrinks <= 1 else resample
-            images = way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
-        columns, rows = _covered(frame, self.canvas)
+            return self._compiled_images(batch, frame, self._normal).to(self.dtype)
+        columns, rows = frame.covered(self.canvas)
         inside = (rows[:, :, None] & columns[:, None, :])[:, None]
-        for number, step in enumerate(self.steps):
-            if isinstance(step, ColorJitter):
-                images = step(images, inside, self._uniform(batch, epoch, number))
+        for number, step in colors:
+            images = step(images, inside, self._uniform(batch, epoch, number))
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         return normalize(images, self._mean, self._std, inside).to(self.dtype)
+
+    def _resampled(self, batch: Mapping, frame: Frame) -> torch.Tensor:
+        """float32 (B, 3, H, W), 0 to 255, in torch operations."""
+        images, sizes = batch["images"], batch["sizes"]
+        if images.dim() == 3:
+            images = yuv420_to_rgb(images, sizes[:, 2:])
+        if self._as_stored:
+            return channels_first(images).float()
+        way = enlarge if self._shrinks <= 1 else resample
+        return way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
+
+    def _compiled_images(self, batch: Mapping, frame: Frame, values: Normal) -> torch.Tensor:
+        """float32 (B, 3, H, W) on a CPU, zero outside the image."""
+        images, sizes = batch["images"], batch["sizes"]
+        if images.dim() == 3:
+            images = planes_as_rgb(images, sizes[:, 2:])
+        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
+        out = self._image_memory.empty((len(images), 3, *self.canvas), torch.float32)
+        keep = frame.kept(self.canvas)
+        draw_images(images, maps, sizes[:, 2:].flip(1), keep, values, out)
+        return out
 
     # ------------------------------------------------------------------------------- annotations
 
@@ -231,14 +266,12 @@ class Pipeline:
         owner, shape, valid = _owners(batch, leading[0])
         extent = frame.extent[owner]
         if "runs" in batch:
-            masks = self._drawn(batch, owner, shape, frame)
+            masks, areas = self._drawn(batch, owner, shape, frame)
         elif "masks" in batch:
-            masks = self._taken(batch, owner, shape, frame)
+            masks, areas = self._taken(batch, owner, shape, frame)
         else:
             masks = None
         if masks is not None:
-            # As bytes: on a CPU torch takes twenty times as long to sum bools.
-            areas = masks.view(torch.uint8).flatten(1).sum(1, dtype=torch.int32)
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
         to_canvas = frame.maps.inverse().of(owner)
@@ -258,31 +291,49 @@ class Pipeline:
 
     def _taken(
         self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
-    ) -> torch.Tensor:
-        """bool (T, h, w) from the grids in the batch, bits or bool."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool (T, h, w) from the grids in the batch, bits or bool, and the cells of each, (T,)."""
         masks, side = batch["masks"].flatten(0, len(shape) - 1), self.cells
+        compiled = masks.device.type in COMPILED_ON
         if self._untouched and self.grid == (side, side):
-            return unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+            if compiled and masks.dtype == torch.uint8:
+                out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
+                return out, unpack_masks(masks, out)
+            masks = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+            return masks, count_cells(masks)
         maps = self._source_to_grid(batch).after(self._cells_to_source(batch, frame))
         columns, rows = (grid_index(at, side) for at in maps.centers(*self.grid))
-        return take_cells(masks, owner, columns, rows, _covered(frame, self.grid))
+        if compiled:
+            out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
+            keep = frame.kept(self.grid)
+            return out, take_masks(masks, owner, columns, rows, keep, out)
+        masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
+        return masks, count_cells(masks)
 
     def _drawn(
         self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
-    ) -> torch.Tensor:
-        """bool (T, h, w) from the runs."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """bool (T, h, w) from the runs, and the cells of each, (T,)."""
         runs: RunBatch = batch["runs"]
         check_runs(runs, batch["mask_counts"], shape)
-        masks = draw_runs(runs, self._cells_to_source(batch, frame), self.grid, self.mask_sampling)
-        if runs.masks != len(owner):
-            place = torch.arange(runs.masks, device=owner.device)  # padding has no runs
+        maps = self._cells_to_source(batch, frame)
+        place = torch.arange(runs.masks, device=owner.device)
+        if runs.masks != len(owner):  # padding has no runs
             place += runs.owner * shape[1] - runs.mask_offset[runs.owner]
+        if owner.device.type in COMPILED_ON:
+            out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
+            # What a step cropped remains cropped.
+            keep = frame.kept(self.grid) if self._geometric else None
+            samples = compiled_samples(runs, place)
+            return out, draw_masks(samples, maps.matrix(), self.mask_sampling, keep, out)
+        masks = draw_runs(runs, maps, self.grid, self.mask_sampling)
+        if runs.masks != len(owner):
             masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if self._geometric:  # what a step cropped remains cropped
-            columns, rows = (keep[owner] for keep in _covered(frame, self.grid))
+        if self._geometric:
+            columns, rows = (keep[owner] for keep in frame.covered(self.grid))
             masks &= columns[:, None, :]
             masks &= rows[:, :, None]
-        return masks
+        return masks, count_cells(masks)
 
     # -------------------------------------------------------------------------------------- maps
 
@@ -313,16 +364,6 @@ class Pipeline:
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
         return (scale, ones) if self.coordinates == "stored" else (ones, scale)
-
-
-def _covered(frame: Frame, grid: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """bool (B, width) and (B, height): the columns and rows of a grid over the canvas whose centre
-    the image covers."""
-    height, width = grid
-    return tuple(
-        cell_centers(count, frame.extent.device) * (side / count) < frame.extent[:, axis, None]
-        for axis, (count, side) in enumerate(zip((width, height), frame.canvas[::-1], strict=True))
-    )
 
 
 def _owners(

@@ -7,7 +7,8 @@ image is reduced, cut off at the edges of the image, and normalised. There are t
     enlarge   for maps that never reduce an image: two neighbours per axis, with `grid_sample`
     resample  for any map: the filter of each axis as a matrix, two batched products
 
-Where both can be used, the results are the same; `resample` takes 25 times as long on a CPU.
+Where both can be used, the results are the same. On a CPU a pipeline uses neither: see
+`sa1bpack.pixels.resample`.
 """
 
 import torch

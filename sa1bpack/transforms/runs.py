@@ -28,7 +28,6 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.masks.bits import unpack_bits
 from sa1bpack.masks.grid import check_sampling
 from sa1bpack.masks.skew import FRACTION
 from sa1bpack.masks.window import (
@@ -37,10 +36,10 @@ from sa1bpack.masks.window import (
     UNIT,
     check_maps,
     check_size,
-    draw_window,
     sample_steps,
 )
 from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.compiled import draw_masks
 
 CHUNK_BYTES = 1 << 28  # limit of the temporary grids of one chunk of masks
 
@@ -157,7 +156,7 @@ def draw_runs(
             f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
         )
     if runs.run_ends.device.type == "cpu":
-        return _draw_compiled(runs, _matrices(maps).cpu().numpy(), size, sampling)
+        return _draw_compiled(runs, _matrices(maps), size, sampling)
     return draw_with_torch(runs, maps, size, sampling)
 
 
@@ -166,31 +165,32 @@ def _matrices(maps: AxisMaps | torch.Tensor) -> torch.Tensor:
 
 
 def _draw_compiled(
-    runs: RunBatch, maps: np.ndarray, size: tuple[int, int], sampling: str
+    runs: RunBatch, maps: torch.Tensor, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
     """`draw_runs` with the kernels of `sa1bpack.masks`."""
-    out = np.zeros((runs.masks, *size), np.bool_)
-    for sample, rows, image in compiled_samples(runs):
-        bits = draw_window(*image, maps[sample], size, sampling)
-        out[rows] = unpack_bits(bits, size[1])
-    return torch.from_numpy(out)
+    out = torch.from_numpy(np.empty((runs.masks, *size), np.bool_))
+    draw_masks(compiled_samples(runs), maps.cpu(), sampling, None, out)
+    return out
 
 
 def compiled_samples(
-    runs: RunBatch,
+    runs: RunBatch, places: torch.Tensor | None = None
 ) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
     """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
+
+    places  int64 (T,), the row of each mask in the result; by default its number
 
     Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
     runs: run_ends, run_offset, height and width.
     """
     run_ends, run_offset = runs.run_ends.numpy(), runs.run_offset.numpy()
+    places = np.arange(runs.masks) if places is None else places.numpy()
     present = np.diff(run_offset) > 0  # the others are padding
     for sample, (first, last) in enumerate(itertools.pairwise(runs.mask_offset.tolist())):
-        rows = first + np.flatnonzero(present[first:last])
-        offset = np.append(run_offset[rows], run_offset[last])
+        masks = first + np.flatnonzero(present[first:last])
+        offset = np.append(run_offset[masks], run_offset[last])
         height, width = runs.sizes[sample].tolist()
-        yield sample, rows, (run_ends, offset, height, width)
+        yield sample, places[masks], (run_ends, offset, height, width)
 
 
 def draw_with_torch(

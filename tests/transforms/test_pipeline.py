@@ -41,6 +41,12 @@ GEOMETRIC = {
 PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
 
 
+@pytest.fixture
+def device(any_way) -> torch.device:
+    """Compiled kernels on a CPU, and torch operations on all devices."""
+    return any_way
+
+
 def span(profile: torch.Tensor) -> tuple[float, float]:
     """Start and end of the object in a row, from its weight on both sides of its middle."""
     profile = profile.double().clamp(0, 1)
@@ -340,14 +346,14 @@ STEPS = {
 
 @pytest.mark.parametrize("layout", ["padded", "flat_bits"])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
-def test_nothing_waits_for_the_device(steps, layout, device):
+def test_nothing_waits_for_the_device(steps, layout, operations):
     pipeline = Pipeline(dataset(LAYOUT), steps)
-    batch = moved(ragged(layout), device)
+    batch = moved(ragged(layout), operations)
     pipeline(batch, 0)  # tables are copied to the device once
     with Waits() as waits:
         pipeline(batch, 1)
     assert waits.found == set()
-    if device.type == "cuda":
+    if operations.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
         try:
             pipeline(batch, 2)

@@ -1,0 +1,146 @@
+"""Packed bits to bools, straight into the place where a mask belongs, counted on the way.
+
+Most rows of most masks are empty: a mask is cleared as a whole, and only rows with a bit are
+unpacked, eight cells at a time through a table. What lies beyond the image, `keep`, stays False.
+"""
+
+import numpy as np
+
+from sa1bpack.kernels import njit
+
+# uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
+_CELLS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(
+    "<u8"
+)[:, 0]
+_CELLS.flags.writeable = False
+
+_ONES = np.uint64(0x0101010101010101)
+_TOP = np.uint64(56)
+
+
+@njit(nogil=True, cache=True)
+def _unpack_row(line, columns, table, words, cells, out):
+    """Unpack the first `columns` cells of a row of bits into `out`. Returns how many are set.
+
+    words, cells  scratch for one row, uint64 and the same memory as uint8
+    """
+    count = np.uint64(0)
+    whole = columns >> 3
+    for b in range(whole):
+        word = table[line[b]]
+        words[b] = word
+        count += (word * _ONES) >> _TOP
+    if columns & 7:
+        word = table[line[whole] & np.uint8((1 << (columns & 7)) - 1)]
+        words[whole] = word
+        count += (word * _ONES) >> _TOP
+    out[:columns] = cells[:columns]
+    return np.int64(count)
+
+
+@njit(nogil=True, cache=True)
+def _is_empty(line):
+    found = np.uint8(0)
+    for b in range(len(line)):
+        found |= line[b]
+    return found == 0
+
+
+@njit(nogil=True, cache=True)
+def _fill(bits, places, keep, table, words, cells, out, counts):
+    for m in range(len(places)):
+        mask = out[places[m]]
+        mask[:] = 0
+        count = np.int64(0)
+        for i in range(keep[0]):
+            if not _is_empty(bits[m, i]):
+                count += _unpack_row(bits[m, i], keep[1], table, words, cells, mask[i])
+        counts[places[m]] = count
+
+
+@njit(nogil=True, cache=True)
+def _take(masks, packed, places, rows, columns, keep, out, counts):
+    for m in range(len(places)):
+        mask = out[places[m]]
+        mask[:] = 0
+        count = np.int64(0)
+        before, in_row = np.int64(-1), np.int64(0)  # the row of the grid taken last, cells in it
+        for i in range(keep[0]):
+            if rows[i] == before:
+                if in_row:
+                    mask[i] = mask[i - 1]
+            else:
+                before, in_row = rows[i], np.int64(0)
+                line, cells = masks[m, before], mask[i]
+                if not _is_empty(line):
+                    for j in range(keep[1]):
+                        x = columns[j]
+                        cell = (line[x >> 3] >> (x & 7)) & 1 if packed else np.int64(line[x])
+                        cells[j] = cell
+                        in_row += cell
+            count += in_row
+        counts[places[m]] = count
+
+
+def fill_cells(
+    bits: np.ndarray, places: np.ndarray, keep: tuple[int, int], out: np.ndarray, counts: np.ndarray
+) -> None:
+    """Unpack masks into some rows of a larger array. Releases the GIL.
+
+    Args:
+        bits: uint8 (n, h, ceil(w / 8)), C-contiguous, lowest bit first.
+        places: int64 (n,), where each mask goes, 0 to len(out) - 1.
+        keep: rows and columns, 0 to h and 0 to w: cells beyond them become False.
+        out: bool (k, h, w), C-contiguous; the masks at `places` are overwritten completely.
+        counts: int64 (k,); gets the number of cells of each mask, at its place.
+    """
+    _check(places, keep, out, counts)
+    if bits.shape != (len(places), out.shape[1], -(-out.shape[2] // 8)):
+        raise ValueError(f"bits of {bits.shape} do not fit {len(places)} masks of {out.shape}")
+    words = np.empty(bits.shape[2], np.uint64)
+    cells = words.view(np.uint8)
+    _fill(_read(bits), places, keep, _CELLS, words, cells, out.view(np.uint8), counts)
+
+
+def take_cells(
+    masks: np.ndarray,
+    places: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    keep: tuple[int, int],
+    out: np.ndarray,
+    counts: np.ndarray,
+) -> None:
+    """Put selected rows and columns of masks into some rows of a larger array, as `fill_cells`.
+
+    Args:
+        masks: bool (n, s, t), or bits uint8 (n, s, t / 8), C-contiguous, lowest bit first.
+        rows: int64 (h,), 0 to s - 1, the row of the grid for each row of the output.
+        columns: int64 (w,), 0 to t - 1.
+        places, keep, out, counts: see `fill_cells`.
+    """
+    _check(places, keep, out, counts)
+    packed = masks.dtype == np.uint8
+    sides = masks.shape[1], masks.shape[2] * (8 if packed else 1)
+    if len(masks) != len(places) or (len(rows), len(columns)) != out.shape[1:]:
+        raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
+    for index, side in zip((rows, columns), sides, strict=True):
+        if index.min() < 0 or index.max() >= side:
+            raise ValueError(f"cells {index.min()} to {index.max()} of a grid of {sides}")
+    masks = _read(masks.view(np.uint8))
+    _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
+
+
+def _check(places, keep, out, counts) -> None:
+    """Callers have checked their arguments; this keeps a mistake from writing elsewhere."""
+    inside = not len(places) or (places.min() >= 0 and places.max() < len(out))
+    kept = all(0 <= n <= side for n, side in zip(keep, out.shape[1:], strict=True))
+    if not (inside and kept and out.flags.carray and len(counts) == len(out)):
+        raise ValueError(f"cannot place {len(places)} masks, {keep} cells of each, in {out.shape}")
+
+
+def _read(array: np.ndarray) -> np.ndarray:
+    """A read-only, C-contiguous view: one compiled kernel for memory maps and new arrays."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

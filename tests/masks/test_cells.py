@@ -1,0 +1,81 @@
+"""Bits unpacked into place, and grids looked up, compared with numpy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.masks.cells import fill_cells, take_cells
+
+SIDES = st.integers(1, 40)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def sparse_cells(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Noise of any density, with empty rows and empty masks."""
+    cells = random.random(shape) < random.random()
+    cells[random.random(shape[:2]) < 0.5] = False
+    cells[random.random(shape[0]) < 0.2] = False
+    return cells
+
+
+def old_array(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """What was in memory before."""
+    return random.random(shape) < 0.5
+
+
+def check(found: np.ndarray, counts: np.ndarray, before: np.ndarray, places, keep, cells) -> None:
+    """The masks are in their places, cut off at `keep`; the others are as they were."""
+    expected = before.copy()
+    expected[places] = cells
+    expected[places, keep[0] :], expected[places, :, keep[1] :] = False, False
+    assert np.array_equal(found, expected)
+    assert found.view(np.uint8).max(initial=0) <= 1
+    assert counts[places].tolist() == expected[places].sum((1, 2)).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(0, 5), SIDES, SIDES, st.floats(0, 1), st.floats(0, 1))
+def test_bits_are_unpacked_into_their_places_and_counted(seed, masks, height, width, down, across):
+    random = np.random.default_rng(seed)
+    cells = sparse_cells(random, (masks, height, width))
+    before = old_array(random, (masks + 3, height, width))
+    places = random.permutation(masks + 3)[:masks]
+    keep = round(down * height), round(across * width)
+    found, counts = before.copy(), np.zeros(masks + 3, np.int64)
+    fill_cells(np.packbits(cells, axis=-1, bitorder="little"), places, keep, found, counts)
+    check(found, counts, before, places, keep, cells)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.integers(0, 4), SIDES, st.integers(1, 5), SIDES, SIDES)
+def test_selected_cells_are_those_that_numpy_takes(packed, seed, masks, side, octets, h, w):
+    random = np.random.default_rng(seed)
+    cells = sparse_cells(random, (masks, side, 8 * octets))
+    rows, columns = np.sort(random.integers(0, side, h)), random.integers(0, 8 * octets, w)
+    before = old_array(random, (masks + 2, h, w))
+    places = random.permutation(masks + 2)[:masks]
+    keep = int(random.integers(0, h + 1)), int(random.integers(0, w + 1))
+    found, counts = before.copy(), np.zeros(masks + 2, np.int64)
+    source = np.packbits(cells, axis=-1, bitorder="little") if packed else cells
+    take_cells(source, places, rows, columns, keep, found, counts)
+    check(found, counts, before, places, keep, cells[:, rows][:, :, columns])
+
+
+def test_nothing_is_written_outside_the_array():
+    bits = np.full((1, 4, 1), 255, np.uint8)
+    out, counts = np.zeros((2, 4, 8), bool), np.zeros(2, int)
+    for place, keep in (
+        ([2], (4, 8)), ([-1], (4, 8)), ([0], (5, 8)), ([0], (4, 9)), ([0], (-1, 8))
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="cannot place 1 masks"):
+            fill_cells(bits, np.array(place), keep, out, counts)
+    with pytest.raises(ValueError, match="do not fit 1 masks"):
+        fill_cells(bits[:, :3], np.array([0]), (4, 8), out, counts)
+    with pytest.raises(ValueError, match="cannot place"):
+        fill_cells(bits, np.array([0]), (4, 8), out[:, :, ::-1], counts)
+    for rows, columns in (([0, 1, 2, 4], range(8)), (range(4), [0, 1, 2, 3, 4, 5, 6, 8])):
+        with pytest.raises(ValueError, match="of a grid of"):
+            take_cells(bits, np.array([0]), np.array(rows), np.array(columns), (4, 8), out, counts)
+    assert not out.any()

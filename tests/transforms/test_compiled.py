@@ -1,0 +1,161 @@
+"""Compiled kernels on a CPU have the results of the torch operations that a device runs."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from made_batches import dataset, rectangle_batch, rectangle_runs
+
+from sa1bpack.format import Layout
+from sa1bpack.transforms import (
+    ColorJitter,
+    Mixup,
+    Pipeline,
+    RandomFlip,
+    RandomResizedCrop,
+    ScaleJitter,
+    compiled,
+    unpack_bits,
+)
+from sa1bpack.transforms import pipeline as module
+from sa1bpack.transforms.masks import count_cells
+
+RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
+STEPS = {
+    "none": [],
+    "flip": [RandomFlip()],
+    "crop": [RandomResizedCrop((0.1, 0.9)), RandomFlip()],
+    "jitter": [ScaleJitter(0.2, 2.0), RandomFlip()],
+    "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+}
+KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
+
+
+def noisy_batch(layout: Layout, masks: str) -> dict:
+    """Rectangles with noise as images, and masks in one of their forms."""
+    batch = rectangle_batch(layout, RECTANGLES)
+    random = torch.Generator().manual_seed(1)
+    for image, (height, width) in zip(batch["images"], batch["sizes"][:, 2:], strict=True):
+        image[:height, :width] = torch.randint(0, 256, (height, width, 3), generator=random)
+    if layout.pixels == "yuv420":
+        shape = (len(RECTANGLES), layout.image_size * 3 // 2, layout.image_size)
+        batch["images"] = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    if masks == "runs":
+        batch["runs"] = rectangle_runs(RECTANGLES)
+    elif masks == "bool":
+        batch["masks"] = unpack_bits(batch["masks"])
+    return batch
+
+
+def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "COMPILED_ON", ())
+        return pipeline(batch, epoch)
+
+
+@pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_a_cpu_has_the_results_of_a_device(steps, fit, masks, monkeypatch):
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    batch = noisy_batch(layout, masks)
+    for options in ({}, {"size": (64, 80), "mask_size": 41}, {"size": 150, "mask_size": (9, 96)}):
+        pipeline = Pipeline(dataset(layout), steps, seed=2, min_area=30, **options)
+        for epoch in range(2):
+            expected = by_torch(pipeline, batch, epoch, monkeypatch)
+            found = pipeline(batch, epoch)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[key], expected[key]) for key in KEYS)
+            # `grid_sample` takes float32 positions: up to 1e-4 of a pixel off.
+            torch.testing.assert_close(found["images"], expected["images"], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [STEPS["none"], STEPS["crop"], STEPS["jitter"]])
+def test_planes_have_the_pixels_of_a_device(steps, monkeypatch):
+    layout = Layout(image_size=96, mask_size=96, pixels="yuv420")
+    batch = noisy_batch(layout, "bits")
+    pipeline = Pipeline(dataset(layout), steps)
+    expected = by_torch(pipeline, batch, 0, monkeypatch)["images"]
+    torch.testing.assert_close(pipeline(batch, 0)["images"], expected, atol=2e-3, rtol=0)
+
+
+def test_an_image_that_is_only_flipped_has_the_bytes_of_the_stored_one():
+    layout = Layout(image_size=96, mask_size=96)
+    batch = noisy_batch(layout, "bits")
+    plain = Pipeline(dataset(layout))(batch)["images"]
+    done = Pipeline(dataset(layout), [RandomFlip()])(batch, 1)
+    flipped = done["maps"][:, 0, 0] < 0
+    assert flipped.any() and not flipped.all()
+    for image, before, turned in zip(done["images"], plain, flipped, strict=True):
+        assert torch.equal(image, before.flip(-1) if turned else before)
+
+
+@pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
+    layout = Layout(image_size=96, mask_size=96)
+    batch = noisy_batch(layout, masks)
+    pipeline = Pipeline(dataset(layout), steps)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = pipeline(batch, 0)
+        monkeypatch.setattr(compiled, "_BITS", 1)
+        monkeypatch.setattr(compiled, "_ROWS", 7)
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found = pipeline(batch, 0)
+            assert all(torch.equal(found[key], expected[key]) for key in expected if key != "runs")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    threads, done = torch.get_num_threads(), []
+    jobs = [lambda: done.append(1), lambda: 1 / 0, lambda: done.append(2)]
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            with pytest.raises(ZeroDivisionError):
+                compiled.run_jobs(jobs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_kept_result_is_not_overwritten_by_later_ones():
+    """Large results, of which only views are kept."""
+    layout = Layout(image_size=96, mask_size=96)
+    batch = noisy_batch(layout, "runs")
+    pipeline = Pipeline(dataset(layout), [RandomFlip()], size=640, mask_size=640)
+    kept = []
+    for epoch in range(5):
+        done = pipeline(batch, epoch)
+        kept.append((done["images"][1:3, 0], done["masks"][2:]))
+        del done
+    for epoch, (images, masks) in enumerate(kept):
+        fresh = Pipeline(dataset(layout), [RandomFlip()], size=640, mask_size=640)(batch, epoch)
+        assert torch.equal(images, fresh["images"][1:3, 0])
+        assert torch.equal(masks, fresh["masks"][2:])
+
+
+def test_a_copied_pipeline_has_the_same_results():
+    layout = Layout(image_size=96, mask_size=96)
+    batch = noisy_batch(layout, "runs")
+    pipeline = Pipeline(dataset(layout), [RandomFlip()], size=640)
+    expected = pipeline(batch, 0)
+    found = copy.deepcopy(pipeline)(batch, 0)
+    assert all(torch.equal(found[key], expected[key]) for key in ("images", *KEYS))
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 256, 256), (3, 8, 130), (4, 7, 9), (2, 16, 1), (0, 8, 8), (1, 1024, 1016)]
+)
+def test_cells_are_counted_as_by_a_sum(shape, device):
+    random = np.random.default_rng(0)
+    for share, strange in itertools.product((0.0, 0.3, 1.0), (False, True)):
+        cells = torch.from_numpy(random.random(shape) < share).to(device)
+        if strange:  # an array that starts or lies anywhere in memory
+            cells = torch.cat([cells.new_ones(3), cells.flatten()])[3:].view(shape).transpose(1, 2)
+        assert count_cells(cells).tolist() == cells.long().sum((1, 2)).tolist()
