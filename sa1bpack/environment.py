@@ -21,6 +21,11 @@ from sa1bpack.errors import MissingPackage
 
 PIL_PACKAGES = ("pillow-simd", "pillow")
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
+# Of control groups, as containers see their own: version 2, version 1.
+_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 _SIMD = ("sse4_1", "avx2", "avx512f", "asimd")  # names of /proc/cpuinfo
 
 
@@ -79,6 +84,17 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that this process may use: of the machine, or of its control group."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in _MEMORY_LIMITS:
+        try:
+            found = min(found, int(path.read_text()))
+        except (OSError, ValueError):  # no such limit: "max", for one
+            continue
+    return found
 
 
 def pil_in_force() -> PilInForce | None:

@@ -2,7 +2,7 @@
 
 errors, arguments, environment, progress, wording → source, pixels, masks, format (which do not know
 each other) → packing | export | the reading side (nor do these) → report → cli. The reading side is
-dataset, order, transforms → batch → loading. torch is imported by transforms, batch and loading
+dataset, order, disk, transforms → batch → loading. torch is imported by transforms, batch and loading
 alone, numba through kernels; imports stand at the top of a module.
 """
 
@@ -30,8 +30,9 @@ ALLOWED = {
     "transforms": BASE | {"pixels", "masks"},
     "dataset": BASE | CODECS,
     "order": BASE,
-    "batch": BASE | CODECS | {"kernels", "dataset", "transforms"},
-    "loading": BASE | CODECS | {"dataset", "order", "batch", "transforms"},
+    "disk": {"kernels"},
+    "batch": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
+    "loading": BASE | CODECS | {"disk", "dataset", "order", "batch", "transforms"},
     "report": BASE | CODECS | {"packing", "dataset"},
     "cli": BASE | CODECS | {"packing", "export", "dataset", "report", "__init__"},
     "__main__": {"cli"},

@@ -18,14 +18,14 @@ def put_rows(source, start, stride, rows, columns, target, target_start, target_
     columns         bytes copied per row
     height          rows of the target
     """
+    # Loops, not slices, which compile into ten times as much code.
     for i in range(height):
-        at = target_start + i * target_stride
-        copied = 0
-        if i < rows:
-            first = start + i * stride
-            target[at : at + columns] = source[first : first + columns]
-            copied = columns
-        target[at + copied : at + target_stride] = 0
+        at, first = target_start + i * target_stride, start + i * stride
+        copied = columns if i < rows else 0
+        for j in range(copied):
+            target[at + j] = source[first + j]
+        for j in range(copied, target_stride):
+            target[at + j] = 0
 
 
 @njit(nogil=True, cache=True)

@@ -20,6 +20,7 @@ from sa1bpack.batch.canvas import put_image
 from sa1bpack.batch.stream_copy import memcpy, stream_copy
 from sa1bpack.batch.unpack import unpack_words
 from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.disk.aio import CUT_SHORT, EINTR, errno
 from sa1bpack.kernels import njit, types
 
 _LINUX = sys.platform.startswith("linux")
@@ -28,17 +29,14 @@ _RWF_NOWAIT = 8
 _MOST = 1 << 30
 
 # In place of the descriptor of an open file.
-IN_MEMORY = -1  # the addresses are of ordinary memory
+IN_MEMORY = -1  # the bytes at the addresses are in memory
 NO_FILE = -2  # nothing can be copied: EBADF
-
-# Values of `status` besides 0 and errno.
-CUT_SHORT = -1
+IN_PLACE = -3  # `read_samples` has read the bytes to their place, or failed to: nothing is copied
 
 # Declared as symbols, not through ctypes, so that numba can keep the compiled code on disk.
 _word = types.uintp
 _memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 _pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, types.int64))
-_errno = types.ExternalFunction("__errno_location" if _LINUX else "__error", _word())
 
 if _LINUX:
     _preadv2 = types.ExternalFunction(
@@ -46,7 +44,7 @@ if _LINUX:
     )
 
     @njit(nogil=True, cache=True)
-    def _in_memory(file, position):
+    def in_memory(file, position):
         """Whether the byte at this position of an open file can be had without waiting."""
         byte = np.empty(1, np.uint8)
         vector = np.empty(2, np.uint64)
@@ -56,7 +54,7 @@ if _LINUX:
 else:
 
     @njit(nogil=True, cache=True)
-    def _in_memory(file, position):
+    def in_memory(file, position):
         return False
 
 
@@ -69,7 +67,7 @@ def copy_bytes(target, source, file, position, count, stream=True):
     """
     if count == 0:
         return 0
-    if file == IN_MEMORY or _in_memory(file, position + count - 1):
+    if file == IN_MEMORY or in_memory(file, position + count - 1):
         if stream:
             stream_copy(target, source, count)
         else:
@@ -83,10 +81,9 @@ def copy_bytes(target, source, file, position, count, stream=True):
         elif got == 0:
             return CUT_SHORT
         else:
-            code = np.empty(1, np.int32)
-            memcpy(code.ctypes.data, _errno(), 4)
-            if code[0] != 4:  # EINTR: a signal came before any byte did
-                return np.int64(code[0])
+            code = errno()
+            if code != EINTR:  # a signal came before any byte did
+                return code
     return 0
 
 
@@ -148,7 +145,10 @@ def _copy_masks(masks, first_row, capacity, rows, source, file, at, width, as_bo
     """The mask bits of one sample, unpacked if `as_bool`; zero after them if padded."""
     out_width = 8 * width if as_bool else width
     start = at + first_row * out_width
-    if as_bool:
+    status = 0
+    if file == IN_PLACE:
+        pass
+    elif as_bool:
         bits = np.empty((masks, width), np.uint8)
         status = _copy_rows(bits.ctypes.data, source, file, rows, width)
         if status == 0:
@@ -218,7 +218,7 @@ def copy_samples(
         buffer: uint8 (n,).
         addresses: int64 (n, 2 + f): where the maps of each sample's shard begin: of its images, of
             its mask_bits or run_ends, and of the arrays of the f fields.
-        files: int64 (n, 2): open files of the first two, or IN_MEMORY, or NO_FILE.
+        files: int64 (n, 2): open files of the first two, or IN_MEMORY, IN_PLACE, or NO_FILE.
         spans: int64 (n, 2): first byte and number of bytes of each image.
         chosen: int64 (T,): rows in the shard of the kept masks, sample by sample.
         offsets: int64 (n + 1,): where each sample's rows begin in `chosen`.
@@ -235,12 +235,12 @@ def copy_samples(
         fields: int64 (f, 4): where the field's region begins, its columns, whether it is float,
             whether it is scaled.
         status: int64 (B, 2), out: for the image and the masks of each sample of this batch 0, an
-            errno, or CUT_SHORT.
+            errno, or CUT_SHORT; unchanged for what is IN_PLACE.
     """
     for k in range(first, stop):
         at = low + k
         position, count = spans[at, 0], spans[at, 1]
-        if image_bytes:
+        if image_bytes and files[at, 0] != IN_PLACE:
             begin = images_at + k * image_bytes
             status[k, 0] = _copy_image(
                 how, side, sizes[at], layout_stride, addresses[at, 0] + position, files[at, 0],
@@ -249,10 +249,12 @@ def copy_samples(
         rows = chosen[offsets[at] : offsets[at + 1]]
         flat_row = offsets[at] - offsets[low]
         if masks_at >= 0:
-            status[k, 1] = _copy_masks(
+            code = _copy_masks(
                 len(rows), flat_row if mask_capacity < 0 else k * mask_capacity, mask_capacity,
                 rows, addresses[at, 1], files[at, 1], masks_at, mask_bytes, as_bool, buffer,
             )  # fmt: skip
+            if files[at, 1] != IN_PLACE:
+                status[k, 1] = code
         _copy_fields(
             len(rows), flat_row if capacity < 0 else k * capacity, capacity, rows,
             addresses[at, 2:], scales[at], fields, buffer,

@@ -10,11 +10,14 @@ from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
+from sa1bpack.disk.aio import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64
+# Images and masks do at multiples of a disk's block, so that they can be read straight into place.
+_LARGE_ALIGNMENT = BLOCK
 
 # The large arrays of a batch; in a buffer the small ones lie between them.
 _LARGE = ("images", "masks", "run_ends")
@@ -151,6 +154,8 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
     regions, start = {}, 0
     for key, (shape, dtype) in wanted.items():
         nbytes = prod(shape) * dtype.itemsize
+        if key in _LARGE:
+            start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
         regions[key] = Region(start, shape, dtype, nbytes)
         start += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return regions, start

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import CUT_SHORT, NO_FILE, copy_samples, copy_spans
+from sa1bpack.batch.copy_samples import NO_FILE, copy_samples, copy_spans
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
@@ -15,10 +15,14 @@ from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.sample import read_error
+from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.loading.shard_files import ShardFiles, shard_files
 from sa1bpack.masks import check_image_runs
+
+_RUN_BYTES = 4
 
 # Samples whose files a thread holds open at once, however many shards they come from.
 OPEN_SAMPLES = 8
@@ -67,11 +71,13 @@ class Lookup(NamedTuple):
     counts: np.ndarray  # int64 (n,), kept masks
     offsets: np.ndarray  # int64 (n + 1,), into mask_rows
     mask_rows: np.ndarray  # int64 (T,), in the shards
-    run_spans: np.ndarray  # int64 (T, 2), runs of each mask in its shard; -1 if out of order
+    mask_spans: np.ndarray  # int64 (T, 2), rows of each mask in the array that masks come from:
+    #                         of mask_bits, or of run_ends; -1 if its runs are out of order
     sizes: np.ndarray  # int32 (n, 4)
     scales: np.ndarray  # float64 (n, 2): x, y
-    addresses: np.ndarray  # int64 (n, arrays of the spec)
-    files: np.ndarray  # int64 (n, 2), descriptors while they are open
+    addresses: np.ndarray  # int64 (n, arrays of the spec); the first two are changed by reading
+    files: np.ndarray  # int64 (n, 2), descriptors while they are open, see copy_samples
+    direct: np.ndarray  # int64 (n, 2), of the same files, see read_samples
     spans: np.ndarray  # int64 (n, 2), first byte and number of bytes of the image
     epoch: int
 
@@ -90,9 +96,11 @@ class BatchCopy:
         counts = lookup.counts[low:high]
         most = int(counts.max(initial=0))
         self.capacity = most if source.capacity is None else source.capacity
-        kept = lookup.run_spans[self._first_mask : self._first_mask + self.total]
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
-        self.run_offset = offsets_of(kept[:, 1] - kept[:, 0])
+        self.run_offset = np.zeros(self.total + 1, np.int64)
+        if source.spec.masks.source != "bits":
+            kept = lookup.mask_spans[self._first_mask : self._first_mask + self.total]
+            np.cumsum(kept[:, 1] - kept[:, 0], out=self.run_offset[1:])
         self.regions, self.nbytes = self._spec.regions(
             high - low, self.capacity, self.total, int(self.run_offset[-1])
         )
@@ -135,39 +143,71 @@ class BatchCopy:
 
     # ------------------------------------------------------------------------------------ the copy
 
-    def copy(self, first: int, stop: int, buffer: np.ndarray) -> None:
+    def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy samples `first` to `stop` of the batch into the buffer.
+
+        reader  of this thread
 
         Raises ResourceShortage if no more files can be opened. Errors of single samples are
         collected in `errors`.
         """
-        found = self._lookup
         for start in range(first, stop, OPEN_SAMPLES):
             end = min(start + OPEN_SAMPLES, stop)
-            held = self._open_files(start, end)
-            self._copy_samples(
-                self._low, start, end, buffer, found.addresses, found.files, found.spans,
-                found.mask_rows, found.offsets, found.sizes, found.scales,
-            )  # fmt: skip
+            held = self._open_files(start, end, reader.direct)
+            self._copy_part(start, end, buffer, reader)
             if self._spec.masks.source != "bits":
                 for k in range(start, end):
-                    self._try_runs(k, found.sizes[self._low + k], buffer)
-            found.files[self._low + start : self._low + end] = NO_FILE
-            del held
+                    self._try_runs(k, self._lookup.sizes[self._low + k], buffer)
+            del held  # the descriptors in the lookup are not used again
 
-    def _open_files(self, first: int, stop: int) -> list[ShardFiles]:
+    def compile(self) -> None:
+        """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel.
+
+        The first time ever this takes many seconds, which are not those of a slow disk.
+        """
+        self._copy_part(0, 0, np.empty(self.nbytes, np.uint8), SampleReader(direct=False))
+        if self._spec.masks.source != "bits":
+            ends, offset, nothing = np.array([1], np.int32), np.array([0, 1]), np.empty(0, np.int64)
+            copy_spans(ends, 0, NO_FILE, nothing, nothing)
+            check_image_runs(ends, offset, 1)
+            if self._spec.masks.source == "drawn":
+                self._spec.masks.draw(ends, offset, np.ones(4, np.int32))
+
+    def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
+        """Copy all of these samples, whose files are open, but masks that come from runs."""
+        found = self._lookup
+        self._read_samples(first, stop, buffer, reader)
+        self._copy_samples(
+            self._low, first, stop, buffer, found.addresses, found.files, found.spans,
+            found.mask_rows, found.offsets, found.sizes, found.scales,
+        )  # fmt: skip
+
+    def _open_files(self, first: int, stop: int, direct: bool) -> list[ShardFiles]:
         """Enter the files of samples into the lookup; they stay open as long as the list lives."""
         found, held = self._lookup, []
         for k in range(first, stop):
             at = self._low + k
             try:
-                held.append(shard_files(found.shards[at], self._spec.arrays[:2]))
-                found.files[at] = held[-1].descriptors
+                held.append(shard_files(found.shards[at], self._spec.arrays[:2], direct))
+                found.files[at], found.direct[at] = held[-1].descriptors, held[-1].direct
             except ResourceShortage:
                 raise
             except OSError as error:
                 self._failed[k] = without_frames(error)
         return held
+
+    def _read_samples(self, first: int, stop: int, buffer, reader: SampleReader) -> None:
+        """Bring what these samples need into memory, all of it at once; see `read_samples`."""
+        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
+        spec, found, images = self._spec, self._lookup, self.regions["images"]
+        bits = spec.masks.source == "bits"
+        reader.read(
+            self._low, first, stop, buffer, found.addresses, found.files, found.direct,
+            found.spans, found.mask_rows, found.mask_spans, found.offsets,
+            self.capacity if spec.pads_masks else -1, spec.image.how, images.start,
+            prod(images.shape[1:]), self.regions["masks"].start if bits else -1,
+            spec.mask_bytes if bits else _RUN_BYTES, spec.as_bool, self._fields, self._status,
+        )  # fmt: skip
 
     def _copy_samples(
         self, low, first, stop, buffer, addresses, files, spans, chosen, offsets, sizes, scales,
@@ -189,6 +229,8 @@ class BatchCopy:
 
     def _try_runs(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
         """Put the masks of sample k that come from runs into the buffer; keep its error, if any."""
+        if self._status[k, 1]:
+            return
         try:
             if self._spec.masks.source == "runs":
                 first, stop = self._mask_range(k)
@@ -216,7 +258,7 @@ class BatchCopy:
         """
         found, at = self._lookup, self._low + k
         first, stop = self._mask_range(k)
-        spans = found.run_spans[self._first_mask + first : self._first_mask + stop]
+        spans = found.mask_spans[self._first_mask + first : self._first_mask + stop]
         starts, stops = np.ascontiguousarray(spans[:, 0]), np.ascontiguousarray(spans[:, 1])
         if starts.min(initial=0) < 0:
             shard = found.shards[at]

@@ -16,6 +16,7 @@ from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
 from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks.rle import take_masks
 
 _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
@@ -34,9 +35,9 @@ class CheckedPlanner(Planner):
         return Lookup(
             indices, rows, self.source.ds.pack.index.image_id[rows], numbers, local,
             [shards[number] for number in numbers.tolist()], counts, offsets,
-            mask_rows=unknown, run_spans=np.zeros((int(offsets[-1]), 2), np.int64),
+            mask_rows=unknown, mask_spans=np.zeros((int(offsets[-1]), 2), np.int64),
             sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
-            files=unknown, spans=unknown, epoch=epoch,
+            files=unknown, direct=unknown, spans=unknown, epoch=epoch,
         )  # fmt: skip
 
     def _copy(self, lookup: Lookup, low: int, high: int) -> "CheckedBatchCopy":
@@ -56,24 +57,31 @@ class CheckedBatchCopy(BatchCopy):
         self._sizes = np.zeros((count, 4), np.int32)
         self._scales = np.ones((count, 2))
         self._spans = np.zeros((count, 2), np.int64)
+        self._in_place = self._spec.image.how == AS_STORED  # pixels are read to their place
         self._no_files = np.full((count, 2), IN_MEMORY)
 
-    def copy(self, first: int, stop: int, buffer: np.ndarray) -> None:
+    def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Read samples `first` to `stop` of the batch into the buffer."""
         for k in range(first, stop):
             try:
-                self._copy_sample(k, buffer)
+                self._copy_sample(k, buffer, reader)
             except ResourceShortage:
                 raise
             except (FormatError, MaskError, OSError) as error:
                 self._failed[k] = without_frames(error)
 
-    def _copy_sample(self, k: int, buffer: np.ndarray) -> None:
+    def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
+        """Copy samples whose rows have been read."""
+        self._copy_samples(
+            0, first, stop, buffer, self._addresses, self._no_files, self._spans, self._chosen,
+            self._offsets, self._sizes, self._scales, with_images=not self._in_place,
+        )  # fmt: skip
+
+    def _copy_sample(self, k: int, buffer: np.ndarray, reader: SampleReader) -> None:
         ds, spec = self._source.ds, self._spec
         row = int(self._lookup.rows[self._low + k])
-        in_place = spec.image.how == AS_STORED
         images = self.regions["images"].view(buffer)
-        rows = ds.pack.read_rows(row, out={"image": images[k : k + 1]} if in_place else None)
+        rows = ds.pack.read_rows(row, out={"image": images[k : k + 1]} if self._in_place else None)
         size = rows["size"][0]
         self.regions["sizes"].view(buffer)[k] = self._sizes[k] = size
         if ds.options.coordinates == "stored":
@@ -82,10 +90,7 @@ class CheckedBatchCopy(BatchCopy):
         self._chosen[self._offsets[k] : self._offsets[k + 1]] = kept
         self._addresses[k] = [rows[name].ctypes.data for name in spec.arrays]
         self._spans[k] = 0, rows["image"].nbytes
-        self._copy_samples(
-            0, k, k + 1, buffer, self._addresses, self._no_files, self._spans, self._chosen,
-            self._offsets, self._sizes, self._scales, with_images=not in_place,
-        )  # fmt: skip
+        self._copy_part(k, k + 1, buffer, reader)
         if spec.masks.source == "drawn":
             offset = rows["run_offset"] - rows["run_offset"][0]
             self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)

@@ -17,7 +17,8 @@ import time
 import numpy as np
 import torch
 
-from sa1bpack.batch.spec import ALIGNMENT, BatchSpec, Regions, split_regions
+from sa1bpack.batch.spec import BatchSpec, Regions, split_regions
+from sa1bpack.disk.aio import aligned
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.epoch import Buffer, BufferPool
@@ -56,9 +57,7 @@ class Host:
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of ordinary memory."""
-        data = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -data.__array_interface__["data"][0] % ALIGNMENT
-        return Buffer(data[start : start + nbytes])
+        return Buffer(aligned(nbytes))
 
     def grow(self, buffer: Buffer, nbytes: int) -> None:
         """Give more memory to an unused buffer. Batches that were lent keep the old memory."""

@@ -23,6 +23,7 @@ from sa1bpack.loading.devices import Cuda, Host, open_device
 from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
+from sa1bpack.loading.page_cache import reading_mode
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
 from sa1bpack.loading.reader_threads import ReaderThreads
@@ -32,6 +33,9 @@ from sa1bpack.order.ranks import cores
 
 # More threads than this are not faster: the memory channels are the limit.
 MOST_THREADS = 12
+
+# Past the page cache, threads mostly wait: so many keep a disk busy, however few cores there are.
+DIRECT_THREADS = 4
 
 # How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
@@ -82,6 +86,7 @@ class Loader(BatchReader):
         device: str = "cpu",
         threads: int | None = None,
         ahead: int = 2,
+        io: str = "auto",
         **options: Any,
     ):
         """
@@ -90,8 +95,14 @@ class Loader(BatchReader):
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
             batch_size: samples per batch, over all ranks together.
             device: "cpu", "cuda" or "cuda:1".
-            threads: None: one per core available to this process, at most 12.
+            threads: None: one per core available to this process, at most 12, and at least 4 to read
+                past the page cache.
             ahead: batches that are ready or in progress while one is used.
+            io: how to read what is not in the page cache; what is there is copied from there.
+                "direct": past it, all parts of a batch at once: the fastest way, if the dataset does
+                not fit in memory. "cached": into it, so that the next epoch finds it there. "auto":
+                "cached" if the dataset takes at most half of the memory of this machine or
+                container, else "direct"; `plan()` says which.
             options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
                 on_error, max_dropped, timeout: see ReadingOptions.
 
@@ -111,7 +122,10 @@ class Loader(BatchReader):
                 "open the pack with a mask_size, or use make_dataloader"
             )
         self._ahead = whole_number("ahead", ahead, 1)
-        threads = min(cores(), MOST_THREADS) if threads is None else threads
+        self._mode = reading_mode(io, ds)
+        if threads is None:
+            least = DIRECT_THREADS if self._mode.direct else 1
+            threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1)
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
         self._choice = chosen.mask_choice(self.batches.order)
@@ -144,6 +158,7 @@ class Loader(BatchReader):
             made = largest.regions_of(BatchSpec.of(ds, options.layout, to_device=False))
             keys = ["masks"] * ("masks" in made) + ["images"] * self._spec.to_rgb
             device_bytes = count * largest.nbytes + 2 * sum(made[key].nbytes for key in keys)
+        per_shard = 4 if self._mode.direct else 2
         shards = min(most_open_shards() + self._threads * OPEN_SAMPLES, len(ds.shards))
         return LoadingPlan(
             samples=largest.samples,
@@ -155,7 +170,8 @@ class Loader(BatchReader):
             device_bytes=device_bytes,
             threads=self._threads,
             # Checked reading opens files as it reads them, one at a time per thread.
-            files=self._threads if ds.options.check == "read" else 2 * shards,
+            files=self._threads if ds.options.check == "read" else per_shard * shards,
+            io=str(self._mode),
         )
 
     # ----------------------------------------------------------------------------------- batches
@@ -189,8 +205,9 @@ class Loader(BatchReader):
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
         planner = kind(source)
+        planner.compile()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
-            self._pool, self._device, planner, batches, self._options,
+            self._pool, self._device, planner, batches, self._options, self._mode,
             count=self._threads, ahead=self._ahead,
         )  # fmt: skip
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.

@@ -3,7 +3,7 @@
     planner = Planner(BatchSource(ds, spec, choice, capacity))
     for copy, errors in planner.plan([indices, ...], epoch):
         copy.write_heads(buffer)
-        copy.copy(0, len(copy), buffer)       any part of the samples, in any thread
+        copy.copy(0, len(copy), buffer, reader)   any part of the samples, in any thread
         errors = copy.errors()
 
 Values that the plan takes from a shard are copied out of its memory map once, compared with the
@@ -69,6 +69,11 @@ class Planner:
             low = high
         return plans
 
+    def compile(self) -> None:
+        """Compile the kernels of this planner's copies, or load them; see `BatchCopy.compile`."""
+        [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
+        copy.compile()
+
     def _copy(self, lookup: Lookup, low: int, high: int) -> BatchCopy:
         return BatchCopy(self.source, lookup, low, high)
 
@@ -107,8 +112,8 @@ class Planner:
             scales = np.ones((len(rows), 2))
         return Lookup(
             indices, rows, ids, numbers, local, found, counts, offsets, mask_rows,
-            self._run_spans(found, offsets, mask_rows), sizes, scales, addresses,
-            np.full((len(rows), 2), NO_FILE), spans, epoch,
+            self._mask_spans(found, offsets, mask_rows), sizes, scales, addresses,
+            np.full((len(rows), 2), NO_FILE), np.full((len(rows), 2), NO_FILE), spans, epoch,
         )  # fmt: skip
 
     def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
@@ -141,13 +146,14 @@ class Planner:
         kept = self.source.choice.rows(sample, masks, epoch)
         return np.arange(masks) if kept is None else kept
 
-    def _run_spans(self, shards, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
+    def _mask_spans(self, shards, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
-        spans = np.zeros((len(mask_rows), 2), np.int64)
-        if self.source.spec.masks.source != "bits":
-            for k, shard in enumerate(shards):
-                masks = slice(offsets[k], offsets[k + 1])
-                spans[masks] = shard.run_spans(mask_rows[masks])
+        if self.source.spec.masks.source == "bits":
+            return np.stack([mask_rows, mask_rows + 1], 1)
+        spans = np.empty((len(mask_rows), 2), np.int64)
+        for k, shard in enumerate(shards):
+            masks = slice(offsets[k], offsets[k + 1])
+            spans[masks] = shard.run_spans(mask_rows[masks])
         return spans
 
 

@@ -28,6 +28,7 @@ class LoadingPlan:
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
+    io            how a Loader reads what is not in the page cache, and why
     """
 
     samples: int
@@ -41,6 +42,7 @@ class LoadingPlan:
     threads: int = 0
     workers: int = 0
     files: int = 0
+    io: str = ""
 
     def __str__(self) -> str:
         text = (
@@ -57,7 +59,8 @@ class LoadingPlan:
         text += f", and {size_text(self.batch_bytes)} for each further batch that you keep"
         for number, what in ((self.threads, "thread"), (self.workers, "worker")):
             text += f"; {counted(number, what)}" if number else ""
-        return text + (f", up to {counted(self.files, 'open file')}" if self.files else "")
+        text += f", up to {counted(self.files, 'open file')}" if self.files else ""
+        return text + (f"; {self.io}" if self.io else "")
 
 
 @dataclass(frozen=True)

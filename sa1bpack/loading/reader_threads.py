@@ -12,7 +12,9 @@ from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.devices import Batch, Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
 from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.page_cache import ReadingMode
 from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
@@ -49,10 +51,11 @@ class ReaderThreads:
 
     def __init__(
         self, pool: BufferPool, device: Host | Cuda, planner: Planner, batches: EpochBatches,
-        options: ReadingOptions, *, count: int, ahead: int,
+        options: ReadingOptions, mode: ReadingMode, *, count: int, ahead: int,
     ):  # fmt: skip
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
+        self._direct = mode.direct
         self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
@@ -74,20 +77,24 @@ class ReaderThreads:
 
     def _run(self) -> None:
         name = threading.current_thread().name
+        reader: SampleReader | None = None
         while (part := self._next_part(name)) is not None:
             job, first, stop = part
             self._doing[name] = (job.copy, time.monotonic())
             try:
+                reader = reader or SampleReader(self._direct)
                 if not self._queue.closed:
-                    job.copy.copy(first, stop, job.ticket.buffer.bytes)
+                    job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
             except BaseException as error:
                 job.error = error
             with self._changed:
                 job.parts_left -= 1
                 last = job.parts_left == 0
             if last:
-                self._finish(job)
+                self._finish(job, reader)
             self._doing.pop(name, None)
+        if reader is not None:
+            reader.close()
 
     def _next_part(self, name: str) -> tuple[_Job, int, int] | None:
         """The next samples to copy; plans a batch if none are left. None after the last."""
@@ -154,14 +161,14 @@ class ReaderThreads:
             self._parts.extend((job, edges[n], edges[n + 1]) for n in range(count))
             self._changed.notify_all()
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: _Job, reader: SampleReader | None) -> None:
         """All parts are done: pass on the batch, or the error in its place."""
         failed, job.error = job.error, None  # its traceback references the job
         if failed is None and self._queue.closed:
             failed = LoaderError("the epoch was ended before this batch was complete")
         staged = None
         try:
-            failed = failed or self._settle(job)
+            failed = failed or self._settle(job, reader)
             if failed is None and len(job.copy):
                 staged = self._device.stage(job.ticket.buffer, job.copy)
         except BaseException as error:
@@ -172,7 +179,7 @@ class ReaderThreads:
             free = staged is None or self._device.frees
             self._queue.commit(job.ticket, (staged, job.dropped), free=free)
 
-    def _settle(self, job: _Job) -> BaseException | None:
+    def _settle(self, job: _Job, reader: SampleReader) -> BaseException | None:
         """Return the error of a sample that could not be copied, or remake the batch without it."""
         while errors := job.copy.errors():
             if not self._drops:
@@ -182,7 +189,7 @@ class ReaderThreads:
             [(job.copy, more)] = self._planner.plan([rest], self._batches.epoch)
             job.dropped += more
             job.copy.write_heads(job.ticket.buffer.bytes)
-            job.copy.copy(0, len(job.copy), job.ticket.buffer.bytes)
+            job.copy.copy(0, len(job.copy), job.ticket.buffer.bytes, reader)
         return None
 
     # ------------------------------------------------------------------------------ in the consumer

@@ -1,9 +1,11 @@
 """Open files of shards, from which batches are read: one budget per process.
 
-The most recently used files stay open as long as their shards do, two per shard, together at most a
-quarter of the process's limit of open files, however many Loaders there are.
+The most recently used files stay open as long as their shards do, up to four per shard, together at
+most a quarter of the process's limit of open files, however many Loaders there are.
 """
 
+import errno
+import logging
 import os
 import resource
 import threading
@@ -14,35 +16,63 @@ from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.resources import is_shortage
 from sa1bpack.dataset.shard_cache import CACHE
+from sa1bpack.disk.aio import open_direct
 
 _MOST_SHARDS = 4096
 
+_log = logging.getLogger("sa1bpack")
+
 
 def most_open_shards() -> int:
-    """Shards whose files stay open: an eighth of the soft limit of open files."""
+    """Shards whose files stay open: a sixteenth of the soft limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_SHARDS
-    return min(max(soft // 8, 1), _MOST_SHARDS)
+    return min(max(soft // 16, 1), _MOST_SHARDS)
 
 
 class ShardFiles:
     """The files of two arrays of a shard, open as long as this object lives.
 
     descriptors  of the two; NO_FILE for an array without rows
+    direct       of the same two, opened past the page cache; NO_FILE for an array without rows, and
+                 where the page cache is to be used
     """
 
-    def __init__(self, shard: OpenShard, names: tuple[str, str]):
+    def __init__(self, shard: OpenShard, names: tuple[str, str], direct: bool):
         """Open them. Raises OSError."""
-        self.descriptors = [NO_FILE, NO_FILE]
+        self.descriptors, self.direct = [NO_FILE, NO_FILE], [NO_FILE, NO_FILE]
         for number, name in enumerate(names):
             if len(shard.arrays[name]):
-                self.descriptors[number] = os.open(shard.path(name), os.O_RDONLY | os.O_CLOEXEC)
+                path = shard.path(name)
+                self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                if direct:
+                    self.direct[number] = _open_direct(path)
 
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
-        for descriptor in self.descriptors:
+        for descriptor in (*self.descriptors, *self.direct):
             if descriptor >= 0:
                 close(descriptor)
+
+
+def _open_direct(path: str) -> int:
+    """The descriptor; NO_FILE, with a warning, if the file system has no O_DIRECT."""
+    try:
+        return open_direct(path)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    if (device := os.stat(path).st_dev) not in _warned:
+        _warned.add(device)
+        _log.warning(
+            "%s: its file system does not support O_DIRECT: files there are read through the page "
+            "cache",
+            path,
+        )
+    return NO_FILE
+
+
+_warned: set[int] = set()  # file systems
 
 
 class _Cache:
@@ -58,8 +88,8 @@ class _Cache:
         # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
-    def get(self, shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
-        key = (id(shard), names)
+    def get(self, shard: OpenShard, names: tuple[str, str], direct: bool) -> ShardFiles:
+        key = (id(shard), names, direct)
         with self._lock:
             held = self._files.pop(key, None)
             if held is not None:
@@ -67,12 +97,12 @@ class _Cache:
                 return held[1]
         # Without holding the lock: other threads need not wait for a slow file system.
         try:
-            files = ShardFiles(shard, names)
+            files = ShardFiles(shard, names, direct)
         except OSError as error:
             if not is_shortage(error):
                 raise
             self._drop_half()
-            files = CACHE.with_resources(lambda: ShardFiles(shard, names))
+            files = CACHE.with_resources(lambda: ShardFiles(shard, names, direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
         most, dropped = most_open_shards(), []
         with self._lock:
@@ -96,9 +126,11 @@ _cache = _Cache()
 os.register_at_fork(after_in_child=_cache.begin_in_child)
 
 
-def shard_files(shard: OpenShard, names: tuple[str, str]) -> ShardFiles:
+def shard_files(shard: OpenShard, names: tuple[str, str], direct: bool = False) -> ShardFiles:
     """The files of these two arrays, open as long as the caller keeps them.
+
+    direct  open them past the page cache as well
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """
-    return _cache.get(shard, names)
+    return _cache.get(shard, names, direct)

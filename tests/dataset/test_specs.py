@@ -24,6 +24,7 @@ from sa1bpack.format import open_shard
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish
 from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks.rle import parse_counts
 
 SIDE, GRID = 64, 16
@@ -202,7 +203,7 @@ def test_what_is_sent_becomes_the_same_batch_on_the_device(packs, fit, pixels, m
     [(copy, errors)] = planner.plan([np.arange(len(ds))], 0)
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.write_heads(buffer)
-    copy.copy(0, len(copy), buffer)
+    copy.copy(0, len(copy), buffer, SampleReader(direct=False))
     assert not errors and not copy.errors()
     if pixels == "yuv420":  # half the bytes are sent
         assert copy.regions["images"].shape == (len(ds), SIDE * 3 // 2, SIDE)

@@ -15,6 +15,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import batch_views, finish, open_device
 from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.sample_reader import SampleReader
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -25,7 +26,7 @@ def test_a_sent_batch_becomes_the_batch_of_collate_on_its_device(packed, layout,
     [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(4), None)).plan([np.array(rows)], 0)
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.write_heads(buffer)
-    copy.copy(0, len(copy), buffer)
+    copy.copy(0, len(copy), buffer, SampleReader(direct=False))
     assert not errors and not copy.errors()
     # Neither padding nor unpacked masks are sent.
     assert copy.regions["masks"].shape == (copy.total, 16, 2)

@@ -1,0 +1,245 @@
+"""Reading samples that are not in memory: everything that a part of a batch needs, asked at once.
+
+`copy_samples` takes bytes from memory. What the system has not in memory is read first:
+
+- past the page cache, if the file can be read so: images and mask bits straight into their place in
+  the buffer, where that is possible, everything else into scratch memory;
+- otherwise through the page cache: the system is told of every span before the first is read.
+
+The small arrays, under a hundredth of a pack, are always read through the page cache: they are
+mapped, and the system is told to begin reading them at the same time.
+"""
+
+import sys
+
+import numpy as np
+
+from sa1bpack.batch.copy_samples import IN_MEMORY, IN_PLACE, NO_FILE, in_memory
+from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.disk.aio import (
+    ADDRESS,
+    BLOCK,
+    COUNT,
+    FILE,
+    NEEDED,
+    POSITION,
+    REQUEST_COLUMNS,
+    read_all,
+)
+from sa1bpack.kernels import njit, types
+
+# Spans of one array that are closer than this are read together: a request costs more.
+_GAP = 1 << 16
+
+_word = types.uintp
+
+if sys.platform.startswith("linux"):
+    _fadvise = types.ExternalFunction(
+        "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
+    )
+    _madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
+    _WILL_NEED = 3  # of both
+
+    @njit(nogil=True, cache=True)
+    def _read_ahead(file, position, count):
+        """Begin to read a span of a file into the page cache."""
+        _fadvise(file, position, count, _WILL_NEED)
+
+    @njit(nogil=True, cache=True)
+    def read_ahead_map(address, count):
+        """Begin to read a span of a memory map into the page cache."""
+        begin = address // BLOCK * BLOCK
+        _madvise(begin, address + count - begin, _WILL_NEED)
+
+else:
+
+    @njit(nogil=True, cache=True)
+    def _read_ahead(file, position, count):
+        pass
+
+    @njit(nogil=True, cache=True)
+    def read_ahead_map(address, count):
+        pass
+
+
+@njit(nogil=True, cache=True)
+def _floor(position):
+    return position // BLOCK * BLOCK
+
+
+@njit(nogil=True, cache=True)
+def _request_cover(requests, n, file, begin, end, address):
+    """Request the blocks that cover a span of a file, the first of them to this address."""
+    first = _floor(begin)
+    requests[n, FILE], requests[n, POSITION], requests[n, ADDRESS] = file, first, address
+    requests[n, COUNT] = _floor(end + BLOCK - 1) - first
+    requests[n, NEEDED] = end - first
+
+
+@njit(nogil=True, cache=True)
+def _extent(spans, first, stop):
+    """The lowest start and the highest end of spans, and whether each adjoins the one before."""
+    low, high, adjoin = spans[first, 0], spans[first, 1], True
+    for n in range(first + 1, stop):
+        adjoin = adjoin and spans[n, 0] == spans[n - 1, 1]
+        low, high = min(low, spans[n, 0]), max(high, spans[n, 1])
+    return low, high, adjoin
+
+
+@njit(nogil=True, cache=True)
+def _group_end(spans, first, stop, width):
+    """The spans from `first` on that are read together end before this one."""
+    n = first + 1
+    while n < stop and 0 <= (spans[n, 0] - spans[n - 1, 1]) * width <= _GAP:
+        n += 1
+    return n
+
+
+@njit(nogil=True, cache=True)
+def _aligned(begin, count, address):
+    return (begin | count | address) % BLOCK == 0
+
+
+@njit(nogil=True, cache=True)
+def _read_ahead_fields(chosen, first, stop, addresses, at, fields):
+    """Begin to read the small arrays of one sample's masks."""
+    if stop > first:
+        low, high = chosen[first], chosen[stop - 1] + 1
+        for f in range(len(fields)):
+            width = fields[f, 1] * 8
+            read_ahead_map(addresses[at, 2 + f] + low * width, (high - low) * width)
+
+
+@njit(nogil=True, cache=True)
+def _read_image(requests, n, file, direct, begin, end, sources, owned, target, scratch):
+    """Request one image, or begin to read it into the page cache.
+
+    sources  int64 (n, 2), out: in row `owned`, its new address and file
+    target   address of its place, 0 if it must be converted
+    scratch  address of free scratch memory
+
+    Returns how many requests were made.
+    """
+    if direct == NO_FILE:
+        _read_ahead(file, begin, end - begin)
+        return 0
+    if target and _aligned(begin, end - begin, target):
+        _request_cover(requests, n, direct, begin, end, target)
+        sources[owned, 1] = IN_PLACE
+    else:
+        _request_cover(requests, n, direct, begin, end, scratch)
+        sources[owned, 0], sources[owned, 1] = scratch - _floor(begin), IN_MEMORY
+    return 1
+
+
+@njit(nogil=True, cache=True)
+def _read_masks(
+    requests, n, file, direct, spans, first, stop, width, sources, owned, target, scratch
+):
+    """Request one sample's masks, or begin to read them into the page cache; as `_read_image`."""
+    low, high, adjoin = _extent(spans, first, stop)
+    in_place = direct != NO_FILE and adjoin and target != 0
+    if in_place and _aligned(low * width, (high - low) * width, target):
+        _request_cover(requests, n, direct, low * width, high * width, target)
+        sources[owned, 1] = IN_PLACE
+        return 1
+    made, base = 0, scratch - _floor(low * width)
+    while first < stop:
+        following = _group_end(spans, first, stop, width)
+        begin, end = spans[first, 0] * width, spans[following - 1, 1] * width
+        first = following
+        if end > begin and direct == NO_FILE:
+            _read_ahead(file, begin, end - begin)
+        elif end > begin:
+            _request_cover(requests, n + made, direct, begin, end, base + _floor(begin))
+            made += 1
+    if direct != NO_FILE:
+        sources[owned, 0], sources[owned, 1] = base, IN_MEMORY
+    return made
+
+
+@njit(nogil=True, cache=True)
+def read_samples(
+    context, low, first, stop, buffer, scratch, addresses, files, direct, spans, chosen,
+    mask_spans, offsets, mask_capacity, how, images_at, image_bytes, masks_at, mask_bytes, as_bool,
+    fields, status,
+):  # fmt: skip
+    """Bring samples `first` to `stop` of a batch into memory, for `copy_samples`.
+
+    Arguments that `copy_samples` has as well are described there.
+
+    Args:
+        context: of `disk.aio`; not used if all of `direct` is NO_FILE.
+        scratch: uint8 (s,), its address a multiple of BLOCK.
+        addresses, files: changed. What was read to scratch memory is IN_MEMORY there; what was read
+            to its place, or could not be read, is IN_PLACE; what is in the page cache is IN_MEMORY
+            in its map; what is to be read through the page cache stays as it is.
+        direct: int64 (n, 2): the same files, opened past the page cache; NO_FILE: read through it.
+        mask_spans: int64 (T, 2): the rows of each kept mask in the array that masks come from;
+            negative if they are not known.
+        mask_bytes: bytes of a row of that array.
+        as_bool: the masks in the buffer are not bits.
+
+    Returns 0; or the bytes of scratch memory that are needed, if that is too small, and nothing was
+    read; or -errno if the context is unusable.
+    """
+    count = stop - first
+    most = count + offsets[low + stop] - offsets[low + first]
+    requests = np.empty((most, REQUEST_COLUMNS), np.int64)
+    owner = np.empty(most, np.int64)  # twice the sample, counted from `first`, plus which file
+    sources = np.empty((2 * count, 2), np.int64)  # what addresses and files become
+    free, n = scratch.ctypes.data, 0
+    for owned in range(2 * count):
+        c = owned % 2
+        k = first + owned // 2
+        at = low + k
+        sources[owned, 0], sources[owned, 1] = addresses[at, c], files[at, c]
+        masks, masks_end = offsets[at], offsets[at + 1]
+        begin, end = spans[at, 0], spans[at, 0] + spans[at, 1]
+        if c:
+            begin = end = 0
+            if masks_end > masks:
+                lowest, highest, _ = _extent(mask_spans, masks, masks_end)
+                begin, end = lowest * mask_bytes, highest * mask_bytes
+        if files[at, c] < 0 or begin < 0 or end <= begin:
+            continue
+        if in_memory(files[at, c], end - 1):
+            sources[owned, 1] = IN_MEMORY
+            continue
+        target, before = 0, n
+        if c:
+            if masks_at >= 0 and not as_bool:
+                row = masks - offsets[low] if mask_capacity < 0 else k * mask_capacity
+                target = buffer.ctypes.data + masks_at + row * mask_bytes
+            n += _read_masks(
+                requests, n, files[at, c], direct[at, c], mask_spans, masks, masks_end, mask_bytes,
+                sources, owned, target, free,
+            )  # fmt: skip
+        else:
+            _read_ahead_fields(chosen, masks, masks_end, addresses, at, fields)
+            if how == AS_STORED and image_bytes == end - begin:
+                target = buffer.ctypes.data + images_at + k * image_bytes
+            n += _read_image(
+                requests, n, files[at, c], direct[at, c], begin, end, sources, owned, target, free
+            )
+        for r in range(before, n):
+            owner[r] = owned
+        if n > before and sources[owned, 1] == IN_MEMORY:
+            free += _floor(end + BLOCK - 1) - _floor(begin)
+    used = free - scratch.ctypes.data
+    if used > len(scratch):
+        return used
+    if n:
+        results = np.empty(n, np.int64)
+        code = read_all(context, requests, n, results)
+        if code:
+            return -code
+        for r in range(n):
+            if results[r]:
+                status[first + owner[r] // 2, owner[r] % 2] = results[r]
+                sources[owner[r], 1] = IN_PLACE
+    for owned in range(2 * count):
+        at = low + first + owned // 2
+        addresses[at, owned % 2] = sources[owned, 0]
+        files[at, owned % 2] = sources[owned, 1]
+    return 0

@@ -1,0 +1,1 @@
+"""How bytes get off the disk without passing through the page cache."""

@@ -1,0 +1,44 @@
+"""What one thread of a Loader reads with."""
+
+import os
+
+import numpy as np
+
+from sa1bpack.batch.read_samples import read_samples
+from sa1bpack.disk.aio import CONTEXTS, Context, aligned
+
+# Scratch memory that a thread begins with; it grows to what its samples need.
+_FIRST_SCRATCH = 1 << 20
+
+
+class SampleReader:
+    """Scratch memory and, to read past the page cache, a context of the system.
+
+    For one thread at a time, which calls `close` when it ends.
+    """
+
+    def __init__(self, direct: bool):
+        """Raises OSError if the system refuses a context."""
+        self.direct = direct
+        self._scratch = aligned(_FIRST_SCRATCH)
+        self._context: Context | None = CONTEXTS.take() if direct else None
+
+    def read(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
+        """`read_samples` with this reader's context and scratch memory; see there.
+
+        Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
+        """
+        context = 0 if self._context is None else self._context.value
+        while outcome := read_samples(context, low, first, stop, buffer, self._scratch, *rest):
+            if outcome < 0:
+                broken, self._context = self._context, None
+                broken.close()  # its requests write to the buffer until it is closed
+                self._context = CONTEXTS.take()
+                raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
+            self._scratch = aligned(outcome * 5 // 4)
+
+    def close(self) -> None:
+        """Return the context."""
+        context, self._context = self._context, None
+        if context is not None:
+            CONTEXTS.give_back(context)
