@@ -39,17 +39,21 @@ if sys.platform.startswith("linux"):
     )
     _madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
     _WILL_NEED = 3  # of both
+    # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
+    # someone raised it.
+    _READ_AHEAD = 1 << 17
 
     @njit(nogil=True, cache=True)
     def _read_ahead(file, position, count):
         """Begin to read a span of a file into the page cache."""
-        _fadvise(file, position, count, _WILL_NEED)
+        for begin in range(position, position + count, _READ_AHEAD):
+            _fadvise(file, begin, min(_READ_AHEAD, position + count - begin), _WILL_NEED)
 
     @njit(nogil=True, cache=True)
     def read_ahead_map(address, count):
         """Begin to read a span of a memory map into the page cache."""
-        begin = address // BLOCK * BLOCK
-        _madvise(begin, address + count - begin, _WILL_NEED)
+        for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
+            _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
 else:
 
@@ -188,7 +192,9 @@ def read_samples(
     requests = np.empty((most, REQUEST_COLUMNS), np.int64)
     owner = np.empty(most, np.int64)  # twice the sample, counted from `first`, plus which file
     sources = np.empty((2 * count, 2), np.int64)  # what addresses and files become
-    free, n = scratch.ctypes.data, 0
+    # Addresses as int64: with uint64, which numpy gives, their sums would be floating-point.
+    into, base, n = np.int64(buffer.ctypes.data), np.int64(scratch.ctypes.data), 0
+    free = base
     for owned in range(2 * count):
         c = owned % 2
         k = first + owned // 2
@@ -210,7 +216,7 @@ def read_samples(
         if c:
             if masks_at >= 0 and not as_bool:
                 row = masks - offsets[low] if mask_capacity < 0 else k * mask_capacity
-                target = buffer.ctypes.data + masks_at + row * mask_bytes
+                target = into + masks_at + row * mask_bytes
             n += _read_masks(
                 requests, n, files[at, c], direct[at, c], mask_spans, masks, masks_end, mask_bytes,
                 sources, owned, target, free,
@@ -218,7 +224,7 @@ def read_samples(
         else:
             _read_ahead_fields(chosen, masks, masks_end, addresses, at, fields)
             if how == AS_STORED and image_bytes == end - begin:
-                target = buffer.ctypes.data + images_at + k * image_bytes
+                target = into + images_at + k * image_bytes
             n += _read_image(
                 requests, n, files[at, c], direct[at, c], begin, end, sources, owned, target, free
             )
@@ -226,7 +232,7 @@ def read_samples(
             owner[r] = owned
         if n > before and sources[owned, 1] == IN_MEMORY:
             free += _floor(end + BLOCK - 1) - _floor(begin)
-    used = free - scratch.ctypes.data
+    used = free - base
     if used > len(scratch):
         return used
     if n:

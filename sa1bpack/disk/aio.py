@@ -111,7 +111,7 @@ def read_all(context, requests, count, status):
             for n in range(want):
                 k = todo[waiting - 1 - n]
                 _fill(blocks, requests, k)
-                pointers[n] = blocks.ctypes.data + k * 64
+                pointers[n] = np.int64(blocks.ctypes.data) + k * 64
             got = _syscall(_SUBMIT, context, want, pointers.ctypes.data, 0, 0)
             if got > 0:
                 waiting -= got

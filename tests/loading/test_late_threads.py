@@ -43,9 +43,9 @@ def slow_copies(monkeypatch):
     """Every copy but the first one hangs, before it writes, until the end of this block."""
     gate, copy = Gate(), BatchCopy.copy
 
-    def slow(self, first, stop, buffer):
+    def slow(self, *arguments):
         gate.pass_through()
-        copy(self, first, stop, buffer)
+        copy(self, *arguments)
 
     monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.0)
     monkeypatch.setattr(BatchCopy, "copy", slow)

@@ -157,7 +157,7 @@ def test_an_invalid_share_is_refused(packed, share):
 
 
 def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatch):
-    def failing(self, first, stop, buffer):
+    def failing(self, *_):
         raise MemoryError("no memory for sa_1.jpg")
 
     monkeypatch.setattr(BatchCopy, "copy", failing)
@@ -172,9 +172,9 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
 def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed, monkeypatch):
     release, original = threading.Event(), BatchCopy.copy
 
-    def hanging(self, first, stop, buffer):
+    def hanging(self, *arguments):
         release.wait(60)
-        original(self, first, stop, buffer)
+        original(self, *arguments)
 
     monkeypatch.setattr(BatchCopy, "copy", hanging)
     monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.05)
