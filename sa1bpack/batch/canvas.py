@@ -5,6 +5,9 @@ the padding of a canvas; see `sa1bpack.format.image_bytes`. A batch has canvases
 beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at half the size.
 """
 
+import numpy as np
+
+from sa1bpack.batch.stream_copy import memcpy, memset
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import njit
 from sa1bpack.pixels.yuv420 import planes_to_rgb
@@ -18,14 +21,14 @@ def put_rows(source, start, stride, rows, columns, target, target_start, target_
     columns         bytes copied per row
     height          rows of the target
     """
-    # Loops, not slices, which compile into ten times as much code.
+    # Addresses, not slices: those compile into ten times as much code, and index by index is slow.
+    source_at = np.int64(source.ctypes.data) + start
+    target_at = np.int64(target.ctypes.data) + target_start
     for i in range(height):
-        at, first = target_start + i * target_stride, start + i * stride
         copied = columns if i < rows else 0
-        for j in range(copied):
-            target[at + j] = source[first + j]
-        for j in range(copied, target_stride):
-            target[at + j] = 0
+        if copied:
+            memcpy(target_at + i * target_stride, source_at + i * stride, copied)
+        memset(target_at + i * target_stride + copied, 0, target_stride - copied)
 
 
 @njit(nogil=True, cache=True)

@@ -17,7 +17,7 @@ import sys
 import numpy as np
 
 from sa1bpack.batch.canvas import put_image
-from sa1bpack.batch.stream_copy import memcpy, stream_copy
+from sa1bpack.batch.stream_copy import memcpy, memset, stream_copy
 from sa1bpack.batch.unpack import unpack_words
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT, EINTR, errno
@@ -35,7 +35,6 @@ IN_PLACE = -3  # `read_samples` has read the bytes to their place, or failed to:
 
 # Declared as symbols, not through ctypes, so that numba can keep the compiled code on disk.
 _word = types.uintp
-_memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 _pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, types.int64))
 
 if _LINUX:
@@ -137,7 +136,7 @@ def _copy_fields(masks, first_row, capacity, rows, addresses, scales, fields, bu
             _gather_rows(addresses[n], rows, width, buffer.ctypes.data + start)
         if capacity > masks:
             end = buffer.ctypes.data + start + masks * width
-            _memset(end, 0, (capacity - masks) * width)
+            memset(end, 0, (capacity - masks) * width)
 
 
 @njit(nogil=True, cache=True)
@@ -158,7 +157,7 @@ def _copy_masks(masks, first_row, capacity, rows, source, file, at, width, as_bo
         status = _copy_rows(buffer.ctypes.data + start, source, file, rows, width)
     if capacity > masks:
         end = buffer.ctypes.data + start + masks * out_width
-        _memset(end, 0, (capacity - masks) * out_width)
+        memset(end, 0, (capacity - masks) * out_width)
     return status
 
 

@@ -38,6 +38,7 @@ if sys.platform.startswith("linux"):
         "posix_fadvise", types.intc(types.intc, types.int64, types.int64, types.intc)
     )
     _madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
+    _mincore = types.ExternalFunction("mincore", types.intc(_word, _word, _word))
     _WILL_NEED = 3  # of both
     # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
     # someone raised it.
@@ -55,6 +56,13 @@ if sys.platform.startswith("linux"):
         for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
             _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
+    @njit(nogil=True, cache=True)
+    def _map_in_memory(address):
+        """Whether this byte of a memory map is in memory; reads nothing."""
+        page = np.zeros(1, np.uint8)
+        failed = _mincore(address // BLOCK * BLOCK, 1, page.ctypes.data)
+        return failed == 0 and page[0] & 1 == 1
+
 else:
 
     @njit(nogil=True, cache=True)
@@ -64,6 +72,10 @@ else:
     @njit(nogil=True, cache=True)
     def read_ahead_map(address, count):
         pass
+
+    @njit(nogil=True, cache=True)
+    def _map_in_memory(address):
+        return False
 
 
 @njit(nogil=True, cache=True)
@@ -178,7 +190,8 @@ def read_samples(
         addresses, files: changed. What was read to scratch memory is IN_MEMORY there; what was read
             to its place, or could not be read, is IN_PLACE; what is in the page cache is IN_MEMORY
             in its map; what is to be read through the page cache stays as it is.
-        direct: int64 (n, 2): the same files, opened past the page cache; NO_FILE: read through it.
+        direct: int64 (n, 3): the same files, opened past the page cache, or NO_FILE to read through
+            it; and whether the system reports truly which pages of their maps are in memory.
         mask_spans: int64 (T, 2): the rows of each kept mask in the array that masks come from;
             negative if they are not known.
         mask_bytes: bytes of a row of that array.
@@ -209,7 +222,11 @@ def read_samples(
                 begin, end = lowest * mask_bytes, highest * mask_bytes
         if files[at, c] < 0 or begin < 0 or end <= begin:
             continue
-        if in_memory(files[at, c], end - 1):
+        if direct[at, c] == NO_FILE:
+            cached = in_memory(files[at, c], end - 1)
+        else:  # not by trying to read, which begins to read ahead
+            cached = direct[at, 2] and _map_in_memory(addresses[at, c] + end - 1)
+        if cached:
             sources[owned, 1] = IN_MEMORY
             continue
         target, before = 0, n

@@ -17,6 +17,7 @@ LEAST = 4096
 
 _word = types.uintp
 memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
+memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
 
 def _pointer(builder, address, offset: int):

@@ -16,6 +16,11 @@ from sa1bpack.format.image_bytes import image_nbytes
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 
+# What compiled code looks up in `OpenShard.table`: rows of axes, bytes, and addresses of arrays. The
+# addresses of all arrays follow, in the order of the layout.
+MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
+FIRST_ADDRESS = 6
+
 # (key of a sample, array), each with all rows of the shard.
 KeyedArrays = tuple[tuple[str, np.ndarray], ...]
 
@@ -26,7 +31,8 @@ class OpenShard:
 
     shard        the format's Shard
     arrays       name → read-only memory map, all rows
-    addresses    name → address of its first byte in this process
+    table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
+                 the first byte of an array in this process, 0 if it is not mapped
     per_sample   what a sample takes one row of; without `image` if images have no canvas
     per_mask     what a sample takes the rows of its masks of
     sizes        int32 (N, 4): source height and width, stored height and width
@@ -37,7 +43,7 @@ class OpenShard:
 
     shard: Shard
     arrays: Mapping[str, np.ndarray]
-    addresses: Mapping[str, int]
+    table: np.ndarray
     per_sample: KeyedArrays
     per_mask: KeyedArrays
     sizes: np.ndarray
@@ -50,12 +56,14 @@ class OpenShard:
         """Map the arrays of a shard. Raises FormatError or OSError if one cannot be mapped."""
         names = [spec.name for spec in shard.layout.arrays]
         arrays = {name: shard[name] for name in names if name not in _MAPPED_LATER}
+        at = {name: array.__array_interface__["data"][0] for name, array in arrays.items()}
+        extent, offsets = shard.extent, ("size", "image_offset", "run_offset")
+        table = [extent.masks, extent.runs, extent.image_bytes]
+        table += [at.get(name, 0) for name in (*offsets, *names)]
         return cls(
             shard=shard,
             arrays=arrays,
-            addresses={
-                name: array.__array_interface__["data"][0] for name, array in arrays.items()
-            },
+            table=np.array(table, np.int64),
             per_sample=tuple(
                 (field.sample, arrays[field.array]) for field in STORED_SAMPLE_FIELDS
                 if field.array != "image" or not shard.layout.flat
@@ -90,20 +98,6 @@ class OpenShard:
                 f"take {expected}; {REPAIR}"
             )
         return start, expected
-
-    def run_spans(self, rows: np.ndarray) -> np.ndarray:
-        """int64 (k, 2): first run of each mask and one past its last; -1 if they are out of order.
-
-        rows  int64 (k,), masks of the shard
-
-        All zero if the shard has no runs.
-        """
-        if self.run_offset is None:
-            return np.zeros((len(rows), 2), np.int64)
-        spans = np.stack([self.run_offset[rows], self.run_offset[rows + 1]], 1)
-        low, high = spans[:, 0], spans[:, 1]
-        spans[(low < 0) | (high < low) | (high > self.shard.extent.runs)] = -1
-        return spans
 
     def path(self, name: str) -> str:
         """The chunk file of an array."""

@@ -11,7 +11,6 @@ from sa1bpack.batch.copy_samples import NO_FILE, copy_samples, copy_spans
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
-from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.sample import read_error
@@ -77,7 +76,7 @@ class Lookup(NamedTuple):
     scales: np.ndarray  # float64 (n, 2): x, y
     addresses: np.ndarray  # int64 (n, arrays of the spec); the first two are changed by reading
     files: np.ndarray  # int64 (n, 2), descriptors while they are open, see copy_samples
-    direct: np.ndarray  # int64 (n, 2), of the same files, see read_samples
+    direct: np.ndarray  # int64 (n, 3), of the same files, see read_samples
     spans: np.ndarray  # int64 (n, 2), first byte and number of bytes of the image
     epoch: int
 

@@ -15,7 +15,7 @@ from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
-from sa1bpack.loading.planner import Planner
+from sa1bpack.loading.planner import Planner, masks_outside
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks.rle import take_masks
 
@@ -26,6 +26,11 @@ class CheckedPlanner(Planner):
     """Plans batches whose samples are checked as they are copied. Keeps no file open."""
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
+        for k, number in enumerate(numbers.tolist()):
+            if k not in wrong:
+                error = masks_outside(shards[number], int(first[k]), int(stop[k]))
+                if error is not None:
+                    wrong[k] = error
         good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
         indices, numbers, local = indices[good], numbers[good], local[good]
         rows = self.source.ds.rows_at(indices)

@@ -158,7 +158,6 @@ class Loader(BatchReader):
             made = largest.regions_of(BatchSpec.of(ds, options.layout, to_device=False))
             keys = ["masks"] * ("masks" in made) + ["images"] * self._spec.to_rgb
             device_bytes = count * largest.nbytes + 2 * sum(made[key].nbytes for key in keys)
-        per_shard = 4 if self._mode.direct else 2
         shards = min(most_open_shards() + self._threads * OPEN_SAMPLES, len(ds.shards))
         return LoadingPlan(
             samples=largest.samples,
@@ -170,7 +169,7 @@ class Loader(BatchReader):
             device_bytes=device_bytes,
             threads=self._threads,
             # Checked reading opens files as it reads them, one at a time per thread.
-            files=self._threads if ds.options.check == "read" else per_shard * shards,
+            files=self._threads if ds.options.check == "read" else 2 * shards,
             io=str(self._mode),
         )
 

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
+from sa1bpack.batch.look_up import FINE, look_up, run_spans
 from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.dataset.columns import expanded, offsets_of
 from sa1bpack.dataset.fields import MASK_FIELDS
-from sa1bpack.dataset.open_shard import OpenShard
+from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
@@ -35,6 +36,13 @@ class Planner:
     def __init__(self, source: BatchSource):
         """A planner of batches of this source."""
         self.source = source
+        layout, names = source.ds.layout, [spec.name for spec in source.ds.layout.arrays]
+        self._columns = np.array(
+            [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
+        )
+        self._canvas_bytes = 0 if layout.flat else layout.array("image").row_bytes
+        self._channels = 3 if layout.pixels == "rgb" else 0
+        self._side, self._with_runs = layout.image_size, source.spec.masks.source != "bits"
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int
@@ -51,16 +59,18 @@ class Planner:
         numbers, local, first, stop = self.source.ds.locate_many(indices)
         shards, failed = self.source.ds.shards.open_many(numbers.tolist())
         wrong: dict[int, Exception] = {}
-        for k, number in enumerate(numbers.tolist()):
-            error = failed.get(number) or _masks_outside(shards[number], first[k], stop[k])
-            if error is not None:
-                wrong[k] = without_frames(error)
+        if failed:
+            for k, number in enumerate(numbers.tolist()):
+                if number in failed:
+                    wrong[k] = without_frames(failed[number])
         lookup = self._look_up(indices, numbers, local, first, stop, shards, wrong, epoch)
         errors = {
             k: self.source.error(indices[k], int(numbers[k]), local[k], wrong[k]) for k in wrong
         }
         # Positions in the lookup, which has only the samples that can be copied.
-        kept = offsets_of(np.array([k not in wrong for k in range(len(indices))], np.int64))
+        good = np.ones(len(indices), np.int64)
+        good[list(wrong)] = 0
+        kept = offsets_of(good)
         plans, low = [], 0
         for batch in batches:
             high = low + len(batch)
@@ -79,41 +89,46 @@ class Planner:
 
     def _look_up(self, indices, numbers, local, first, stop, shards, wrong, epoch) -> Lookup:
         """The lookup of the samples that are not in `wrong`, to which new errors are added."""
-        spec = self.source.spec
         sizes = np.zeros((len(indices), 4), np.int32)
         spans = np.zeros((len(indices), 2), np.int64)
-        for k, (number, row) in enumerate(zip(numbers.tolist(), local.tolist(), strict=True)):
-            if k not in wrong:
-                shard = shards[number]
-                try:
-                    sizes[k], spans[k] = shard.sizes[row], shard.image_span(row)
-                    _check_image(shard, row, sizes[k], *spans[k].tolist())
-                    if spec.masks.source != "bits":
-                        _check_runs(shard, row, int(first[k]), int(stop[k]))
-                except FormatError as error:
-                    wrong[k] = without_frames(error)
-        good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
-        indices, numbers, local, first, stop = (
-            array[good] for array in (indices, numbers, local, first, stop)
-        )
+        good = np.ones(len(indices), np.bool_)
+        good[list(wrong)] = False
+        opened = np.flatnonzero(good)
+        table = _table([shards[number] for number in numbers[opened].tolist()], self._columns)
+        if len(opened) < len(indices):
+            sizes, spans = sizes[opened], spans[opened]
+            indices, numbers, local, first, stop = (
+                array[opened] for array in (indices, numbers, local, first, stop)
+            )
+        status = np.empty(len(opened), np.int64)
+        look_up(
+            table, local, first, stop, self._canvas_bytes, self._channels, self._side,
+            self._with_runs, sizes, spans, status,
+        )  # fmt: skip
+        if status.any():
+            for k in np.flatnonzero(status).tolist():
+                error = _error(shards[int(numbers[k])], int(local[k]), int(first[k]), int(stop[k]))
+                wrong[int(opened[k])] = without_frames(error)
+            fine = np.flatnonzero(status == FINE)
+            table, sizes, spans = table[fine], sizes[fine], spans[fine]
+            indices, numbers, local, first, stop = (
+                array[fine] for array in (indices, numbers, local, first, stop)
+            )
         found = [shards[number] for number in numbers.tolist()]
-        sizes, spans = sizes[good], spans[good]
         rows = self.source.ds.rows_at(indices)
         ids = self.source.ds.pack.index.image_id[rows]
         counts = self.source.choice.counts(stop - first)
         offsets = offsets_of(counts)
         mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)
-        addresses = np.empty((len(rows), len(spec.arrays)), np.int64)
-        for k, shard in enumerate(found):
-            addresses[k] = [shard.addresses[name] for name in spec.arrays]
         if self.source.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
         return Lookup(
             indices, rows, ids, numbers, local, found, counts, offsets, mask_rows,
-            self._mask_spans(found, offsets, mask_rows), sizes, scales, addresses,
-            np.full((len(rows), 2), NO_FILE), np.full((len(rows), 2), NO_FILE), spans, epoch,
+            self._mask_spans(table, offsets, mask_rows), sizes, scales,
+            np.ascontiguousarray(table[:, FIRST_ADDRESS:]),
+            np.full((len(rows), 2), NO_FILE), np.full((len(rows), 3), NO_FILE), spans, epoch,
         )  # fmt: skip
 
     def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
@@ -146,18 +161,39 @@ class Planner:
         kept = self.source.choice.rows(sample, masks, epoch)
         return np.arange(masks) if kept is None else kept
 
-    def _mask_spans(self, shards, offsets: np.ndarray, mask_rows: np.ndarray) -> np.ndarray:
+    def _mask_spans(self, table: np.ndarray, offsets, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
-        if self.source.spec.masks.source == "bits":
+        if not self._with_runs:
             return np.stack([mask_rows, mask_rows + 1], 1)
         spans = np.empty((len(mask_rows), 2), np.int64)
-        for k, shard in enumerate(shards):
-            masks = slice(offsets[k], offsets[k + 1])
-            spans[masks] = shard.run_spans(mask_rows[masks])
+        run_spans(table, offsets, mask_rows, spans)
         return spans
 
 
-def _masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
+def _table(shards: list[OpenShard], columns: np.ndarray) -> np.ndarray:
+    """int64 (n, c): columns of the tables of shards, one row per shard."""
+    if not shards:
+        return np.empty((0, len(columns)), np.int64)
+    return np.stack([shard.table for shard in shards])[:, columns]
+
+
+def _error(shard: OpenShard, row: int, first: int, stop: int) -> FormatError:
+    """What is wrong with a sample that `look_up` refused."""
+    try:
+        if (error := masks_outside(shard, first, stop)) is not None:
+            return error
+        _check_image(shard, row, shard.sizes[row].copy(), *shard.image_span(row))
+        if shard.run_offset is not None:
+            _check_runs(shard, row, first, stop)
+    except FormatError as error:
+        return error
+    return FormatError(
+        f"{shard.shard.folder}: sizes or offsets of sample {row} were wrong, and are not any "
+        "longer: something changes the files of the shard; run `sa1bpack verify`"
+    )
+
+
+def masks_outside(shard: OpenShard, first: int, stop: int) -> FormatError | None:
     """The error if a sample's masks are not rows of its shard."""
     masks = shard.shard.extent.masks
     if 0 <= first <= stop <= masks:

@@ -1,7 +1,7 @@
 """Open files of shards, from which batches are read: one budget per process.
 
-The most recently used files stay open as long as their shards do, up to four per shard, together at
-most a quarter of the process's limit of open files, however many Loaders there are.
+The most recently used files stay open as long as their shards do, two per shard, together at most a
+quarter of the process's limit of open files, however many Loaders there are.
 """
 
 import errno
@@ -11,6 +11,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from pathlib import Path
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
@@ -24,33 +25,36 @@ _log = logging.getLogger("sa1bpack")
 
 
 def most_open_shards() -> int:
-    """Shards whose files stay open: a sixteenth of the soft limit of open files."""
+    """Shards whose files stay open: an eighth of the soft limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST_SHARDS
-    return min(max(soft // 16, 1), _MOST_SHARDS)
+    return min(max(soft // 8, 1), _MOST_SHARDS)
 
 
 class ShardFiles:
     """The files of two arrays of a shard, open as long as this object lives.
 
     descriptors  of the two; NO_FILE for an array without rows
-    direct       of the same two, opened past the page cache; NO_FILE for an array without rows, and
-                 where the page cache is to be used
+    direct       the same two if they were opened past the page cache, else NO_FILE; and whether the
+                 system tells this process which of their pages are in memory: 1 or 0
     """
 
     def __init__(self, shard: OpenShard, names: tuple[str, str], direct: bool):
         """Open them. Raises OSError."""
-        self.descriptors, self.direct = [NO_FILE, NO_FILE], [NO_FILE, NO_FILE]
+        self.descriptors, self.direct = [NO_FILE, NO_FILE], [NO_FILE, NO_FILE, 0]
         for number, name in enumerate(names):
             if len(shard.arrays[name]):
                 path = shard.path(name)
-                self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 if direct:
-                    self.direct[number] = _open_direct(path)
+                    self.direct[number] = self.descriptors[number] = _open_direct(path)
+                if self.descriptors[number] == NO_FILE:
+                    self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                elif number == 0:
+                    self.direct[2] = _tells_what_is_in_memory(path, self.direct[0])
 
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
-        for descriptor in (*self.descriptors, *self.direct):
+        for descriptor in self.descriptors:
             if descriptor >= 0:
                 close(descriptor)
 
@@ -62,7 +66,7 @@ def _open_direct(path: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    if (device := os.stat(path).st_dev) not in _warned:
+    if (device := Path(path).stat().st_dev) not in _warned:
         _warned.add(device)
         _log.warning(
             "%s: its file system does not support O_DIRECT: files there are read through the page "
@@ -70,6 +74,11 @@ def _open_direct(path: str) -> int:
             path,
         )
     return NO_FILE
+
+
+def _tells_what_is_in_memory(path: str, file: int) -> bool:
+    """Whether mincore tells the truth: to others than the owner and writers it says "all"."""
+    return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 
 _warned: set[int] = set()  # file systems
@@ -129,7 +138,7 @@ os.register_at_fork(after_in_child=_cache.begin_in_child)
 def shard_files(shard: OpenShard, names: tuple[str, str], direct: bool = False) -> ShardFiles:
     """The files of these two arrays, open as long as the caller keeps them.
 
-    direct  open them past the page cache as well
+    direct  open them past the page cache, if their file system can do that
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """
