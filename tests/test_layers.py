@@ -2,8 +2,8 @@
 
 errors, arguments, environment, progress, wording → source, pixels, masks, format (which do not know
 each other) → packing | export | the reading side (nor do these) → report → cli. The reading side is
-dataset, order, disk, transforms → batch → loading. torch is imported by transforms, batch and loading
-alone, numba through kernels; imports stand at the top of a module.
+dataset, order, disk, transforms → batch → loading. torch is imported by transforms, batch and
+loading alone, numba through kernels; imports stand at the top of a module.
 """
 
 import ast

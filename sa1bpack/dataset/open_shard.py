@@ -16,8 +16,8 @@ from sa1bpack.format.image_bytes import image_nbytes
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
 
-# What compiled code looks up in `OpenShard.table`: rows of axes, bytes, and addresses of arrays. The
-# addresses of all arrays follow, in the order of the layout.
+# What compiled code finds in `OpenShard.table`: rows of axes, bytes, and addresses of arrays. After
+# these come the addresses of all arrays, in the order of the layout.
 MASKS, RUNS, IMAGE_BYTES, SIZE, IMAGE_OFFSET, RUN_OFFSET = range(6)
 FIRST_ADDRESS = 6
 
@@ -31,8 +31,8 @@ class OpenShard:
 
     shard        the format's Shard
     arrays       name → read-only memory map, all rows
-    table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that of
-                 the first byte of an array in this process, 0 if it is not mapped
+    table        int64 (c,): numbers of the shard for compiled code, see MASKS; an address is that
+                 of the first byte of an array in this process, 0 if it is not mapped
     per_sample   what a sample takes one row of; without `image` if images have no canvas
     per_mask     what a sample takes the rows of its masks of
     sizes        int32 (N, 4): source height and width, stored height and width

@@ -95,14 +95,15 @@ class Loader(BatchReader):
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
             batch_size: samples per batch, over all ranks together.
             device: "cpu", "cuda" or "cuda:1".
-            threads: None: one per core available to this process, at most 12, and at least 4 to read
-                past the page cache.
+            threads: None: one per core available to this process, at most 12, and at least 4 to
+                read past the page cache.
             ahead: batches that are ready or in progress while one is used.
-            io: how to read what is not in the page cache; what is there is copied from there.
-                "direct": past it, all parts of a batch at once: the fastest way, if the dataset does
-                not fit in memory. "cached": into it, so that the next epoch finds it there. "auto":
-                "cached" if the dataset takes at most half of the memory of this machine or
-                container, else "direct"; `plan()` says which.
+            io: how to read images and masks that are not in the page cache; what is there is copied
+                from there. "direct": past it, many samples at once, which is the fastest way for a
+                dataset larger than memory. "cached": into it, where the next epoch finds them.
+                "auto": "cached" if the dataset takes at most half of the memory of this machine or
+                container, else "direct"; `plan()` says which, and why. With check="read" samples
+                are always read through the page cache.
             options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
                 on_error, max_dropped, timeout: see ReadingOptions.
 
