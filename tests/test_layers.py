@@ -25,6 +25,7 @@ ALLOWED = {
     "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
+    "format": BASE | {"disk"},
     "packing": BASE | CODECS | {"__init__"},
     "export": BASE | {"format", "masks"},
     "transforms": BASE | {"pixels", "masks"},

@@ -18,7 +18,6 @@ from sa1bpack.batch.copy_samples import IN_MEMORY, IN_PLACE, NO_FILE, in_memory
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import (
     ADDRESS,
-    BLOCK,
     COUNT,
     FILE,
     NEEDED,
@@ -26,6 +25,7 @@ from sa1bpack.disk.aio import (
     REQUEST_COLUMNS,
     read_all,
 )
+from sa1bpack.disk.direct import BLOCK
 from sa1bpack.kernels import njit, types
 
 # Spans of one array that are closer than this are read together: a request costs more.

@@ -10,7 +10,7 @@ from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
-from sa1bpack.disk.aio import BLOCK
+from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 

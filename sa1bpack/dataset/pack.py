@@ -81,18 +81,18 @@ class Pack:
         return offsets
 
     def read_rows(
-        self, row: int, out: Mapping[str, np.ndarray] | None = None
+        self, row: int, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
     ) -> dict[str, np.ndarray]:
         """All rows of a sample, copied, and compared with its checksum and with the index.
 
-        out  arrays to read into, as of `format.checked_rows.read_sample_rows`
+        out, direct  as of `format.checked_rows.read_sample_rows`
 
         Raises FormatError if they are not what was written, OSError if they cannot be read,
         ResourceShortage if the system refuses an open file for lack of resources.
         """
         number, local, first, stop = self.locate(row)
         shard = self.shards[number]
-        rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out))
+        rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
         found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
         expected = [int(self.index.image_id[row]), first, stop]
         if found != expected:

@@ -16,11 +16,8 @@ import sys
 
 import numpy as np
 
+from sa1bpack.disk.direct import BLOCK
 from sa1bpack.kernels import njit, types
-
-# Offsets, lengths and addresses of direct reads are multiples of this: the logical block of almost
-# every disk is 512 or 4096 bytes.
-BLOCK = 4096
 
 # Requests in flight per context. The system allows fs.aio-max-nr (65,536) in all contexts.
 DEPTH = 64
@@ -152,23 +149,6 @@ def read_all(context, requests, count, status):
                 status[k] = -result
                 left -= 1
     return 0
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    """New memory, uint8 (nbytes,), whose address is a multiple of BLOCK."""
-    data = np.empty(nbytes + BLOCK, np.uint8)
-    start = -data.__array_interface__["data"][0] % BLOCK
-    return data[start : start + nbytes]
-
-
-def open_direct(path: str) -> int:
-    """Open a file for reading past the page cache.
-
-    Raises OSError; with EINVAL if its file system or the operating system cannot do that.
-    """
-    if not hasattr(os, "O_DIRECT"):
-        raise OSError(errno_numbers.EINVAL, "this operating system has no O_DIRECT", path)
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
 
 
 class Context:

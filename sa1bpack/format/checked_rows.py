@@ -16,14 +16,18 @@ from collections.abc import Mapping
 import numpy as np
 import xxhash
 
+from sa1bpack.disk.direct import open_direct_if_possible, read_direct
 from sa1bpack.errors import FormatError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
-from sa1bpack.format.files import byte_view, read_at
+from sa1bpack.format.files import byte_view, cut_short, naming, read_at
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.shard_reader import Shard
 from sa1bpack.format.zarr_metadata import chunk_file
 
 REPAIR = "`sa1bpack verify` names the damage, `sa1bpack repair` rebuilds it"
+
+# Bytes of one read from which it pays to leave the page cache out.
+_LARGE = 1 << 16
 
 
 @functools.lru_cache(maxsize=16)
@@ -32,15 +36,16 @@ def _chunk_paths(layout: Layout) -> tuple[tuple[ArraySpec, str], ...]:
 
 
 def read_sample_rows(
-    shard: Shard, row: int, out: Mapping[str, np.ndarray] | None = None
+    shard: Shard, row: int, out: Mapping[str, np.ndarray] | None = None, direct: bool = False
 ) -> dict[str, np.ndarray]:
     """All rows of one sample by array name, (n, *row_shape) each, compared with its checksum.
 
     An offset array yields the n + 1 offsets stored in the shard. The arrays are C-contiguous and
     belong to the caller.
 
-    out  arrays to read into, by name, of exactly the dtype and shape of the rows; the others are
-         allocated
+    out     arrays to read into, by name, of exactly the dtype and shape of the rows; the others are
+            allocated
+    direct  read what is large past the page cache, where that is possible
 
     Raises FormatError if the bytes are not those that were written or a file is too short, OSError
     if a file cannot be opened or read, IndexError for a row outside 0 .. samples - 1.
@@ -54,7 +59,7 @@ def read_sample_rows(
     for spec, path in _chunk_paths(shard.layout):
         first, stop = bounds[spec.axis]
         path = f"{shard.folder}/{path}"
-        found = _read_rows(path, spec, first, stop + spec.offsets, given.get(spec.name))
+        found = _read_rows(path, spec, first, stop + spec.offsets, given.get(spec.name), direct)
         rows[spec.name] = covered[spec.name] = found
         if spec.offsets:
             most = shard.extent.along(spec.child_axis)
@@ -70,11 +75,19 @@ def read_sample_rows(
 
 
 def _read_rows(
-    path: str, spec: ArraySpec, first: int, stop: int, out: np.ndarray | None
+    path: str, spec: ArraySpec, first: int, stop: int, out: np.ndarray | None, direct: bool = False
 ) -> np.ndarray:
     """Rows `first` to `stop` of an array, read into `out` if given."""
     rows = np.empty((stop - first, *spec.row_shape), spec.dtype) if out is None else out
-    if rows.nbytes:  # an array without rows has no file
+    if direct and rows.nbytes >= _LARGE and (file := open_direct_if_possible(path)) is not None:
+        try:
+            with naming(path):
+                count = read_direct(file, byte_view(rows), first * spec.row_bytes)
+        finally:
+            os.close(file)
+        if count < rows.nbytes:
+            raise cut_short(path, first * spec.row_bytes + count, stop * spec.row_bytes)
+    elif rows.nbytes:  # an array without rows has no file
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             read_at(file, byte_view(rows), first * spec.row_bytes, path)

@@ -63,11 +63,16 @@ def read_at(fd: int, out: np.ndarray, offset: int, path: Path | str) -> None:
         while done < out.size:
             count = os.preadv(fd, [out[done:]], offset + done)
             if count == 0:
-                raise FormatError(
-                    f"{path}: cut short: it ends at byte {offset + done}, but must have rows "
-                    f"up to byte {offset + out.size}; restore it"
-                )
+                raise cut_short(path, offset + done, offset + out.size)
             done += count
+
+
+def cut_short(path: Path | str, end: int, needed: int) -> FormatError:
+    """The error for a file that ends at a byte, but must have rows up to another."""
+    return FormatError(
+        f"{path}: cut short: it ends at byte {end}, but must have rows up to byte {needed}; "
+        "restore it"
+    )
 
 
 def open_file(path: Path) -> int:

@@ -160,10 +160,7 @@ class BatchCopy:
             del held  # the descriptors in the lookup are not used again
 
     def compile(self) -> None:
-        """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel.
-
-        The first time ever this takes many seconds, which are not those of a slow disk.
-        """
+        """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
         self._copy_part(0, 0, np.empty(self.nbytes, np.uint8), SampleReader(direct=False))
         if self._spec.masks.source != "bits":
             ends, offset, nothing = np.array([1], np.int32), np.array([0, 1]), np.empty(0, np.int64)

@@ -1,8 +1,8 @@
 """The Planner of a dataset with check="read": samples are compared with checksums as they are read.
 
-A sample is read from its files with `pread`, its pixels straight into place in the buffer, and
-checked there, so a file cannot change between the check and the use. Only the index is read from a
-memory map, and each of its values is compared with the sample's own rows.
+A sample is read from its files, its pixels straight into place in the buffer, and checked there, so
+a file cannot change between the check and the use. Only the index is read from a memory map, and
+each of its values is compared with the sample's own rows.
 """
 
 import numpy as np
@@ -86,7 +86,8 @@ class CheckedBatchCopy(BatchCopy):
         ds, spec = self._source.ds, self._spec
         row = int(self._lookup.rows[self._low + k])
         images = self.regions["images"].view(buffer)
-        rows = ds.pack.read_rows(row, out={"image": images[k : k + 1]} if self._in_place else None)
+        out = {"image": images[k : k + 1]} if self._in_place else None
+        rows = ds.pack.read_rows(row, out, reader.direct)
         size = rows["size"][0]
         self.regions["sizes"].view(buffer)[k] = self._sizes[k] = size
         if ds.options.coordinates == "stored":

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from sa1bpack.batch.spec import BatchSpec, Regions, split_regions
-from sa1bpack.disk.aio import aligned
+from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.epoch import Buffer, BufferPool

@@ -102,8 +102,7 @@ class Loader(BatchReader):
                 from there. "direct": past it, many samples at once, which is the fastest way for a
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto": "cached" if the dataset takes at most half of the memory of this machine or
-                container, else "direct"; `plan()` says which, and why. With check="read" samples
-                are always read through the page cache.
+                container, else "direct"; `plan()` says which, and why.
             options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
                 on_error, max_dropped, timeout: see ReadingOptions.
 
@@ -205,7 +204,7 @@ class Loader(BatchReader):
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
         planner = kind(source)
-        planner.compile()  # here: threads that did it would seem to wait for the disk
+        planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
             self._pool, self._device, planner, batches, self._options, self._mode,
             count=self._threads, ahead=self._ahead,

@@ -8,7 +8,8 @@ import numpy as np
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.disk.aio import BLOCK, CONTEXTS, aligned, open_direct
+from sa1bpack.disk.aio import CONTEXTS
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.environment import memory_bytes
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import size_text

@@ -17,6 +17,7 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.batch.look_up import FINE, look_up, run_spans
+from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.dataset.columns import expanded, offsets_of
 from sa1bpack.dataset.fields import MASK_FIELDS
@@ -79,8 +80,15 @@ class Planner:
             low = high
         return plans
 
-    def compile(self) -> None:
-        """Compile the kernels of this planner's copies, or load them; see `BatchCopy.compile`."""
+    def prepare(self) -> None:
+        """Compile the kernels of this planner's copies or load them, and begin to read the index.
+
+        The first time ever, compiling takes many seconds, which are not those of a slow disk. The
+        index has 24 bytes per sample, of which a shuffled epoch needs some on every page.
+        """
+        index = self.source.ds.pack.index
+        for array in (index.image_id, index.mask_offset):
+            read_ahead_map(array.__array_interface__["data"][0], array.nbytes)
         [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
         copy.compile()
 

@@ -5,7 +5,8 @@ import os
 import numpy as np
 
 from sa1bpack.batch.read_samples import read_samples
-from sa1bpack.disk.aio import CONTEXTS, Context, aligned
+from sa1bpack.disk.aio import CONTEXTS, Context
+from sa1bpack.disk.direct import aligned
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
 _FIRST_SCRATCH = 1 << 20

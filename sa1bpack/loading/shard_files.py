@@ -4,24 +4,19 @@ The most recently used files stay open as long as their shards do, two per shard
 quarter of the process's limit of open files, however many Loaders there are.
 """
 
-import errno
-import logging
 import os
 import resource
 import threading
 import weakref
 from collections import OrderedDict
-from pathlib import Path
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.resources import is_shortage
 from sa1bpack.dataset.shard_cache import CACHE
-from sa1bpack.disk.aio import open_direct
+from sa1bpack.disk.direct import open_direct_if_possible
 
 _MOST_SHARDS = 4096
-
-_log = logging.getLogger("sa1bpack")
 
 
 def most_open_shards() -> int:
@@ -46,8 +41,8 @@ class ShardFiles:
         for number, name in enumerate(names):
             if len(shard.arrays[name]):
                 path = shard.path(name)
-                if direct:
-                    self.direct[number] = self.descriptors[number] = _open_direct(path)
+                if direct and (file := open_direct_if_possible(path)) is not None:
+                    self.direct[number] = self.descriptors[number] = file
                 if self.descriptors[number] == NO_FILE:
                     self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 elif number == 0:
@@ -59,29 +54,9 @@ class ShardFiles:
                 close(descriptor)
 
 
-def _open_direct(path: str) -> int:
-    """The descriptor; NO_FILE, with a warning, if the file system has no O_DIRECT."""
-    try:
-        return open_direct(path)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    if (device := Path(path).stat().st_dev) not in _warned:
-        _warned.add(device)
-        _log.warning(
-            "%s: its file system does not support O_DIRECT: files there are read through the page "
-            "cache",
-            path,
-        )
-    return NO_FILE
-
-
 def _tells_what_is_in_memory(path: str, file: int) -> bool:
     """Whether mincore tells the truth: to others than the owner and writers it says "all"."""
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
-
-
-_warned: set[int] = set()  # file systems
 
 
 class _Cache:
