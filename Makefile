@@ -91,8 +91,9 @@ pack: setup
 verify: setup
 	@$(BIN)/sa1bpack verify "$$OUT"
 
+# In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one.
 test: setup $(VENV)/.ready-test
-	@$(BIN)/python -m pytest $(TEST_FLAGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 $(TEST_FLAGS)
 
 # The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.
 torture: setup $(VENV)/.ready-test
