@@ -34,7 +34,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -47,6 +47,7 @@ from page_cache import resident_bytes
 from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chain, most_in_flight
 
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.page_cache import IO
 
 MISSING = 77  # the exit code by which test harnesses know what was skipped
 SINGLE_SAMPLES = 5
@@ -100,7 +101,7 @@ def epochs(kind: str, pack: Path, options, stack: ExitStack) -> dict[str, Callab
     return found
 
 
-def loader_lines(kind: str, ways: list[str | None]) -> list[Line]:
+def loader_lines(kind: str, ways: Sequence[str]) -> list[Line]:
     """The kind's first reader, with each value of io."""
     return [Line(next(iter(KINDS[kind].readers)), io=io) for io in ways]
 
@@ -265,7 +266,7 @@ def main() -> None:
     )
     parser.add_argument("--layout", choices=KINDS, default="default", help="pack")
     parser.add_argument(
-        "--io", nargs="+", default=[None], help="values of the Loader's option io; its default"
+        "--io", nargs="+", choices=IO, default=IO, help="values of the Loader's option io; all"
     )
     parser.add_argument("--json", type=Path, help="write all figures of all rounds to this file")
     options = parser.parse_args()
