@@ -20,7 +20,7 @@ ALIGNMENT = 64
 _LARGE_ALIGNMENT = BLOCK
 
 # The large arrays of a batch; in a buffer the small ones lie between them.
-_LARGE = ("images", "masks", "run_ends")
+LARGE_ARRAYS = frozenset(("images", "masks", "run_ends"))
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
@@ -154,7 +154,7 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
     regions, start = {}, 0
     for key, (shape, dtype) in wanted.items():
         nbytes = prod(shape) * dtype.itemsize
-        if key in _LARGE:
+        if key in LARGE_ARRAYS:
             start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
         regions[key] = Region(start, shape, dtype, nbytes)
         start += -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -167,8 +167,8 @@ def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
     The small ones are all but images, masks and ends of runs; their starts are relative to the
     slice.
     """
-    large = {key: region for key, region in regions.items() if key in _LARGE}
-    small = {key: region for key, region in regions.items() if key not in _LARGE}
+    large = {key: region for key, region in regions.items() if key in LARGE_ARRAYS}
+    small = {key: region for key, region in regions.items() if key not in LARGE_ARRAYS}
     low = min(region.start for region in small.values())
     end = max(region.start + region.nbytes for region in small.values())
     high = -(-end // ALIGNMENT) * ALIGNMENT  # a multiple of the size of every dtype

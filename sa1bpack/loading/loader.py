@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 from sa1bpack.arguments import whole_number
-from sa1bpack.batch.spec import BatchSpec
+from sa1bpack.batch.spec import LARGE_ARRAYS, BatchSpec
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
@@ -167,11 +168,22 @@ class Loader(BatchReader):
             host_bytes=count * held,
             pinned_bytes=count * held if self._device.pinned else 0,
             device_bytes=device_bytes,
+            scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,
             # Checked reading opens files as it reads them, one at a time per thread.
             files=self._threads if ds.options.check == "read" else 2 * shards,
             io=str(self._mode),
         )
+
+    def _scratch_bytes(self, largest: LargestBatch) -> int:
+        """At most what all threads read at once outside of buffers: see `read_samples`."""
+        if not self._mode.direct:
+            return 0
+        spec = self._spec
+        placed = {"images"} if spec.image.how == AS_STORED and not spec.shards.flat else set()
+        part = min(OPEN_SAMPLES, largest.samples) / max(largest.samples, 1)
+        outside = (LARGE_ARRAYS - placed) & largest.regions.keys()
+        return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 
     # ----------------------------------------------------------------------------------- batches
 

@@ -25,6 +25,8 @@ class LoadingPlan:
     device_bytes  at most this much on the device: the batches as sent, and the arrays made there of
                   two of them (unpacked masks, RGB from planes), while the consumer keeps at most
                   one batch; 0 on a CPU
+    scratch_bytes  at most this much in addition, through which threads read past the page cache what
+                  must be converted or does not begin at a block of the disk
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
@@ -39,6 +41,7 @@ class LoadingPlan:
     pinned_bytes: int = 0
     shared_bytes: int = 0
     device_bytes: int = 0
+    scratch_bytes: int = 0
     threads: int = 0
     workers: int = 0
     files: int = 0
@@ -54,6 +57,7 @@ class LoadingPlan:
             (self.pinned_bytes, "of it pinned"),
             (self.shared_bytes, "of it shared"),
             (self.device_bytes, "at most on the device"),
+            (self.scratch_bytes, "at most to read with"),
         ):
             text += f", {size_text(nbytes)} {what}" if nbytes else ""
         text += f", and {size_text(self.batch_bytes)} for each further batch that you keep"
