@@ -17,8 +17,8 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.batch.look_up import FINE, look_up, run_spans
-from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.batch.mask_choice import CHOICES
+from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.columns import expanded, offsets_of
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
