@@ -53,10 +53,12 @@ def look_up(
         status: int64 (n,), out: FINE, or the first thing that is wrong.
     """
     edge = np.empty(2, np.int64)
-    if with_runs:  # all of them are announced before the first is waited for
-        for k in range(len(local)):
-            if 0 <= first[k] <= stop[k] <= table[k, MASKS]:
-                read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
+    for k in range(len(local)):  # all of them are announced before the first is waited for
+        read_ahead_map(table[k, SIZE] + 16 * local[k], 16)
+        if not image_bytes:
+            read_ahead_map(table[k, IMAGE_OFFSET] + 8 * local[k], 16)
+        if with_runs and 0 <= first[k] <= stop[k] <= table[k, MASKS]:
+            read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
     for k in range(len(local)):
         row, masks = local[k], table[k, MASKS]
         status[k] = FINE

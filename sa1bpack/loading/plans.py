@@ -25,8 +25,8 @@ class LoadingPlan:
     device_bytes  at most this much on the device: the batches as sent, and the arrays made there of
                   two of them (unpacked masks, RGB from planes), while the consumer keeps at most
                   one batch; 0 on a CPU
-    scratch_bytes  at most this much in addition, through which threads read past the page cache what
-                  must be converted or does not begin at a block of the disk
+    scratch_bytes  at most this much in addition, for what threads read past the page cache and
+                  cannot read straight into place
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
