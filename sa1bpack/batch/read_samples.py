@@ -39,6 +39,8 @@ if sys.platform.startswith("linux"):
     )
     _madvise = types.ExternalFunction("madvise", types.intc(_word, _word, types.intc))
     _mincore = types.ExternalFunction("mincore", types.intc(_word, _word, _word))
+    _lseek = types.ExternalFunction("lseek", types.int64(types.intc, types.int64, types.intc))
+    _SEEK_END = 2
     _WILL_NEED = 3  # of both
     # Of a longer span the system reads only the beginning: as much as its read-ahead, 128 kB unless
     # someone raised it.
@@ -57,11 +59,16 @@ if sys.platform.startswith("linux"):
             _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
     @njit(nogil=True, cache=True)
-    def _map_in_memory(address):
-        """Whether this byte of a memory map is in memory; reads nothing."""
+    def _map_in_memory(address, file, position):
+        """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
+
+        Of a file that was cut short, the rest of the last page is in memory, but zero.
+        """
         page = np.zeros(1, np.uint8)
         failed = _mincore(address // BLOCK * BLOCK, 1, page.ctypes.data)
-        return failed == 0 and page[0] & 1 == 1
+        if failed or page[0] & 1 == 0:
+            return False
+        return _lseek(file, 0, _SEEK_END) > position
 
 else:
 
@@ -74,7 +81,7 @@ else:
         pass
 
     @njit(nogil=True, cache=True)
-    def _map_in_memory(address):
+    def _map_in_memory(address, file, position):
         return False
 
 
@@ -225,7 +232,8 @@ def read_samples(
         if direct[at, c] == NO_FILE:
             cached = in_memory(files[at, c], end - 1)
         else:  # not by trying to read, which begins to read ahead
-            cached = direct[at, 2] and _map_in_memory(addresses[at, c] + end - 1)
+            last = addresses[at, c] + end - 1
+            cached = direct[at, 2] and _map_in_memory(last, direct[at, c], end - 1)
         if cached:
             sources[owned, 1] = IN_MEMORY
             continue

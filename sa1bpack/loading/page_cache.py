@@ -71,9 +71,13 @@ def dataset_bytes(ds: Dataset) -> int:
 def direct_obstacle(ds: Dataset) -> str | None:
     """Why the dataset's files cannot be read past the page cache; None if they can.
 
-    Reads a block of the first shard. Other shards may lie on other file systems; see `ShardFiles`.
+    Reads a block of the first shard that has samples; an empty one has no file of images. Other
+    shards may lie on other file systems; see `ShardFiles`.
     """
-    path = ds.pack.shards.folder(0) / ds.layout.array("image").chunk_path
+    number = next((n for n, shard in enumerate(ds.manifest.shards) if shard.samples), None)
+    if number is None:
+        return None
+    path = ds.pack.shards.folder(number) / ds.layout.array("image").chunk_path
     try:
         file = open_direct(str(path))
     except OSError as error:

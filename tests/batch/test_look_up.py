@@ -1,0 +1,187 @@
+"""Compiled look-up: what the memory maps of a shard say, and no damaged value gets through."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layout_packs import LAYOUTS
+
+from sa1bpack.batch.look_up import BAD_IMAGE, BAD_MASKS, BAD_RUNS, BAD_SIZE, FINE, look_up, run_spans
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.open_shard import FIRST_ADDRESS
+from sa1bpack.format import Layout
+from sa1bpack.format.image_bytes import image_nbytes
+
+SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
+MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH
+EXTREMES = [-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**62, 2**63 - 1]
+
+
+class Arrays:
+    """The small arrays of a made-up shard of native images, as `look_up` takes them."""
+
+    def __init__(self, pixels: str = "rgb"):
+        self.layout = Layout(SIDE, 8, fit="native", pixels=pixels)
+        rng = np.random.default_rng(3)
+        self.sizes = rng.integers(1, SIDE + 1, (SAMPLES, 4), np.int32)
+        height, width = self.sizes[:, 2].astype(np.int64), self.sizes[:, 3].astype(np.int64)
+        nbytes = image_nbytes(self.layout, height, width)
+        self.image_edges = np.concatenate([[0], np.cumsum(nbytes)])
+        self.image_bytes = int(self.image_edges[-1])
+        self.mask_edges = np.arange(SAMPLES + 1) * MASKS_EACH
+        self.run_offset = np.arange(MASKS + 1) * RUNS_EACH
+
+    def table(self, rows: int = SAMPLES) -> np.ndarray:
+        """The same shard for each sample."""
+        row = [MASKS, RUNS, self.image_bytes]
+        row += [array.ctypes.data for array in (self.sizes, self.image_edges, self.run_offset)]
+        return np.array([row] * rows, np.int64)
+
+    def look_up(self, with_runs: bool = True):
+        """(status, sizes, spans) of all samples."""
+        first, stop = self.mask_edges[:-1].copy(), self.mask_edges[1:].copy()
+        sizes, spans = np.zeros((SAMPLES, 4), np.int32), np.zeros((SAMPLES, 2), np.int64)
+        status = np.full(SAMPLES, 9)
+        look_up(
+            self.table(), np.arange(SAMPLES), first, stop, 0,
+            3 if self.layout.pixels == "rgb" else 0, SIDE, with_runs, sizes, spans, status,
+        )  # fmt: skip
+        return status, sizes, spans
+
+    def expected(self, k: int, with_runs: bool) -> int:
+        """The status of a sample, by Python's whole numbers, which do not overflow."""
+        first, stop = self.mask_edges[k : k + 2].tolist()
+        if not 0 <= first <= stop <= MASKS:
+            return BAD_MASKS
+        size = self.sizes[k].tolist()
+        if min(size) < 1 or max(size[2:]) > SIDE:
+            return BAD_SIZE
+        begin, end = self.image_edges[k : k + 2].tolist()
+        right = end - begin == image_nbytes(self.layout, size[2], size[3])
+        if not (0 <= begin and end <= self.image_bytes and right):
+            return BAD_IMAGE
+        edges = self.run_offset[first : stop + 1].tolist()
+        if with_runs and not (0 <= edges[0] and edges[-1] <= RUNS and edges == sorted(edges)):
+            return BAD_RUNS
+        return FINE
+
+
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_every_layout_is_looked_up_as_its_memory_maps_say(layout_packs, fit, pixels, masks):
+    ds = open_pack(layout_packs(fit, pixels, masks))
+    layout = ds.layout
+    rows = np.array([5, 0, 3, 3, 1, 4, 2])
+    numbers, local, first, stop = ds.locate_many(rows)
+    opened, failed = ds.shards.open_many(numbers.tolist())
+    assert not failed
+    shards = [opened[number] for number in numbers.tolist()]
+    table = np.stack([shard.table for shard in shards])
+    sizes, spans = np.zeros((7, 4), np.int32), np.zeros((7, 2), np.int64)
+    status = np.full(7, 9)
+    canvas = 0 if layout.flat else layout.array("image").row_bytes
+    look_up(
+        np.ascontiguousarray(table[:, :FIRST_ADDRESS]), local, first, stop, canvas,
+        3 if pixels == "rgb" else 0, layout.image_size, layout.runs, sizes, spans, status,
+    )  # fmt: skip
+    assert status.tolist() == [FINE] * 7
+    for k, shard in enumerate(shards):
+        assert sizes[k].tolist() == shard.sizes[local[k]].tolist()
+        assert tuple(spans[k].tolist()) == shard.image_span(int(local[k]))
+        assert spans[k, 1] == image_nbytes(layout, *sizes[k, 2:].tolist())
+    if layout.runs:
+        offsets = np.concatenate([[0], np.cumsum(stop - first)])
+        mask_rows = np.concatenate([np.arange(a, b) for a, b in zip(first, stop, strict=True)])
+        found = np.zeros((len(mask_rows), 2), np.int64)
+        run_spans(table, offsets, mask_rows, found)
+        edges = [
+            shard.run_offset[a : b + 1] for shard, a, b in zip(shards, first, stop, strict=True)
+        ]
+        assert found[:, 0].tolist() == np.concatenate([one[:-1] for one in edges]).tolist()
+        assert found[:, 1].tolist() == np.concatenate([one[1:] for one in edges]).tolist()
+
+
+@pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
+def test_odd_sides_have_the_bytes_of_the_format(pixels):
+    arrays = Arrays(pixels)
+    status, sizes, spans = arrays.look_up()
+    assert status.tolist() == [FINE] * SAMPLES and (sizes[:, 2:] % 2).any()
+    assert (sizes == arrays.sizes).all()
+    assert spans[:, 0].tolist() == arrays.image_edges[:-1].tolist()
+    assert spans.sum(1).tolist() == arrays.image_edges[1:].tolist()
+
+
+DAMAGE = {
+    "masks begin before the shard": (BAD_MASKS, lambda a: a.mask_edges.__setitem__(0, -1), [0]),
+    "masks end after it": (BAD_MASKS, lambda a: a.mask_edges.__setitem__(-1, MASKS + 1), [5]),
+    "masks fall": (BAD_MASKS, lambda a: a.mask_edges.__setitem__(2, 1), [1]),
+    "a source side of 0": (BAD_SIZE, lambda a: a.sizes.__setitem__((2, 0), 0), [2]),
+    "a negative stored side": (BAD_SIZE, lambda a: a.sizes.__setitem__((2, 3), -4), [2]),
+    "a stored side above the pack's": (
+        BAD_SIZE, lambda a: a.sizes.__setitem__((4, 2), SIDE + 1), [4]
+    ),
+    "an image before the file": (BAD_IMAGE, lambda a: a.image_edges.__isub__(1), [0]),
+    "an image after its end": (BAD_IMAGE, lambda a: a.image_edges.__iadd__(1), [5]),
+    "an image of another size": (BAD_IMAGE, lambda a: a.image_edges.__setitem__(3, 7), [2, 3]),
+    "sides that differ from the image's": (
+        BAD_IMAGE, lambda a: a.sizes.__setitem__((1, slice(2, 4)), 1), [1]
+    ),
+    "runs before the file": (BAD_RUNS, lambda a: a.run_offset.__setitem__(0, -1), [0]),
+    "runs after its end": (BAD_RUNS, lambda a: a.run_offset.__setitem__(-1, RUNS + 1), [5]),
+    "runs that fall": (BAD_RUNS, lambda a: a.run_offset.__setitem__(7, 90), [2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_has_its_status_and_leaves_the_others(name):
+    code, damage, samples = DAMAGE[name]
+    arrays = Arrays()
+    damage(arrays)
+    status, sizes, spans = arrays.look_up()
+    expected = [FINE] * SAMPLES
+    for k in samples:
+        expected[k] = code
+    assert status.tolist() == expected
+    for k in np.flatnonzero(status == FINE).tolist():
+        assert sizes[k].tolist() == arrays.sizes[k].tolist()
+        assert spans[k].sum() == arrays.image_edges[k + 1]
+
+
+def test_offsets_of_runs_matter_only_to_masks_from_runs():
+    arrays = Arrays()
+    arrays.run_offset[:] = -5
+    assert arrays.look_up(with_runs=False)[0].tolist() == [FINE] * SAMPLES
+
+
+values = st.sampled_from(EXTREMES) | st.integers(-3, RUNS + 3)
+
+
+@given(st.data(), st.booleans(), st.sampled_from(["rgb", "yuv420"]))
+@settings(deadline=None)
+def test_any_values_are_judged_as_exact_arithmetic_judges_them(data, with_runs, pixels):
+    arrays = Arrays(pixels)
+    for name in ("sizes", "image_edges", "mask_edges", "run_offset"):
+        array = getattr(arrays, name)
+        flat, limits = array.reshape(-1), np.iinfo(array.dtype)
+        changes = st.dictionaries(st.integers(0, len(flat) - 1), values, max_size=2)
+        for at, value in data.draw(changes).items():
+            flat[at] = min(max(value, limits.min), limits.max)
+    status, sizes, spans = arrays.look_up(with_runs)
+    assert status.tolist() == [arrays.expected(k, with_runs) for k in range(SAMPLES)]
+    fine = status == FINE
+    assert (spans[fine] >= 0).all() and (spans[fine].sum(1) <= arrays.image_bytes).all()
+    assert (sizes[fine] == arrays.sizes[fine]).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, MASKS), values), max_size=4), st.data())
+@settings(deadline=None)
+def test_spans_of_runs_are_within_their_array_or_known_to_be_wrong(changes, data):
+    arrays = Arrays()
+    for at, value in changes:
+        arrays.run_offset[at] = value
+    mask_rows = np.array(data.draw(st.lists(st.integers(0, MASKS - 1), max_size=9)), np.int64)
+    spans = np.zeros((len(mask_rows), 2), np.int64)
+    cut = data.draw(st.integers(0, len(mask_rows)))
+    run_spans(arrays.table(2), np.array([0, cut, len(mask_rows)]), mask_rows, spans)
+    for row, span in zip(mask_rows.tolist(), spans.tolist(), strict=True):
+        begin, end = arrays.run_offset[row : row + 2].tolist()
+        assert span == ([begin, end] if 0 <= begin <= end <= RUNS else [-1, -1])

@@ -1,0 +1,240 @@
+"""Reads past the page cache are those of `os.pread`, and each request has a status of its own."""
+
+import errno
+import os
+import warnings
+from types import FunctionType
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.disk import aio
+from sa1bpack.disk.aio import BLOCK, CUT_SHORT, DEPTH, Context, aligned, open_direct
+from sa1bpack.kernels import njit
+
+SIZE = 75 * BLOCK + 1234  # of the file: it does not end with a block
+
+
+@pytest.fixture(scope="module")
+def path(direct_folder):
+    content = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+    content.tofile(direct_folder / "content")
+    return direct_folder / "content"
+
+
+@pytest.fixture(scope="module")
+def file(path):
+    descriptor = open_direct(str(path))
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = Context()
+    yield context
+    context.close()
+
+
+def requests_of(file: int, spans) -> tuple[np.ndarray, np.ndarray]:
+    """Requests for the blocks that cover spans (begin, end), and the memory that they go to."""
+    covers = [(begin // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK) for begin, end in spans]
+    memory = aligned(sum(stop - start for start, stop in covers))
+    memory[:] = 7
+    requests, at = [], memory.ctypes.data
+    for (_, end), (start, stop) in zip(spans, covers, strict=True):
+        requests.append([file, start, stop - start, at, end - start])
+        at += stop - start
+    return np.array(requests, np.int64).reshape(-1, aio.REQUEST_COLUMNS), memory
+
+
+def bytes_of(requests: np.ndarray, memory: np.ndarray, spans) -> list[bytes]:
+    """What was read of each span; the requests are those before the reads."""
+    found = []
+    for (begin, end), (_, start, _, address, _) in zip(spans, requests.tolist(), strict=True):
+        first = address - memory.ctypes.data + begin - start
+        found.append(memory[first : first + end - begin].tobytes())
+    return found
+
+
+def check(context: Context, file: int, path, spans) -> None:
+    requests, memory = requests_of(file, spans)
+    asked = requests.copy()
+    assert context.read(requests).tolist() == [0] * len(spans)
+    with path.open("rb") as reference:
+        expected = [os.pread(reference.fileno(), end - begin, begin) for begin, end in spans]
+    assert bytes_of(asked, memory, spans) == expected
+
+
+@st.composite
+def any_span(draw) -> tuple[int, int]:
+    begin = draw(st.integers(0, SIZE - 1))
+    return begin, draw(st.integers(begin + 1, min(SIZE, begin + 10 * BLOCK)))
+
+
+@given(st.lists(any_span(), max_size=DEPTH + 20))
+@settings(deadline=None, max_examples=60)
+def test_spans_are_read_as_pread_reads_them(context, file, path, spans):
+    check(context, file, path, spans)
+
+
+def test_more_requests_than_fit_in_the_queue_are_all_read(context, file, path):
+    rng = np.random.default_rng(1)
+    begins = rng.integers(0, SIZE - 1, 5 * DEPTH + 3)
+    ends = np.minimum(begins + rng.integers(1, 3 * BLOCK, len(begins)), SIZE)
+    check(context, file, path, list(zip(begins.tolist(), ends.tolist(), strict=True)))
+
+
+def test_the_cover_of_the_last_bytes_may_exceed_the_file(context, file, path):
+    check(context, file, path, [(SIZE - 1, SIZE), (0, SIZE), (SIZE - BLOCK, SIZE)])
+
+
+def test_no_requests_are_no_work(context):
+    assert len(context.read(np.empty((0, aio.REQUEST_COLUMNS), np.int64))) == 0
+
+
+@pytest.mark.parametrize("left", [0, 1, BLOCK, 3 * BLOCK, 3 * BLOCK + 5])
+def test_a_file_that_ends_too_early_is_cut_short(context, direct_folder, left):
+    (direct_folder / "short").write_bytes(bytes([1]) * left)
+    file = open_direct(str(direct_folder / "short"))
+    spans = [(left, left + 1), (0, left + 1), (20 * BLOCK, 21 * BLOCK)]
+    if left:
+        spans.append((0, left))
+    requests, memory = requests_of(file, spans)
+    asked = requests.copy()
+    assert context.read(requests).tolist() == [CUT_SHORT] * 3 + [0] * (left > 0)
+    assert bytes_of(asked, memory, spans)[3:] == [bytes([1]) * left] * (left > 0)
+    os.close(file)
+
+
+def test_an_error_is_of_its_request_alone(context, file, path):
+    spans = [(k * BLOCK, k * BLOCK + 100) for k in range(70)]
+    requests, memory = requests_of(file, spans)
+    requests[3, aio.FILE] = requests[69, aio.FILE] = 1 << 20  # not open
+    requests[5, aio.POSITION] += 1
+    requests[6, aio.ADDRESS] = 1 << 40 | BLOCK  # no memory of this process
+    expected = dict.fromkeys(range(70), 0)
+    expected |= {3: errno.EBADF, 5: errno.EINVAL, 6: errno.EFAULT, 69: errno.EBADF}
+    asked = requests.copy()
+    assert dict(enumerate(context.read(requests).tolist())) == expected
+    fine = [k for k in range(70) if expected[k] == 0]
+    content = path.read_bytes()
+    assert bytes_of(asked[fine], memory, [spans[k] for k in fine]) == [
+        content[spans[k][0] : spans[k][1]] for k in fine
+    ]
+    check(context, file, path, spans)  # and the queue is as before
+
+
+def test_no_queue_is_an_error_of_every_request(file):
+    requests, _ = requests_of(file, [(0, 1), (5, 9)])
+    status = np.zeros(2, np.int64)
+    assert aio.read_all(0, requests, 2, status) == 0
+    assert status.tolist() == [errno.EINVAL] * 2
+
+
+def variant(**changes):
+    """`read_all`, compiled with other values of the module's constants."""
+    found = {**vars(aio), **changes}
+    if "_MOST" in changes:
+        found["_fill"] = njit(FunctionType(aio._fill.py_func.__code__, found))
+    return njit(FunctionType(aio.read_all.py_func.__code__, found))
+
+
+def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path):
+    read_all = variant(_MOST=3 * BLOCK)
+    spans = [(0, SIZE), (5, 6), (BLOCK + 1, 9 * BLOCK), (SIZE - 7 * BLOCK, SIZE)]
+    requests, memory = requests_of(file, spans)
+    asked, status = requests.copy(), np.full(len(spans), 9)
+    assert read_all(context.value, requests, len(spans), status) == 0
+    assert status.tolist() == [0] * len(spans)
+    content = path.read_bytes()
+    assert bytes_of(asked, memory, spans) == [content[begin:end] for begin, end in spans]
+
+
+def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, monkeypatch):
+    monkeypatch.setattr(aio, "read_all", variant(_GET_EVENTS=100_000))  # no such system call
+    broken = Context()
+    requests, memory = requests_of(file, [(0, SIZE)])
+    with pytest.raises(OSError) as found:
+        broken.read(requests)
+    assert found.value.errno == errno.ENOSYS
+    broken.close()  # waits for the request, which writes to the memory
+    assert not (memory == 7).all()
+
+
+# ------------------------------------------------------------------------------------ the contexts
+
+
+def test_a_context_is_used_again():
+    contexts = aio._Contexts()
+    first, second = contexts.take(), contexts.take()
+    assert first.value != second.value
+    contexts.give_back(first)
+    assert contexts.take() is first
+    first.close()
+    second.close()
+
+
+def forked(body) -> int:
+    """The exit code of a child of this process: 0 if the body returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_makes_its_own_contexts(file, path):
+    inherited = aio.CONTEXTS.take()
+    kept = Context()
+    aio.CONTEXTS.give_back(inherited)
+
+    def child():
+        kept.close()
+        own = aio.CONTEXTS.take()
+        assert own is not inherited
+        check(own, file, path, [(0, SIZE), (17, 18)])
+
+    assert forked(child) == 0
+    for context in (inherited, kept):
+        check(context, file, path, [(0, SIZE)])
+    assert aio.CONTEXTS.take() is inherited
+    aio.CONTEXTS.give_back(inherited)
+    kept.close()
+
+
+def test_a_context_that_the_system_refuses_is_an_error_with_its_number(monkeypatch):
+    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EAGAIN)
+    with pytest.raises(OSError) as found:
+        aio._Contexts().take()
+    assert found.value.errno == errno.EAGAIN
+
+
+def test_an_unknown_machine_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(aio, "_KNOWN", False)
+    monkeypatch.setattr(aio.platform, "machine", lambda: "vax")
+    with pytest.raises(OSError, match="vax") as found:
+        Context()
+    assert found.value.errno == errno.ENOSYS
+
+
+def test_a_system_without_direct_files_is_an_error_that_names_the_file(monkeypatch, tmp_path):
+    monkeypatch.delattr(os, "O_DIRECT")
+    with pytest.raises(OSError, match="no O_DIRECT") as found:
+        open_direct(str(tmp_path / "file"))
+    assert found.value.errno == errno.EINVAL and found.value.filename == str(tmp_path / "file")
+
+
+@given(st.integers(0, 3 * BLOCK))
+def test_aligned_memory_has_the_size_asked_for(nbytes):
+    memory = aligned(nbytes)
+    assert memory.shape == (nbytes,) and memory.dtype == np.uint8
+    assert nbytes == 0 or memory.ctypes.data % BLOCK == 0

@@ -1,0 +1,48 @@
+"""Small packs of every layout whose canvases and mask bits take whole blocks of a disk."""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_tars import photo, record, write_tar
+
+import sa1bpack
+
+# A canvas has 12 blocks of 4 KiB, or 6 as planes; a mask has 2. A native image has whatever it has.
+SIDE, GRID = 128, 256
+SIZES = {1: (128, 192), 2: (192, 128), 3: (127, 190), 4: (80, 80), 5: (192, 62), 6: (64, 190)}
+# The last one has chosen masks that are far apart.
+MASKS = {1: 3, 2: 0, 3: 5, 4: 1, 5: 2, 6: 40}
+LAYOUTS = [
+    (fit, pixels, masks)
+    for fit in ("pad", "squash", "native")
+    for pixels in ("rgb", "yuv420")
+    for masks in ("bits", "runs", "bits+runs")
+]
+
+
+@pytest.fixture(scope="session")
+def layout_packs(tmp_path_factory) -> Callable[..., Path]:
+    """pack(fit, pixels, masks) → folder of a pack that no test may change, made once."""
+    found = {}
+    for number, size in SIZES.items():
+        found[f"./sa_{number}.jpg"] = photo(number, *size)
+        found[f"./sa_{number}.json"] = json.dumps(record(number, MASKS[number], *size)).encode()
+    root = tmp_path_factory.mktemp("layout_packs")
+    tar = write_tar(root / "sa_000000.tar", found)
+
+    @functools.cache
+    def pack(fit: str = "pad", pixels: str = "rgb", masks: str = "bits+runs") -> Path:
+        out = root / f"{fit}-{pixels}-{masks}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", lambda fd: None)
+            sa1bpack.pack(
+                tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, image_size=SIDE,
+                mask_size=GRID, samples_per_shard=4,
+            )  # fmt: skip
+        return out
+
+    return pack
