@@ -122,3 +122,27 @@ def test_an_unreadable_record_counts_as_none(tmp_path, monkeypatch):
     for text in ("", "{", "[]", '{"package": "pillow"}'):
         (tmp_path / "record.json").write_text(text)
         assert environment.read_pil_record() is None
+
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("contents", "expected"), [
+    ((), MACHINE),
+    (("max\n",), MACHINE),  # version 2, no limit
+    (("1048576\n",), 1 << 20),
+    ((None, "2097152\n"), 2 << 20),  # version 1
+    ((None, "9223372036854771712\n"), MACHINE),  # version 1, no limit
+    (("3000000\n", "2000000\n"), 2_000_000),
+    (("max\n", "2000000\n"), 2_000_000),
+    (("", "what?"), MACHINE),
+])  # fmt: skip
+def test_memory_is_that_of_the_machine_or_of_its_control_group(
+    tmp_path, monkeypatch, contents, expected
+):
+    paths = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    for path, text in zip(paths, contents, strict=False):
+        if text is not None:
+            path.write_text(text)
+    monkeypatch.setattr(environment, "_MEMORY_LIMITS", tuple(paths))
+    assert environment.memory_bytes() == expected

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_packs import LAYOUTS
 
-from sa1bpack.batch.look_up import BAD_IMAGE, BAD_MASKS, BAD_RUNS, BAD_SIZE, FINE, look_up, run_spans
+from sa1bpack.batch.look_up import (
+    BAD_IMAGE,
+    BAD_MASKS,
+    BAD_RUNS,
+    BAD_SIZE,
+    FINE,
+    look_up,
+    run_spans,
+)
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS
 from sa1bpack.format import Layout
@@ -58,10 +66,10 @@ class Arrays:
             return BAD_SIZE
         begin, end = self.image_edges[k : k + 2].tolist()
         right = end - begin == image_nbytes(self.layout, size[2], size[3])
-        if not (0 <= begin and end <= self.image_bytes and right):
+        if not (begin >= 0 and end <= self.image_bytes and right):
             return BAD_IMAGE
         edges = self.run_offset[first : stop + 1].tolist()
-        if with_runs and not (0 <= edges[0] and edges[-1] <= RUNS and edges == sorted(edges)):
+        if with_runs and not (edges[0] >= 0 and edges[-1] <= RUNS and edges == sorted(edges)):
             return BAD_RUNS
         return FINE
 

@@ -92,7 +92,9 @@ class Batch:
             at = [self.masks_at + (first + n) * width for n in range(len(self.rows[k]))]
             return [self.buffer[start : start + width].tobytes() for start in at]
         assert self.files[k, 1] == IN_MEMORY or not self.rows[k]
-        return [ctypes.string_at(int(self.addresses[k, 1]) + n * width, width) for n in self.rows[k]]
+        return [
+            ctypes.string_at(int(self.addresses[k, 1]) + n * width, width) for n in self.rows[k]
+        ]
 
     def check(self, paths) -> None:
         """All of it is what the files hold."""

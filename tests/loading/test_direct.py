@@ -1,0 +1,447 @@
+"""Reading past the page cache: the same batches, an unchanged page cache, errors with names."""
+
+import errno
+import gc
+import logging
+import os
+import re
+import shutil
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import clone, same
+from layout_packs import LAYOUTS, MASKS
+from page_cache import drop, resident
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.copy_samples import IN_PLACE
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.disk.aio import CONTEXTS
+from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.loading import page_cache, shard_files
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.loader import Loader
+
+LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
+SEQUENTIAL = {"order": "sequential", "io": "direct"}
+
+
+def files_of(root: Path, *arrays: str) -> list[Path]:
+    return [path for name in arrays for path in sorted(root.glob(f"shards/*/{name}/c.*"))]
+
+
+@pytest.fixture
+def cold(direct_folder, tmp_path_factory):
+    """cold(pack) → a copy of a pack, no file of which is in the page cache."""
+    made = []
+
+    def copy_of(pack: Path) -> Path:
+        made.append(direct_folder / f"pack{len(list(direct_folder.iterdir()))}")
+        shutil.copytree(pack, made[-1])
+        drop(*files_of(made[-1], *LARGE))
+        return made[-1]
+
+    yield copy_of
+    for root in made:
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def root(cold, layout_packs):
+    """A cold pack of canvases, bits and runs: two shards, of four samples and of two."""
+    return cold(layout_packs())
+
+
+def tensors(batch: dict) -> dict[str, torch.Tensor]:
+    """The tensors of a batch, also of its runs."""
+    found = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    if "runs" in batch:
+        found |= {f"runs.{key}": value for key, value in vars(batch["runs"]).items()}
+        found = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
+    return found
+
+
+def batches_of(root: Path, opened: dict, size: int = 4, **options) -> list[dict]:
+    """The batches of one epoch, copied."""
+    with Loader(open_pack(root, **opened), size, **options) as loader:
+        return [{key: tensor.clone() for key, tensor in tensors(batch).items()} for batch in loader]
+
+
+def equal(found: list[dict], expected: list[dict]) -> None:
+    assert len(found) == len(expected)
+    for batch, reference in zip(found, expected, strict=True):
+        same(batch, reference)
+
+
+def check(cold, pack: Path, opened: dict, **options) -> None:
+    """Direct batches are those of Collate and of io="cached", and leave the page cache alone."""
+    root, ds = cold(pack), open_pack(pack, **opened)
+    found = batches_of(root, opened, io="direct", **options)
+    assert not any(resident(path).any() for path in files_of(root, *LARGE))
+    equal(found, batches_of(pack, opened, io="cached", **options))
+    names = {key: value for key, value in options.items() if key in ("max_masks", "choose", "seed")}
+    collate = Collate(options.get("masks", "padded"), sample_spec=ds.spec, **names)
+    for batch in found:
+        same(batch, tensors(collate([ds[row] for row in batch["indices"].tolist()])))
+
+
+# How packs of these masks are opened: with stored masks, masks drawn at another size, or runs.
+OPENED = {
+    "bits": [{"masks": "bool"}],
+    "runs": [{"mask_size": 24}, {"masks": "runs"}],
+    "bits+runs": [{}, {"mask_size": 24}],
+}
+
+
+@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
+def test_every_layout_has_the_batches_of_collate(cold, layout_packs, fit, pixels, masks):
+    for opened in OPENED[masks]:
+        check(cold, layout_packs(fit, pixels, masks), opened)
+
+
+@pytest.mark.parametrize("layout", ["padded", "padded_bits", "flat", "flat_bits"])
+@pytest.mark.parametrize("choice", [
+    {}, {"max_masks": 3}, {"max_masks": 4, "choose": "iou"},
+    {"max_masks": 4, "choose": "random", "seed": 5},
+])  # fmt: skip
+def test_every_layout_of_masks_has_the_batches_of_collate(cold, layout_packs, layout, choice):
+    check(cold, layout_packs(), {}, masks=layout, **choice)
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
+def test_stored_planes_are_those_of_collate(cold, layout_packs, fit):
+    pack = layout_packs(fit, "yuv420", "bits")
+    check(cold, pack, {"pixels": "stored", "coordinates": "stored"}, masks="flat_bits")
+
+
+def test_samples_that_are_in_memory_are_taken_from_there(root, layout_packs):
+    """Pages of some samples, and of parts of samples."""
+    expected = batches_of(layout_packs(), {}, io="cached", masks="flat_bits")
+    for path in files_of(root, *LARGE):
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+            size = path.stat().st_size
+            for begin in range(0, size, max(size // 3, 1)):
+                os.pread(file.fileno(), 9000, begin)
+    warm = [resident(path) for path in files_of(root, *LARGE)]
+    assert any(pages.any() and not pages.all() for pages in warm)
+    equal(batches_of(root, {}, io="direct", masks="flat_bits"), expected)
+
+
+def test_what_another_epoch_left_in_the_buffers_does_not_show(root, layout_packs):
+    options = {"masks": "padded_bits", "seed": 4}
+    with (
+        Loader(open_pack(root), 1, io="direct", ahead=1, **options) as direct,
+        Loader(open_pack(layout_packs()), 1, io="cached", **options) as cached,
+    ):
+        for _ in range(3):
+            for batch, expected in zip(direct, cached, strict=True):
+                same(batch, expected)
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+def cut(root: Path, array: str, nbytes: int) -> Path:
+    """Cut the file of the first shard."""
+    path = files_of(root, array)[0]
+    os.truncate(path, nbytes)
+    return path
+
+
+@pytest.mark.parametrize("array", ["image", "mask_bits"])
+@pytest.mark.parametrize("more", [0, 5000])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_file_cut_short_is_an_error_with_the_samples_name(root, array, more, cached):
+    """Samples 0 and 1 remain, and of sample 2 a few bytes."""
+    ds = open_pack(root)
+    width = ds.layout.array(array).row_bytes
+    rows = 2 if array == "image" else int(ds.column("mask_count")[:2].sum())
+    gone = 2
+    with Loader(ds, 1, masks="flat_bits", **SEQUENTIAL) as loader:
+        for _ in loader:  # everything is open and mapped
+            pass
+        path = cut(root, array, rows * width + more)
+        if cached:
+            path.read_bytes()
+        batches = iter(loader)
+        for row in range(gone):
+            assert next(batches)["indices"].tolist() == [row]
+        with pytest.raises(ReadError, match=f"{array}/c.*ends before this sample") as found:
+            next(batches)
+    assert found.value.row == gone and found.value.file_name in str(found.value)
+    assert str(path) in str(found.value)
+
+
+@pytest.mark.parametrize("array", [0, 1])
+def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, monkeypatch):
+    """EIO of sample 2; and on_error="drop" drops it alone."""
+    ds = open_pack(root)
+    collate = Collate("flat_bits", sample_spec=ds.spec, on_error="drop")
+    expected = tensors(collate([ds[row] for row in (0, 1, 3)]))
+    del expected["dropped"]
+    real = BatchCopy._read_samples
+
+    def failing(self, first, stop, buffer, reader):
+        real(self, first, stop, buffer, reader)
+        for k in range(first, stop):
+            if self.indices[k] == 2:
+                self._status[k, array] = errno.EIO
+                self._lookup.files[self._low + k, array] = IN_PLACE
+
+    monkeypatch.setattr(BatchCopy, "_read_samples", failing)
+    failure = pytest.raises(ReadError, match=r"Input/output error")
+    with Loader(ds, 4, masks="flat_bits", **SEQUENTIAL) as loader, failure as found:
+        next(iter(loader))
+    assert found.value.row == 2 and found.value.__cause__.errno == errno.EIO
+    assert found.value.__cause__.filename == str(files_of(root, LARGE[array])[0])
+    more = {"on_error": "drop", "max_dropped": 0.5}
+    with Loader(ds, 4, masks="flat_bits", **more, **SEQUENTIAL) as loader:
+        batch = next(iter(loader))
+        assert batch["dropped"].tolist() == [2]
+        for key, tensor in expected.items():
+            assert torch.equal(batch[key], tensor), key
+        assert [error.row for error in loader.dropped] == [2]
+
+
+def test_a_descriptor_that_fails_is_the_error_of_its_samples_alone(root, monkeypatch):
+    """A real error of the system: the images of the second shard are opened for writing only."""
+    real = shard_files.open_direct
+    bad = str(files_of(root, "image")[1])
+
+    def opened(path):
+        return os.open(path, os.O_WRONLY | os.O_DIRECT) if path == bad else real(path)
+
+    monkeypatch.setattr(shard_files, "open_direct", opened)
+    ds = open_pack(root)
+    more = {"on_error": "drop", "max_dropped": 0.5}
+    with Loader(ds, 6, **more, **SEQUENTIAL) as loader:
+        [batch] = [clone(batch) for batch in loader]
+        assert batch["indices"].tolist() == [0, 1, 2, 3]
+        assert batch["dropped"].tolist() == [4, 5]
+        assert all("Bad file descriptor" in str(error) for error in loader.dropped)
+
+
+def test_a_thread_without_a_context_is_an_error_of_the_epoch(root, monkeypatch):
+    loader = Loader(open_pack(root), 2, threads=1, **SEQUENTIAL)
+
+    def refused():
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(CONTEXTS, "take", refused)
+    with pytest.raises(OSError) as found:
+        next(iter(loader))
+    assert found.value.errno == errno.EAGAIN
+    monkeypatch.undo()
+    assert len([None for _ in loader]) == 3
+    loader.close()
+
+
+# ---------------------------------------------------------------------------------- how it is read
+
+
+def refuse(monkeypatch, what: str) -> str:
+    """Make direct reading impossible; returns what the reason must name."""
+
+    def failing(*_):
+        code = errno.EINVAL if what == "files" else errno.EPERM
+        raise OSError(code, os.strerror(code))
+
+    if what == "files":
+        monkeypatch.setattr(page_cache, "open_direct", failing)
+        return r"image/c\S* cannot be opened with O_DIRECT \(Invalid argument\)"
+    if what == "contexts":
+        monkeypatch.setattr(CONTEXTS, "take", failing)
+        return r"the system refuses Linux AIO \(Operation not permitted\)"
+
+    def opened(path):  # a file system that refuses only when it is read
+        return os.open(path, os.O_WRONLY)
+
+    monkeypatch.setattr(page_cache, "open_direct", opened)
+    return r"image/c\S* cannot be read with O_DIRECT \(Bad file descriptor\)"
+
+
+@pytest.mark.parametrize("what", ["files", "contexts", "reads"])
+def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, what):
+    ds = open_pack(root)
+    before = len(_descriptors())
+    reason = refuse(monkeypatch, what)
+    with pytest.raises(OptionError, match=f"io='direct' is not possible: .*{reason}; use io='cac"):
+        Loader(ds, 2, io="direct")
+    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 1000)
+    with Loader(ds, 2, io="auto") as loader:
+        assert re.fullmatch(f"read through the page cache: .*{reason}", loader.plan().io)
+        assert len([None for _ in loader]) == 3
+    assert len(_descriptors()) <= before + 2 * 2  # the cache's, of two shards
+
+
+def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, monkeypatch):
+    ds = open_pack(root)
+    nbytes = page_cache.dataset_bytes(ds)
+    assert nbytes == sum(shard.bytes for shard in ds.manifest.shards)
+    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 2 * nbytes)
+    with Loader(ds, 2) as loader:
+        assert "through the page cache: the dataset's" in loader.plan().io
+        assert "fit in 50%" in str(loader.plan())
+    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 2 * nbytes - 2)
+    with Loader(ds, 2) as loader:
+        assert "past the page cache: the dataset's" in loader.plan().io
+        assert "exceed 50%" in str(loader.plan())
+        assert loader.plan().threads >= 4
+    with Loader(ds[:3], 2) as loader:  # half of the samples
+        assert "through the page cache" in loader.plan().io
+    with Loader(ds, 2, io="cached") as loader:
+        assert loader.plan().io == "read through the page cache: io='cached'"
+    with Loader(ds, 2, io="direct", threads=1) as loader:
+        assert loader.plan().io == "read past the page cache: io='direct'"
+        assert loader.plan().threads == 1
+
+
+def test_an_unknown_way_to_read_is_refused(packed):
+    with pytest.raises(OptionError, match=r"io .*'mmap'.*auto.*cached.*direct"):
+        Loader(open_pack(packed.root), 2, io="mmap")
+
+
+def test_an_empty_first_shard_is_no_obstacle(pack_writer, direct_folder):
+    root = direct_folder / "empty-first"
+    pack_writer(root, {"sa_000000-000": (), "sa_000001-000": (2, 1)})
+    expected = batches_of(root, {}, io="cached")
+    equal(batches_of(root, {}, io="direct"), expected)
+
+
+def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_one_warning(
+    root, layout_packs, monkeypatch, caplog
+):
+    """The second of two shards, twice: the file system is named once."""
+    second = str(files_of(root, "image")[1].parents[1])
+    real = shard_files.open_direct
+
+    def opened(path):
+        if path.startswith(second):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return real(path)
+
+    monkeypatch.setattr(shard_files, "open_direct", opened)
+    monkeypatch.setattr(shard_files, "_warned", set())
+    caplog.set_level(logging.WARNING, "sa1bpack")
+    found = batches_of(root, {}, io="direct", masks="flat_bits")
+    images = files_of(root, "image")
+    assert not resident(images[0]).any() and resident(images[1]).any()
+    equal(batches_of(root, {}, io="direct", masks="flat_bits"), found)
+    equal(found, batches_of(layout_packs(), {}, io="cached", masks="flat_bits"))
+    [record] = caplog.records
+    assert second in record.message and "does not support O_DIRECT" in record.message
+
+
+def test_an_error_of_opening_is_the_error_of_the_samples(root, monkeypatch):
+    def opened(path):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with Loader(open_pack(root), 2, **SEQUENTIAL) as loader:
+        monkeypatch.setattr(shard_files, "open_direct", opened)
+        with pytest.raises(ReadError, match=r"Permission denied.*image/c") as found:
+            next(iter(loader))
+    assert found.value.row == 0
+
+
+# -------------------------------------------------------------------------------------------- ends
+
+
+def join_readers() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("sa1bpack-reader"):
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_an_epoch_left_while_samples_are_being_read_corrupts_nothing(root, monkeypatch):
+    """Reads finish late, into buffers that no later batch has."""
+    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.0)
+    options = {"threads": 2, "masks": "flat_bits", "seed": 3, "io": "direct"}
+    with Loader(open_pack(root), 1, **options) as undisturbed:
+        epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
+    opened, waits, late, real = threading.Event(), threading.Event(), [], BatchCopy._read_samples
+
+    def slow(self, first, stop, buffer, reader):
+        if len(late) < 3 and self._lookup.epoch == 0 and stop > first:
+            late.append(self.indices.tolist())
+            if len(late) > 1:
+                waits.set()
+                assert opened.wait(60)
+        real(self, first, stop, buffer, reader)
+
+    monkeypatch.setattr(BatchCopy, "_read_samples", slow)
+    loader = Loader(open_pack(root), 1, **options)
+    for _ in loader:
+        assert waits.wait(60)
+        break
+    del _  # it has a buffer, and the late reads have others
+    batches = iter(loader)
+    found = [clone(next(batches)) for _ in range(2)]
+    opened.set()
+    found += [clone(batch) for batch in batches]
+    assert len(late) > 1
+    equal(found, epochs[1])
+    join_readers()
+    loader.set_epoch(0)
+    equal([clone(batch) for batch in loader], epochs[0])
+    loader.close()
+
+
+def test_nothing_is_left_open_but_what_the_caches_keep(root):
+    def run() -> None:
+        with Loader(open_pack(root), 2, threads=2, **SEQUENTIAL) as loader:
+            for _ in loader:
+                break
+            assert len([None for _ in loader]) == 3
+        join_readers()
+        del loader
+        gc.collect()
+
+    run()  # makes the contexts of two threads at most, and what torch keeps open
+    files = _descriptors()
+    contexts = len(CONTEXTS._free)
+    for _ in range(3):
+        run()
+    assert len(CONTEXTS._free) <= max(contexts, 2)
+    assert _descriptors() == files
+    assert not [name for name in files if str(root) in name]
+
+
+def _descriptors() -> list[str]:
+    """What the open files of this process are."""
+    return sorted(str(n.readlink()) for n in Path("/proc/self/fd").iterdir() if n.exists())
+
+
+def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):
+    """Requests in progress belong to the parent; the child reads with contexts of its own."""
+    options = {"threads": 2, "masks": "flat_bits", "order": "sequential"}
+    expected = batches_of(layout_packs(), {}, 1, io="cached", **options)
+    loader = Loader(open_pack(root), 1, io="direct", **options)
+    batches = iter(loader)
+    found = [clone(next(batches))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with Loader(open_pack(root), 1, io="direct", **options) as own:
+                for batch, reference in zip(own, expected, strict=True):
+                    for key in ("images", "masks", "bboxes"):
+                        assert np.array_equal(batch[key].numpy(), reference[key].numpy())
+            code = 0
+        finally:
+            os._exit(code)
+    found += [clone(batch) for batch in batches]
+    equal(found, expected)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    loader.close()
+
+
+def test_the_pack_of_these_tests_has_masks_that_are_far_apart():
+    assert max(MASKS.values()) * 8192 > 4 * (1 << 16)
