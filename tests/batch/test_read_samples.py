@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import time
 
 import numpy as np
 import pytest
@@ -271,12 +272,18 @@ def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opene
 
 def test_without_direct_files_the_page_cache_is_told_to_read(paths, opened, mapped):
     drop(*paths)
-    batch = Batch([(BLOCK, BLOCK)], [[3, 4]], opened)
+    batch = Batch([(10 * BLOCK, BLOCK)], [[64, 65]], opened)
     batch.direct[:] = NOT_DIRECT
     in_maps(batch, mapped)
-    before = batch.files.copy(), batch.addresses.copy()
+    files, addresses = batch.files.copy(), batch.addresses.copy()
     assert batch.read(0) == 0  # and needs no context
-    assert (batch.files == before[0]).all() and (batch.addresses == before[1]).all()
+    # Asking for a byte begins to read it, and a fast disk may have it by then.
+    assert ((batch.files == files) | (batch.files == IN_MEMORY)).all()
+    assert (batch.addresses == addresses).all()
+    end = time.monotonic() + 30
+    while not (resident(paths[0])[10] and resident(paths[1])[1]):
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, tmp_path, paths, opened):
