@@ -14,7 +14,8 @@ from page_cache import drop, resident
 from sa1bpack.batch.copy_samples import IN_MEMORY, IN_PLACE, NO_FILE
 from sa1bpack.batch.read_samples import read_samples
 from sa1bpack.dataset.specs import AS_STORED, RGB_OF_YUV
-from sa1bpack.disk.aio import BLOCK, CUT_SHORT, Context, aligned, open_direct
+from sa1bpack.disk.aio import CUT_SHORT, Context
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 
 IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
 GAP = 1 << 16  # spans that are farther apart are read separately

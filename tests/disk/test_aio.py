@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.disk import aio
-from sa1bpack.disk.aio import BLOCK, CUT_SHORT, DEPTH, Context, aligned, open_direct
+from sa1bpack.disk.aio import CUT_SHORT, DEPTH, Context
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 from sa1bpack.kernels import njit
 
 SIZE = 75 * BLOCK + 1234  # of the file: it does not end with a block

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sa1bpack.disk.aio import BLOCK, CONTEXTS, aligned, open_direct
+from sa1bpack.disk.aio import CONTEXTS
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

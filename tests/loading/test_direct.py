@@ -20,9 +20,10 @@ from page_cache import drop, resident
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.copy_samples import IN_PLACE
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.disk import direct
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.loading import page_cache, shard_files
+from sa1bpack.loading import page_cache
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
 
@@ -135,11 +136,11 @@ def test_samples_that_are_in_memory_are_taken_from_there(root, layout_packs):
 def test_what_another_epoch_left_in_the_buffers_does_not_show(root, layout_packs):
     options = {"masks": "padded_bits", "seed": 4}
     with (
-        Loader(open_pack(root), 1, io="direct", ahead=1, **options) as direct,
+        Loader(open_pack(root), 1, io="direct", ahead=1, **options) as past,
         Loader(open_pack(layout_packs()), 1, io="cached", **options) as cached,
     ):
         for _ in range(3):
-            for batch, expected in zip(direct, cached, strict=True):
+            for batch, expected in zip(past, cached, strict=True):
                 same(batch, expected)
 
 
@@ -210,13 +211,13 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
 
 def test_a_descriptor_that_fails_is_the_error_of_its_samples_alone(root, monkeypatch):
     """A real error of the system: the images of the second shard are opened for writing only."""
-    real = shard_files.open_direct
+    real = direct.open_direct
     bad = str(files_of(root, "image")[1])
 
     def opened(path):
         return os.open(path, os.O_WRONLY | os.O_DIRECT) if path == bad else real(path)
 
-    monkeypatch.setattr(shard_files, "open_direct", opened)
+    monkeypatch.setattr(direct, "open_direct", opened)
     ds = open_pack(root)
     more = {"on_error": "drop", "max_dropped": 0.5}
     with Loader(ds, 6, **more, **SEQUENTIAL) as loader:
@@ -318,15 +319,15 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
 ):
     """The second of two shards, twice: the file system is named once."""
     second = str(files_of(root, "image")[1].parents[1])
-    real = shard_files.open_direct
+    real = direct.open_direct
 
     def opened(path):
         if path.startswith(second):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         return real(path)
 
-    monkeypatch.setattr(shard_files, "open_direct", opened)
-    monkeypatch.setattr(shard_files, "_warned", set())
+    monkeypatch.setattr(direct, "open_direct", opened)
+    monkeypatch.setattr(direct, "_warned", set())
     caplog.set_level(logging.WARNING, "sa1bpack")
     found = batches_of(root, {}, io="direct", masks="flat_bits")
     images = files_of(root, "image")
@@ -342,7 +343,7 @@ def test_an_error_of_opening_is_the_error_of_the_samples(root, monkeypatch):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     with Loader(open_pack(root), 2, **SEQUENTIAL) as loader:
-        monkeypatch.setattr(shard_files, "open_direct", opened)
+        monkeypatch.setattr(direct, "open_direct", opened)
         with pytest.raises(ReadError, match=r"Permission denied.*image/c") as found:
             next(iter(loader))
     assert found.value.row == 0
