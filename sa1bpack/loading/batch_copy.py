@@ -167,7 +167,8 @@ class BatchCopy:
             copy_spans(ends, 0, NO_FILE, nothing, nothing)
             check_image_runs(ends, offset, 1)
             if self._spec.masks.source == "drawn":
-                self._spec.masks.draw(ends, offset, np.ones(4, np.int32))
+                bits = self._spec.masks.draw(ends, offset, np.ones(4, np.int32))
+                unpack_into(bits, np.empty((*bits.shape[:2], 8 * bits.shape[2]), np.bool_))
 
     def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy all of these samples, whose files are open, but masks that come from runs."""

@@ -75,6 +75,12 @@ class CheckedBatchCopy(BatchCopy):
             except (FormatError, MaskError, OSError) as error:
                 self._failed[k] = without_frames(error)
 
+    def compile(self) -> None:
+        """As of BatchCopy."""
+        super().compile()
+        if self._spec.masks.source == "drawn":
+            take_masks(np.array([1], np.int32), np.array([0, 1]), np.array([0]))
+
     def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy samples whose rows have been read."""
         self._copy_samples(

@@ -182,7 +182,7 @@ def _table(shards: list[OpenShard], columns: np.ndarray) -> np.ndarray:
     """int64 (n, c): columns of the tables of shards, one row per shard."""
     if not shards:
         return np.empty((0, len(columns)), np.int64)
-    return np.stack([shard.table for shard in shards])[:, columns]
+    return np.stack([shard.table[columns] for shard in shards])
 
 
 def _error(shard: OpenShard, row: int, first: int, stop: int) -> FormatError:

@@ -1,0 +1,44 @@
+"""Kernels are compiled, or loaded, by the consumer before an epoch's threads start.
+
+A thread that compiles would seem to wait for the disk, and a fork meanwhile would leave numba's
+lock held in the child for ever.
+"""
+
+import subprocess
+import sys
+
+from layout_packs import LAYOUTS, layout_packs  # noqa: F401 - a fixture
+
+# In a new process, so that no other test has compiled a kernel before.
+PROGRAM = """
+import sys
+import threading
+from numba.core.dispatcher import Dispatcher
+import sa1bpack
+
+by_thread, real = [], Dispatcher.compile
+
+def compile(self, signature):
+    by_thread.append((threading.current_thread().name, self.py_func.__name__, signature))
+    return real(self, signature)
+
+Dispatcher.compile = compile
+for pack in sys.argv[1:]:
+    for check in ("open", "read"):
+        given = {"mask_size": 64} if pack.endswith("-runs") else {}
+        ds = sa1bpack.open(pack, check=check, **given)
+        for options in ({}, {"max_masks": 2}):
+            with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
+                assert sum(len(batch["indices"]) for batch in loader) == len(ds)
+assert any(kernel == "copy_samples" for _, kernel, _ in by_thread), by_thread
+in_readers = [found for found in by_thread if found[0].startswith("sa1bpack-reader")]
+assert not in_readers, in_readers
+"""
+
+
+def test_no_thread_of_an_epoch_compiles(layout_packs):  # noqa: F811
+    packs = [str(layout_packs(*layout)) for layout in LAYOUTS]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *packs], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
