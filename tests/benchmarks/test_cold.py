@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_line_of_a_pack_is_reported(tmp_path, sample_tar):
+def test_every_line_of_a_pack_is_reported(tmp_path, sample_tar, complete_runs):
     figures = tmp_path / "figures.json"
     command = [sys.executable, str(COLD), str(sample_tar), "--folder", str(tmp_path / "packs")]
     command += ["--layout", "native", "--samples", "6", "--rounds", "1", "--batch", "4"]

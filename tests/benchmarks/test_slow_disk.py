@@ -94,7 +94,7 @@ def test_without_the_kernels_fuse_it_says_so_and_exits_with_77(tmp_path, sample_
 
 
 @pytest.fixture(scope="module")
-def figures(tmp_path_factory, sample_tar):
+def figures(tmp_path_factory, sample_tar, complete_runs):
     """What the benchmark writes about a few samples, with and without a delay."""
     folder = tmp_path_factory.mktemp("slow")
     figures = folder / "figures.json"
