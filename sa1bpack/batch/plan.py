@@ -23,6 +23,7 @@ from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.errors import OptionError
+from sa1bpack.format.image_bytes import half
 
 _BATCH_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS if field.batch)
 _BATCH_MASK_FIELDS = tuple(field for field in MASK_FIELDS if field.batch)
@@ -122,7 +123,17 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
     planes = image.ndim == 1
     height, width = sample["size"][2:].tolist() if planes else image.shape[:2]
     side = canvas.shape[1]
-    fits = canvas.shape == _canvas_shape(image, side) and image.dtype == canvas.dtype == np.uint8
+    # What is put there is copied unchecked.
+    if planes:
+        complete = image.size == height * width + 2 * half(height) * half(width)
+    else:
+        complete = image.shape[2:] == (3,)
+    fits = (
+        complete
+        and min(height, width) >= 1
+        and canvas.shape == _canvas_shape(image, side)
+        and image.dtype == canvas.dtype == np.uint8
+    )
     if not fits or max(height, width) > side or (planes and side % 2):
         raise OptionError(
             f"{_name(sample)}: image is {image.dtype} {image.shape}, which does not fit a canvas "

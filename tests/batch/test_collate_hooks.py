@@ -7,6 +7,7 @@ from batches import same
 from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.batch.collate import Collate
+from sa1bpack.batch.plan import plan_batch
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
@@ -154,3 +155,14 @@ def test_anything_but_a_list_of_samples_is_refused(ds):
 def test_anything_but_a_device_is_refused(ds, device):
     with pytest.raises(OptionError, match=r"device is .*: choose 'cpu' or 'cuda' \("):
         Loader(ds, 4, device=device)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (-4, 4), (4, 6)])
+def test_planes_that_are_not_of_their_size_are_refused(size):
+    """Their pixels are copied by address."""
+    image = np.zeros(4 * 4 + 2 * 2 * 2, np.uint8)
+    sample = {"image": image, "image_id": 1, "size": np.array([8, 8, *size], np.int32)}
+    plan = plan_batch([sample], canvas=64)
+    buffers = {key: np.zeros(shape, dtype) for key, (shape, dtype) in plan.shapes().items()}
+    with pytest.raises(OptionError, match="does not fit a canvas"):
+        plan.copy_sample(0, buffers)

@@ -129,7 +129,7 @@ hostile = Hostile(Path(folder))
 maps, loaded = guard_maps(side), 0
 for number, target in enumerate([None, *targets(LAYOUTS[name])]):
     masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 4]
-    for seed, check in enumerate(("open", "read")):
+    for seed, check in enumerate(("open", "read", "open")):
         root = hostile.pack(name, target, seed)
         for loader in ("Loader", "make_dataloader"):
             loaded += load_or_refuse(root, masks, choose, check, loader)
