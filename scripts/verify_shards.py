@@ -140,6 +140,7 @@ def main() -> int:
         folder = arguments.pack / "shards" / name
         with output.collecting(folder):
             check_shard(folder, arguments.quick, output)
+    check_sides(arguments.pack / "side", arguments.quick, output)
     output.clear()
     numbers = {"shard": len(shards), "file": output.files, "sample": output.samples}
     looked_at = ", ".join(counted(number, noun) for noun, number in numbers.items())
@@ -204,7 +205,7 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
     notes (docs/format.md, "Publication").
     """
     if not (complete or shards or (pack / CHECKSUMS).exists()):
-        report_names(pack, {*CHANGING, "zarr.json", "shards"}, output)
+        report_names(pack, {*CHANGING, "zarr.json", "shards", "side"}, output)
         output.note(f"{pack}: nothing is published yet")
         return
     listed = checked_list(pack / CHECKSUMS, output)
@@ -225,7 +226,7 @@ def check_top(pack: Path, shards: list[str], complete: bool, output: Output) -> 
         known = {path.removeprefix(index + "/") for path in listed if path.startswith(index + "/")}
         report_unknown(pack / index, known, output)
     if listed:
-        top = {path.split("/")[0] for path in listed} | {CHECKSUMS, "shards"}
+        top = {path.split("/")[0] for path in listed} | {CHECKSUMS, "shards", "side"}
         for path in sorted(pack.glob("index-*")):
             if path.name not in top and INDEX.fullmatch(path.name):
                 output.note(f"{path}: an index that the manifest or its checksums do not name")
@@ -340,6 +341,33 @@ def check_size(path: Path, output: Output) -> None:
         found, expected = path.stat().st_size, Array(path.parent).file_bytes
         if found != expected:
             output.problem(f"{path}: {found} bytes, but must have {expected}")
+
+
+def check_sides(folder: Path, quick: bool, output: Output) -> None:
+    """Check the side arrays of the pack: each file against the checksum file beside it."""
+    for side in children(folder, output):
+        listed = checked_list(side / CHECKSUMS, output)
+        for path, expected in listed.items():
+            compare(side / path, expected, output)
+        for part in children(side, output):
+            if part.name in listed or part.name == CHECKSUMS:
+                continue
+            output.progress(f"side array {side.name}: {part.name}")
+            inner = checked_list(part / CHECKSUMS, output)
+            report_unknown(part, {*inner, CHECKSUMS}, output)
+            for path, expected in inner.items():
+                if quick and path.startswith("values/c"):
+                    check_size(part / path, output)
+                else:
+                    compare(part / path, expected, output)
+
+
+def children(folder: Path, output: Output) -> list[Path]:
+    """What is in a folder, except working files; nothing if it does not exist."""
+    with output.collecting(folder):
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path for path in found if path.name[0] != "."]
+    return []
 
 
 class Array:

@@ -17,7 +17,11 @@ sample is named by shard, row and image."""
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description = _DESCRIPTION
-    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
+    parser.add_argument(
+        "pack", type=user_path, metavar="PACK",
+        help="folder of the pack, whose side arrays in PACK/side are checked too; or of a side "
+        "array elsewhere",
+    )  # fmt: skip
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -50,13 +54,23 @@ def advice(pack: str, problems) -> list[str]:
             "what may not be read need not be damaged: check owner and mode (ls -ld), or verify "
             "as another user"
         )
-    if any(not (problem.extra or problem.denied) for problem in problems):
+    damaged = [problem for problem in problems if not (problem.extra or problem.denied)]
+    if any(problem.side is not None for problem in damaged):
+        lines.append(
+            "to make a damaged part of a side array again: remove its folder, and repeat "
+            "sa1bpack derive or sa1bpack.attach"
+        )
+    if any(problem.side is None for problem in damaged):
         lines.append(f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS")
     return lines
 
 
 def _verdict(report, quick: bool) -> str:
     problems = counted(len(report.problems), "problem")
+    if "parts" in report.counts:
+        verdict = "sound" if report.ok else f"DAMAGED: {problems}"
+        depth = "quick check" if quick else "every byte read"
+        return f"side array, {verdict}; {counted(report.counts['parts'], 'part')}, {depth}"
     if report.complete is None:
         return f"DAMAGED: {problems}; without its manifest nothing else can be checked"
     if report.ok:

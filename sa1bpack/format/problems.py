@@ -10,10 +10,11 @@ from sa1bpack.format.array_reader import REMEDY
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a pack. The remedy for all damage is `sa1bpack repair`.
+    """One problem of a pack. The remedy for damage of a pack is `sa1bpack repair`.
 
     what       what was found and what is expected
-    shard      name of the shard; None for the pack's own files
+    side       name of the side array; None for the pack itself. Its remedy is to derive it again
+    shard      name of the shard, or of the part of a side array; None for the pack's own files
     array      name of the array, if the problem is in one
     sample     row of the sample in its shard, if the problem is in one
     image_id   its id, as far as it can be read
@@ -30,9 +31,12 @@ class Problem:
     file_name: str | None = None
     extra: bool = False
     denied: bool = False
+    side: str | None = None
 
     def __str__(self) -> str:
-        place = [f"shard {self.shard}"] if self.shard is not None else []
+        place = [f"side array {self.side}"] if self.side is not None else []
+        if self.shard is not None:
+            place.append(f"{'shard' if self.side is None else 'part'} {self.shard}")
         if self.array is not None:
             place.append(f"array {self.array}")
         if self.sample is not None:
@@ -77,7 +81,7 @@ class Findings:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.files = 0
-        self._reported: set[tuple[str, str | None, int | None]] = set()
+        self._reported: set[tuple[str, str | None, str | None, int | None]] = set()
 
     def add(self, what: str, **place) -> None:
         """Add a problem, once; `place` holds the other fields of Problem.
@@ -85,7 +89,7 @@ class Findings:
         Several parts of a check can find the same problem in the same file.
         """
         problem = Problem(what.removesuffix(f"; {REMEDY}"), **place)
-        key = (problem.what, problem.shard, problem.sample)
+        key = (problem.what, problem.side, problem.shard, problem.sample)
         if key not in self._reported:
             self._reported.add(key)
             self.problems.append(problem)

@@ -8,8 +8,11 @@ quick   structure, exact sizes, shard indexes, and the digests of all files exce
         HEAVY_ARRAYS, which hold more than 99% of the bytes
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
 
 from sa1bpack.arguments import local_path
 from sa1bpack.errors import FormatError, VersionError
@@ -30,6 +33,9 @@ from sa1bpack.format.manifest import (
 from sa1bpack.format.problems import Findings, Problem, Report
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.side.binding import part_names, shard_identities
+from sa1bpack.format.side.check import check_side, side_folders
+from sa1bpack.format.side.spec import SIDES_NAME, is_side
 from sa1bpack.format.verify_shard import check_digest, check_shard, compare_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME, group_metadata, root_metadata
 
@@ -45,12 +51,16 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
     quick     skip the pixels, mask bits and runs (see the docstring of the module)
     progress  called as progress(bytes done, total bytes), after each sample or shard
 
+    Side arrays in PACK/side are checked as well; for one in another folder, name that folder.
+
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
     shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
     is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
     another major version, OSError if the manifest cannot be read, and OptionError for a URL.
     """
     root = local_path("root", root)
+    if is_side(root):
+        return _verify_side(root, quick, progress)
     while True:
         findings = Findings()
         try:
@@ -65,7 +75,26 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
         index = _check_top(root, manifest, findings)
         if not findings.problems or not _is_republished(root, manifest):
             break
-    return _check_shards(root, manifest, index, findings, quick, progress)
+    return _check_shards(root, manifest, index, findings, quick, progress, sides=side_folders(root))
+
+
+def _verify_side(folder: Path, quick: bool, progress: Progress | None) -> Report:
+    """Check a side array that is named itself, without its pack."""
+    findings = Findings()
+    advance = _Advance(_side_bytes(folder), progress)
+    check_side(folder, findings, quick=quick, advance=advance)
+    with findings.collecting():
+        counts = {"parts": len(part_names(folder)), "files": findings.files, "bytes": advance.total}
+        return Report(tuple(findings.problems), counts, tuple(findings.notes), None)
+    return Report(tuple(findings.problems), {}, tuple(findings.notes), None)
+
+
+def _side_bytes(folder: Path) -> int:
+    """Bytes of the chunk files of a side array, as far as they can be read; for the progress."""
+    try:
+        return sum(path.stat().st_size for path in folder.glob("*/*/c.*"))
+    except OSError:
+        return 0
 
 
 def check_pack(
@@ -95,11 +124,12 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 
 def _check_shards(
     root: Path, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
-    progress: Progress | None, full: Set[str] = frozenset(),
+    progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
 ) -> Report:  # fmt: skip
-    """Check the shards, and the index against them."""
+    """Check the shards, the index against them, and side arrays."""
     shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
-    advance = _Advance(sum(shard.bytes for shard in shards), progress)
+    pack_bytes = sum(shard.bytes for shard in shards)
+    advance = _Advance(pack_bytes + sum(map(_side_bytes, sides)), progress)
     for entry in shards:
         folder = root / SHARDS_NAME / entry.name
         with findings.collecting(shard=entry.name):
@@ -114,13 +144,32 @@ def _check_shards(
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
+    for folder in sides:
+        _check_side_of_pack(folder, root, manifest, index, findings, quick, advance)
     findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards), "files": findings.files,
-        "bytes": advance.total,
+        "bytes": pack_bytes, **({"side arrays": len(sides)} if sides else {}),
     }  # fmt: skip
     return Report(tuple(findings.problems), counts, tuple(findings.notes), manifest.complete)
+
+
+def _check_side_of_pack(
+    folder: Path, root: Path, manifest: Manifest, index: Index | None, findings: Findings,
+    quick: bool, advance: "_Advance",
+) -> None:  # fmt: skip
+    """Check a side array of a pack, as far as the pack itself can be read."""
+    shards = counts = None
+    with suppress(FormatError, OSError):  # reported with the pack
+        shards = shard_identities(root, manifest)
+    if index is not None:
+        edges = index.shard_offset.tolist()
+
+        def counts(number: int) -> np.ndarray:
+            return np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1])
+
+    check_side(folder, findings, quick=quick, shards=shards, counts=counts, advance=advance)
 
 
 class _Advance:
@@ -226,7 +275,7 @@ def _shard_of(path: str) -> str | None:
 
 def _check_names(root: Path, manifest: Manifest, expected: set[str], findings: Findings) -> None:
     """Report what does not belong at the top and under shards/, and note symbolic links."""
-    names = {path.split("/")[0] for path in expected} | {CHECKSUMS_NAME, SHARDS_NAME}
+    names = {path.split("/")[0] for path in expected} | {CHECKSUMS_NAME, SHARDS_NAME, SIDES_NAME}
     for path in _visible(root):
         _note_link(path, findings)
         if is_index_name(path.name) and path.name not in names:

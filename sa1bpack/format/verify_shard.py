@@ -56,7 +56,7 @@ def check_shard(
             return
         for spec in layout.arrays:
             with findings.collecting(shard=entry.name, array=spec.name):
-                _check_tail(shard, spec)
+                check_tail(folder, spec, spec.rows(shard.extent))
     # Quick, or too damaged to be split into samples.
     heavy = {spec.chunk_path for spec in layout.arrays if spec.name in HEAVY_ARRAYS}
     skipped = heavy if quick else set()
@@ -138,10 +138,10 @@ def check_digest(folder: Path, path: str, expected: str, findings: Findings, **p
         except (FileNotFoundError, NotADirectoryError):
             return
         findings.files += 1
-        _compare_digests(folder / path, found, expected, findings, **place)
+        compare_digests(folder / path, found, expected, findings, **place)
 
 
-def _compare_digests(path: Path, found: str, expected: str, findings: Findings, **place) -> None:
+def compare_digests(path: Path, found: str, expected: str, findings: Findings, **place) -> None:
     if found != expected:
         findings.add(f"{path}: XXH3-128 is {found}, but {CHECKSUMS_NAME} says {expected}", **place)
 
@@ -201,18 +201,18 @@ def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarra
     }  # fmt: skip
 
 
-def _check_tail(shard: Shard, spec: ArraySpec) -> None:
+def check_tail(folder: Path, spec: ArraySpec, rows: int) -> None:
     """Check the zero rows and the shard index after an array's data."""
-    file = chunk_file(spec, spec.rows(shard.extent))
+    file = chunk_file(spec, rows)
     if not file.rows:
         return
-    path = shard.folder / spec.chunk_path
+    path = folder / spec.chunk_path
     with path.open("rb") as stream:
         stream.seek(file.data_bytes)
-        _compare_tail(path, stream.read(), file.tail())
+        compare_tail(path, stream.read(), file.tail())
 
 
-def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
+def compare_tail(path: Path, found: bytes, expected: bytes) -> None:
     if found != expected:
         raise FormatError(
             f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "
@@ -220,13 +220,13 @@ def _compare_tail(path: Path, found: bytes, expected: bytes) -> None:
         )
 
 
-class _ArrayStream:
+class ArrayStream:
     """One array, read front to back a few rows at a time, and its running XXH3-128."""
 
-    def __init__(self, shard: Shard, spec: ArraySpec):
+    def __init__(self, folder: Path, spec: ArraySpec, rows: int):
         self.spec = spec
-        self.file = chunk_file(spec, spec.rows(shard.extent))
-        self.path = shard.folder / spec.chunk_path
+        self.file = chunk_file(spec, rows)
+        self.path = folder / spec.chunk_path
         self._digest = xxhash.xxh3_128()
         self._position = 0
         self._buffer = np.empty(0, np.uint8)
@@ -240,7 +240,7 @@ class _ArrayStream:
     def finish(self) -> str:
         """Check the rest of the file, after the data, and return the digest of the file."""
         expected = self.file.tail()
-        _compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
+        compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
         return self._digest.hexdigest()
 
     def _read(self, nbytes: int) -> np.ndarray:
@@ -271,10 +271,11 @@ def _check_samples(
 
     Offsets were checked before, and `listed` covers every file, or is None.
     """
-    streams: dict[str, _ArrayStream] = {}
+    streams: dict[str, ArrayStream] = {}
     try:
         for spec in shard.layout.arrays:
-            streams[spec.name] = _ArrayStream(shard, spec)
+            rows = spec.rows(shard.extent)
+            streams[spec.name] = ArrayStream(shard.folder, spec, rows)
         for stream in streams.values():
             if stream.spec.offsets:
                 stream.take(1)  # the leading 0; each sample then takes its own ends
@@ -292,14 +293,14 @@ def _check_samples(
                     if listed is not None:
                         findings.files += 1
                         expected = listed[stream.spec.chunk_path]
-                        _compare_digests(stream.path, found, expected, findings, **place)
+                        compare_digests(stream.path, found, expected, findings, **place)
     finally:
         for stream in streams.values():
             stream.close()
 
 
 def _check_sample(
-    shard: Shard, row: int, streams: dict[str, _ArrayStream], findings: Findings
+    shard: Shard, row: int, streams: dict[str, ArrayStream], findings: Findings
 ) -> None:
     rows = _take_sample(shard, row, streams)
     stored = int(rows.pop("checksum")[0])
@@ -321,7 +322,7 @@ def _check_sample(
     findings.add(what, **_place(shard, row, rows["image_id"][0], rows["file_name"][0]))
 
 
-def _take_sample(shard: Shard, row: int, streams: dict[str, _ArrayStream]) -> dict[str, np.ndarray]:
+def _take_sample(shard: Shard, row: int, streams: dict[str, ArrayStream]) -> dict[str, np.ndarray]:
     """The rows of the next sample from every stream, offsets as lengths (see `rows_checksum`)."""
     counts = {"sample": 1}
     first = {"sample": row}

@@ -1,0 +1,110 @@
+"""Which part of a side array belongs to which shard of a pack.
+
+A part has the digest of its shard's checksum file, hence of all its bytes, in its name and in its
+attributes. So a part fits a shard with the same bytes in any pack, and no other.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from sa1bpack.errors import FormatError
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.layout import Extent
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
+from sa1bpack.format.zarr_metadata import METADATA_NAME
+
+_DIGITS = 8
+# Small files that are hashed at the same time.
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ShardIdentity:
+    """A shard of a pack, as a side array sees it.
+
+    name    of the shard
+    digest  XXH3-128 of its checksum file, 32 hexadecimal digits
+    extent  its numbers of samples and masks
+    """
+
+    name: str
+    digest: str
+    extent: Extent
+
+    @property
+    def part(self) -> str:
+        """Name of the folder of its part: the shard's name, and 8 digits of the digest."""
+        return f"{self.name}-{self.digest[:_DIGITS]}"
+
+
+def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
+    """The shards of a pack, in the order of its manifest.
+
+    The digests of a complete pack are in its checksum file; those of another one are computed.
+    Raises FormatError if a checksum file is missing or damaged, OSError if it cannot be read.
+    """
+    root = Path(root)
+    paths = [f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards]
+    if manifest.complete:
+        listed = read_checksums(root / CHECKSUMS_NAME)
+        missing = next((path for path in paths if path not in listed), None)
+        if missing is not None:
+            raise FormatError(
+                f"{root / CHECKSUMS_NAME}: it does not list {missing}; `sa1bpack verify` names "
+                "the damage"
+            )
+        digests = [listed[path] for path in paths]
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            digests = list(pool.map(lambda path: file_digest(root / path), paths))
+    return [
+        ShardIdentity(shard.name, digest, shard.extent)
+        for shard, digest in zip(manifest.shards, digests, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which of a pack's shards a side array has.
+
+    missing  shards without a part
+    stale    of these, the shards of which it has a part for other bytes: they were packed again,
+             or repaired to other bytes
+    others   parts for shards that are not among those asked for, or are no longer like that
+    """
+
+    missing: tuple[str, ...]
+    stale: tuple[str, ...]
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        never = len(self.missing) - len(self.stale)
+        words = [f"{never:,} without a part"] * (never > 0)
+        words += [f"{len(self.stale):,} changed since"] * bool(self.stale)
+        return f"{len(self.missing):,} shards missing ({', '.join(words)}): {self.missing[0]}" + (
+            " and others" if len(self.missing) > 1 else ""
+        )
+
+
+def part_names(folder: Path) -> list[str]:
+    """Names of the published parts of a side array, sorted. Raises OSError."""
+    own = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
+    return sorted(
+        path.name for path in Path(folder).iterdir()
+        if path.name not in own and not path.name.startswith(".")
+    )  # fmt: skip
+
+
+def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
+    """Which of these shards have a part among these names of folders."""
+    present = set(names)
+    shards = list(shards)
+    bound = {name[: -_DIGITS - 1] for name in present}
+    missing = tuple(shard.name for shard in shards if shard.part not in present)
+    return Coverage(
+        missing,
+        tuple(name for name in missing if name in bound),
+        tuple(sorted(present - {shard.part for shard in shards})),
+    )

@@ -1,0 +1,267 @@
+"""What a side array holds, and its manifest, which is written once, before the first part."""
+
+import errno
+import re
+import shutil
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import choice, whole_number
+from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
+from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
+from sa1bpack.format.files import (
+    flush_folder,
+    make_folder,
+    read_metadata_file,
+    temporary_beside,
+    write_durably,
+)
+from sa1bpack.format.layout import ArraySpec, Axis, Extent, array_spec
+from sa1bpack.format.manifest import MANIFEST_NAME, Count
+from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
+from sa1bpack.wording import brief
+
+SIDE_FORMAT_NAME = "sa1bpack-side"
+SIDE_FORMAT_VERSION = (1, 0)
+# The folder of a pack in which its own side arrays are.
+SIDES_NAME = "side"
+SIDE_AXES = ("sample", "mask")
+# bfloat16 is stored as uint16: neither numpy nor Zarr has the type.
+SIDE_DTYPES = (
+    "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+)  # fmt: skip
+MAX_SIDE_DIMS = 8
+MAX_SIDE_ROW_BYTES = 1 << 30
+
+REMAKE = "remove that folder, and run `sa1bpack derive` again"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """The rows of a side array.
+
+    name       its key in samples and batches: a letter, then at most 63 letters, digits and "_"
+    axis       "sample": a row per image; "mask": a row per mask, in the order of the shard
+    dtype      one of SIDE_DTYPES
+    row_shape  shape of a row: at most 8 sides of at least 1
+    spatial    rows are (C, h, w) over the canvas of the stored image: cell (i, j) covers the pixels
+               from row i * S / h and column j * S / w on
+
+    Raises OptionError for a value that cannot be stored.
+    """
+
+    name: str
+    axis: str
+    dtype: str
+    row_shape: tuple[int, ...]
+    spatial: bool = False
+
+    def __post_init__(self):
+        side_name(self.name)
+        choice("axis", self.axis, SIDE_AXES)
+        choice("dtype", self.dtype, SIDE_DTYPES)
+        if not isinstance(self.row_shape, tuple) or len(self.row_shape) > MAX_SIDE_DIMS:
+            raise OptionError(
+                f"row_shape is {brief(self.row_shape)}: a row has at most {MAX_SIDE_DIMS} axes"
+            )
+        for length in self.row_shape:
+            whole_number("row_shape", length, 1, MAX_SIDE_ROW_BYTES)
+        if self.row_bytes > MAX_SIDE_ROW_BYTES:
+            raise OptionError(
+                f"row_shape is {self.row_shape}: a row of {self.row_bytes} bytes, but at most "
+                f"{MAX_SIDE_ROW_BYTES} can be stored"
+            )
+        if not isinstance(self.spatial, bool):
+            raise OptionError(f"spatial is {self.spatial!r}: choose True or False")
+        if self.spatial and (self.axis != "sample" or len(self.row_shape) != 3):
+            raise OptionError(
+                f"spatial is True, but rows are {self.row_shape} per {self.axis}: spatial arrays "
+                "have rows (C, h, w) per sample"
+            )
+
+    @property
+    def stored(self) -> np.dtype:
+        """The numpy type of the stored numbers, little-endian: uint16 for bfloat16."""
+        name = "uint16" if self.dtype == "bfloat16" else self.dtype
+        return np.dtype(name).newbyteorder("<")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.stored.itemsize * prod(self.row_shape)
+
+    @property
+    def axis_of_rows(self) -> Axis:
+        """What a row belongs to."""
+        return "sample" if self.axis == "sample" else "mask"
+
+    @property
+    def values(self) -> ArraySpec:
+        """The array of the rows."""
+        inner = tuple(f"axis_{n}" for n in range(1, len(self.row_shape) + 1))
+        if self.spatial:
+            inner = ("channel", "y", "x")
+        axis = self.axis_of_rows
+        return array_spec("values", self.stored.str, (axis, *inner), self.row_shape, axis=axis)
+
+    def arrays(self, extent: Extent) -> dict[ArraySpec, int]:
+        """The arrays of a part of a shard of this extent → their number of rows."""
+        return {spec: spec.rows(extent) for spec in (self.values, CHECKSUM)}
+
+    def to_text(self) -> str:
+        """One line, such as "float16 (256, 64, 64) per image, spatial"."""
+        of = "image" if self.axis == "sample" else "mask"
+        return f"{self.dtype} {self.row_shape} per {of}{', spatial' if self.spatial else ''}"
+
+
+# XXH3-64 of the rows of `values` that belong to each sample.
+CHECKSUM = array_spec("checksum", "<u8", ("sample",), axis="sample")
+
+
+def side_name(name: Any) -> str:
+    """Return the name of a side array. Raises OptionError if it cannot be one."""
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise OptionError(
+            f"name is {brief(name)}: choose a letter followed by at most 63 letters, digits and _"
+        )
+    return name
+
+
+class SideManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest of a side array: its SideSpec, and how it was made.
+
+    provenance  JSON data for people: function, options, versions. No reader depends on it
+    """
+
+    name: str
+    axis: str
+    dtype: str
+    row_shape: tuple[Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE_ROW_BYTES)], ...]
+    spatial: bool
+    format: str = SIDE_FORMAT_NAME
+    version: tuple[Count, Count] = SIDE_FORMAT_VERSION
+    provenance: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, spec: SideSpec, provenance: dict[str, Any]) -> "SideManifest":
+        """The manifest of an array of this spec."""
+        return cls(
+            name=spec.name, axis=spec.axis, dtype=spec.dtype, row_shape=spec.row_shape,
+            spatial=spec.spatial, provenance=provenance,
+        )  # fmt: skip
+
+    @property
+    def spec(self) -> SideSpec:
+        """The spec of the array's rows. Raises OptionError if there can be no such array."""
+        return SideSpec(self.name, self.axis, self.dtype, self.row_shape, self.spatial)
+
+
+def side_manifest_bytes(manifest: SideManifest) -> bytes:
+    """The bytes of manifest.json of a side array."""
+    return canonical_json(msgspec.to_builtins(manifest))
+
+
+def side_root_metadata() -> dict[str, Any]:
+    """The zarr.json at the top of a side array."""
+    return group_metadata({"format": list(SIDE_FORMAT_VERSION)})
+
+
+def is_side(folder: Path) -> bool:
+    """Whether a folder has the manifest of a side array. Raises OSError if it cannot be read."""
+    try:
+        found = msgspec.json.decode(read_metadata_file(Path(folder) / MANIFEST_NAME))
+    except (FileNotFoundError, NotADirectoryError, FormatError):
+        return False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == SIDE_FORMAT_NAME
+
+
+def read_side_manifest(folder: Path) -> SideManifest:
+    """Read and check the manifest of a side array.
+
+    Raises NotAPack if the folder is not a side array, FormatError if the manifest breaks a rule of
+    docs/format.md, VersionError for another major version, OSError if it cannot be read.
+    """
+    path = Path(folder) / MANIFEST_NAME
+    try:
+        found = msgspec.json.decode(read_metadata_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotAPack(
+            f"{folder}: not a side array: it has no {MANIFEST_NAME}; make one with "
+            "`sa1bpack derive` or `sa1bpack.attach`"
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON ({error}); {REMAKE}") from None
+    if not isinstance(found, dict) or found.get("format") != SIDE_FORMAT_NAME:
+        raise NotAPack(f'{path}: it lacks "format": "{SIDE_FORMAT_NAME}"; this is not a side array')
+    version = found.get("version")
+    if isinstance(version, list) and version and version[0] != SIDE_FORMAT_VERSION[0]:
+        raise VersionError(
+            f"{path}: format version {brief(version[0])}, but this release reads "
+            f"{SIDE_FORMAT_VERSION[0]}.x; install a newer sa1bpack"
+        )
+    try:
+        manifest = msgspec.convert(found, SideManifest)
+        _ = manifest.spec
+    except (msgspec.ValidationError, OptionError) as error:
+        raise FormatError(f"{path}: {error}; {REMAKE}") from None
+    return manifest
+
+
+def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
+    """Make the folder of a side array, complete but for its parts, unless it exists.
+
+    Any number of processes may do so at once: the first one wins. Returns the manifest that the
+    folder has. Raises OutputRefused if that is of another array, or if the folder is something
+    else; NotAPack, FormatError and OSError as `read_side_manifest`.
+    """
+    folder = Path(folder)
+    make_folder(folder.parent)
+    if not folder.exists():
+        staging = temporary_beside(folder)
+        try:
+            _write_top(staging, manifest)
+            staging.rename(folder)
+            flush_folder(folder.parent)
+            return manifest
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    if not is_side(folder):
+        raise OutputRefused(f"{folder}: it exists and is not a side array; choose another folder")
+    found = read_side_manifest(folder)
+    for key in ("name", "axis", "dtype", "row_shape", "spatial"):
+        if getattr(found, key) != getattr(manifest, key):
+            raise OutputRefused(
+                f"{folder}: {key} is {getattr(found, key)!r}, but would be "
+                f"{getattr(manifest, key)!r}: this is another side array; choose another folder"
+            )
+    for key in ("function", "options"):
+        if found.provenance.get(key) != manifest.provenance.get(key):
+            raise OutputRefused(
+                f"{folder}: made with {key} {brief(found.provenance.get(key))}, not "
+                f"{brief(manifest.provenance.get(key))}; choose another folder"
+            )
+    return found
+
+
+def _write_top(folder: Path, manifest: SideManifest) -> None:
+    folder.mkdir()
+    files = {
+        MANIFEST_NAME: side_manifest_bytes(manifest),
+        METADATA_NAME: canonical_json(side_root_metadata()),
+    }
+    digests = {name: xxhash.xxh3_128_hexdigest(data) for name, data in files.items()}
+    for name, data in {**files, CHECKSUMS_NAME: format_checksums(digests)}.items():
+        write_durably(folder / name, data)
+    flush_folder(folder)

@@ -1,0 +1,161 @@
+"""Damage of a side array: every kind is found by a named error, by both checkers."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from side_arrays import write_side
+from verify_script import SCRIPT, script_finds
+
+from sa1bpack.errors import FormatError, NotAPack, VersionError
+from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.side.binding import shard_identities
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import SideSpec, read_side_manifest
+
+SPEC = SideSpec("teacher", "mask", "float32", (3, 2))
+MANIFESTS = {
+    "not JSON": (b"{", "not JSON"),
+    "deep": (b"[" * 100_000, "not JSON|lacks"),
+    "a pack's": (b'{"format": "sa1bpack"}', "lacks"),
+    "no keys": (b'{"format": "sa1bpack-side"}', "missing required field"),
+}
+KEYS = {
+    "name": ["..", 5, "x" * 65], "axis": ["run", None], "dtype": ["bool", "O", 4],
+    "row_shape": [[0], [-1], [1 << 62] * 2, "ab", [1.5], [1] * 9], "spatial": [True, 1],
+}  # fmt: skip
+
+
+@pytest.fixture
+def side(pack):
+    return write_side(pack, SPEC)
+
+
+def first_part(pack):
+    return shard_identities(pack, read_manifest(pack))[0]
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_a_manifest_that_is_not_one_is_a_named_error(pack, side, kind):
+    data, message = MANIFESTS[kind]
+    (side / "manifest.json").write_bytes(data)
+    with pytest.raises(FormatError, match=message):
+        read_side_manifest(side)
+    assert not verify(pack).ok
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in KEYS.items() for value in values], ids=str
+)
+def test_a_manifest_with_a_wrong_value_is_a_named_error(pack, side, key, value):
+    path = side / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(FormatError, match=r"manifest\.json"):
+        read_side_manifest(side)
+    assert [problem.side for problem in verify(pack, quick=True).problems] == ["teacher"]
+
+
+def test_another_version_and_another_folder_are_refused(pack, side, tmp_path):
+    path = side / "manifest.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "version": [2, 0]}))
+    with pytest.raises(VersionError, match="format version 2"):
+        read_side_manifest(side)
+    with pytest.raises(NotAPack, match="not a side array"):
+        read_side_manifest(tmp_path)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def grow(path):
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def other_rows(part):
+    data = json.loads((part / "zarr.json").read_text())
+    data["attributes"]["sa1bpack"]["masks"] += 1
+    (part / "zarr.json").write_text(json.dumps(data))
+
+
+def other_digest(part):
+    data = json.loads((part / "zarr.json").read_text())
+    data["attributes"]["sa1bpack"]["digest"] = "f" * 32
+    (part / "zarr.json").write_text(json.dumps(data))
+
+
+DAMAGE = {
+    "values cut short": lambda part: cut(part / "values" / "c.0.0.0"),
+    "values too long": lambda part: grow(part / "values" / "c.0.0.0"),
+    "values lost": lambda part: (part / "values" / "c.0.0.0").unlink(),
+    "checksums cut short": lambda part: cut(part / "checksum" / "c.0"),
+    "metadata lost": lambda part: (part / "zarr.json").unlink(),
+    "another extent": other_rows,
+    "another shard": other_digest,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_part_that_does_not_fit_is_refused_before_it_is_mapped(pack, side, kind):
+    shard = first_part(pack)
+    DAMAGE[kind](side / shard.part)
+    with pytest.raises(FormatError, match="remove that folder"):
+        open_part(side, SPEC, shard)
+    report = verify(pack, quick=True)
+    assert {problem.side for problem in report.problems} == {"teacher"}
+    assert {problem.shard for problem in report.problems} == {shard.part}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_flipped_bit_is_found_and_its_sample_named(pack, side, quick):
+    path = side / first_part(pack).part / "values" / "c.0.0.0"
+    data = bytearray(path.read_bytes())
+    row = 24  # bytes; samples have 2, 0, 5 and 1 masks
+    data[row * 3] ^= 1
+    path.write_bytes(data)
+    report = verify(pack, quick=quick)
+    texts = [str(problem) for problem in report.problems]
+    if quick:
+        assert texts == []
+    else:
+        assert len(texts) == 2 and "checksum of sample 2 is" in texts[0]
+        assert script_finds(pack)[0] == 1
+    part = open_part(side, SPEC, first_part(pack))
+    assert part.read(0, 0, 2).shape == (2, 3, 2)
+    with pytest.raises(FormatError, match=r"checksum of sample 2 is .* was written"):
+        part.read(2, 2, 7)
+
+
+def test_the_rows_of_a_truncated_file_are_a_named_error(pack, side):
+    part = open_part(side, SPEC, first_part(pack))
+    os.truncate(part.path, 24)
+    with pytest.raises(FormatError, match="cut short"):
+        part.read(2, 2, 7, np.empty((5, 3, 2), np.float32))
+
+
+def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
+    part = side / first_part(pack).part
+    assert verify(pack).ok and script_finds(pack)[0] == 0
+    (part / "foreign").touch()
+    assert not verify(pack).ok and script_finds(pack)[0] == 1
+    (part / "foreign").unlink()
+    (part / "checksum" / "zarr.json").unlink()
+    assert not verify(pack).ok and script_finds(pack)[0] == 1
+    shutil.rmtree(part)  # never made: said, and not damage
+    report = verify(pack)
+    assert report.ok and any("1 shards missing" in note for note in report.notes)
+    (side / "notes.txt").touch()
+    assert [problem.extra for problem in verify(pack).problems] == [True]
+    assert SCRIPT.exists()
+
+
+def test_a_side_array_alone_is_verified_by_naming_its_folder(pack, side):
+    assert verify(side).ok and verify(side).counts["parts"] == 3
+    path = side / first_part(pack).part / "values" / "c.0.0.0"
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    assert "XXH3-128" in str(verify(side).problems[0])

@@ -1,0 +1,240 @@
+"""Side arrays on disk: what is written is read back by numpy, Zarr and sa1bpack; races; merging."""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import xxhash
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from side_arrays import side_rows, write_side
+
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
+from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.side.binding import coverage, part_names, shard_identities
+from sa1bpack.format.side.merge import merge_sides
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import (
+    CHECKSUM,
+    SIDE_AXES,
+    SIDE_DTYPES,
+    SIDE_FORMAT_NAME,
+    SIDE_FORMAT_VERSION,
+    SideManifest,
+    SideSpec,
+    create_side,
+    is_side,
+    read_side_manifest,
+)
+from sa1bpack.format.side.writer import PartWriter
+
+DOCS = Path(__file__).parents[3] / "docs" / "format.md"
+IMAGE = SideSpec("teacher", "sample", "float16", (4, 3, 3), spatial=True)
+MASK = SideSpec("quality", "mask", "bfloat16", (5,))
+SCALAR = SideSpec("depth", "mask", "int8", ())
+
+
+def section() -> str:
+    return DOCS.read_text().split("\n## Side data\n")[1].split("\n## ")[0]
+
+
+def test_the_documented_keys_and_types_are_those_of_the_code():
+    keys = re.findall(r"^\| `(\w+)` \|", section(), re.MULTILINE)
+    assert set(keys) == {field.name for field in msgspec.structs.fields(SideManifest)}
+    line = next(line for line in section().splitlines() if line.startswith("| `dtype`"))
+    assert tuple(re.findall(r'"(\w+)"', line)) == SIDE_DTYPES
+    line = next(line for line in section().splitlines() if line.startswith("| `axis`"))
+    assert tuple(re.findall(r'"(\w+)"', line)) == SIDE_AXES
+    assert f'"{SIDE_FORMAT_NAME}"' in section() and SIDE_FORMAT_VERSION == (1, 0)
+    assert f"{CHECKSUM.dtype.name} (N,)" in section()
+
+
+@pytest.mark.parametrize("spec", [IMAGE, MASK, SCALAR], ids=lambda spec: spec.name)
+def test_a_chunk_file_is_a_memory_map_and_a_zarr_array_of_the_documented_form(pack, spec):
+    folder = write_side(pack, spec)
+    manifest, index = open_manifest_and_index(pack)
+    ids, edges = index.image_id.tolist(), index.shard_offset.tolist()
+    masks = np.diff(index.mask_offset).tolist()
+    for number, shard in enumerate(manifest.shards):
+        listed = pack / "shards" / shard.name / "checksums.xxh128"
+        digest = xxhash.xxh3_128_hexdigest(listed.read_bytes())
+        part = folder / f"{shard.name}-{digest[:8]}"
+        span = range(edges[number], edges[number + 1])
+        each = [side_rows(spec, ids[k], masks[k]) for k in span]
+        expected = np.concatenate([np.empty((0, *spec.row_shape), spec.stored), *each])
+        group = zarr.open_group(part, mode="r")
+        assert group.attrs["sa1bpack"] == {
+            "format": [1, 0], "side": spec.name, "shard": shard.name, "digest": digest,
+            "samples": shard.samples, "masks": shard.masks,
+        }  # fmt: skip
+        np.testing.assert_array_equal(group["values"][:], expected)
+        sums = [xxhash.xxh3_64_intdigest(rows.tobytes()) for rows in each]
+        np.testing.assert_array_equal(group["checksum"][:], np.array(sums, np.uint64))
+        names = group["values"].metadata.dimension_names
+        inner = ("channel", "y", "x") if spec.spatial else ("axis_1",) * len(spec.row_shape)
+        assert names == (spec.axis, *inner)
+        if len(expected):
+            path = part / "values" / ("c" + ".0" * expected.ndim)
+            mapped = np.memmap(path, spec.stored, "r", shape=expected.shape)
+            np.testing.assert_array_equal(mapped, expected)
+    assert read_side_manifest(folder).spec == spec
+
+
+def test_a_pack_with_side_arrays_is_sound_and_its_own_bytes_are_the_same(pack, contents):
+    before = contents(pack)
+    for spec in (IMAGE, MASK, SCALAR):
+        write_side(pack, spec)
+    report = verify(pack)
+    assert report.ok and report.notes == () and report.counts["side arrays"] == 3
+    assert {path: data for path, data in contents(pack).items()
+            if not path.startswith("side/")} == before  # fmt: skip
+
+
+@given(
+    st.sampled_from(SIDE_DTYPES), st.sampled_from(SIDE_AXES),
+    st.lists(st.integers(1, 40), max_size=8).filter(lambda shape: np.prod(shape) < 1 << 27),
+)  # fmt: skip
+def test_a_manifest_returns_the_spec_that_was_written(dtype, axis, shape):
+    spec = SideSpec("a", axis, dtype, tuple(shape))
+    data = msgspec.json.encode(SideManifest.of(spec, {"function": "f"}))
+    assert msgspec.json.decode(data, type=SideManifest).spec == spec
+    assert spec.row_bytes == np.empty((1, *shape), spec.stored).nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "1a"}, "name is '1a'"), ({"name": "a/b"}, "name is 'a/b'"),
+        ({"axis": "run"}, "axis is 'run'"), ({"dtype": "bool"}, "dtype is 'bool'"),
+        ({"row_shape": (0,)}, "row_shape is 0"), ({"row_shape": (1,) * 9}, "at most 8 axes"),
+        ({"row_shape": (1 << 20, 1 << 10)}, "a row of 2147483648 bytes"),
+        ({"spatial": True, "row_shape": (4,)}, "spatial is True"),
+        ({"spatial": True, "axis": "mask"}, "spatial is True"),
+    ],
+)  # fmt: skip
+def test_a_spec_that_cannot_be_stored_is_refused(change, message):
+    good = {"name": "a", "axis": "sample", "dtype": "float16", "row_shape": (2, 3, 4)}
+    with pytest.raises(OptionError, match=re.escape(message)):
+        SideSpec(**{**good, **change})
+
+
+def test_a_changed_shard_makes_exactly_its_part_stale(pack):
+    folder = write_side(pack, IMAGE)
+    shards = shard_identities(pack, read_manifest(pack))
+    assert coverage(part_names(folder), shards).missing == ()
+    changed = [shards[0], dataclasses.replace(shards[1], digest="0" * 32), *shards[2:]]
+    found = coverage(part_names(folder), changed)
+    assert found.missing == found.stale == (shards[1].name,)
+    assert found.others == (shards[1].part,)
+    assert "1 changed since" in str(found)
+    with pytest.raises(FormatError, match="no part for shard"):
+        open_part(folder, IMAGE, changed[1])
+    never = coverage([], shards)
+    assert never.stale == () and "3 without a part" in str(never)
+
+
+def test_another_array_under_the_same_name_is_refused(tmp_path):
+    made = SideManifest.of(IMAGE, {"function": "f", "options": {}})
+    assert create_side(tmp_path / "a", made) == made
+    assert create_side(tmp_path / "a", made) == made
+    other = SideManifest.of(MASK, {})
+    with pytest.raises(OutputRefused, match="name is 'teacher', but would be 'quality'"):
+        create_side(tmp_path / "a", other)
+    with pytest.raises(OutputRefused, match="made with function 'f', not 'g'"):
+        create_side(tmp_path / "a", SideManifest.of(IMAGE, {"function": "g"}))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "file").touch()
+    with pytest.raises(OutputRefused, match="not a side array"):
+        create_side(tmp_path / "b", made)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert is_side(tmp_path / "a") and not is_side(tmp_path / "b")
+
+
+def test_a_part_is_published_whole_or_not_at_all(pack):
+    shard = shard_identities(pack, read_manifest(pack))[0]
+    create_side(pack / "side" / "teacher", SideManifest.of(IMAGE, {}))
+    rows = np.zeros((1, 4, 3, 3), np.float16)
+    with PartWriter(pack / "side" / "teacher", IMAGE, shard) as writer:
+        writer.append(rows, np.array([1]))
+        with pytest.raises(OptionError, match=r"1 rows for 1 samples .* must have 4 for 4"):
+            writer.publish()
+        with pytest.raises(OptionError, match="must be float16"):
+            writer.append(rows.astype(np.float32), np.array([1]))
+        with pytest.raises(OptionError, match="1 rows of teacher for 2 samples"):
+            writer.append(rows, np.array([1, 1]))
+    assert part_names(pack / "side" / "teacher") == []
+    assert list((pack / "side" / "teacher").glob(".tmp-*")) == []
+
+
+def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_nothing(pack):
+    folder = pack / "side" / "teacher"
+    shard = shard_identities(pack, read_manifest(pack))[0]
+    create_side(folder, SideManifest.of(IMAGE, {}))
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from sa1bpack.format import read_manifest\n"
+        "from sa1bpack.format.side.binding import shard_identities\n"
+        "from sa1bpack.format.side.spec import read_side_manifest\n"
+        "from sa1bpack.format.side.writer import PartWriter\n"
+        "pack, folder = map(Path, sys.argv[1:])\n"
+        "shard = shard_identities(pack, read_manifest(pack))[0]\n"
+        "writer = PartWriter(folder, read_side_manifest(folder).spec, shard)\n"
+        "print('made', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(pack), str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with child:
+        assert child.stdout.readline() == "made\n"
+        with pytest.raises(OutputLocked, match="another process makes this part"):
+            PartWriter(folder, IMAGE, shard)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    assert len(list(folder.glob(".tmp-*"))) == 2  # a folder and its lock
+    with PartWriter(folder, IMAGE, shard) as writer:
+        writer.append(np.ones((4, 4, 3, 3), np.float16), np.ones(4, int))
+        writer.publish()
+    assert part_names(folder) == [shard.part] and list(folder.glob(".tmp-*")) == []
+
+
+def test_merging_links_the_parts_of_all_inputs_and_says_what_is_missing(pack, tmp_path, contents):
+    shards = shard_identities(pack, read_manifest(pack))
+    one = write_side(pack, IMAGE, tmp_path / "one", [shards[0].name])
+    two = write_side(pack, IMAGE, tmp_path / "two", [shards[2].name])
+    out = tmp_path / "out" / "teacher"
+    assert merge_sides(out, [one, two], shards) == [shards[1].name]
+    assert part_names(out) == sorted([shards[0].part, shards[2].part])
+    for source in (one, two):
+        for path, data in contents(source).items():
+            if "/" in path:
+                assert contents(out)[path] == data
+                assert (out / path).samefile(source / path)
+    assert verify(out).ok
+    before = contents(out)
+    merge_sides(out, [one, two], shards)  # repeated, as after a kill
+    assert contents(out) == before
+    other = write_side(pack, MASK, tmp_path / "other")
+    with pytest.raises(OutputRefused, match="another side array"):
+        merge_sides(out, [other], shards)
+
+
+def test_the_provenance_is_kept_and_is_not_needed(pack):
+    folder = write_side(pack, IMAGE)
+    data = json.loads((folder / "manifest.json").read_text())
+    assert data["provenance"] == {"function": "test"}
+    data["provenance"] = {"anything": [1, None]}
+    (folder / "manifest.json").write_text(json.dumps(data))
+    assert read_side_manifest(folder).spec == IMAGE

@@ -1,0 +1,36 @@
+"""Side arrays of packs, with rows that follow from the sample alone."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.side.binding import shard_identities
+from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
+from sa1bpack.format.side.writer import PartWriter
+
+
+def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
+    """The rows of a sample, (1 or masks, *row_shape): random, of its id and the array's name."""
+    rng = np.random.default_rng([image_id, len(spec.name)])
+    count = 1 if spec.axis == "sample" else masks
+    return rng.integers(0, 100, (count, *spec.row_shape)).astype(spec.stored)
+
+
+def write_side(root: Path, spec: SideSpec, folder: Path | None = None, shards=None) -> Path:
+    """Write the parts of a side array for a pack's shards, or for those of these names."""
+    manifest, index = open_manifest_and_index(root)
+    folder = root / "side" / spec.name if folder is None else folder
+    create_side(folder, SideManifest.of(spec, {"function": "test"}))
+    edges = index.shard_offset.tolist()
+    for number, shard in enumerate(shard_identities(root, manifest)):
+        if shards is not None and shard.name not in shards:
+            continue
+        ids = index.image_id[edges[number] : edges[number + 1]].tolist()
+        masks = np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1]).tolist()
+        with PartWriter(folder, spec, shard) as writer:
+            for image_id, count in zip(ids, masks, strict=True):
+                rows = side_rows(spec, image_id, count)
+                writer.append(rows, np.array([len(rows)]))
+            writer.publish()
+    return folder
