@@ -116,7 +116,7 @@ class Collate:
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
         self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
 
     @property
     def epoch(self) -> int:
@@ -178,7 +178,7 @@ class Collate:
         for key in samples[0].keys() - OWN_KEYS:
             batch[key] = [sample[key] for sample in samples]
         if self.on_error == "drop":
-            batch["dropped"] = torch.tensor([error.row for error in errors], dtype=torch.int64)
+            batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         if self._spec_text is not None:
             batch["spec"] = self._spec_text
         return batch
@@ -246,10 +246,10 @@ def _new_tensors(shapes) -> dict[str, torch.Tensor]:
 def _new_tensor(shape: tuple[int, ...], dtype: np.dtype, shared: bool) -> torch.Tensor:
     kind = torch_dtype(dtype)
     if not shared:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(shape, dtype=kind, device="cpu")
     # A worker's batch is sent through shared memory: made there, it need not be copied into it.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
-    return torch.empty(0, dtype=kind).set_(storage).view(shape)
+    return torch.empty(0, dtype=kind, device="cpu").set_(storage).view(shape)
 
 
 def _given_tensors(shapes, out: Mapping[str, Any]) -> dict[str, torch.Tensor]:

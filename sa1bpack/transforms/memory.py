@@ -29,7 +29,7 @@ class Memory:
         """A tensor with undefined contents."""
         count = int(np.prod(shape)) * dtype.itemsize
         if count < LEAST:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         data = torch.from_numpy(np.asarray(_Lent(self._block(count), count, self._free)))
         return data.view(dtype).view(shape)
 

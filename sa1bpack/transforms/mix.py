@@ -6,6 +6,7 @@ import torch
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometric import Uniform
 from sa1bpack.transforms.options import is_number
+from sa1bpack.transforms.tables import Table
 
 _KNOTS = 4097  # size of the table of quantiles
 
@@ -30,7 +31,7 @@ class Mixup:
         if not is_number(alpha) or alpha <= 0:
             raise OptionError(f"alpha is {alpha!r}: choose a number above 0")
         self.alpha = alpha
-        self._table = torch.from_numpy(beta_quantiles(alpha))
+        self._table = Table(beta_quantiles(alpha))
 
     def __call__(
         self, images: torch.Tensor, uniform: Uniform
@@ -44,11 +45,11 @@ class Mixup:
 
     def draw(self, numbers: torch.Tensor) -> torch.Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""
-        self._table = self._table.to(numbers.device)
+        table = self._table.on(numbers.device)
         low = torch.minimum(numbers, 1 - numbers)
         at = low * 2 * (_KNOTS - 1)
         left = at.long().clamp_(max=_KNOTS - 2)
-        t = torch.lerp(self._table[left], self._table[left + 1], at - left)
+        t = torch.lerp(table[left], table[left + 1], at - left)
         half = t ** (1 / self.alpha) / 2
         return torch.where(numbers < 0.5, half, 1 - half).float()
 

@@ -1,6 +1,7 @@
 """The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_r
 from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
 from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_runs
+from sa1bpack.transforms.tables import Table
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
@@ -159,8 +161,9 @@ class Pipeline:
         self.dtype, self.mask_dtype = dtype, mask_dtype
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self._mean, self._std = torch.tensor(means).float(), torch.tensor(stds).float()
-        self._normal = normal(self._mean.numpy().copy(), self._std.numpy().copy())
+        means, stds = np.array(means, np.float32), np.array(stds, np.float32)
+        self._mean, self._std = Table(means), Table(stds)
+        self._normal = normal(means, stds)
         self._image_memory, self._mask_memory = Memory(), Memory()
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
@@ -190,6 +193,11 @@ class Pipeline:
         """
         self._check(batch)
         epoch = check_epoch(batch, epoch, needed=bool(self.steps))
+        with _full_precision(batch["images"].device):
+            return self._made(batch, epoch)
+
+    def _made(self, batch: Mapping, epoch: int | None) -> Batch:
+        """The result for a checked batch."""
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
             frame = step(frame, self._uniform(batch, epoch, number))
@@ -232,8 +240,8 @@ class Pipeline:
         inside = (rows[:, :, None] & columns[:, None, :])[:, None]
         for number, step in colors:
             images = step(images, inside, self._uniform(batch, epoch, number))
-        self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
-        return normalize(images, self._mean, self._std, inside).to(self.dtype)
+        mean, std = self._mean.on(images.device), self._std.on(images.device)
+        return normalize(images, mean, std, inside).to(self.dtype)
 
     def _resampled(self, batch: Mapping, frame: Frame) -> torch.Tensor:
         """float32 (B, 3, H, W), 0 to 255, in torch operations."""
@@ -364,6 +372,13 @@ class Pipeline:
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
         return (scale, ones) if self.coordinates == "stored" else (ones, scale)
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager:
+    """A context without autocast, which would resample images in a 16-bit type."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _owners(

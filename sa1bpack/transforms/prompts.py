@@ -26,8 +26,9 @@ from sa1bpack.masks.prompts import (
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
 from sa1bpack.masks.regions import REGIONS
 from sa1bpack.transforms.random import words
-from sa1bpack.transforms.regions import Region, bounds
+from sa1bpack.transforms.regions import bounds, regions
 from sa1bpack.transforms.runs import RunBatch, compiled_samples
+from sa1bpack.transforms.tables import Table
 
 
 def count_pixels(
@@ -46,7 +47,7 @@ def count_pixels(
     """
     _check_region(runs, region, boxes)
     if not _on_cpu(runs):
-        return Region(runs, region, boxes).count
+        return torch.cat([found.count for _, found in regions(runs, region, boxes)])
     count = np.zeros(runs.masks, np.int64)
     for _, rows, image in compiled_samples(runs):
         count[rows] = region_kernels.count_pixels(*image, region, _rows_of(boxes, rows))
@@ -70,7 +71,8 @@ def nth_pixels(
     _check_region(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
     if not _on_cpu(runs):
-        return Region(runs, region, boxes).nth(numbers)
+        found = regions(runs, region, boxes)
+        return torch.cat([part.nth(numbers[masks]) for masks, part in found])
     pixels = np.full((*numbers.shape, 2), -1)
     for _, rows, image in compiled_samples(runs):
         some = _rows_of(boxes, rows)
@@ -113,10 +115,12 @@ def draw_points(
     points = whole_number("points", points, 0, 2**31 - 1)
     if _on_cpu(runs):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
-    found = Region(runs, region, boxes)
-    valid = found.count > 0
     drawn = (words(seed, epoch, ids, prompt_draw(region, draw), points) >> 1) & (2**63 - 1)
-    pixels = found.nth(drawn % found.count.clamp(min=1)[:, None])
+    counts, chosen = [], []
+    for masks, part in regions(runs, region, boxes):
+        counts.append(part.count)
+        chosen.append(part.nth(drawn[masks] % part.count.clamp(min=1)[:, None]))
+    valid, pixels = torch.cat(counts) > 0, torch.cat(chosen)
     return torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
 
 
@@ -191,13 +195,13 @@ def jitter_boxes(
         check_box_sides(boxes.numpy(), extent.numpy())
     check_ids(ids, len(boxes), torch.Tensor)
     drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> (64 - NORMAL_BITS)
-    noise = _quantiles(boxes.device)[drawn & ((1 << NORMAL_BITS) - 1)] * BOX_NOISE
+    noise = _quantiles().on(boxes.device)[drawn & ((1 << NORMAL_BITS) - 1)] * BOX_NOISE
     sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
     moved = boxes + (noise * sides).clamp(-BOX_SHIFT, BOX_SHIFT)
     limit = extent.repeat(1, 2) if extent.ndim == 2 else extent.repeat(2)
     return torch.minimum(moved.clamp(min=0), limit).float()
 
 
-@lru_cache(maxsize=16)
-def _quantiles(device: torch.device) -> torch.Tensor:
-    return torch.tensor(normal_quantiles(), device=device)
+@lru_cache(maxsize=1)
+def _quantiles() -> Table:
+    return Table(normal_quantiles())

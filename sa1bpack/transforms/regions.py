@@ -1,14 +1,19 @@
 """Regions of all masks of a batch with torch operations: those of `sa1bpack.masks.regions`.
 
-There are no loops over samples or masks: the stretches of all masks are concatenated, and one
+There are no loops over samples or masks: the stretches of many masks are concatenated, and one
 search finds all pixels.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
 from sa1bpack.transforms.runs import RunBatch
+
+# Run ends that are processed together. A boundary takes up to 1000 bytes per run end, most of them
+# to sort the five copies of it.
+_PART_ENDS = 1 << 18
 
 
 class _Stretches(NamedTuple):
@@ -121,8 +126,36 @@ def _clip_boxes(runs: RunBatch, boxes: torch.Tensor | None) -> _Boxes:
     return _Boxes(height, x0, y0, columns, rows, (y0 == 0).long(), bottom.long())
 
 
+def regions(
+    runs: RunBatch, region: str, boxes: torch.Tensor | None
+) -> Iterator[tuple[slice, "Region"]]:
+    """A region of all masks, in parts that take 256 MiB at most, unless a mask alone takes more.
+
+    region, boxes  see `Region`
+
+    Yields the masks of each part and their region; at least one part, which may have no masks. Use
+    one before the next. Nothing waits for the device.
+    """
+    start = 0
+    while True:
+        stop = _part_stop(runs.host_offset, start)
+        masks = slice(start, stop)
+        part = runs if stop - start == runs.masks else runs.part(start, stop)
+        yield masks, Region(part, region, None if boxes is None else boxes[masks])
+        start = stop
+        if start >= runs.masks:
+            return
+
+
+def _part_stop(offset: torch.Tensor, start: int) -> int:
+    """The mask after a part that begins with mask `start`: it has one mask, or few enough ends."""
+    most = int(offset[start]) + _PART_ENDS
+    stop = int(torch.searchsorted(offset, most, right=True)) - 1
+    return min(max(stop, start + 1), len(offset) - 1)
+
+
 class Region:
-    """One region of all masks: the number of its pixels, and the n-th pixel.
+    """One region of each mask: the number of its pixels, and the n-th pixel.
 
     count  int64 (T,), pixels of each mask's region
     """

@@ -84,8 +84,8 @@ class RunBatch:
         return cls(
             torch.from_numpy(np.concatenate([np.empty(0, np.int32), *ends])),
             offset,
-            torch.tensor(counts).cumsum(0),
-            torch.tensor([sample[2:] for sample in samples], dtype=torch.int64).reshape(-1, 2),
+            torch.from_numpy(np.cumsum(counts)),
+            torch.from_numpy(np.array([sample[2:] for sample in samples], np.int64).reshape(-1, 2)),
             offset,
         )
 
@@ -110,6 +110,17 @@ class RunBatch:
         """int64 (T,), the sample of each mask."""
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
+
+    def part(self, start: int, stop: int) -> "RunBatch":
+        """The masks start..stop, without waiting for the device. All samples remain."""
+        first, last = (int(self.host_offset[mask]) for mask in (start, stop))
+        return RunBatch(
+            self.run_ends[first:last],
+            self.run_offset[start : stop + 1] - self.run_offset[start],
+            (self.mask_offset - start).clamp(0, stop - start),
+            self.sizes,
+            self.host_offset[start : stop + 1] - first,
+        )
 
     def ends_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The run ends of masks start..stop: three int64 (r,), position, mask minus `start`, and

@@ -14,6 +14,16 @@ CUDA = pytest.param(
 )
 
 
+@pytest.fixture(autouse=True)
+def full_products():
+    """Products in full float32: vendors' images set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which has the
+    effect of `torch.set_float32_matmul_precision("high")`."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.fixture(params=["cpu", CUDA])
 def device(request) -> torch.device:
     """Every available device: the same code must work on all of them."""

@@ -14,6 +14,7 @@ from made_batches import (
     rectangle_runs,
 )
 from PIL import Image
+from sync_debug import waiting_is_an_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sa1bpack.errors import OptionError
@@ -354,11 +355,8 @@ def test_nothing_waits_for_the_device(steps, layout, operations):
         pipeline(batch, 1)
     assert waits.found == set()
     if operations.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             pipeline(batch, 2)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize(

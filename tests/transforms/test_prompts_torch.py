@@ -140,10 +140,11 @@ def test_padding_and_batches_without_masks_have_no_points(device):
         points, valid = prompts.draw_points(none, ids, 3, region, seed=0, epoch=0)
         assert points.shape == (0, 3, 2) and valid.shape == (0,)
     assert prompts.mask_boxes(runs).tolist() == [[0, 0, 0, 0], [0, 0, 5, 4], [0, 0, 0, 0]]
-    padding = RunBatch(
-        none.run_ends, *(torch.tensor(n) for n in ([0, 0], [0, 1], [[4, 5]], [0, 0]))
-    )
-    points, valid = prompts.draw_points(padding, torch.tensor([3]), 2, seed=0, epoch=0)
+    empty = torch.zeros(0, dtype=torch.int32)
+    arrays = (torch.tensor(n) for n in ([0, 0], [0, 1], [[4, 5]], [0, 0]))
+    padding = RunBatch(empty, *arrays).to(device)
+    ids = torch.tensor([3], device=device)
+    points, valid = prompts.draw_points(padding, ids, 2, seed=0, epoch=0)
     assert not points.any() and not valid.any()
 
 

@@ -1,0 +1,245 @@
+"""What a device does to transforms: constants, autocast, default devices, and no data on the host.
+
+Meta tensors have shapes but no contents, and raise where an operation needs contents: what works on
+them never waits for a device.
+"""
+
+import copy
+import pickle
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from allocations import Peak
+from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+from sync_debug import waiting_is_an_error
+
+from sa1bpack.transforms import (
+    AxisMaps,
+    ColorJitter,
+    Mixup,
+    Pipeline,
+    RandomFlip,
+    RandomResizedCrop,
+    RunBatch,
+    ScaleJitter,
+    draw_runs,
+    pipeline,
+    prompts,
+    regions,
+)
+from sa1bpack.transforms.pixels import yuv420_to_rgb
+from sa1bpack.transforms.tables import Table
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+STEPS = {
+    "no steps": [],
+    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+}
+
+
+def with_planes(batch: dict) -> dict:
+    """The batch with planes of YUV in place of RGB."""
+    side = batch["images"].shape[1]
+    images = torch.zeros((len(batch["images"]), side * 3 // 2, side), dtype=torch.uint8)
+    return {**batch, "images": images}
+
+
+@pytest.mark.parametrize("sampling", ["area", "center"])
+@pytest.mark.parametrize("masks", ["padded", "padded_bits", "flat", "flat_bits", "runs"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("size", [None, (48, 80)])
+def test_no_step_depends_on_data(steps, masks, sampling, size):
+    ds = dataset(LAYOUT)
+    ds.mask_sampling = sampling
+    if masks == "runs":
+        batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
+        batch["runs"] = rectangle_runs(RECTANGLES[:3])
+    else:
+        batch = ragged(masks)
+    there = Pipeline(ds, steps, size=size)
+    for given in (batch, with_planes(batch)):
+        found, expected = there(moved(given, META), 1), there(given, 1)
+        assert set(found) == set(expected)
+        for key, tensor in expected.items():
+            if torch.is_tensor(tensor):
+                assert found[key].is_meta and found[key].dtype == tensor.dtype, key
+                assert found[key].shape == tensor.shape, key
+
+
+@pytest.mark.parametrize("region", ["inside", "boundary", "outside"])
+def test_no_prompt_depends_on_data(region):
+    runs = rectangle_runs(RECTANGLES).to(META)
+    ids = torch.arange(runs.masks, device=META)
+    boxes = torch.zeros((runs.masks, 4), dtype=torch.int64, device=META)
+    assert prompts.count_pixels(runs, region, boxes).shape == (4,)
+    assert prompts.nth_pixels(runs, ids[:, None], region).shape == (4, 1, 2)
+    points, valid = prompts.draw_points(runs, ids, 5, region, seed=1, epoch=2)
+    assert points.shape == (4, 5, 2) and valid.shape == (4,)
+    assert prompts.mask_boxes(runs).shape == (4, 4)
+    edges, extent = boxes.double(), torch.ones((4, 2), dtype=torch.float64, device=META)
+    assert prompts.jitter_boxes(edges, extent, ids, seed=0, epoch=0).is_meta
+    maps = AxisMaps(extent, 0 * extent)
+    assert draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "needs", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0], lambda x: x.cpu()]
+)
+def test_on_meta_tensors_what_depends_on_data_raises(needs):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        needs(torch.ones(1, device=META))
+
+
+# ------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), operations)
+    torch.manual_seed(0)
+    batch["images"].copy_(torch.randint(0, 256, batch["images"].shape))
+    # ScaleJitter may reduce an image: its filters are matrices, and autocast rounds their product.
+    made = Pipeline(dataset(LAYOUT), [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()])
+    expected = made(batch, 3)
+    with torch.autocast(operations.type, half):
+        found = made(batch, 3)
+        product = torch.ones((2, 2), device=operations) @ torch.ones((2, 2), device=operations)
+    assert product.dtype == half  # of the caller, who is still in autocast
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+
+
+def test_these_tests_have_the_precision_that_their_tolerances_assume():
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+# ------------------------------------------------------------------------------------- constants
+
+
+def test_a_table_is_copied_to_each_device_once():
+    table = Table(np.arange(3.0))
+    for _ in range(2):  # alternating
+        assert table.on(CPU) is table.on(CPU) and table.on(META) is table.on(META)
+        assert table.on(CPU).tolist() == [0, 1, 2] and table.on(META).is_meta
+    again = pickle.loads(pickle.dumps(copy.copy(table)))
+    assert again.on(CPU).tolist() == [0, 1, 2]
+
+
+def test_a_table_made_in_inference_mode_takes_part_in_training():
+    table = Table(np.ones(3))
+    with torch.inference_mode():
+        table.on(CPU)
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (weight * table.on(CPU)).sum().backward()
+    assert weight.grad.tolist() == [1, 1, 1]
+
+
+def test_threads_with_a_device_each_share_a_pipeline(monkeypatch):
+    """A table that moved to the device of one thread would be missing in the other."""
+    monkeypatch.setattr(pipeline, "COMPILED_ON", ())
+    made = Pipeline(dataset(LAYOUT), [Mixup()])
+    here = rectangle_batch(LAYOUT, RECTANGLES)
+    there, failed = moved(here, META), []
+    expected = made(here, 0)["images"]
+
+    def use(batch):
+        try:
+            for _ in range(20):
+                found = made(batch, 0)["images"]
+                assert found.is_meta or torch.equal(found, expected)
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=use, args=(batch,)) for batch in (here, there)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+
+
+def test_the_quantiles_of_box_noise_are_copied_to_each_device_once():
+    first = prompts._quantiles().on(META)
+    prompts._quantiles().on(CPU)
+    assert prompts._quantiles().on(META) is first
+
+
+# ------------------------------------------------------------------------- memory on other devices
+
+
+def test_a_default_device_does_not_move_the_results_of_a_cpu():
+    steps = [RandomResizedCrop(), ColorJitter(0.4), Mixup()]
+    expected = Pipeline(dataset(LAYOUT), steps)(rectangle_batch(LAYOUT, RECTANGLES), 0)
+    runs = rectangle_runs(RECTANGLES)
+    batch = rectangle_batch(LAYOUT, RECTANGLES)
+    torch.set_default_device(META)
+    try:
+        found = Pipeline(dataset(LAYOUT), steps)(batch, 0)
+        again = rectangle_runs(RECTANGLES)
+    finally:
+        torch.set_default_device(None)
+    for key, tensor in expected.items():
+        assert torch.equal(found[key], tensor), key
+    for name in ("run_ends", "run_offset", "mask_offset", "sizes"):
+        assert torch.equal(getattr(again, name), getattr(runs, name)), name
+
+
+@pytest.mark.parametrize("sizes", [[[0, 0]], [[17, 99]], [[-5, 16]], [[2**31 - 1, -(2**31)]]])
+def test_planes_of_damaged_sizes_are_read_within_their_bounds(sizes):
+    """On CUDA an index error is an assertion, after which the device cannot be used."""
+    planes = torch.zeros((1, 24, 16), dtype=torch.uint8)
+    assert yuv420_to_rgb(planes, torch.tensor(sizes, dtype=torch.int32)).shape == (1, 16, 16, 3)
+
+
+def many_masks(count: int, ends: int) -> RunBatch:
+    """Two samples of `count` masks of `ends` runs of one pixel each."""
+    one = np.arange(1, ends + 1, dtype=np.int32)
+    offset = np.arange(count + 1) * ends
+    sample = (np.tile(one, count), offset, ends // 4, 4)
+    return RunBatch.collate([sample, sample])
+
+
+def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
+    monkeypatch.setattr(prompts, "_on_cpu", lambda runs: False)
+    for region in ("inside", "boundary", "outside"):
+        expected, peaks = None, []
+        for most in (1 << 30, 1 << 12):
+            monkeypatch.setattr(regions, "_PART_ENDS", most)
+            runs = many_masks(64, 1000)
+            with Peak() as peak:
+                count = prompts.count_pixels(runs, region)
+            peaks.append(peak.most)
+            numbers = torch.arange(5).repeat(128, 1)
+            found = [
+                count, prompts.nth_pixels(runs, numbers, region),
+                *prompts.draw_points(runs, torch.arange(128), 3, region, seed=0, epoch=0),
+            ]  # fmt: skip
+            expected = expected or found
+            assert all(map(torch.equal, found, expected)), region
+        assert peaks[0] > 128_000 * 100 and peaks[1] < 4096 * 1000, (region, peaks)
+
+
+def test_waiting_is_no_error_any_more_after_a_warning(monkeypatch):
+    """torch warns when the mode is first set, after it has set it."""
+    modes = ["default"]
+
+    def set_mode(mode: str) -> None:
+        modes.append(mode)
+        warnings.warn("a prototype feature", UserWarning, stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with waiting_is_an_error():
+        assert modes[-1] == "error"
+    with pytest.raises(KeyError), waiting_is_an_error():
+        raise KeyError
+    assert modes[-1] == "default"
