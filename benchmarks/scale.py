@@ -1,6 +1,7 @@
 """Opening and reading at the size of all of SA-1B, compared with a small pack.
 
     python benchmarks/scale.py                       11,185,362 samples in 2000 shards
+    python benchmarks/scale.py --packs 1000          the same samples in 1000 packs, opened as one
     python benchmarks/scale.py --folder /scratch     folder for the sparse files
     python benchmarks/scale.py --json                one JSON object instead of a table
 
@@ -44,8 +45,9 @@ LAYOUT = Layout()
 class ScalePack:
     """Writes a pack whose large arrays are holes; equal arrays of its shards are symbolic links."""
 
-    def __init__(self, root: Path, samples: int, shards: int):
-        self.root = root
+    def __init__(self, root: Path, samples: int, shards: int, source: int = 0, first: int = 0):
+        """source, first: number of its first source, and its first image id."""
+        self.root, self.source, self.first = root, source, first
         self.rows = -(-samples // shards)
         self.samples = samples
         rng = np.random.default_rng(0)
@@ -63,18 +65,18 @@ class ScalePack:
 
     def _write_shard(self, first: int, rows: int) -> ShardEntry:
         number = first // self.rows
-        source, part = f"sa_{number // 2:06d}", number % 2
+        source, part = f"sa_{self.source + number // 2:06d}", number % 2
         name = f"{source}-{part:03d}"
         extent = self._extent(rows)
         template = self._template(rows, extent)
         folder = self.root / "shards" / name
         folder.mkdir(parents=True)
         for spec, count in LAYOUT.array_rows(extent).items():
-            self._write_array(folder, template, spec, count, first)
+            self._write_array(folder, template, spec, count, self.first + first)
         text = (template / METADATA_NAME).read_text()
         text = text.replace('"source": "SOURCE"', f'"source": "{source}"')
         (folder / METADATA_NAME).write_text(text.replace('"part": 9', f'"part": {part}'))
-        (folder / CHECKSUMS_NAME).write_text(f"{number:032x}  {METADATA_NAME}\n")
+        (folder / CHECKSUMS_NAME).write_text(f"{self.first + first:032x}  {METADATA_NAME}\n")
         return ShardEntry(
             name=name, source=source, part=part, samples=rows, masks=extent.masks,
             runs=extent.runs, image_bytes=0, annotations=extent.masks,
@@ -97,7 +99,7 @@ class ScalePack:
 
     def _template(self, rows: int, extent: Extent) -> Path:
         """A folder with the files that all shards of `rows` samples share."""
-        folder = self.root / f".template-{rows}"
+        folder = self.root.parent / f".template-{rows}"
         if folder.exists():
             return folder
         none = np.empty(0, np.uint8)
@@ -186,6 +188,45 @@ def measure(root: Path, copies: int, repeats: int = 2000) -> dict[str, float]:
     return found
 
 
+def write_packs(folder: Path, samples: int, count: int) -> list[Path]:
+    """The samples in packs of one source and shard each, as many machines make them."""
+    rows = -(-samples // count)
+    roots = []
+    for number, first in enumerate(range(0, samples, rows)):
+        roots.append(folder / f"{number:04d}")
+        ScalePack(roots[-1], min(rows, samples - first), 1, number, first).write()
+    return roots
+
+
+def measure_packs(folder: Path) -> dict[str, float]:
+    """Open all packs in a folder as one; times in ms, of the first time, with a warm page cache."""
+    from sa1bpack.dataset.open_pack import open as open_pack
+
+    before, found, start = memory(), {}, time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal start
+        found[name] = 1e3 * (time.perf_counter() - start)
+        start = time.perf_counter()
+
+    ds = open_pack(f"{folder}/*")
+    lap("open_packs_ms")
+    found |= {"packs": len(ds.pack.folders), "packs_samples": len(ds), "mappings": mappings()}
+    found["packs_grown_mb"] = memory()["private_mb"] - before["private_mb"]
+    rows = np.random.default_rng(0).integers(0, len(ds), (100, 256))
+    start = time.perf_counter()
+    _ = ds.fingerprint
+    lap("fingerprint_ms")
+    for batch in rows:
+        ds.locate_many(batch)
+        ds.pack.image_ids(batch)
+    found["locate_us"] = 1e6 * (time.perf_counter() - start) / rows.size
+    start = time.perf_counter()
+    ds.index_of(ds.pack.image_id(len(ds) // 2))
+    lap("first_index_of_ms")
+    return found
+
+
 def _calls(work) -> int:
     """The number of function calls, of Python and C, that some work makes."""
     calls = 0
@@ -254,8 +295,8 @@ def as_table(small: dict[str, float], large: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def _in_own_process(root: Path, copies: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", str(root), "--copies", str(copies)]
+def _in_own_process(root: Path, copies: int, *more: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", str(root), "--copies", str(copies), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
@@ -267,12 +308,20 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=200, help="samples to copy (4 MB each)")
     parser.add_argument("--folder", help="folder for the packs (default: the temporary folder)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--packs", type=int, metavar="N", help="several packs, opened as one")
     parser.add_argument("--measure", metavar="PACK", help="only measure a pack, as JSON")
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(Path(options.measure), options.copies)))
+        path = Path(options.measure)
+        print(json.dumps(measure_packs(path) if options.packs else measure(path, options.copies)))
         return
     os.fsync = lambda fd: None  # packs of holes need not survive a power failure
+    if options.packs:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            write_packs(Path(folder), options.samples, options.packs)
+            found = _in_own_process(Path(folder), options.copies, "--packs", str(options.packs))
+        print(json.dumps(found, indent=1))
+        return
     results = {}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         rows = -(-options.samples // options.shards)

@@ -18,8 +18,8 @@ from sa1bpack.batch.canvas import put_image
 from sa1bpack.batch.layout import LAYOUTS, MaskLayout
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.unpack import unpack_into
-from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
+from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.errors import OptionError

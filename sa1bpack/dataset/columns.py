@@ -8,7 +8,7 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import Rows, row_array
+from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
@@ -42,16 +42,15 @@ class Columns:
         number, local, first, _ = pack.locate(int(rows[0]))
         self._shard = pack.shards[number]  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
-            self._rows = slice(rows.start, rows.stop)
             self._local = slice(local, local + len(rows))
-            offsets = pack.index.mask_offset[rows.start : rows.stop + 1]
+            offsets = pack.shards.places[number].mask_offset[local : local + len(rows) + 1]
             offsets = offsets - offsets[0]
             self._masks: slice | np.ndarray = slice(first, first + int(offsets[-1]))
         else:
-            self._rows = row_array(rows)
-            _, self._local, first, stop = pack.locate_many(self._rows)
+            _, self._local, first, stop = pack.locate_many(row_array(rows))
             offsets = offsets_of(stop - first)
             self._masks = expanded(first, offsets)
+        self._rows = rows
         self._columns = {"mask_offset": offsets}
 
     def __len__(self) -> int:
@@ -67,7 +66,7 @@ class Columns:
         if name == "mask_count":
             return np.diff(self["mask_offset"])
         if name == "image_id":
-            return self._pack.index.image_id[self._rows]
+            return self._pack.image_ids(self._rows)
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
         if name in SAMPLE_COLUMNS:
@@ -118,13 +117,6 @@ def _check_name(name: str, names: tuple[str, ...]) -> None:
         raise KeyError(f"{name!r}; the columns are {', '.join(names)}")
 
 
-def offsets_of(counts: np.ndarray) -> np.ndarray:
-    """int64 (n,) counts as int64 (n + 1,) offsets from 0."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The rows of n ranges, one range after another: range i begins at first[i].
 
@@ -143,41 +135,24 @@ def iterate_columns(pack: Pack, rows: Rows, check: str) -> Iterator[Columns]:
 def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
     """Positions in the dataset and rows in the pack, one shard at a time."""
     if isinstance(rows, range):
-        edges = shard_bounds(pack, rows)
+        edges = shard_bounds(pack.shards.first_row, rows)
         for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             yield slice(first, stop), rows[first:stop]
         return
-    numbers = _shard_numbers(pack, rows)
+    numbers = pack.shard_numbers(rows)
     order = np.argsort(numbers, kind="stable")
     cuts = np.flatnonzero(np.diff(numbers[order])) + 1
     for positions in np.split(order, cuts):
         yield positions, rows[positions]
 
 
-def shard_bounds(pack: Pack, rows: Rows) -> np.ndarray:
-    """int64 (k + 1,): positions in the dataset from 0 to n where the shard changes."""
-    if len(rows) == 0:
-        return np.zeros(1, np.int64)
-    edges = np.array(pack.shards.first_row)
-    if isinstance(rows, range) and rows.step > 0:
-        # The first position whose row is at or after the edge.
-        inner = -((rows.start - edges) // rows.step)
-        return np.unique(np.concatenate([[0], np.clip(inner, 0, len(rows)), [len(rows)]]))
-    changes = np.flatnonzero(np.diff(_shard_numbers(pack, rows))) + 1
-    return np.concatenate([[0], changes, [len(rows)]]).astype(np.int64)
-
-
-def _shard_numbers(pack: Pack, rows: Rows) -> np.ndarray:
-    return np.searchsorted(pack.shards.first_row, row_array(rows), side="right") - 1
-
-
 def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: str) -> np.ndarray:
     """See `Dataset.column`."""
     check_sample_column(name) if reduce is None else check_mask_column(name)
     if name == "image_id":
-        return _indexed(pack.index.image_id, rows)
+        return pack.image_ids(rows)
     if name == "mask_count":
-        return np.diff(mask_offsets(pack, rows))
+        return np.diff(pack.mask_offsets(rows))
     out = None
     for columns in iterate_columns(pack, rows, check):
         part = columns[name] if reduce is None else columns.reduced(name, reduce)
@@ -190,7 +165,7 @@ def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: 
 def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
     """See `Dataset.mask_column`."""
     check_mask_column(name)
-    offsets = mask_offsets(pack, rows)
+    offsets = pack.mask_offsets(rows)
     spec = pack.layout.array(name)
     out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
     for columns in iterate_columns(pack, rows, check):
@@ -200,23 +175,6 @@ def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
         else:
             out[expanded(offsets[at], columns["mask_offset"])] = columns[name]
     return out
-
-
-def mask_offsets(pack: Pack, rows: Rows) -> np.ndarray:
-    """See `Dataset.mask_offsets`."""
-    offsets = pack.mask_offset
-    if isinstance(rows, range) and rows == range(len(pack)):
-        return offsets
-    part = row_array(rows)
-    return offsets_of(offsets[part + 1] - offsets[part])
-
-
-def _indexed(column: np.ndarray, rows: Rows) -> np.ndarray:
-    """Rows of an index array; a view where the rows are a range."""
-    if isinstance(rows, range):
-        stop = rows.stop if rows.stop >= 0 else None
-        return column[rows.start : stop : rows.step]
-    return column[rows]
 
 
 def _empty(pack: Pack, name: str) -> np.ndarray:

@@ -7,28 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from sa1bpack.arguments import whole_number
-from sa1bpack.dataset.columns import (
-    Columns,
-    iterate_columns,
-    mask_column,
-    mask_offsets,
-    sample_column,
-    shard_bounds,
-)
+from sa1bpack.dataset import select
+from sa1bpack.dataset.columns import Columns, iterate_columns, mask_column, sample_column
+from sa1bpack.dataset.identity import fingerprint
+from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.rows import Lookup, Rows, concatenated, row_array, rows_at, take
+from sa1bpack.dataset.pack_folder import open_folders
+from sa1bpack.dataset.rows import Rows, row_array, rows_at, shard_bounds, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.shards import Shards
-from sa1bpack.errors import FormatError, OptionError, ReadError
+from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Manifest
-from sa1bpack.format.zarr_metadata import canonical_json
 
 
 class Dataset:
-    """Samples of a pack: a sequence of dicts, and metadata of all of them as arrays.
+    """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
     used is not read. With `check="read"` it is a dict of read-only copies that were compared with
@@ -55,7 +50,7 @@ class Dataset:
     image_id                  int
     size                      int32 (4,)           source height, width, stored height, width
     file_name                 str
-    index                     int                  row in the pack
+    index                     int                  row in the pack, or in all packs together
     ========================  ===================  ==========================================
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
@@ -77,7 +72,7 @@ class Dataset:
         self._options = options
         self._spec = SampleSpec.of(pack.manifest, options)
         self._fingerprint: str | None = None
-        self._lookup: Lookup | None = None
+        self._lookup: IdLookup | None = None
         if options.check == "read":
             pack.check_index()
 
@@ -133,51 +128,50 @@ class Dataset:
         """The sample with that image id. Raises as `index_of` does."""
         return self[self.index_of(image_id)]
 
-    def index_of(self, image_id: int) -> int:
-        """The index in this dataset of the (first) sample with that image id.
+    def index_of(self, image_ids: Any) -> Any:
+        """The index in this dataset of the (first) sample with an image id, or of each of several.
 
-        Raises KeyError if the dataset has none, OptionError for what is not a whole number of 64
-        bits. The first call on an irregular subset sorts it.
+        image_ids  a whole number of 64 bits, or a one-dimensional array of integers
+
+        Returns an int, or int64 (k,). Raises KeyError if the dataset lacks one, OptionError for
+        what is neither. The first call on a subset, or on several packs, sorts their ids.
         """
-        image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
-        row = self._pack.row_of(image_id)
-        index = None if row is None else self._index_of_row(row)
-        if index is None:
-            raise KeyError(f"no image_id {image_id} in {self!r}")
-        return index
+        if np.ndim(image_ids) == 0:
+            wanted = np.array([whole_number("image_id", image_ids, -(2**63), 2**63 - 1)])
+        else:
+            wanted = select.as_ids(image_ids)
+        found = self.ids.positions(wanted)
+        if len(missing := wanted[found < 0]):
+            more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
+            text = ", ".join(map(str, missing[:5].tolist()))
+            raise KeyError(f"no image_id {text}{more} in {self!r}")
+        return int(found[0]) if np.ndim(image_ids) == 0 else found
 
-    def _index_of_row(self, row: int) -> int | None:
-        if isinstance(self._rows, range):
-            return self._rows.index(row) if row in self._rows else None
+    @property
+    def ids(self) -> IdLookup:
+        """Finds image ids among the samples; of a subset, sorted when first used."""
+        if self._is_whole:
+            return self._pack.ids
         if self._lookup is None:
-            self._lookup = Lookup.of(self._rows)
-        return self._lookup.position(row)
+            self._lookup = IdLookup.of(self._pack.image_ids(self._rows))
+        return self._lookup
 
     # ------------------------------------------------------------------------------------- subsets
 
-    def source(self, name: str) -> "Dataset":
-        """The samples from one source (`"sa_000012"`). Raises KeyError if the pack has none."""
+    def source(self, name: str | Iterable[str]) -> "Dataset":
+        """The samples from sources (`"sa_000012"`), by name, several in a list.
+
+        Raises KeyError if the pack lacks one.
+        """
         return self._of_shards("source", name)
 
-    def shard(self, name: str) -> "Dataset":
-        """The samples of one shard (`"sa_000012-001"`). Raises KeyError if the pack has none."""
+    def shard(self, name: str | Iterable[str]) -> "Dataset":
+        """The samples of shards (`"sa_000012-001"`), by name. Raises KeyError as `source` does."""
         return self._of_shards("name", name)
 
-    def _of_shards(self, field: str, value: str) -> "Dataset":
-        edges = self._pack.index.shard_offset.tolist()
-        entries = enumerate(self.manifest.shards)
-        parts = [range(edges[k], edges[k + 1]) for k, entry in entries
-                 if getattr(entry, field) == value]  # fmt: skip
-        if not parts:
-            known = sorted({getattr(entry, field) for entry in self.manifest.shards})
-            raise KeyError(f"{value!r}; {self.root} has {known[0]} to {known[-1]} ({len(known)})")
-        if self._is_whole:
-            return Dataset(self._pack, concatenated(parts), self._options)
-        rows = row_array(self._rows)
-        inside = np.zeros(len(rows), bool)
-        for part in parts:
-            inside |= (rows >= part.start) & (rows < part.stop)
-        return self[inside]
+    def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
+        rows = select.of_shards(self._pack, self._rows, field, names)
+        return Dataset(self._pack, rows, self._options)
 
     def where(self, condition: np.ndarray | Callable[[Columns], np.ndarray]) -> "Dataset":
         """The samples that fulfil a condition, in the same order.
@@ -189,21 +183,7 @@ class Dataset:
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """
-        if not callable(condition):
-            flags = np.asarray(condition)
-            if flags.dtype != np.bool_:
-                raise OptionError(f"where() takes bools or a function, not {flags.dtype}")
-            return self[flags]
-        keep = np.zeros(len(self), bool)
-        for columns in self.columns():
-            found = np.asarray(condition(columns))
-            if found.dtype != np.bool_ or found.shape != (len(columns),):
-                raise OptionError(
-                    f"the condition returned {found.dtype} {found.shape}: it must return one bool "
-                    f"per sample, here ({len(columns)},)"
-                )
-            keep[columns.positions] = found
-        return self[keep]
+        return self[select.flags(condition, self.columns(), len(self))]
 
     def with_options(self, **options: Any) -> "Dataset":
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
@@ -245,7 +225,7 @@ class Dataset:
 
         Raises FormatError if the index of the pack has an offset below the one before it.
         """
-        return mask_offsets(self._pack, self._rows)
+        return self._pack.mask_offsets(self._rows)
 
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time, which takes little memory."""
@@ -270,7 +250,7 @@ class Dataset:
 
     def shard_bounds(self) -> np.ndarray:
         """int64 (k + 1,) from 0 to n: the indices at which the shard changes."""
-        return shard_bounds(self._pack, self._rows)
+        return shard_bounds(self._pack.shards.first_row, self._rows)
 
     @property
     def rows(self) -> np.ndarray | None:
@@ -290,28 +270,22 @@ class Dataset:
     def fingerprint(self) -> str:
         """16 hex digits that identify the samples and their order.
 
-        An XXH3-64 of the format version, the layout, the name of the index (which depends on all
-        contents) and the rows. Orders of samplers depend on it.
+        An XXH3-64 of the digests of their shards and the rows in them, as docs/format.md specifies:
+        the same in a pack that has grown, in a merged one, and over several packs. Orders of
+        samplers depend on it.
         """
         if self._fingerprint is None:
-            manifest, rows = self.manifest, self._rows
-            identity = [list(manifest.version), manifest.layout.to_json(), manifest.index]
-            digest = xxhash.xxh3_64(canonical_json(identity))
-            if isinstance(rows, range):
-                digest.update(canonical_json([rows.start, len(rows), rows.step]))
-            else:
-                digest.update(np.ascontiguousarray(rows, "<i8"))
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = fingerprint(self._pack, self._rows)
         return self._fingerprint
 
     @property
     def pack(self) -> Pack:
-        """The open pack, which all subsets share: manifest, index, shards."""
+        """The open pack, or several as one, which all subsets share: manifest, shards, folders."""
         return self._pack
 
     @property
     def root(self) -> Path:
-        """Folder of the pack."""
+        """Folder of the pack. Raises OptionError if there are several, see `pack.folders`."""
         return self._pack.root
 
     @property
@@ -357,18 +331,20 @@ class Dataset:
     def __repr__(self) -> str:
         part = "" if len(self) == len(self._pack) else f" of {len(self._pack)}"
         state = "" if self.manifest.complete else ", pack not complete"
-        return f"<Dataset {str(self.root)!r}: {len(self)}{part} samples{state}>"
+        return f"<Dataset {self._pack.name!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):
-        return _reopened, (self.root, self.manifest.index, self._rows, self._options)
+        packs = [(folder.root, folder.manifest.index) for folder in self._pack.folders]
+        return _reopened, (packs, self._rows, self._options)
 
 
-def _reopened(root: Path, index: str, rows: Rows, options: SampleOptions) -> Dataset:
-    """A dataset that was pickled: the same state of the same pack, or an error."""
-    pack = Pack(root)
-    if pack.manifest.index != index:
-        raise FormatError(
-            f"{root}: its index is {pack.manifest.index}, but was {index} when the dataset was "
-            "pickled: the pack has changed since; open it again"
-        )
+def _reopened(packs: list[tuple[Path, str]], rows: Rows, options: SampleOptions) -> Dataset:
+    """A dataset that was pickled: the same state of the same packs, or an error."""
+    pack = Pack(open_folders([root for root, _ in packs]))
+    for folder, (_, index) in zip(pack.folders, packs, strict=True):
+        if folder.manifest.index != index:
+            raise FormatError(
+                f"{folder.root}: its index is {folder.manifest.index}, but was {index} when the "
+                "dataset was pickled: the pack has changed since; open it again"
+            )
     return Dataset(pack, rows, options)

@@ -1,22 +1,24 @@
-"""`sa1bpack.open`: a pack, opened as a Dataset."""
+"""`sa1bpack.open`: a pack, or several, opened as one Dataset."""
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
+from sa1bpack.dataset.together import DUPLICATES, check_alike, pack_paths, rows_once
 
 _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for
 
 
 def open(
-    path: str | os.PathLike,
+    path: str | os.PathLike | Iterable[str | os.PathLike],
     *,
     masks: str = "bits",
     mask_size: int | None = None,
@@ -26,11 +28,13 @@ def open(
     transform: Callable[[Sample], Any] | None = None,
     on_error: str = "raise",
     check: str = "open",
+    duplicates: str = "error",
 ) -> Dataset:
-    """Open a pack for training.
+    """Open a pack, or several as one, for training.
 
     Args:
-        path: folder of the pack; `~` is expanded.
+        path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
+            pattern such as "/data/packs/*"; see docs/training.md.
         masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
             a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
             the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
@@ -56,6 +60,9 @@ def open(
             later change of a file shows in it. Columns are compared with the digest of their file.
             What differs, is cut short or cannot be read is a ReadError; for columns and the index,
             a FormatError. `ds.shards` remains unchecked memory maps.
+        duplicates: what becomes of image ids that several packs have. "error" raises OptionError.
+            "first" keeps one sample per id, that of the pack that is first in the list; of several
+            in one pack, the first. The log says how many are left out.
 
     A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
 
@@ -66,20 +73,25 @@ def open(
         FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
             index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
-        OptionError: a value that is not one of the choices, or a path that is a URL.
+        OptionError: a value that is not one of the choices, a path that is a URL, a pattern that
+            matches nothing, packs that differ in their layout, or that have an image id in common.
         ResourceShortage: the system refuses a memory map or an open file.
     """
     options = SampleOptions(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
     )
-    pack = Pack(local_path("path", path))
+    choice("duplicates", duplicates, DUPLICATES)
+    folders = open_folders(pack_paths(path))
+    check_alike(folders)
+    pack = Pack(folders)
     _report_missing(pack)
-    return Dataset(pack, range(len(pack)), options)
+    return Dataset(pack, rows_once(pack, duplicates), options)
 
 
 def _report_missing(pack: Pack) -> None:
-    """Log what an incomplete pack holds, once per process and pack."""
-    root = pack.root.resolve()
-    if not pack.manifest.complete and root not in _reported:
-        _reported.add(root)
-        _log.warning("%s", pack.missing())
+    """Log what each incomplete pack holds, once per process and pack."""
+    for folder in pack.folders:
+        root, text = folder.root.resolve(), folder.missing()
+        if text is not None and root not in _reported:
+            _reported.add(root)
+            _log.warning("%s", text)

@@ -1,6 +1,5 @@
 """Which rows of a pack a dataset holds: a range where that is possible, else an array of rows."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -99,20 +98,25 @@ def concatenated(ranges: list[range]) -> Rows:
     return as_rows(np.concatenate([np.empty(0, np.int64), *map(row_array, ranges)]))
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """Finds ids among rows of a pack: sorted rows and where each is in the dataset."""
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """int64 (n,) counts as int64 (n + 1,) offsets from 0."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
-    rows: np.ndarray  # int64 (n,), ascending
-    positions: np.ndarray  # int64 (n,)
 
-    @classmethod
-    def of(cls, rows: np.ndarray) -> "Lookup":
-        """The lookup of a dataset's int64 (n,) rows."""
-        positions = np.argsort(rows, kind="stable")
-        return cls(rows[positions], positions)
+def shard_bounds(first_row: list[int], rows: Rows) -> np.ndarray:
+    """int64 (k + 1,): positions from 0 to n among rows, where the shard changes.
 
-    def position(self, row: int) -> int | None:
-        """The first position of a row, None if it is not there."""
-        at = int(np.searchsorted(self.rows, row))
-        return int(self.positions[at]) if at < len(self.rows) and self.rows[at] == row else None
+    first_row  first row of each shard, and the number of all rows
+    """
+    if len(rows) == 0:
+        return np.zeros(1, np.int64)
+    edges = np.array(first_row)
+    if isinstance(rows, range) and rows.step > 0:
+        # The first position whose row is at or after the edge.
+        inner = -((rows.start - edges) // rows.step)
+        return np.unique(np.concatenate([[0], np.clip(inner, 0, len(rows)), [len(rows)]]))
+    numbers = np.searchsorted(edges, row_array(rows), side="right") - 1
+    changes = np.flatnonzero(np.diff(numbers)) + 1
+    return np.concatenate([[0], changes, [len(rows)]]).astype(np.int64)

@@ -108,7 +108,7 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, row, number, local, error) from error
-    sample["image_id"] = int(pack.index.image_id[row])
+    sample["image_id"] = pack.image_id(row)
     sample["index"] = row
     if options.coordinates == "stored":
         _scale(sample)
@@ -224,12 +224,13 @@ def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:
 
 def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) -> ReadError:
     """The ReadError of a row of the pack, which is row `local` of shard `number`."""
-    entry = pack.manifest.shards[number]
-    image_id = int(pack.index.image_id[row])
+    place = pack.shards.places[number]
+    entry, image_id = place.entry, pack.image_id(row)
     name = _name_if_readable(pack, number, local)
     called = f"image_id {image_id}" if name is None else f"{name}, image_id {image_id}"
     return ReadError(
-        f"row {row} of {pack.root} ({called}, shard {entry.name}): {cause}",
+        f"row {place.first_row + local} of {place.folder.root} ({called}, shard {entry.name}): "
+        f"{cause}",
         entry.name, row, image_id, name,
     )  # fmt: skip
 

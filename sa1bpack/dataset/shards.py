@@ -1,4 +1,4 @@
-"""The shards of a pack, opened when they are first used, several at once."""
+"""The shards of one or several packs, opened when they are first used, several at once."""
 
 import _thread
 import threading
@@ -6,14 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
+
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.open_shard import OpenShard, open_checked
+from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.shard_cache import CacheEntry
 from sa1bpack.errors import FormatError, ResourceShortage
-from sa1bpack.format import Index, Manifest, Shard
+from sa1bpack.format import Layout, Shard, ShardEntry
 from sa1bpack.format.manifest import SHARDS_NAME
 
 # Shards that one call opens at the same time: opening waits for a file system, not for a processor.
@@ -23,8 +27,48 @@ MAX_OPENERS = 16
 _Claim = tuple[int, CacheEntry, "Future[OpenShard]"]
 
 
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """Where a shard is: the folder of its pack, and its number there."""
+
+    folder: PackFolder
+    number: int
+
+    @property
+    def entry(self) -> ShardEntry:
+        """Its entry in the manifest of its pack."""
+        return self.folder.manifest.shards[self.number]
+
+    @property
+    def path(self) -> Path:
+        """The folder of the shard."""
+        return self.folder.root / SHARDS_NAME / self.entry.name
+
+    @property
+    def first_row(self) -> int:
+        """Its first row in its pack."""
+        return self.folder.first_row[self.number]
+
+    @property
+    def first_mask(self) -> int:
+        """Its first mask in its pack."""
+        return self.folder.first_mask[self.number]
+
+    @property
+    def image_id(self) -> np.ndarray:
+        """int64 (n,): its image ids, by the index of its pack."""
+        first, stop = self.folder.first_row[self.number : self.number + 2]
+        return self.folder.index.image_id[first:stop]
+
+    @property
+    def mask_offset(self) -> np.ndarray:
+        """int64 (n + 1,): its mask offsets, from 0, by the index of its pack."""
+        first, stop = self.folder.first_row[self.number : self.number + 2]
+        return self.folder.index.mask_offset[first : stop + 1] - self.first_mask
+
+
 class Shards:
-    """The shards of a pack, in the order of its manifest. `shards[k]` is a checked format Shard.
+    """The shards of a `Pack`, in its order. `shards[k]` is a checked format Shard.
 
     A shard is opened on first use. Before it is handed out, everything that a view of it relies on
     is checked, see `open_shard.open_checked`. It is opened by one thread, with no lock held, and
@@ -35,24 +79,22 @@ class Shards:
     that were used least recently are dropped. Views that are still in use stay valid. Safe in
     threads and after fork.
 
-    first_row   first row of each shard in the pack, and the number of all rows
-    first_mask  first mask of each shard in the pack, and the number of all masks
+    places     where each shard is
+    first_row  first row of each shard, counted over all of them, and the number of all rows
     """
 
-    def __init__(self, root: Path, manifest: Manifest, index: Index):
+    def __init__(self, places: list[ShardPlace], layout: Layout):
         self._cache = shard_cache.CACHE
         self._entries: dict[int, CacheEntry] = {}
-        self._root = root
-        self._manifest = manifest
-        self._index = index
-        self.first_row = [0, *accumulate(shard.samples for shard in manifest.shards)]
-        self.first_mask = [0, *accumulate(shard.masks for shard in manifest.shards)]
+        self._layout = layout
+        self.places = places
+        self.first_row = [0, *accumulate(place.entry.samples for place in places)]
 
     def __del__(self):
         self._cache.leave(self._entries.values())
 
     def __len__(self) -> int:
-        return len(self._manifest.shards)
+        return len(self.places)
 
     def __getitem__(self, number: int) -> Shard:
         """The shard of that number, 0 to K - 1. Raises as `open` does."""
@@ -102,7 +144,7 @@ class Shards:
         return found, failed
 
     def __repr__(self) -> str:
-        return f"<{len(self)} shards of {self._root}, {self.open_count} open>"
+        return f"<{len(self)} shards, {self.open_count} open>"
 
     @property
     def open_count(self) -> int:
@@ -111,13 +153,13 @@ class Shards:
 
     def folder(self, number: int) -> Path:
         """The folder of a shard."""
-        return self._root / SHARDS_NAME / self._manifest.shards[number].name
+        return self.places[number].path
 
     # ------------------------------------------------------------------------------------- opening
 
     def _entry(self, number: int) -> CacheEntry:
         if not 0 <= number < len(self):
-            raise IndexError(f"shard {number} of {self._root}, which has {len(self)}")
+            raise IndexError(f"shard {number} of a dataset which has {len(self)}")
         return self._entries.get(number) or self._entries.setdefault(number, CacheEntry())
 
     def _open_or_wait(self, todo, found, failed) -> list[tuple[int, CacheEntry]]:
@@ -209,12 +251,10 @@ class Shards:
         return self._cache.keep(entry, opened)
 
     def _checked(self, number: int) -> OpenShard:
-        first, stop = self.first_row[number : number + 2]
+        place = self.places[number]
         return open_checked(
-            self.folder(number), self._manifest.shards[number], self._manifest.layout,
-            self._index.image_id[first:stop],
-            self._index.mask_offset[first : stop + 1] - self.first_mask[number],
-            self._root / self._manifest.index,
+            place.path, place.entry, self._layout, place.image_id, place.mask_offset,
+            place.folder.index_path(""),
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ memory-mapped as they are.
     shard_writer    samples into a working folder, published by one rename
     manifest        what a pack holds
     index           where each sample of a pack is
+    shard_digests   what identifies the content of each shard
     completeness    how much of a pack is published
     duplicates      sources and image ids that a pack holds more than once
     publish         index, manifest and checksums of a pack, in a crash-safe order

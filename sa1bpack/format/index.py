@@ -63,20 +63,31 @@ def _index_rows(spec: ArraySpec, manifest: Manifest) -> int:
 
 
 def index_name(root: Path, shards: Sequence[ShardEntry]) -> str:
+    """Name of the index of these shards, with the digests of their checksum files.
+
+    Raises FormatError if a shard has none.
+    """
+    digests = []
+    for shard in shards:
+        checksums = Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME
+        try:
+            digests.append(file_digest(checksums))
+        except FileNotFoundError:
+            raise FormatError(
+                f"{checksums}: missing, so the shard is not published; pack this part again"
+            ) from None
+    return index_name_of(shards, digests)
+
+
+def index_name_of(shards: Sequence[ShardEntry], digests: Sequence[str]) -> str:
     """Name of the index of these shards: `index-` and 8 hex digits of an XXH3-128.
 
     It is computed over one line `<name> <digest of the shard's checksum file>` per shard, in order:
     another list or other contents have another index name, and the same have the same.
     """
     digest = xxhash.xxh3_128()
-    for shard in shards:
-        checksums = Path(root) / SHARDS_NAME / shard.name / CHECKSUMS_NAME
-        try:
-            digest.update(f"{shard.name} {file_digest(checksums)}\n".encode())
-        except FileNotFoundError:
-            raise FormatError(
-                f"{checksums}: missing, so the shard is not published; pack this part again"
-            ) from None
+    for shard, found in zip(shards, digests, strict=True):
+        digest.update(f"{shard.name} {found}\n".encode())
     return f"index-{digest.hexdigest()[:8]}"
 
 

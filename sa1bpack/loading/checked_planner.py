@@ -9,8 +9,8 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import IN_MEMORY
 from sa1bpack.batch.mask_choice import CHOICES
-from sa1bpack.dataset.columns import offsets_of
 from sa1bpack.dataset.fields import MASK_FIELDS
+from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
@@ -38,7 +38,7 @@ class CheckedPlanner(Planner):
         offsets = offsets_of(counts)
         unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy reads these from the samples
         return Lookup(
-            indices, rows, self.source.ds.pack.index.image_id[rows], numbers, local,
+            indices, rows, self.source.ds.pack.image_ids(rows), numbers, local,
             [shards[number] for number in numbers.tolist()], counts, offsets,
             mask_rows=unknown, mask_spans=np.zeros((int(offsets[-1]), 2), np.int64),
             sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,

@@ -19,9 +19,10 @@ from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.batch.look_up import FINE, look_up, run_spans
 from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.batch.read_samples import read_ahead_map
-from sa1bpack.dataset.columns import expanded, offsets_of
+from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
+from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
@@ -86,9 +87,9 @@ class Planner:
         The first time ever, compiling takes many seconds, which are not those of a slow disk. The
         index has 24 bytes per sample, of which a shuffled epoch needs some on every page.
         """
-        index = self.source.ds.pack.index
-        for array in (index.image_id, index.mask_offset):
-            read_ahead_map(array.__array_interface__["data"][0], array.nbytes)
+        for folder in self.source.ds.pack.folders:
+            for array in (folder.index.image_id, folder.index.mask_offset):
+                read_ahead_map(array.__array_interface__["data"][0], array.nbytes)
         [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
         copy.compile()
 
@@ -124,7 +125,7 @@ class Planner:
             )
         found = [shards[number] for number in numbers.tolist()]
         rows = self.source.ds.rows_at(indices)
-        ids = self.source.ds.pack.index.image_id[rows]
+        ids = self.source.ds.pack.image_ids(rows)
         counts = self.source.choice.counts(stop - first)
         offsets = offsets_of(counts)
         mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)

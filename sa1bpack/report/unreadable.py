@@ -32,7 +32,7 @@ class Unreadable:
     def of(cls, dataset: Dataset, index: int, error: FormatError | OSError) -> "Unreadable":
         """The sample at an index of a dataset, and the error of reading it."""
         row = int(dataset.rows_at(np.array([index]))[0])
-        image_id = int(dataset.pack.index.image_id[row])
+        image_id = dataset.pack.image_id(row)
         return cls(row, image_id, reason_of(error))
 
     def __str__(self) -> str:

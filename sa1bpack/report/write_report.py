@@ -118,7 +118,9 @@ def write_report(
         rejects=_first_rejects(root),
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
         completeness=completeness_of(root, manifest),
-        duplicates=find_duplicates(manifest, None if dataset is None else dataset.pack.index),
+        duplicates=find_duplicates(
+            manifest, None if dataset is None else dataset.pack.folders[0].index
+        ),
         seed=seed,
         version=version("sa1bpack"),
     )

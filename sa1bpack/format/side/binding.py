@@ -5,19 +5,16 @@ attributes. So a part fits a shard with the same bytes in any pack, and no other
 """
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.errors import FormatError
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.checksums import CHECKSUMS_NAME
 from sa1bpack.format.layout import Extent
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
+from sa1bpack.format.manifest import MANIFEST_NAME, Manifest
+from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 
 _DIGITS = 8
-# Small files that are hashed at the same time.
-_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,9 @@ class ShardIdentity:
 def shard_identities(root: Path, manifest: Manifest) -> list[ShardIdentity]:
     """The shards of a pack, in the order of its manifest.
 
-    The digests of a complete pack are in its checksum file; those of another one are computed.
-    Raises FormatError if a checksum file is missing or damaged, OSError if it cannot be read.
+    Raises FormatError if a checksum file of a shard is missing, OSError if it cannot be read.
     """
-    root = Path(root)
-    paths = [f"{SHARDS_NAME}/{shard.name}/{CHECKSUMS_NAME}" for shard in manifest.shards]
-    if manifest.complete:
-        listed = read_checksums(root / CHECKSUMS_NAME)
-        missing = next((path for path in paths if path not in listed), None)
-        if missing is not None:
-            raise FormatError(
-                f"{root / CHECKSUMS_NAME}: it does not list {missing}; `sa1bpack verify` names "
-                "the damage"
-            )
-        digests = [listed[path] for path in paths]
-    else:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            digests = list(pool.map(lambda path: file_digest(root / path), paths))
+    digests = shard_digests(Path(root), manifest)
     return [
         ShardIdentity(shard.name, digest, shard.extent)
         for shard, digest in zip(manifest.shards, digests, strict=True)

@@ -1,0 +1,318 @@
+"""Several packs as one dataset: it is the dataset of one pack that holds all their shards."""
+
+import logging
+import pickle
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reading_packs import LAYOUT
+from several_packs import PACKS, joined_pack
+
+from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import FormatError, NotAPack, OptionError, ReadError
+from sa1bpack.format import Layout, make_manifest, publish, read_manifest
+
+SAMPLES = sum(len(shards) for _, names in PACKS.values() for shards in names.values())
+
+
+def same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key])
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_samples_and_columns_are_those_of_one_pack_with_all_shards(several, check):
+    ds, one = (open_pack(path, check=check) for path in (several.roots, several.joined))
+    assert len(ds) == len(one) == SAMPLES
+    for index in range(SAMPLES):
+        same(ds[index], one[index])
+        assert ds.locate(index) == one.locate(index)
+    for name in SAMPLE_COLUMNS:
+        np.testing.assert_array_equal(ds.column(name), one.column(name))
+    for name in MASK_COLUMNS:
+        np.testing.assert_array_equal(ds.mask_column(name), one.mask_column(name))
+    np.testing.assert_array_equal(ds.mask_offsets, one.mask_offsets)
+    np.testing.assert_array_equal(ds.shard_bounds(), one.shard_bounds())
+    assert ds.fingerprint == one.fingerprint and ds.pack.digests == one.pack.digests
+    same({"": ds.column("area", "max")}, {"": one.column("area", "max")})
+
+
+def test_rows_do_not_depend_on_the_order_in_which_packs_are_given(several):
+    expected = open_pack(several.joined)
+    for roots in permutations(several.roots):
+        ds = open_pack(roots)
+        assert ds.fingerprint == expected.fingerprint
+        np.testing.assert_array_equal(ds.column("image_id"), expected.column("image_id"))
+
+
+def test_a_pattern_and_a_list_of_patterns_name_packs(several):
+    expected = open_pack(several.roots).fingerprint
+    assert open_pack(f"{several.folder}/[abc]").fingerprint == expected
+    assert open_pack([f"{several.folder}/[ab]", several.folder / "c"]).fingerprint == expected
+    assert open_pack([several.roots[0]]).fingerprint == open_pack(several.roots[0]).fingerprint
+
+
+@given(data=st.data())
+def test_selections_are_those_of_one_pack(several, data):
+    ds, one = open_pack(several.roots), open_pack(several.joined)
+    numbers = st.integers(-SAMPLES, SAMPLES - 1)
+    steps = st.integers(-4, 4).filter(bool)
+    how = st.one_of(
+        st.lists(numbers, max_size=20), st.builds(slice, numbers, numbers, steps),
+        st.lists(st.booleans(), min_size=SAMPLES, max_size=SAMPLES).map(lambda b: np.array(b)),
+    )  # fmt: skip
+    for selection in data.draw(st.lists(how, max_size=2)):
+        if isinstance(selection, np.ndarray) and len(selection) != len(ds):
+            continue
+        if isinstance(selection, list) and not all(-len(ds) <= n < len(ds) for n in selection):
+            continue
+        ds, one = ds[selection], one[selection]
+    assert ds.fingerprint == one.fingerprint
+    np.testing.assert_array_equal(ds.column("image_id"), one.column("image_id"))
+    np.testing.assert_array_equal(ds.column("mask_count"), one.column("mask_count"))
+    np.testing.assert_array_equal(ds.mask_offsets, one.mask_offsets)
+    np.testing.assert_array_equal(ds.mask_column("area"), one.mask_column("area"))
+    for found, expected in zip(ds.locate_many(np.arange(len(ds))),
+                               one.locate_many(np.arange(len(one))), strict=True):  # fmt: skip
+        np.testing.assert_array_equal(found, expected)
+    for index, image_id in enumerate(ds.column("image_id").tolist()):
+        assert ds.column("image_id")[ds.index_of(image_id)] == image_id
+        assert ds.index_of(image_id) <= index
+
+
+def test_ids_are_found_one_at_a_time_and_many_at_once(several):
+    for ds in (open_pack(several.roots), open_pack(several.joined), open_pack(several.roots)[3:9]):
+        ids = ds.column("image_id")
+        shuffled = np.random.default_rng(0).permutation(len(ids))
+        np.testing.assert_array_equal(ds.index_of(ids[shuffled]), shuffled)
+        for index, image_id in enumerate(ids.tolist()):
+            assert ds.index_of(image_id) == index and ds.by_id(image_id)["image_id"] == image_id
+        assert ds.index_of([]).shape == (0,)
+        with pytest.raises(KeyError, match="no image_id 1, 2 in"):
+            ds.index_of(np.array([ids[0], 1, 2]))
+        for wrong in ([1.5], [[1]], ["a"], np.array([2**63], np.uint64)):
+            with pytest.raises(OptionError, match="image_ids"):
+                ds.index_of(wrong)
+
+
+def test_sources_and_shards_are_found_across_packs(several):
+    ds, one = open_pack(several.roots), open_pack(several.joined)
+    for name in ("sa_000000", "sa_000003", ["sa_000004", "sa_000001"]):
+        assert ds.source(name).fingerprint == one.source(name).fingerprint
+        assert len(ds[2:].source(name)) == len(one[2:].source(name))
+    assert len(ds.source("sa_000003")) == 4  # of two packs
+    assert len(ds.shard("sa_000003-001")) == 1
+    with pytest.raises(KeyError, match=r"'sa_9'; 3 packs, .*c to .*b has sa_000000 to sa_000004"):
+        ds.source("sa_9")
+
+
+def test_a_source_keeps_its_fingerprint_in_every_pack_that_has_it(several):
+    """A state taken on a source resumes when its pack has grown, was merged, or is one of many."""
+    alone = open_pack(several.roots[1]).source("sa_000000")
+    for path in (several.roots, several.joined):
+        assert open_pack(path).source("sa_000000").fingerprint == alone.fingerprint
+        assert open_pack(path).source("sa_000004").fingerprint != alone.fingerprint
+        assert open_pack(path).source("sa_000000")[1:].fingerprint == alone[1:].fingerprint
+
+
+@pytest.mark.parametrize("damage", ["missing", "other", "not a list"])
+def test_the_fingerprint_does_not_need_the_checksums_of_the_pack(several, tmp_path, damage):
+    """As while a packer publishes: then the shards' own checksum files are read."""
+    expected = open_pack(several.joined).fingerprint
+    path = joined_pack(tmp_path / "pack", several.roots) / "checksums.xxh128"
+    if damage == "missing":
+        path.unlink()
+    else:
+        text = path.read_text()
+        path.write_text(text.replace(text[:3], "f00") if damage == "other" else "?")
+    assert open_pack(tmp_path / "pack").fingerprint == expected
+    (tmp_path / "pack" / "shards" / "sa_000004-000" / "checksums.xxh128").unlink()
+    path.unlink(missing_ok=True)
+    with pytest.raises(FormatError, match=r"sa_000004-000/checksums.xxh128: missing"):
+        _ = open_pack(tmp_path / "pack").fingerprint
+
+
+def test_it_pickles_to_its_paths_and_notices_a_pack_that_changed(several, tmp_path):
+    joined_pack(tmp_path / "one", several.roots[:1])
+    joined_pack(tmp_path / "two", several.roots[1:])
+    ds = open_pack([tmp_path / "two", tmp_path / "one"])[2:]
+    data = pickle.dumps(ds)
+    assert len(data) < 2000
+    copy = pickle.loads(data)
+    assert copy.fingerprint == ds.fingerprint
+    same(copy[3], ds[3])
+    manifest = read_manifest(tmp_path / "two")
+    publish(tmp_path / "two", make_manifest(
+        manifest.layout, manifest.shards[1:], complete=True, options={}, sources=[], counts={}
+    ))  # fmt: skip
+    with pytest.raises(FormatError, match=r"two: its index is .* changed since"):
+        pickle.loads(data)
+
+
+def test_packs_of_other_layouts_are_refused_and_the_difference_is_named(
+    several, tmp_path, pack_writer
+):
+    other = Layout(image_size=24, mask_size=8, runs=False)
+    pack_writer(tmp_path / "other", {"sa_000009-000": (1,)}, layout=other)
+    with pytest.raises(OptionError, match="layouts") as caught:
+        open_pack([several.roots[0], tmp_path / "other"])
+    text = str(caught.value)
+    assert f"mask_size is 16 in {several.roots[0]}, 8 in {tmp_path / 'other'}" in text
+    assert "runs is True" in text and "image_size" not in text
+
+
+def republished(root, options) -> None:
+    manifest = read_manifest(root)
+    publish(root, make_manifest(
+        manifest.layout, manifest.shards, complete=True, options=options, sources=[], counts={}
+    ))  # fmt: skip
+
+
+def test_packs_of_another_mask_sampling_are_refused(several, tmp_path):
+    joined_pack(tmp_path / "other", several.roots[1:])
+    republished(tmp_path / "other", {"mask_sampling": "center"})
+    with pytest.raises(OptionError, match=r"mask_sampling is 'area' in .*c, 'center' in .*other"):
+        open_pack([several.roots[0], tmp_path / "other"])
+
+
+def test_packs_made_with_other_options_open_and_the_log_names_them(several, tmp_path, caplog):
+    joined_pack(tmp_path / "other", several.roots[1:])
+    republished(tmp_path / "other", {"max_masks": 7, "seed": 1})
+    republished(joined_pack(tmp_path / "one", several.roots[:1]), {"max_masks": 9, "seed": 1})
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        ds = open_pack([tmp_path / "one", tmp_path / "other"])
+    assert [record.getMessage() for record in caplog.records] == [
+        f"packs made with other options are opened together: max_masks is 9 in {tmp_path / 'one'}, "
+        f"7 in {tmp_path / 'other'}"
+    ]
+    assert ds.manifest.options == {"seed": 1} and len(ds) == SAMPLES
+
+
+@pytest.fixture
+def overlapping(several, tmp_path, pack_writer):
+    """Three packs: the ids of `twin` are all in the first two, one id is twice in `twin`."""
+    pack_writer(tmp_path / "twin", {"sa_000002-001": (3, 3), "sa_000007-000": (3,)}, first_id=5000)
+    return [*several.roots[1:], tmp_path / "twin"]  # a, b and twin
+
+
+def test_an_id_that_two_packs_have_is_an_error_which_names_it(overlapping):
+    with pytest.raises(OptionError) as caught:
+        open_pack(overlapping)
+    text = str(caught.value)
+    assert text.startswith("3 image ids in more than one pack, such as 4994 in ")
+    assert f"{overlapping[0]} and {overlapping[2]}" in text and "duplicates='first'" in text
+    assert len(open_pack(overlapping[1:])) == 5 + 3
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_of_samples_with_the_same_id_the_first_pack_given_is_kept(overlapping, caplog, reverse):
+    paths = overlapping[::-1] if reverse else overlapping
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        ds = open_pack(paths, duplicates="first")
+    [record] = caplog.records
+    assert "3 samples left out (duplicates='first'), such as image_id 4994" in record.getMessage()
+    ids = ds.column("image_id")
+    assert len(set(ids.tolist())) == len(ids) == 5 + 5
+    for image_id in (5000, 4997, 4994):
+        index = ds.index_of(image_id)
+        assert ds[index]["image_id"] == image_id
+        place = ds.shards.places[ds.locate(index)[0]]
+        assert place.folder.root == paths[0]
+        same_id = open_pack(paths[0]).by_id(image_id)
+        np.testing.assert_array_equal(ds[index]["image"], same_id["image"])
+    assert ds.fingerprint == open_pack(paths, duplicates="first").fingerprint
+
+
+def test_within_one_pack_an_id_may_repeat_and_first_keeps_one_of_each(tmp_path, several):
+    """The packer reports such ids, and what is packed can be read."""
+    root = joined_pack(tmp_path / "pack", several.roots[:1])
+    for name, source in (("sa_000007-000", "sa_000007"), ("sa_000000-000", "sa_000000")):
+        copied = joined_pack(tmp_path / name, several.roots[1:2]) / "shards" / "sa_000000-000"
+        copied.rename(root / "shards" / name)
+        entry = next(e for e in read_manifest(several.roots[1]).shards if e.name == copied.name)
+        manifest = read_manifest(root)
+        entries = [*manifest.shards, type(entry)(**{
+            **{key: getattr(entry, key) for key in entry.__struct_fields__},
+            "name": name, "source": source,
+        })]  # fmt: skip
+        attributes = root / "shards" / name / "zarr.json"
+        attributes.write_text(attributes.read_text().replace(
+            '"source": "sa_000000"', f'"source": "{source}"'
+        ))  # fmt: skip
+        publish(root, make_manifest(
+            manifest.layout, entries, complete=True, options={}, sources=[], counts={}
+        ))  # fmt: skip
+    assert len(open_pack(root)) == 6 + 4 + 4
+    once = open_pack(root, duplicates="first")
+    assert len(once) == 6 + 4
+    np.testing.assert_array_equal(once.column("image_id"), open_pack(root).column("image_id")[:10])
+    several_packs = open_pack([root, several.roots[2]])  # no id is in both
+    assert len(several_packs) == 6 + 4 + 4 + 5 and several_packs.index_of(5000) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "match"),
+    [
+        ([], OptionError, "empty list"),
+        ("{folder}/none*", OptionError, "nothing matches"),
+        (["{folder}/a", "{folder}/../{name}/a"], OptionError, "the same pack twice"),
+        (["{folder}/a", "{folder}/none"], NotAPack, "none: not a pack"),
+        (["{folder}/a", "s3://bucket/pack"], OptionError, "s3 URLs"),
+        (["{folder}/a", 7], OptionError, "path is 7"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(several, path, error, match):
+    def filled(text):
+        values = {"folder": several.folder, "name": several.folder.name}
+        return text.format(**values) if isinstance(text, str) else text
+
+    with pytest.raises(error, match=match):
+        open_pack([filled(each) for each in path] if isinstance(path, list) else filled(path))
+
+
+def test_a_choice_of_duplicates_that_does_not_exist_is_refused(several):
+    with pytest.raises(OptionError, match="duplicates is 'last': choose one of error, first"):
+        open_pack(several.roots, duplicates="last")
+
+
+def test_a_damaged_sample_is_named_with_its_own_pack(several, tmp_path):
+    root = joined_pack(tmp_path / "one", several.roots[:1])
+    ds = open_pack([root, *several.roots[1:]], check="read")
+    path = root / "shards" / "sa_000004-000" / "area" / "c.0"
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    index = ds.index_of(4996)
+    assert ds.locate(index)[1] == 0
+    with pytest.raises(ReadError) as caught:
+        ds[index]
+    assert str(caught.value).startswith(f"row 2 of {root} (sa_4996.jpg, image_id 4996")
+    assert (caught.value.shard, caught.value.row) == ("sa_000004-000", index)
+
+
+def test_several_packs_have_no_common_folder(several):
+    ds = open_pack(several.roots)
+    with pytest.raises(OptionError, match="no folder in common"):
+        _ = ds.root
+    assert [folder.root for folder in ds.pack.folders] == several.roots
+    assert repr(ds) == (
+        f"<Dataset '3 packs, {several.roots[0]} to {several.roots[2]}': {SAMPLES} samples>"
+    )
+    assert ds.layout == LAYOUT and ds.manifest.samples == SAMPLES
+
+
+def test_an_incomplete_pack_among_several_is_logged(several, tmp_path, caplog):
+    root = joined_pack(tmp_path / "one", several.roots[:1])
+    manifest = read_manifest(root)
+    publish(root, make_manifest(
+        manifest.layout, manifest.shards, complete=False, options={}, sources=[], counts={}
+    ))  # fmt: skip
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        ds = open_pack([*several.roots[1:], root])
+    assert len(caplog.records) == 1 and str(root) in caplog.text
+    assert "pack not complete" in repr(ds)
