@@ -5,6 +5,7 @@ from shlex import quote
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
+from sa1bpack.disk.reading_mode import IO
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
@@ -27,6 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="structure, sizes and small files only: seconds per tar, not a full read",
     )
+    parser.add_argument(
+        "--io",
+        choices=IO,
+        default="auto",
+        help="direct reads past the page cache, cached through it; auto reads past it if the pack "
+        "takes more than half of the memory (default: auto)",
+    )
     parser.set_defaults(run=run_verify)
 
 
@@ -35,7 +43,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
-        report = verify(arguments.pack, quick=arguments.quick, progress=advance)
+        report = verify(arguments.pack, quick=arguments.quick, progress=advance, io=arguments.io)
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:

@@ -13,14 +13,18 @@ import errno as errno_numbers
 import os
 import platform
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
+from sa1bpack.errors import ResourceShortage
 from sa1bpack.kernels import njit, types
 
 # Requests in flight per context. The system allows fs.aio-max-nr (65,536) in all contexts.
 DEPTH = 64
+
+_MOST_REQUESTS = Path("/proc/sys/fs/aio-max-nr")
 
 # Values of `status` besides 0 and errno.
 CUT_SHORT = -1
@@ -155,11 +159,18 @@ class Context:
     """A queue of the system for the requests of one thread at a time."""
 
     def __init__(self):
-        """Raises OSError if the system refuses it."""
+        """Raises ResourceShortage if all that the system allows are in use, OSError if it forbids
+        them."""
         if not _KNOWN:
             reason = f"it is not used on {sys.platform} {platform.machine()}"
             raise OSError(errno_numbers.ENOSYS, reason)
         found = _setup(DEPTH)
+        if found == -errno_numbers.EAGAIN:
+            raise ResourceShortage(
+                "the system refuses another Linux AIO context: all processes together have reached "
+                f"fs.aio-max-nr{_limit()}. Use fewer threads or io='cached', or raise the limit: "
+                "`sysctl -w fs.aio-max-nr=1048576`"
+            )
         if found < 0:
             raise OSError(-found, os.strerror(-found))
         self.value = found
@@ -182,6 +193,13 @@ class Context:
             _destroy(self.value)
 
 
+def _limit() -> str:
+    try:
+        return f" = {_MOST_REQUESTS.read_text().strip()}"
+    except OSError:
+        return ""
+
+
 class _Contexts:
     """Contexts that no thread uses at the moment: making and destroying one takes milliseconds."""
 
@@ -189,7 +207,7 @@ class _Contexts:
         self._free: list[Context] = []
 
     def take(self) -> Context:
-        """A context for this thread alone. Raises OSError if the system refuses another one."""
+        """A context for this thread alone. Raises as Context does."""
         try:
             return self._free.pop()  # one step, so no lock is needed
         except IndexError:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import choice, local_path
+from sa1bpack.disk.reading_mode import IO, ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
@@ -44,23 +45,29 @@ __all__ = ["Problem", "Report", "verify"]
 Progress = Callable[[int, int], None]
 
 
-def verify(root: Path, quick: bool = False, progress: Progress | None = None) -> Report:
+def verify(
+    root: Path, quick: bool = False, progress: Progress | None = None, io: str = "auto"
+) -> Report:
     """Check a pack and report every problem; damage is reported, never raised.
 
     root      folder of the pack
     quick     skip the pixels, mask bits and runs (see the docstring of the module)
     progress  called as progress(bytes done, total bytes), after each sample or shard
+    io        how samples are read: "direct" past the page cache, "cached" through it, "auto" past
+              it if the pack takes more than half of the memory, and its file system can do that
 
     Side arrays in PACK/side are checked as well; for one in another folder, name that folder.
 
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
     shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
     is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
-    another major version, OSError if the manifest cannot be read, and OptionError for a URL.
+    another major version, OSError if the manifest cannot be read, and OptionError for a URL
+    or an unknown or impossible `io`.
     """
     root = local_path("root", root)
+    choice("io", io, IO)
     if is_side(root):
-        return _verify_side(root, quick, progress)
+        return _verify_side(root, quick, progress, io)
     while True:
         findings = Findings()
         try:
@@ -75,14 +82,21 @@ def verify(root: Path, quick: bool = False, progress: Progress | None = None) ->
         index = _check_top(root, manifest, findings)
         if not findings.problems or not _is_republished(root, manifest):
             break
-    return _check_shards(root, manifest, index, findings, quick, progress, sides=side_folders(root))
+    sides = side_folders(root)
+    return _check_shards(root, manifest, index, findings, quick, progress, sides=sides, io=io)
 
 
-def _verify_side(folder: Path, quick: bool, progress: Progress | None) -> Report:
+def _mode(io: str, nbytes: int, path: Path) -> ReadingMode:
+    """How to read; `path` is a small file that stands for the others: those may be damaged."""
+    return choose_mode(io, nbytes, "the pack's", lambda: direct_obstacle(path))
+
+
+def _verify_side(folder: Path, quick: bool, progress: Progress | None, io: str) -> Report:
     """Check a side array that is named itself, without its pack."""
     findings = Findings()
     advance = _Advance(_side_bytes(folder), progress)
-    check_side(folder, findings, quick=quick, advance=advance)
+    mode = _mode(io, advance.total, folder / MANIFEST_NAME)
+    check_side(folder, findings, quick=quick, direct=mode.direct, advance=advance)
     with findings.collecting():
         counts = {"parts": len(part_names(folder)), "files": findings.files, "bytes": advance.total}
         return Report(tuple(findings.problems), counts, tuple(findings.notes), None)
@@ -125,18 +139,21 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 def _check_shards(
     root: Path, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
     progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
+    io: str = "auto",
 ) -> Report:  # fmt: skip
     """Check the shards, the index against them, and side arrays."""
     shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
     pack_bytes = sum(shard.bytes for shard in shards)
     advance = _Advance(pack_bytes + sum(map(_side_bytes, sides)), progress)
+    mode = _mode(io, advance.total, root / MANIFEST_NAME)
     for entry in shards:
         folder = root / SHARDS_NAME / entry.name
         with findings.collecting(shard=entry.name):
             if folder.is_dir():
                 check_shard(
                     folder, entry, manifest.layout, findings,
-                    quick=quick and entry.name not in full, advance=advance,
+                    quick=quick and entry.name not in full, direct=mode.direct,
+                    advance=advance,
                 )  # fmt: skip
             else:
                 findings.add(f"{folder}: missing", shard=entry.name)
@@ -145,7 +162,7 @@ def _check_shards(
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
     for folder in sides:
-        _check_side_of_pack(folder, root, manifest, index, findings, quick, advance)
+        _check_side_of_pack(folder, root, manifest, index, findings, quick, mode.direct, advance)
     findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
@@ -157,7 +174,7 @@ def _check_shards(
 
 def _check_side_of_pack(
     folder: Path, root: Path, manifest: Manifest, index: Index | None, findings: Findings,
-    quick: bool, advance: "_Advance",
+    quick: bool, direct: bool, advance: "_Advance",
 ) -> None:  # fmt: skip
     """Check a side array of a pack, as far as the pack itself can be read."""
     shards = counts = None
@@ -169,7 +186,9 @@ def _check_side_of_pack(
         def counts(number: int) -> np.ndarray:
             return np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1])
 
-    check_side(folder, findings, quick=quick, shards=shards, counts=counts, advance=advance)
+    check_side(
+        folder, findings, quick=quick, direct=direct, shards=shards, counts=counts, advance=advance
+    )
 
 
 class _Advance:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import describe_fall, first_fall
+from sa1bpack.format.array_stream import ArrayStream, ArrayStreams, compare_tail
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
-from sa1bpack.format.files import byte_view, naming
+from sa1bpack.format.files import byte_view
 from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
 from sa1bpack.format.manifest import ShardEntry
@@ -35,9 +35,15 @@ def check_shard(
     findings: Findings,
     *,
     quick: bool,
+    direct: bool = False,
     advance: Callable[[int], None],
 ) -> None:
-    """Check a shard against its manifest entry; `advance` is called with bytes checked."""
+    """Check a shard against its manifest entry.
+
+    quick    skip what HEAVY_ARRAYS hold
+    direct   read its samples past the page cache, where that is possible
+    advance  called with bytes checked
+    """
     listed = None
     with findings.collecting(shard=entry.name):
         listed = read_checksums(folder / CHECKSUMS_NAME)
@@ -50,7 +56,7 @@ def check_shard(
             _check_listed(shard, listed)
         rising = _check_offsets(shard, findings)
         if rising and not quick:
-            _check_samples(shard, listed, findings, advance)
+            _check_samples(shard, listed, findings, direct, advance)
             streamed = {spec.chunk_path for spec in layout.arrays}
             _check_digests(folder, listed or {}, streamed, findings, entry.name)
             return
@@ -212,70 +218,18 @@ def check_tail(folder: Path, spec: ArraySpec, rows: int) -> None:
         compare_tail(path, stream.read(), file.tail())
 
 
-def compare_tail(path: Path, found: bytes, expected: bytes) -> None:
-    if found != expected:
-        raise FormatError(
-            f"{path}: the padding or the shard index after the data is wrong, so Zarr cannot read "
-            "the array"
-        )
-
-
-class ArrayStream:
-    """One array, read front to back a few rows at a time, and its running XXH3-128."""
-
-    def __init__(self, folder: Path, spec: ArraySpec, rows: int):
-        self.spec = spec
-        self.file = chunk_file(spec, rows)
-        self.path = folder / spec.chunk_path
-        self._digest = xxhash.xxh3_128()
-        self._position = 0
-        self._buffer = np.empty(0, np.uint8)
-        self._fd = os.open(self.path, os.O_RDONLY) if self.file.rows else -1
-
-    def take(self, rows: int) -> np.ndarray:
-        """The next rows, shape (rows, *row_shape); valid until the next call."""
-        data = self._read(rows * self.spec.row_bytes)
-        return data.view(self.spec.dtype).reshape(rows, *self.spec.row_shape)
-
-    def finish(self) -> str:
-        """Check the rest of the file, after the data, and return the digest of the file."""
-        expected = self.file.tail()
-        compare_tail(self.path, self._read(len(expected)).tobytes(), expected)
-        return self._digest.hexdigest()
-
-    def _read(self, nbytes: int) -> np.ndarray:
-        if self._buffer.size < nbytes:
-            self._buffer = np.empty(nbytes, np.uint8)
-        data = self._buffer[:nbytes]
-        done = 0
-        while done < nbytes:
-            with naming(self.path):
-                count = os.preadv(self._fd, [data[done:]], self._position)
-            if count == 0:
-                raise FormatError(f"{self.path}: cut short while it was read")
-            done += count
-            self._position += count
-        self._digest.update(data)
-        return data
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 def _check_samples(
-    shard: Shard, listed: dict[str, str] | None, findings: Findings, advance: Callable[[int], None]
-) -> None:
+    shard: Shard, listed: dict[str, str] | None, findings: Findings, direct: bool,
+    advance: Callable[[int], None],
+) -> None:  # fmt: skip
     """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
 
     Offsets were checked before, and `listed` covers every file, or is None.
     """
     streams: dict[str, ArrayStream] = {}
-    try:
+    with ArrayStreams(direct) as opened:
         for spec in shard.layout.arrays:
-            rows = spec.rows(shard.extent)
-            streams[spec.name] = ArrayStream(shard.folder, spec, rows)
+            streams[spec.name] = opened.open(shard.folder, spec, spec.rows(shard.extent))
         for stream in streams.values():
             if stream.spec.offsets:
                 stream.take(1)  # the leading 0; each sample then takes its own ends
@@ -294,9 +248,6 @@ def _check_samples(
                         findings.files += 1
                         expected = listed[stream.spec.chunk_path]
                         compare_digests(stream.path, found, expected, findings, **place)
-    finally:
-        for stream in streams.values():
-            stream.close()
 
 
 def _check_sample(

@@ -7,12 +7,12 @@ from collections import deque
 
 import numpy as np
 
+from sa1bpack.disk.reading_mode import ReadingMode
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.devices import Batch, Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.loading.page_cache import ReadingMode
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.order.epoch import EpochBatches

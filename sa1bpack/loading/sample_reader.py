@@ -19,7 +19,7 @@ class SampleReader:
     """
 
     def __init__(self, direct: bool):
-        """Raises OSError if the system refuses a context."""
+        """Raises ResourceShortage or OSError if the system refuses a context."""
         self.direct = direct
         self._scratch = aligned(_FIRST_SCRATCH)
         self._context: Context | None = CONTEXTS.take() if direct else None

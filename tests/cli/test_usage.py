@@ -20,7 +20,7 @@ COMMANDS = {
         "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard",
     },
-    "verify": {"--quick"},
+    "verify": {"--io", "--quick"},
     "repair": {"--workers", "--dry-run", "--shard"},
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),

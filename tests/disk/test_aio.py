@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sa1bpack.disk import aio
 from sa1bpack.disk.aio import CUT_SHORT, DEPTH, Context
 from sa1bpack.disk.direct import BLOCK, aligned, open_direct
+from sa1bpack.errors import ResourceShortage
 from sa1bpack.kernels import njit
 
 SIZE = 75 * BLOCK + 1234  # of the file: it does not end with a block
@@ -213,10 +214,16 @@ def test_a_forked_child_makes_its_own_contexts(file, path):
 
 
 def test_a_context_that_the_system_refuses_is_an_error_with_its_number(monkeypatch):
-    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EAGAIN)
+    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EPERM)
     with pytest.raises(OSError) as found:
         aio._Contexts().take()
-    assert found.value.errno == errno.EAGAIN
+    assert found.value.errno == errno.EPERM
+
+
+def test_when_all_contexts_of_the_system_are_taken_the_error_names_limit_and_remedy(monkeypatch):
+    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EAGAIN)
+    with pytest.raises(ResourceShortage, match=r"fs\.aio-max-nr = \d+\. .*io='cached'.*sysctl -w"):
+        aio._Contexts().take()
 
 
 def test_an_unknown_machine_is_an_error_that_names_it(monkeypatch):

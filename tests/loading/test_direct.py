@@ -20,7 +20,7 @@ from page_cache import drop, resident
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.copy_samples import IN_PLACE
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.disk import direct
+from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading import page_cache
@@ -253,7 +253,7 @@ def refuse(monkeypatch, what: str) -> str:
         raise OSError(code, os.strerror(code))
 
     if what == "files":
-        monkeypatch.setattr(page_cache, "open_direct", failing)
+        monkeypatch.setattr(reading_mode, "open_direct", failing)
         return r"image/c\S* cannot be opened with O_DIRECT \(Invalid argument\)"
     if what == "contexts":
         monkeypatch.setattr(CONTEXTS, "take", failing)
@@ -262,7 +262,7 @@ def refuse(monkeypatch, what: str) -> str:
     def opened(path):  # a file system that refuses only when it is read
         return os.open(path, os.O_WRONLY)
 
-    monkeypatch.setattr(page_cache, "open_direct", opened)
+    monkeypatch.setattr(reading_mode, "open_direct", opened)
     return r"image/c\S* cannot be read with O_DIRECT \(Bad file descriptor\)"
 
 
@@ -273,7 +273,7 @@ def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, w
     reason = refuse(monkeypatch, what)
     with pytest.raises(OptionError, match=f"io='direct' is not possible: .*{reason}; use io='cac"):
         Loader(ds, 2, io="direct")
-    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 1000)
+    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 1000)
     with Loader(ds, 2, io="auto") as loader:
         assert re.fullmatch(f"read through the page cache: .*{reason}", loader.plan().io)
         assert len([None for _ in loader]) == 3
@@ -284,11 +284,11 @@ def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, m
     ds = open_pack(root)
     nbytes = page_cache.dataset_bytes(ds)
     assert nbytes == sum(shard.bytes for shard in ds.manifest.shards)
-    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 2 * nbytes)
+    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 2 * nbytes)
     with Loader(ds, 2) as loader:
         assert "through the page cache: the dataset's" in loader.plan().io
         assert "fit in 50%" in str(loader.plan())
-    monkeypatch.setattr(page_cache, "memory_bytes", lambda: 2 * nbytes - 2)
+    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 2 * nbytes - 2)
     with Loader(ds, 2) as loader:
         assert "past the page cache: the dataset's" in loader.plan().io
         assert "exceed 50%" in str(loader.plan())

@@ -9,6 +9,7 @@ import xxhash
 
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.array_reader import check_metadata, read_metadata
+from sa1bpack.format.array_stream import ArrayStreams
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.layout import Extent
@@ -25,7 +26,6 @@ from sa1bpack.format.side.spec import (
     side_root_metadata,
 )
 from sa1bpack.format.verify_shard import (
-    ArrayStream,
     check_digest,
     check_tail,
     compare_digests,
@@ -59,6 +59,7 @@ def check_side(
     findings: Findings,
     *,
     quick: bool = False,
+    direct: bool = False,
     shards: Sequence[ShardIdentity] | None = None,
     counts: Counts | None = None,
     advance: Callable[[int], None] = lambda nbytes: None,
@@ -66,6 +67,7 @@ def check_side(
     """Check a side array, and report every problem; returns its manifest unless that is damaged.
 
     quick    skip the rows themselves
+    direct   read the rows past the page cache, where that is possible
     shards   of the pack that it belongs to: what is missing and what is stale is noted
     counts   masks of the samples of these shards, by number: needed to name damaged samples
     advance  called with the bytes that were checked
@@ -88,7 +90,7 @@ def check_side(
             with findings.collecting(side=side, shard=name):
                 number = known.get(name)
                 rows = None if number is None or counts is None else counts(number)
-                _check_part(folder, name, spec, findings, quick, rows, advance)
+                _check_part(folder, name, spec, findings, quick, direct, rows, advance)
         return manifest
     return None
 
@@ -133,7 +135,7 @@ def read_identity(part: Path) -> ShardIdentity:
 
 
 def _check_part(
-    folder: Path, name: str, spec: SideSpec, findings: Findings, quick: bool,
+    folder: Path, name: str, spec: SideSpec, findings: Findings, quick: bool, direct: bool,
     counts: np.ndarray | None, advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     place = {"side": spec.name, "shard": name}
@@ -158,7 +160,7 @@ def _check_part(
     if quick:
         check_tail(part, spec.values, rows)
     elif rows:
-        _check_rows(opened, listed.get(chunk), findings, counts, place)
+        _check_rows(opened, listed.get(chunk), findings, direct, counts, place)
     for path, digest in listed.items():
         if path != chunk:
             check_digest(part, path, digest, findings, **place)
@@ -166,8 +168,9 @@ def _check_part(
 
 
 def _check_rows(
-    part: SidePart, expected: str | None, findings: Findings, counts: np.ndarray | None, place
-) -> None:
+    part: SidePart, expected: str | None, findings: Findings, direct: bool,
+    counts: np.ndarray | None, place: dict,
+) -> None:  # fmt: skip
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
     if part.spec.axis == "sample":
         counts = np.ones(len(part.checksum), np.int64)
@@ -175,8 +178,8 @@ def _check_rows(
     if counts is None or int(counts.sum()) != rows:  # nobody knows which rows are whose
         check_digest(part.folder, part.spec.values.chunk_path, expected or "", findings, **place)
         return
-    stream = ArrayStream(part.folder, part.spec.values, rows)
-    try:
+    with ArrayStreams(direct) as opened:
+        stream = opened.open(part.folder, part.spec.values, rows)
         for sample, count in enumerate(counts.tolist()):
             found = xxhash.xxh3_64_intdigest(byte_view(stream.take(count)))
             if found != int(part.checksum[sample]):
@@ -187,5 +190,3 @@ def _check_rows(
                 )
         findings.files += 1
         compare_digests(stream.path, stream.finish(), expected or "none", findings, **place)
-    finally:
-        stream.close()

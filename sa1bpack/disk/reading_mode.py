@@ -1,0 +1,80 @@
+"""How what is not in memory is read: through the page cache, or past it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sa1bpack.arguments import choice
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
+from sa1bpack.environment import memory_bytes
+from sa1bpack.errors import OptionError
+from sa1bpack.wording import size_text
+
+IO = ("auto", "cached", "direct")
+
+# What takes no more than this part of the machine's memory is read into the page cache, where the
+# next reader finds it; the rest is left to the training.
+SHARE_OF_MEMORY = 0.5
+
+
+@dataclass(frozen=True)
+class ReadingMode:
+    """How what is not in the page cache is read.
+
+    direct  past the page cache, which stays as it is; otherwise into it
+    reason  why, for users
+    """
+
+    direct: bool
+    reason: str
+
+    def __str__(self) -> str:
+        how = "past the page cache" if self.direct else "through the page cache"
+        return f"read {how}: {self.reason}"
+
+
+def choose_mode(
+    io: str, nbytes: int, subject: str, obstacle: Callable[[], str | None]
+) -> ReadingMode:
+    """The mode for an option `io`.
+
+    nbytes    how much will be read
+    subject   what that is, in the genitive: "the dataset's"
+    obstacle  finds out why it cannot be read past the page cache; None if it can
+
+    Raises OptionError for an unknown option, and for "direct" where that is not possible.
+    """
+    choice("io", io, IO)
+    if io == "cached":
+        return ReadingMode(False, "io='cached'")
+    memory = memory_bytes()
+    size = f"{subject} {size_text(nbytes)}"
+    if io == "auto" and nbytes <= SHARE_OF_MEMORY * memory:
+        return ReadingMode(
+            False, f"{size} fit in {SHARE_OF_MEMORY:.0%} of {size_text(memory)} of memory"
+        )
+    reason = obstacle()
+    if reason is None:
+        reason = "io='direct'"
+        if io == "auto":
+            reason = f"{size} exceed {SHARE_OF_MEMORY:.0%} of {size_text(memory)} of memory"
+        return ReadingMode(True, reason)
+    if io == "direct":
+        raise OptionError(f"io='direct' is not possible: {reason}; use io='cached'")
+    return ReadingMode(False, reason)
+
+
+def direct_obstacle(path: Path) -> str | None:
+    """Why a file cannot be read past the page cache; None if it can. Reads one block of it."""
+    try:
+        file = open_direct(str(path))
+    except OSError as error:
+        return f"{path} cannot be opened with O_DIRECT ({error.strerror})"
+    try:
+        os.preadv(file, [aligned(BLOCK)], 0)
+    except OSError as error:
+        return f"{path} cannot be read with O_DIRECT ({error.strerror})"
+    finally:
+        os.close(file)
+    return None

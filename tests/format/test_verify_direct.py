@@ -1,0 +1,68 @@
+"""A check reads samples past the page cache where that is asked for, and finds the same."""
+
+import shutil
+
+import pytest
+from page_cache import direct_folder, drop, resident  # noqa: F401 - a fixture
+
+from sa1bpack.disk import direct, reading_mode
+from sa1bpack.errors import OptionError
+from sa1bpack.format import read_manifest, verify
+
+
+@pytest.fixture
+def cold_pack(pristine_pack, direct_folder, tmp_path):  # noqa: F811
+    """A pack on a file system with direct reads, none of which is in memory."""
+    root = shutil.copytree(pristine_pack, direct_folder / tmp_path.name)
+    yield root
+    shutil.rmtree(root)
+
+
+def images(root):
+    return sorted(root.glob("shards/*/image/c*/*")) or sorted(root.glob("shards/*/image/c*"))
+
+
+def test_direct_leaves_the_images_out_of_the_page_cache_and_cached_reads_them_into_it(cold_pack):
+    paths = [path for path in images(cold_pack) if path.is_file()]
+    assert paths
+    for io, found in (("direct", False), ("cached", True)):
+        drop(*paths)
+        report = verify(cold_pack, io=io)
+        assert report.ok and report.counts["samples"] == 7
+        assert all(resident(path).all() == found for path in paths)
+
+
+@pytest.mark.parametrize("io", ["cached", "direct"])
+def test_damage_of_any_block_is_found_and_named_alike(cold_pack, io):
+    [path, *_] = [path for path in images(cold_pack) if path.is_file()]
+    sound = path.read_bytes()
+    for at in (0, len(sound) // 2, len(sound) - 1):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+        problems = [str(problem) for problem in verify(cold_pack, io=io).problems]
+        assert problems and problems == [str(p) for p in verify(cold_pack, io="cached").problems]
+
+
+def test_auto_goes_past_the_page_cache_from_half_of_the_memory_on(cold_pack, monkeypatch):
+    paths = [path for path in images(cold_pack) if path.is_file()]
+    nbytes = sum(shard.bytes for shard in read_manifest(cold_pack).shards)
+    for memory, found in ((2 * nbytes, True), (2 * nbytes - 2, False)):
+        drop(*paths)
+        monkeypatch.setattr(reading_mode, "memory_bytes", lambda memory=memory: memory)
+        assert verify(cold_pack).ok
+        assert all(resident(path).all() == found for path in paths)
+
+
+def test_where_it_is_impossible_direct_is_refused_and_auto_reads_through_the_page_cache(
+    cold_pack, monkeypatch
+):
+    def refused(path):
+        raise OSError(22, "Invalid argument", path)
+
+    for module in (reading_mode, direct):
+        monkeypatch.setattr(module, "open_direct", refused)
+    monkeypatch.setattr(reading_mode, "memory_bytes", lambda: 1)
+    with pytest.raises(OptionError, match=r"manifest.json cannot be opened with O_DIRECT"):
+        verify(cold_pack, io="direct")
+    assert verify(cold_pack).ok
+    with pytest.raises(OptionError, match="io"):
+        verify(cold_pack, io="fast")
