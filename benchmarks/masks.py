@@ -13,11 +13,18 @@ bits; before timing, both are checked to produce the same bits. The reference ta
 Then masks at load time, in milliseconds per 100 masks, over all images: stored bits to bool, as a
 loader converts them, compared with bits drawn from the runs at several sizes, by area and at
 centres: the complete image ("whole"), a mirrored crop of an eighth to all of the image, different
-for every image and pass ("crop"), and the complete image rotated by 10 degrees ("turned"). Last, 8
+for every image and pass ("crop"), and the complete image rotated by 10 degrees ("turned"), and 8
 points per mask from each region.
+
+Last, relations of the masks of an image, in milliseconds per image: IoU and containment of all
+pairs, and everything that `Relations` has, from the exact runs and from bits, compared with
+pycocotools on its run lengths and with the usual double loop over float masks of the same grid;
+before timing, all are checked to find the same. In "crowd" every mask of an image also comes
+shifted, twice, so that each overlaps at least two others.
 """
 
 import argparse
+import itertools
 import json
 import tarfile
 import time
@@ -33,12 +40,17 @@ from pycocotools import mask as coco
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.masks import (
     REGIONS,
+    RELATIONS,
     SAMPLINGS,
     draw_points,
     draw_window,
+    encode_counts,
     pack_bits,
     parse_counts,
     rasterize,
+    relate_bits,
+    relate_runs,
+    unpack_bits,
     window_map,
 )
 
@@ -154,6 +166,84 @@ def time_loading(runs: Runs, sizes: list[int], repeats: int) -> None:
         print(f"8 points {region:<9}{milliseconds(points, repeats, per_100):8.2f}")
 
 
+def crowd(image: tuple) -> tuple:
+    """The masks of an image, and all of them moved by about 20 and 40 columns."""
+    ends, offset, height, width = image
+    parts, lengths = [], []
+    for shift in (0, 20 * height, 40 * height):
+        for first, last in itertools.pairwise(offset.tolist()):
+            moved = np.minimum(ends[first:last].astype(np.int64) + shift, height * width)
+            parts.append(moved.astype(np.int32))
+            lengths.append(last - first)
+    return np.concatenate(parts), np.cumsum([0, *lengths]), height, width
+
+
+def double_loop(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """IoU and containment of float32 (m, h, w) masks, pair by pair."""
+    areas = [mask.sum() for mask in cells]
+    ious, parts = np.zeros((len(cells),) * 2), np.zeros((len(cells),) * 2)
+    for i, first in enumerate(cells):
+        for j, second in enumerate(cells):
+            common = (first * second).sum()
+            ious[i, j] = common / max(areas[i] + areas[j] - common, 1)
+            parts[i, j] = common / max(areas[i], 1)
+    return ious, parts
+
+
+def coco_pairs(objects: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """IoU and containment by pycocotools."""
+    return tuple(coco.iou(objects, objects, [crowd] * len(objects)) for crowd in (0, 1))
+
+
+def time_relations(name: str, images: Runs, size: int, repeats: int, slow: bool) -> None:
+    """Print the cost of relations per image; `slow`: of the double loop as well."""
+    bits = [rasterize(*image, size, "pad") for image in images]
+    objects = []
+    for ends, offset, height, width in images:
+        text, at = encode_counts(ends, offset)
+        objects.append([
+            {"size": [height, width], "counts": text[first:last].tobytes()}
+            for first, last in itertools.pairwise(at.tolist())
+        ])  # fmt: skip
+    overlapping = 0
+    for image, stored, own in zip(images, bits, objects, strict=True):
+        exact, grid = relate_runs(*image), relate_bits(stored)
+        overlapping += int((np.triu(exact.intersections, 1) > 0).sum())
+        same = all(map(np.array_equal, (exact.ious, exact.containments), coco_pairs(own)))
+        if slow:
+            pairs = double_loop(unpack_bits(stored).astype(np.float32))
+            same = same and all(map(np.allclose, (grid.ious, grid.containments), pairs))
+        if not same:
+            raise SystemExit(f"{name}: relations differ from the reference")
+
+    def pairs(found) -> None:
+        _ = found.ious, found.containments
+
+    def everything(found) -> None:
+        for relation in RELATIONS:
+            getattr(found, relation)
+
+    count = len(images)
+    ways = {
+        "IoU, containment: runs": lambda: [pairs(relate_runs(*image)) for image in images],
+        f"  {size}x{size} bits": lambda: [pairs(relate_bits(stored)) for stored in bits],
+        "  pycocotools on its runs": lambda: [coco_pairs(own) for own in objects],
+        "everything: runs": lambda: [everything(relate_runs(*image)) for image in images],
+        "  bits": lambda: [everything(relate_bits(stored)) for stored in bits],
+    }
+    masks = sum(len(image[1]) - 1 for image in images) / count
+    print(
+        f"\n{name}: relations of {masks:.0f} masks per image, ms per image; "
+        f"{overlapping / count:.0f} pairs overlap"
+    )
+    for label, work in ways.items():
+        print(f"  {label:<32}{milliseconds(work, repeats, count):10.2f}")
+    if slow:
+        floats = [unpack_bits(stored).astype(np.float32) for stored in bits]
+        taken = milliseconds(lambda: [double_loop(cells) for cells in floats], 1, count)
+        print(f"  {f'  double loop over {size}x{size} floats':<32}{taken:10.2f}")
+
+
 def time_stored(images: list, texts: list, runs: Runs, options: argparse.Namespace) -> None:
     """Print the cost per image of the grid that a pack stores."""
     size, count, repeats = options.mask_size, len(images), options.repeats
@@ -206,6 +296,8 @@ def main() -> None:
         runs.append((*parse_counts(*texts[-1])[:2], height, width))
     time_stored(images, texts, runs, options)
     time_loading(runs, options.sizes, options.repeats)
+    for name, related in (("images", runs), ("crowd", [crowd(image) for image in runs])):
+        time_relations(name, related, options.mask_size, options.repeats, options.reference)
 
 
 if __name__ == "__main__":

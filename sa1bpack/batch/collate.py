@@ -16,6 +16,7 @@ from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
+from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.runs import RunBatch
 
 ON_ERROR = ("raise", "drop")
@@ -53,6 +54,8 @@ class Collate:
     dropped           int64     (d,) with on_error="drop": rows of samples that were dropped
     ================  ========  ================================================================
 
+    With `relations` there is one more key for each of them, see `transforms.Relate`.
+
     With `sample_spec` there is one more key, which is not a tensor: `spec` (str: `ds.spec_text`),
     by which a `transforms.Pipeline` recognises the batches of its dataset. Batches of Loader and
     make_dataloader always have it, and two more: `epoch` and `number` (int: the epoch, and the
@@ -76,6 +79,7 @@ class Collate:
         on_error: str = "raise",
         canvas: int | None = None,
         sample_spec: SampleSpec | None = None,
+        relations: Relate | Sequence[str] = (),
     ):
         """
         Args:
@@ -95,6 +99,7 @@ class Collate:
                 one, which is zero elsewhere. At least `ds.layout.image_size`.
             sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
                 masks are bits, and `spec` in the batch.
+            relations: names of relations of the kept masks, or a `transforms.Relate`.
 
         Raises:
             OptionError: a value that cannot be used.
@@ -113,6 +118,7 @@ class Collate:
         if canvas is not None:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
+        self._relate = Relate.of(relations)
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
         self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
@@ -177,6 +183,10 @@ class Collate:
             batch["runs"] = _joined_runs(plan)
         for key in samples[0].keys() - OWN_KEYS:
             batch[key] = [sample[key] for sample in samples]
+        if self._relate is not None:
+            if taken := set(self._relate.names) & batch.keys():
+                raise OptionError(f"the transform returned {taken}, which are names of relations")
+            batch |= self._relate(batch)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))
         if self._spec_text is not None:

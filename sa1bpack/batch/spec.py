@@ -13,6 +13,7 @@ from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
+from sa1bpack.transforms.relations import Relate
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64
@@ -63,6 +64,7 @@ class BatchSpec:
     to_device   the buffer is copied to a device. Masks lie in it as flat bits, whatever the layout,
                 and are laid out on the device: neither padding nor unpacked masks are sent
     to_rgb      the planes in the buffer become RGB on the device
+    relate      relations that are added to the batch; None: none
     """
 
     shards: Layout
@@ -71,12 +73,16 @@ class BatchSpec:
     layout: MaskLayout
     to_device: bool
     to_rgb: bool
+    relate: Relate | None = None
 
     @classmethod
-    def of(cls, ds: Dataset, layout: MaskLayout, to_device: bool) -> "BatchSpec":
+    def of(
+        cls, ds: Dataset, layout: MaskLayout, to_device: bool, relate: Relate | None = None
+    ) -> "BatchSpec":
         """The spec of batches of a dataset.
 
-        Raises OptionError for packed masks of a dataset that yields runs.
+        Raises OptionError for packed masks, and for relations on a device, of a dataset that yields
+        runs.
         """
         image, masks = ds.spec.image, ds.spec.masks
         if layout.packed and masks.source == "runs":
@@ -84,10 +90,15 @@ class BatchSpec:
                 f"masks={layout.name!r} needs masks, but the dataset yields their runs; open the "
                 "pack with a mask_size, or choose 'padded' or 'flat'"
             )
+        if relate is not None and to_device and masks.source == "runs":
+            raise OptionError(
+                f"{relate!r} on a device needs masks, but the dataset yields their runs: use "
+                "Pipeline(relations=...), or open the pack with a mask_size"
+            )
         to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")
-        return cls(ds.layout, image, masks, layout, to_device, to_rgb)
+        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate)
 
     @property
     def as_bool(self) -> bool:

@@ -93,8 +93,8 @@ class BatchCopy:
         self._first_mask = int(lookup.offsets[low])
         self.total = int(lookup.offsets[high]) - self._first_mask
         counts = lookup.counts[low:high]
-        most = int(counts.max(initial=0))
-        self.capacity = most if source.capacity is None else source.capacity
+        self.most = int(counts.max(initial=0))  # masks of the fullest sample
+        self.capacity = self.most if source.capacity is None else source.capacity
         # int64 (T + 1,): where the runs of each mask begin in those of all masks, joined.
         self.run_offset = np.zeros(self.total + 1, np.int64)
         if source.spec.masks.source != "bits":

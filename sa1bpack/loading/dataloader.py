@@ -73,7 +73,7 @@ class _SendingCollate(Collate):
         canvas = ds.spec.image.side if ds.spec.image.flat else None
         super().__init__(
             options.masks, max_masks=options.max_masks, choose=options.choose, seed=seed,
-            pad_to_max=options.pad_to_max, canvas=canvas,
+            pad_to_max=options.pad_to_max, canvas=canvas, relations=options.relations,
             sample_spec=None if ds.options.transform is not None else ds.spec,
         )  # fmt: skip
         self._as_bool = gives_bool(ds.spec)
@@ -243,8 +243,8 @@ def make_dataloader(
         pin_memory: None: if there is a CUDA device.
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default.
-        options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
-            on_error, max_dropped, timeout: see ReadingOptions.
+        options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
+            world_size, on_error, max_dropped, timeout: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

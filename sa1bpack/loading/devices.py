@@ -210,6 +210,8 @@ def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
             del batch["mask_offsets"]
     elif spec.to_device:
         finish_masks(batch, spec, len(copy), copy.capacity)
+    if spec.relate is not None:
+        batch |= spec.relate(batch, copy.most)
     return batch
 
 

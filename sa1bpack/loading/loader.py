@@ -104,8 +104,8 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto": "cached" if the dataset takes at most half of the memory of this machine or
                 container, else "direct"; `plan()` says which, and why.
-            options: order, masks, max_masks, choose, pad_to_max, seed, last, rank, world_size,
-                on_error, max_dropped, timeout: see ReadingOptions.
+            options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
+                world_size, on_error, max_dropped, timeout: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
@@ -131,7 +131,9 @@ class Loader(BatchReader):
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
         self._choice = chosen.mask_choice(self.batches.order)
         self._device: Host | Cuda = open_device(device)
-        self._spec = BatchSpec.of(ds, chosen.layout, to_device=self._device.pinned)
+        self._spec = BatchSpec.of(
+            ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relate
+        )
         self._pool: BufferPool | None = None
         self._end_threads: weakref.finalize | None = None
         self._pid = os.getpid()
@@ -159,15 +161,21 @@ class Loader(BatchReader):
             made = largest.regions_of(BatchSpec.of(ds, options.layout, to_device=False))
             keys = ["masks"] * ("masks" in made) + ["images"] * self._spec.to_rgb
             device_bytes = count * largest.nbytes + 2 * sum(made[key].nbytes for key in keys)
+        related = 0
+        if self._spec.relate is not None:  # of the consumer's batch, and of the one being made
+            rows = largest.samples * (
+                largest.capacity if options.layout.padded else largest.most_masks
+            )
+            related = 2 * self._spec.relate.nbytes(rows, largest.capacity)
         shards = min(most_open_shards() + self._threads * OPEN_SAMPLES, len(ds.shards))
         return LoadingPlan(
             samples=largest.samples,
             most_masks=largest.most_masks,
             batch_bytes=largest.nbytes,
             batches=count,
-            host_bytes=count * held,
+            host_bytes=count * held + (0 if self._device.pinned else related),
             pinned_bytes=count * held if self._device.pinned else 0,
-            device_bytes=device_bytes,
+            device_bytes=device_bytes + (related if self._device.pinned else 0),
             scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,
             # Checked reading opens files as it reads them, one at a time per thread.

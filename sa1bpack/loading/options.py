@@ -1,6 +1,6 @@
 """The options that Loader and make_dataloader share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
@@ -14,6 +14,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.named import make_batches, order_seed
 from sa1bpack.order.orders import Order
+from sa1bpack.transforms.relations import Relate
 
 # Options of other loaders, and their names here.
 _ELSEWHERE = {
@@ -45,6 +46,8 @@ class ReadingOptions:
         Which masks to keep: "largest", "iou" or "random", as in `Collate`.
     pad_to_max
         Padded arrays always have `max_masks` rows per sample.
+    relations
+        Names of relations of the masks of a batch, or a `transforms.Relate`: each is one more key.
     seed
         Of a named order and of the random choice. None: that of the order, or 0.
     last
@@ -69,6 +72,7 @@ class ReadingOptions:
     max_masks: int | None = None
     choose: str = "largest"
     pad_to_max: bool = False
+    relations: Relate | Sequence[str] = ()
     seed: int | None = None
     last: str = "short"
     rank: int | None = None
@@ -83,12 +87,18 @@ class ReadingOptions:
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
             raise OptionError(f"max_dropped is {share!r}: choose a share of the samples, 0 to 1")
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        _ = self.relate  # checks relations
         _ = self.capacity  # checks masks, max_masks, choose, pad_to_max and seed
 
     @property
     def layout(self) -> MaskLayout:
         """Of the masks in a batch."""
         return mask_layout(self.masks)
+
+    @property
+    def relate(self) -> Relate | None:
+        """What computes the relations; None for none."""
+        return Relate.of(self.relations)
 
     @property
     def capacity(self) -> int | None:

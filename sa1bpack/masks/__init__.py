@@ -1,10 +1,12 @@
-"""Masks: COCO run-length text ↔ run ends → packed bits ↔ bool, and the choice of masks.
+"""Masks: COCO run-length text ↔ run ends → packed bits ↔ bool; their choice; their relations.
 
 ::
 
     counts text --parse_counts--> run ends --rasterize----> packed bits --unpack_bits--> bool
                 <--encode_counts-     |   --draw_window-->              <--pack_bits---
                                       +-----draw_points--> prompts
+
+`relate` finds how the masks of an image lie to one another, from their runs or from bits.
 
 None of these steps creates a full-size mask.
 """
@@ -15,9 +17,12 @@ from importlib import import_module
 _MODULES = {
     "FITS": "raster",
     "MAX_MASK_SIZE": "grid",
+    "LEVELS": "relations.hierarchy",
     "MaskRule": "select",
     "ORDERS": "select",
     "REGIONS": "regions",
+    "RELATIONS": "relations.relate",
+    "Relations": "relations.relate",
     "SAMPLINGS": "grid",
     "check_image_runs": "_arrays",
     "count_pixels": "regions",
@@ -31,6 +36,9 @@ _MODULES = {
     "pack_bits": "bits",
     "parse_counts": "rle",
     "rasterize": "raster",
+    "relate": "relations.relate",
+    "relate_bits": "relations.relate",
+    "relate_runs": "relations.relate",
     "select_masks": "select",
     "take_masks": "rle",
     "unpack_bits": "bits",

@@ -14,6 +14,7 @@ from runs, with the same cells, and pixels that differ by rounding only.
     memory      memory for results on a CPU, used again
     regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
+    relations   how the masks of each sample lie to one another
     boxes       boxes and points under these maps
     pixels      planes to RGB, bytes to normalised numbers
     color       colour jitter
@@ -41,6 +42,7 @@ from sa1bpack.transforms.prompts import (
     mask_boxes,
     nth_pixels,
 )
+from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.runs import RunBatch, draw_runs
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Pipeline",
     "RandomFlip",
     "RandomResizedCrop",
+    "Relate",
     "RunBatch",
     "ScaleJitter",
     "count_pixels",

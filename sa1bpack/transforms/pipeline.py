@@ -39,6 +39,7 @@ from sa1bpack.transforms.mix import Mixup
 from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
 from sa1bpack.transforms.random import uniform
+from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
 from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_runs
 from sa1bpack.transforms.tables import Table
@@ -89,6 +90,10 @@ class Pipeline:
     same order, without padding or with padding that has no run ends. Otherwise they are sampled
     from the grid in the batch, at the centres of the cells.
 
+    With `relations` there is one more key for each of them, see `Relate`: they are those of the
+    resulting masks, of what is left of them in the picture, in cells. Relations in the batch, of
+    the masks as they were stored, are passed through or replaced.
+
     No mask is dropped, so that all arrays keep their shapes: ignore masks that are not `valid`.
 
     Everything random depends on (seed, epoch, image_id) and on the position of the step among the
@@ -115,6 +120,7 @@ class Pipeline:
         mean: Sequence[float] = SAM_MEAN,
         std: Sequence[float] = SAM_STD,
         min_area: int = 1,
+        relations: Relate | Sequence[str] = (),
         seed: int = 0,
     ):
         """
@@ -130,6 +136,8 @@ class Pipeline:
             mask_dtype: of the masks: torch.bool or a floating-point type.
             mean, std: of R, G, B in 0 to 255; by default those of SAM.
             min_area: cells that a mask must still have to be valid.
+            relations: names of relations of the resulting masks, or a `Relate`. Batches must have
+                masks or runs.
             seed: 0 to 2**64 - 1.
 
         Raises:
@@ -160,6 +168,7 @@ class Pipeline:
             )
         self.dtype, self.mask_dtype = dtype, mask_dtype
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
+        self._relate = Relate.of(relations)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         means, stds = np.array(means, np.float32), np.array(stds, np.float32)
         self._mean, self._std = Table(means), Table(stds)
@@ -222,6 +231,8 @@ class Pipeline:
         check_spec(batch, self.spec)
         check_images(batch["images"], self.image_size)
         check_sizes(batch["sizes"], len(batch["images"]), self.image_size, self.fit)
+        if self._relate is not None and not {"masks", "runs"} & batch.keys():
+            raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         if "masks" in batch and "runs" not in batch:
             check_grids(batch["masks"], self.cells)
 
@@ -282,6 +293,14 @@ class Pipeline:
         if masks is not None:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
+            if self._relate is not None:
+                compiled = masks.device.type in COMPILED_ON
+                way = self._relate.of_masks if compiled else self._relate.with_torch
+                done |= way(
+                    masks.view(*shape, *self.grid),
+                    batch["mask_counts"],
+                    "mask_offsets" not in batch,
+                )
         to_canvas = frame.maps.inverse().of(owner)
         source_pixel, to_stored = self._scales(batch)
         if "bboxes" in batch:

@@ -1,0 +1,296 @@
+"""The relations of the masks of one image; each is computed when it is first asked for.
+
+::
+
+    found = sa1bpack.masks.relate(ds[i])
+    found.ious[3, 5], found.parents[3], np.flatnonzero(found.children[3])
+
+They come from the exact runs, in pixels of the source image, or from bits, in cells of their grid.
+On the grid of the source the two agree.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks._arrays import check_array, check_image_runs
+from sa1bpack.masks.grid import check_image
+from sa1bpack.masks.relations.bits import (
+    as_words,
+    intersect_bits,
+    measured,
+    touch_bits,
+    word_boxes,
+)
+from sa1bpack.masks.relations.hierarchy import depths_of, levels_of, parents_of
+from sa1bpack.masks.relations.runs import foreground, intersect_runs, sum_runs, touch_runs
+
+SHARE, NEIGHBORS = 0.9, 8  # the defaults
+
+
+class Relation(NamedTuple):
+    """What one relation is: its dtype, whether it is one of pairs, values per mask, and what it is
+    for a mask without pixels, and in the padding of a batch."""
+
+    dtype: np.dtype
+    pairs: bool
+    columns: int = 1
+    none: int = 0
+
+
+_INT64, _FLOAT64, _BOOL = np.dtype("i8"), np.dtype("f8"), np.dtype("?")
+
+# Name of each relation, in `Relations` and as the key of a batch.
+RELATIONS = {
+    "intersections": Relation(_INT64, True),
+    "ious": Relation(_FLOAT64, True),
+    "containments": Relation(_FLOAT64, True),
+    "touching": Relation(_BOOL, True),
+    "distances": Relation(_FLOAT64, True),
+    "children": Relation(_BOOL, True),
+    "centroids": Relation(_FLOAT64, False, 2),
+    "mask_boxes": Relation(_INT64, False, 4),
+    "parents": Relation(_INT64, False, none=-1),
+    "depths": Relation(_INT64, False),
+    "levels": Relation(_INT64, False, none=-1),
+}
+
+
+class Shapes(Protocol):
+    """The masks of an image, as relations need them."""
+
+    def common(self) -> np.ndarray:
+        """int64 (m, m): common pixels of all pairs, areas on the diagonal."""
+
+    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
+        """bool (m, m), see `Relations.touching`."""
+
+    def measured(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 (m, 2): twice the sums of x and y of pixel centres; int64 (m, 4): boxes."""
+
+
+class _Runs:
+    def __init__(self, run_ends: np.ndarray, run_offset: np.ndarray, height: int):
+        masks = len(run_offset) - 1
+        self._height = np.int64(height)
+        self._stretches = np.empty(((int(run_offset[-1] - run_offset[0]) + 1) // 2, 2), np.int64)
+        self._offset, self._boxes = np.empty(masks + 1, np.int64), np.empty((masks, 4), np.int64)
+        foreground(run_ends, run_offset, self._height, self._stretches, self._offset, self._boxes)
+
+    def common(self) -> np.ndarray:
+        out = np.empty((len(self._boxes),) * 2, np.int64)
+        intersect_runs(self._stretches, self._offset, self._boxes, out)
+        return out
+
+    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
+        out = np.empty(common.shape, np.bool_)
+        touch_runs(self._stretches, self._offset, self._boxes, common, self._height, corners, out)
+        return out
+
+    def measured(self) -> tuple[np.ndarray, np.ndarray]:
+        sums = np.empty((len(self._boxes), 2), np.int64)
+        sum_runs(self._stretches, self._offset, self._height, sums)
+        return sums, self._boxes
+
+
+class _Bits:
+    def __init__(self, masks: np.ndarray):
+        self._words = as_words(masks)
+        self._boxes = np.empty((len(masks), 4), np.int64)
+        word_boxes(self._words, self._boxes)
+
+    def common(self) -> np.ndarray:
+        out = np.empty((len(self._boxes),) * 2, np.int64)
+        intersect_bits(self._words, self._boxes, out)
+        return out
+
+    def touching(self, common: np.ndarray, corners: bool) -> np.ndarray:
+        out = np.empty(common.shape, np.bool_)
+        touch_bits(self._words, self._boxes, common, corners, out)
+        return out
+
+    def measured(self) -> tuple[np.ndarray, np.ndarray]:
+        return measured(self._words)
+
+
+class Relations:
+    """Relations of the m masks of one image. Units are pixels of the source or cells of a grid.
+
+    =============  =======  ======  ============================================================
+    intersections  int64    (m, m)  pixels that both masks have; their areas on the diagonal
+    ious           float64  (m, m)  intersection over union; 0 if neither has pixels
+    containments   float64  (m, m)  [i, j]: how much of i is in j, intersection over the area of
+                                    i; 0 if i has no pixels
+    touching       bool     (m, m)  no pixel in common, but pixels that are neighbours
+    distances      float64  (m, m)  between centroids; 0 if one of them has no pixels
+    children       bool     (m, m)  [i, j]: the parent of j is i
+    centroids      float64  (m, 2)  x, y of the mean of the pixels' centres, with pixel edges at
+                                    whole numbers; 0, 0 without pixels
+    mask_boxes     int64    (m, 4)  x0, y0, x1, y1: edges of the smallest box; zeros without pixels
+    parents        int64    (m,)    the smallest mask that contains at least `share` of the mask's
+                                    area; -1 for none. A parent is larger than its children; of
+                                    masks with the same area, the lower index is the larger one
+    depths         int64    (m,)    how many parents, their parents, ... the mask has
+    levels         int64    (m,)    the third of the image's masks that it is in by area: 0 large,
+                                    1 medium, 2 small; -1 without pixels
+    =============  =======  ======  ============================================================
+
+    IoU and containment are those of pycocotools (`iou` without and with `iscrowd`). Touching is the
+    relation of Simple Features (OGC 06-103r4, "touches") on pixels: with `neighbors=8`, pixels that
+    share an edge or a corner are neighbours, with 4 those that share an edge (Rosenfeld and Pfaltz,
+    "Sequential Operations in Digital Picture Processing", 1966). For masks that overlap or touch,
+    use `(found.intersections > 0) | found.touching`.
+    """
+
+    def __init__(self, shapes: Shapes, share: float, neighbors: int):
+        """Made by `relate`, `relate_runs` and `relate_bits`."""
+        self._shapes = shapes
+        self._share, self._corners = share, neighbors == 8
+
+    @cached_property
+    def intersections(self) -> np.ndarray:
+        return self._shapes.common()
+
+    @property
+    def areas(self) -> np.ndarray:
+        """int64 (m,): pixels or cells of each mask."""
+        return self.intersections.diagonal()
+
+    @cached_property
+    def ious(self) -> np.ndarray:
+        union = self.areas[:, None] + self.areas - self.intersections
+        return self.intersections / np.maximum(union, 1)
+
+    @cached_property
+    def containments(self) -> np.ndarray:
+        return self.intersections / np.maximum(self.areas, 1)[:, None]
+
+    @cached_property
+    def touching(self) -> np.ndarray:
+        return self._shapes.touching(self.intersections, self._corners)
+
+    @cached_property
+    def _measured(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._shapes.measured()
+
+    @property
+    def mask_boxes(self) -> np.ndarray:
+        return self._measured[1]
+
+    @cached_property
+    def centroids(self) -> np.ndarray:
+        return self._measured[0] / (2 * np.maximum(self.areas, 1))[:, None]
+
+    @cached_property
+    def distances(self) -> np.ndarray:
+        steps = self.centroids[:, None] - self.centroids
+        some = self.areas > 0
+        return np.sqrt(np.square(steps).sum(2)) * (some[:, None] & some)
+
+    @cached_property
+    def parents(self) -> np.ndarray:
+        return parents_of(self.intersections, self._share)
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        return depths_of(self.parents)
+
+    @cached_property
+    def children(self) -> np.ndarray:
+        return self.parents == np.arange(len(self.parents))[:, None]
+
+    @cached_property
+    def levels(self) -> np.ndarray:
+        return levels_of(self.areas)
+
+
+def check_rule(share: Any, neighbors: Any) -> tuple[float, int]:
+    """The share that makes a parent, and the number of neighbours.
+
+    Raises OptionError unless the share is above 0 and at most 1, and there are 4 or 8 neighbours.
+    """
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share <= 1:
+        raise OptionError(
+            f"share is {share!r}: choose a share of a mask's area, above 0 and at most 1"
+        )
+    if isinstance(neighbors, bool) or neighbors not in (4, 8):
+        raise OptionError(f"neighbors is {neighbors!r}: choose 4 or 8")
+    return float(share), int(neighbors)
+
+
+def relate_runs(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    *,
+    share: float = SHARE,
+    neighbors: int = NEIGHBORS,
+) -> Relations:
+    """The relations of an image's masks, from their exact runs, in pixels of the source.
+
+    Args:
+        run_ends: int32 (r,), see `parse_counts`.
+        run_offset: int64 (m + 1,).
+        height, width: of the source image, in pixels.
+        share: of its area, by which a mask lies in its parent; above 0, at most 1.
+        neighbors: 8 or 4, which pixels touch.
+
+    Raises:
+        MaskError: the image is too large, or a mask's run ends decrease or do not end with its
+            pixels.
+        OptionError: an array has the wrong dtype, the offsets do not fit the runs, or `share` or
+            `neighbors` cannot be used.
+    """
+    share, neighbors = check_rule(share, neighbors)
+    height, width = check_image(height, width)
+    run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
+    return Relations(_Runs(run_ends, run_offset, height), share, neighbors)
+
+
+def relate_bits(
+    masks: np.ndarray, *, share: float = SHARE, neighbors: int = NEIGHBORS
+) -> Relations:
+    """The relations of an image's masks, from a grid, in cells.
+
+    Args:
+        masks: uint8 (m, h, w / 8), packed bits, or bool (m, h, w).
+        share, neighbors: as of `relate_runs`.
+
+    Raises:
+        OptionError: an argument cannot be used.
+    """
+    share, neighbors = check_rule(share, neighbors)
+    if not isinstance(masks, np.ndarray) or masks.dtype != np.bool_:
+        check_array("masks", masks, "uint8", ("m", "h", "w / 8"), ", or bool (m, h, w)")
+    elif masks.ndim != 3:
+        check_array("masks", masks, "bool", ("m", "h", "w"))
+    return Relations(_Bits(masks), share, neighbors)
+
+
+def relate(
+    sample: Mapping[str, Any], *, share: float = SHARE, neighbors: int = NEIGHBORS
+) -> Relations:
+    """The relations of the masks of a sample, as a dataset yields it.
+
+    From the exact runs if the sample has them (`sa1bpack.open(pack, masks="runs")`), otherwise from
+    its masks, bits or bool.
+
+    Args:
+        sample: a dict with `run_ends`, `run_offset` and `size`, or with `masks`.
+        share, neighbors: as of `relate_runs`.
+
+    Raises:
+        MaskError, OptionError: as `relate_runs` and `relate_bits`; or there are no masks.
+    """
+    if "run_ends" in sample:
+        height, width = (int(side) for side in sample["size"][:2])
+        runs = sample["run_ends"], sample["run_offset"]
+        return relate_runs(*runs, height, width, share=share, neighbors=neighbors)
+    if "masks" not in sample:
+        raise OptionError("the sample has neither `masks` nor `run_ends`")
+    return relate_bits(sample["masks"], share=share, neighbors=neighbors)

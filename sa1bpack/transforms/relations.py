@@ -1,0 +1,377 @@
+"""Relations of the masks of a batch, on its device: see `sa1bpack.masks.relations`.
+
+On a device the common cells of all pairs are products of matrices of zeros and ones, for all
+samples at once: in half precision, over so few cells at a time that every sum is a whole number
+that it can hold. On a CPU compiled kernels do it, sample by sample, in as many threads as torch may
+use. Whole numbers are the same; of the others, the last bit may differ.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from sa1bpack.arguments import choice
+from sa1bpack.errors import OptionError
+from sa1bpack.masks.relations.relate import (
+    NEIGHBORS,
+    RELATIONS,
+    SHARE,
+    Relation,
+    Relations,
+    check_rule,
+    relate_bits,
+    relate_runs,
+)
+from sa1bpack.transforms.compiled import run_jobs
+from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.runs import RunBatch, compiled_samples
+
+_EXACT = 2048  # half precision holds all whole numbers up to this
+_CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
+
+# Types in a batch, by that in `Relations`.
+_TYPES = {"int64": torch.int64, "float64": torch.float32, "bool": torch.bool}
+
+
+def _type(relation: Relation) -> torch.dtype:
+    return _TYPES[str(relation.dtype)]
+
+
+class Relate:
+    """Computes relations of the masks of batches: `Relate(["ious", "parents"])(batch)`.
+
+    The result is a dict of tensors on the batch's device, with the names of
+    `sa1bpack.masks.Relations`. "..." is (B, M) for padded masks and (T,) for flat ones; M is also
+    the mask count of the fullest sample for flat ones: pairs are pairs of masks of one sample, and
+    the last axis counts the masks of that sample.
+
+    =============  =======  ===========
+    intersections  int64    (..., M)
+    ious           float32  (..., M)
+    containments   float32  (..., M)
+    touching       bool     (..., M)
+    distances      float32  (..., M)
+    children       bool     (..., M)
+    centroids      float32  (..., 2)
+    mask_boxes     int64    (..., 4)
+    parents        int64    (...)
+    depths         int64    (...)
+    levels         int64    (...)
+    =============  =======  ===========
+
+    Padding is 0, but -1 in `parents` and `levels`. Units are pixels of the source with `runs`, and
+    otherwise cells of the masks' grid. For flat masks on a device, M waits for the device.
+    """
+
+    def __init__(self, names: Iterable[str], *, share: float = SHARE, neighbors: int = NEIGHBORS):
+        """
+        Args:
+            names: of relations.
+            share: of its area, by which a mask lies in its parent; above 0, at most 1.
+            neighbors: 8 or 4, which cells touch.
+
+        Raises:
+            OptionError: an unknown name, or a value that cannot be used.
+        """
+        given = (names,) if isinstance(names, str) else names
+        try:
+            self.names = tuple(dict.fromkeys(choice("relation", name, RELATIONS) for name in given))
+        except TypeError:
+            raise OptionError(
+                f"relations is {names!r}: give names of {', '.join(RELATIONS)}, or a Relate"
+            ) from None
+        self.share, self.neighbors = check_rule(share, neighbors)
+
+    @classmethod
+    def of(cls, value: Any) -> "Relate | None":
+        """What the option `relations` means: a Relate, names, or nothing. Raises OptionError."""
+        if isinstance(value, Relate):
+            return value if value.names else None
+        found = cls(value)
+        return found if found.names else None
+
+    def __repr__(self) -> str:
+        return f"Relate({list(self.names)}, share={self.share}, neighbors={self.neighbors})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Relate) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.share, self.neighbors))
+
+    def nbytes(self, rows: int, most: int) -> int:
+        """Bytes of the relations of so many masks, padding included, at most `most` per sample."""
+        return sum(
+            rows * (most if relation.pairs else relation.columns) * _type(relation).itemsize
+            for relation in map(RELATIONS.__getitem__, self.names)
+        )
+
+    def __call__(
+        self, batch: Mapping[str, Any], most: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The relations of a batch of Loader, make_dataloader, Collate or Pipeline.
+
+        Args:
+            batch: with `mask_counts`, and `masks` or `runs`; padded unless it has `mask_offsets`.
+            most: the mask count of the fullest sample, for flat masks on a device; None: found
+                there, which waits for the device.
+
+        Raises:
+            OptionError: the batch has no masks, masks that are neither bool nor bits, or runs on a
+                device: relate the masks that a Pipeline draws from them.
+            MaskError: runs are damaged.
+        """
+        if "mask_counts" not in batch or not {"masks", "runs"} & batch.keys():
+            raise OptionError(
+                f"the batch has the keys {sorted(batch)}: relations need mask_counts, and masks or "
+                "runs"
+            )
+        counts, padded = batch["mask_counts"], "mask_offsets" not in batch
+        if "runs" in batch:
+            if padded and "annotation_ids" in batch:
+                most = batch["annotation_ids"].shape[1]
+            return self._of_runs(batch["runs"], counts, padded, most)
+        masks = batch["masks"]
+        if masks.dtype not in (torch.bool, torch.uint8) or masks.dim() != 3 + padded:
+            raise OptionError(
+                f"masks are {masks.dtype} {tuple(masks.shape)}: relations need bool or bits"
+            )
+        if masks.device.type != "cpu":
+            return self.with_torch(masks, counts, padded, most)
+        return self.of_masks(masks, counts, padded)
+
+    def of_masks(
+        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool
+    ) -> dict[str, torch.Tensor]:
+        """The relations of bool (..., h, w) or bits uint8 (..., h, w / 8), on a CPU.
+
+        counts  int64 (B,): masks of each sample
+        """
+        most = masks.shape[1] if padded else int(counts.max()) if len(counts) else 0
+        found = masks.flatten(0, 1).numpy() if padded else masks.numpy()
+        relate = partial(relate_bits, share=self.share, neighbors=self.neighbors)
+
+        def samples() -> Iterator[tuple[np.ndarray, Callable[[], Relations]]]:
+            first = 0
+            for k, count in enumerate(counts.tolist()):
+                first = k * most if padded else first
+                yield np.arange(first, first + count), partial(relate, found[first : first + count])
+                first += count
+
+        return self._compiled(samples(), len(found), most, len(counts) if padded else None)
+
+    def _of_runs(
+        self, runs: RunBatch, counts: torch.Tensor, padded: bool, most: int | None
+    ) -> dict[str, torch.Tensor]:
+        if runs.run_ends.device.type != "cpu":
+            raise OptionError(
+                "the batch has runs on a device: use Pipeline(relations=...), which relates the "
+                "masks that it draws, or open the pack with a mask_size"
+            )
+        if most is None:
+            most = int(counts.max()) if len(counts) else 0
+        rows = len(counts) * most if padded else runs.masks
+        places = torch.arange(runs.masks)
+        if padded and runs.masks != rows:
+            places += runs.owner * most - runs.mask_offset[runs.owner]
+        relate = partial(relate_runs, share=self.share, neighbors=self.neighbors)
+        samples = ((at, partial(relate, *found)) for _, at, found in compiled_samples(runs, places))
+        return self._compiled(samples, rows, most, len(counts) if padded else None)
+
+    # -------------------------------------------------------------------------------- on a CPU
+
+    def _compiled(
+        self,
+        samples: Iterable[tuple[np.ndarray, Callable[[], Relations]]],
+        rows: int,
+        most: int,
+        padded: int | None,
+    ) -> dict[str, torch.Tensor]:
+        """Relations by the kernels: per sample its rows in the result, and how to relate them.
+
+        rows, most  masks of the result, padding included; those of the fullest sample
+        padded      samples of a padded batch, None for a flat one
+        """
+        out = {}
+        for name in self.names:
+            relation = RELATIONS[name]
+            columns = most if relation.pairs else relation.columns
+            shape = (rows, columns) if relation.pairs or columns > 1 else (rows,)
+            out[name] = torch.full(shape, relation.none, dtype=_type(relation))
+        arrays = {name: tensor.numpy() for name, tensor in out.items()}
+
+        def write(at: np.ndarray, relate: Callable[[], Relations]) -> None:
+            if len(at) == 0:
+                return
+            found = relate()
+            for name, array in arrays.items():
+                value = getattr(found, name)
+                if RELATIONS[name].pairs:
+                    array[at[0] : at[-1] + 1, : len(at)] = value
+                else:
+                    array[at] = value
+
+        # One alone first: threads that compile kernels would hold up a fork meanwhile.
+        jobs = [partial(write, at, relate) for at, relate in samples]
+        for job in jobs[:1]:
+            job()
+        run_jobs(jobs[1:])
+        if padded is not None:
+            out = {name: value.view(padded, most, *value.shape[1:]) for name, value in out.items()}
+        return out
+
+    # ------------------------------------------------------------------------------- on a device
+
+    def with_torch(
+        self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
+    ) -> dict[str, torch.Tensor]:
+        """`of_masks` in torch operations, on any device; `most` as of a call."""
+        cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+        places = None
+        if not padded:
+            if most is None:
+                most = int(counts.max()) if len(counts) else 0
+            samples = torch.arange(len(counts), device=cells.device)
+            owner = samples.repeat_interleave(counts, output_size=len(cells))
+            places = torch.arange(len(cells), device=cells.device)
+            places += owner * most - (counts.cumsum(0) - counts)[owner]
+            wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
+            cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
+        found = _Batch(cells, self.share, self.neighbors == 8)
+        out = {}
+        for name in self.names:
+            value = getattr(found, name).to(_type(RELATIONS[name]))
+            out[name] = value if places is None else value.flatten(0, 1)[places]
+        return out
+
+
+class _Batch:
+    """`Relations` of B samples with M masks each, bool (B, M, h, w), in torch operations.
+
+    A mask without cells, and so padding, has the same values as there.
+    """
+
+    def __init__(self, masks: torch.Tensor, share: float, corners: bool):
+        self.masks, self._share, self._corners = masks, share, corners
+        self.intersections = common_cells(masks, masks)
+        self.areas = self.intersections.diagonal(dim1=1, dim2=2)
+        self._number = torch.arange(masks.shape[1], device=masks.device)
+        # One number per mask that sorts those of a sample from small to large.
+        self._key = self.areas * masks.shape[1] + (masks.shape[1] - 1 - self._number)
+
+    @property
+    def ious(self) -> torch.Tensor:
+        union = self.areas[:, :, None] + self.areas[:, None] - self.intersections
+        return self.intersections.double() / union.clamp(min=1)
+
+    @property
+    def containments(self) -> torch.Tensor:
+        return self.intersections.double() / self.areas.clamp(min=1)[:, :, None]
+
+    @property
+    def touching(self) -> torch.Tensor:
+        grown = grow(self.masks, self._corners)
+        return (self.intersections == 0) & (common_cells(grown, self.masks) > 0)
+
+    @property
+    def centroids(self) -> torch.Tensor:
+        height, width = self.masks.shape[2:]
+        across = self.masks.sum(2) * (2 * torch.arange(width, device=self.masks.device) + 1)
+        down = self.masks.sum(3) * (2 * torch.arange(height, device=self.masks.device) + 1)
+        sums = torch.stack([across.sum(2), down.sum(2)], 2)
+        return sums.double() / (2 * self.areas.clamp(min=1))[:, :, None]
+
+    @property
+    def distances(self) -> torch.Tensor:
+        at, some = self.centroids, self.areas > 0
+        steps = at[:, :, None] - at[:, None]
+        return steps.square().sum(3).sqrt() * (some[:, :, None] & some[:, None])
+
+    @property
+    def mask_boxes(self) -> torch.Tensor:
+        columns, rows = self.masks.any(2), self.masks.any(3)
+        edges = [_first(columns), _first(rows), _end(columns), _end(rows)]
+        return torch.stack(edges, 2) * (self.areas > 0)[:, :, None]
+
+    @property
+    def parents(self) -> torch.Tensor:
+        least = self._share * self.areas.double()
+        inside = self.intersections.double() >= least[:, :, None]
+        inside &= self._key[:, None] > self._key[:, :, None]
+        inside &= (self.areas > 0)[:, :, None]
+        if self.masks.shape[1] == 0:
+            return self.areas
+        key, found = self._key[:, None].where(inside, 2**63 - 1).min(2)
+        return found.where(key < 2**63 - 1, -1)
+
+    @property
+    def depths(self) -> torch.Tensor:
+        above = self.parents
+        depth = (above >= 0).long()
+        # Each round doubles how far up the counts reach; the longest chain has M masks.
+        for _ in range(self.masks.shape[1].bit_length()):
+            beyond, next_above = (values.gather(1, above.clamp(min=0)) for values in (depth, above))
+            depth = depth + beyond * (above >= 0)
+            above = next_above.where(above >= 0, -1)
+        return depth
+
+    @property
+    def children(self) -> torch.Tensor:
+        return self.parents[:, None] == self._number[:, None]
+
+    @property
+    def levels(self) -> torch.Tensor:
+        some = self.areas > 0
+        rank = ((self._key[:, None] > self._key[:, :, None]) & some[:, None]).sum(2)
+        third = (3 * rank).div(some.sum(1, keepdim=True).clamp(min=1), rounding_mode="floor")
+        return third.where(some, -1)
+
+
+def _first(flags: torch.Tensor) -> torch.Tensor:
+    """int64 (B, M): the first true of bool (B, M, n); 0 if there is none."""
+    return flags.to(torch.uint8).argmax(2)
+
+
+def _end(flags: torch.Tensor) -> torch.Tensor:
+    """int64 (B, M): one past the last true of bool (B, M, n); n if there is none."""
+    return flags.shape[2] - _first(flags.flip(2))
+
+
+def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """int64 (B, M, N): the common cells of each of bool (B, M, h, w) and each of (B, N, h, w)."""
+    samples, cells = len(first), first.shape[2] * first.shape[3]
+    out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
+    per_cell = 2 * samples * max(first.shape[1], second.shape[1], 1)
+    step = max(_CHUNK_BYTES // (per_cell * _EXACT), 1) * _EXACT
+    for start in range(0, cells, step):
+        end = min(start + step, cells)
+        a, b = (_grouped(masks.flatten(2)[:, :, start:end]) for masks in (first, second))
+        out += torch.matmul(a, b.transpose(2, 3)).sum(1, dtype=torch.int64)
+    return out
+
+
+def _grouped(cells: torch.Tensor) -> torch.Tensor:
+    """bool (B, M, n) as half (B, groups, M, k), with at most _EXACT cells in each group."""
+    samples, masks, count = cells.shape
+    group = min(count, _EXACT)
+    groups = -(-count // group)
+    full = count // group * group
+    out = torch.zeros((samples, groups, masks, group), dtype=torch.half, device=cells.device)
+    out[:, : full // group].copy_(cells[:, :, :full].unflatten(2, (-1, group)).transpose(1, 2))
+    if full < count:
+        out[:, -1, :, : count - full].copy_(cells[:, :, full:])
+    return out
+
+
+def grow(masks: torch.Tensor, corners: bool) -> torch.Tensor:
+    """Bool (..., h, w) with the neighbours of their cells: 8 each with corners, otherwise 4."""
+    wide = masks.clone()
+    wide[..., 1:] |= masks[..., :-1]
+    wide[..., :-1] |= masks[..., 1:]
+    beside = wide.clone() if corners else masks
+    wide[..., 1:, :] |= beside[..., :-1, :]
+    wide[..., :-1, :] |= beside[..., 1:, :]
+    return wide

@@ -1,0 +1,189 @@
+"""Relations of batches: on every path those of `masks.relate`, sample by sample."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+
+from sa1bpack import masks, transforms
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms import relations
+from sa1bpack.transforms.relations import Relate
+from sa1bpack.transforms.runs import RunBatch
+
+NAMES = tuple(masks.RELATIONS)
+
+
+def batch_of(samples: list[np.ndarray], padded: bool) -> dict[str, torch.Tensor]:
+    """A batch of bool (m, h, w) each."""
+    counts = torch.tensor([len(sample) for sample in samples])
+    if not padded:
+        return {
+            "masks": torch.from_numpy(np.concatenate(samples)),
+            "mask_counts": counts,
+            "mask_offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        }
+    most = max(map(len, samples))
+    wide = np.zeros((len(samples), most, *samples[0].shape[1:]), bool)
+    for row, sample in zip(wide, samples, strict=True):
+        row[: len(sample)] = sample
+    return {"masks": torch.from_numpy(wide), "mask_counts": counts}
+
+
+def check(found: dict, samples: list[np.ndarray], padded: bool, **rule) -> None:
+    """Compare a batch's relations with those of each sample, and its padding with none."""
+    assert tuple(found) == NAMES
+    most, first = max(map(len, samples)), 0
+    for k, sample in enumerate(samples):
+        expected = masks.relate_bits(sample, **rule)
+        for name, relation in masks.RELATIONS.items():
+            value = found[name][k] if padded else found[name][first : first + len(sample)]
+            count = len(sample)
+            own = value[:count, :count] if relation.pairs else value[:count]
+            exact = getattr(expected, name)
+            types = {"float64": "torch.float32"}
+            assert str(own.dtype) == types.get(str(exact.dtype), f"torch.{exact.dtype}")
+            np.testing.assert_array_equal(own.numpy(), exact.astype(own.numpy().dtype), name)
+            rest = value.clone()
+            if relation.pairs:
+                rest[:count, :count] = relation.none
+                assert value.shape[1] == most
+            else:
+                rest[:count] = relation.none
+            assert (rest == relation.none).all(), name
+        first += len(sample)
+
+
+some_samples = st.tuples(st.integers(1, 9), st.sampled_from([8, 16, 72])).flatmap(
+    lambda size: st.lists(
+        st.integers(0, 5).flatmap(lambda m: arrays(bool, (m, *size), elements=st.booleans())),
+        min_size=1,
+        max_size=3,
+    )
+)
+
+
+@settings(deadline=None)  # the first example may compile
+@given(some_samples, st.booleans(), st.sampled_from([0.5, 1.0]), st.sampled_from([4, 8]))
+def test_relations_of_a_batch_are_those_of_its_samples(samples, padded, share, neighbors):
+    batch = batch_of(samples, padded)
+    relate = Relate(NAMES, share=share, neighbors=neighbors)
+    rule = {"share": share, "neighbors": neighbors}
+    check(relate(batch), samples, padded, **rule)
+    on_device = relate.with_torch(batch["masks"], batch["mask_counts"], padded)
+    check(on_device, samples, padded, **rule)
+    bits = batch | {"masks": torch.from_numpy(masks.pack_bits(batch["masks"].numpy()))}
+    check(relate(bits), samples, padded, **rule)
+    check(relate.with_torch(bits["masks"], batch["mask_counts"], padded), samples, padded, **rule)
+
+
+def nested(count: int, side: int) -> np.ndarray:
+    """Squares in squares, the largest first."""
+    found = np.zeros((count, side, side), bool)
+    for k in range(count):
+        found[k, k : side - k, k : side - k] = True
+    return found
+
+
+def test_products_of_many_cells_and_long_chains_are_exact():
+    samples = [nested(31, 100), ~nested(7, 100)]  # 10,000 cells are not a multiple of a group
+    batch = batch_of(samples, True)
+    on_device = Relate(NAMES).with_torch(batch["masks"], batch["mask_counts"], True)
+    assert on_device["intersections"][0, 0, 0] == 10_000
+    assert on_device["depths"][0].tolist() != sorted(on_device["depths"][0].tolist(), reverse=True)
+    check(on_device, samples, True)
+    deep = Relate(NAMES, share=0.5).with_torch(batch["masks"], batch["mask_counts"], True)
+    assert deep["depths"][0].tolist() == list(range(31))
+
+
+def test_memory_of_the_products_is_limited_by_parts_of_the_cells(monkeypatch):
+    first, second = (torch.rand(3, 5, 64, 96) < 0.5 for _ in range(2))
+    expected = relations.common_cells(first, second)
+    exact = first.flatten(2).double() @ second.flatten(2).double().transpose(1, 2)
+    assert torch.equal(expected, exact.long())
+    monkeypatch.setattr(relations, "_CHUNK_BYTES", 1)
+    assert torch.equal(relations.common_cells(first, second), expected)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_relations_of_runs_are_in_source_pixels(padded):
+    samples = [nested(5, 40), np.zeros((0, 40, 40), bool), ~nested(2, 40)]
+    batch = batch_of(samples, padded)
+    ids = torch.zeros(batch["masks"].shape[: 1 + padded], dtype=torch.int64)
+    runs = RunBatch.collate([(*runs_of(sample), 40, 40) for sample in samples])
+    of_runs = {key: batch[key] for key in batch.keys() - {"masks"}} | {"runs": runs}
+    check(Relate(NAMES)(of_runs | {"annotation_ids": ids}), samples, padded)
+    check(Relate(NAMES)(of_runs), samples, padded)  # without another array of masks
+
+
+def runs_of(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends, offset = [], [0]
+    for mask in sample:
+        line = mask.ravel(order="F")
+        ends += [0] * bool(line[0]) + (np.flatnonzero(np.diff(line)) + 1).tolist() + [line.size]
+        offset.append(len(ends))
+    return np.array(ends, np.int32), np.array(offset)
+
+
+def test_runs_on_a_device_are_refused_and_a_pipeline_named():
+    runs = RunBatch.collate([(*runs_of(nested(2, 8)), 8, 8)]).to("meta")
+    batch = {"runs": runs, "mask_counts": torch.tensor([2])}
+    with pytest.raises(OptionError, match=r"Pipeline\(relations"):
+        Relate(["ious"])(batch)
+
+
+def test_a_batch_that_cannot_be_related_is_refused():
+    relate = Relate("ious")
+    with pytest.raises(OptionError, match="relations need mask_counts"):
+        relate({"masks": torch.zeros(1, 1, 8, 8, dtype=torch.bool)})
+    with pytest.raises(OptionError, match="need bool or bits"):
+        relate({"masks": torch.zeros(1, 1, 8, 8), "mask_counts": torch.ones(1, dtype=torch.int64)})
+    with pytest.raises(OptionError, match="relation is 'iou': choose one of intersections, ious"):
+        Relate(["iou"])
+    with pytest.raises(OptionError, match="relations is 5"):
+        Relate(5)
+    with pytest.raises(OptionError, match="share is 2"):
+        Relate(["ious"], share=2)
+
+
+def test_names_stand_for_a_relate_and_none_for_nothing():
+    assert Relate.of(["ious", "ious"]) == Relate("ious") == transforms.Relate(["ious"])
+    assert Relate.of(Relate("ious", share=0.5)).share == 0.5
+    assert Relate.of(()) is None
+    assert Relate(["ious", "parents", "centroids"]).nbytes(10, 4) == 10 * (4 * 4 + 8 + 2 * 4)
+
+
+@pytest.mark.parametrize("kind", ["padded", "flat", "padded_bits", "flat_bits", "runs"])
+def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
+    if kind == "runs":
+        batch = rectangle_batch(LAYOUT, RECTANGLES)
+        del batch["masks"]
+        batch["runs"] = rectangle_runs(RECTANGLES)
+    else:
+        batch = ragged(kind)
+    batch = moved(batch, any_way)
+    steps = [transforms.RandomResizedCrop((0.2, 0.3)), transforms.RandomFlip()]
+    ds, relate = dataset(LAYOUT), Relate(NAMES, share=0.6)
+    found = transforms.Pipeline(ds, steps, relations=relate, mask_dtype=torch.half)(batch, epoch=1)
+    plain = transforms.Pipeline(ds, steps)(batch, epoch=1)
+    assert set(found) - set(plain) == set(NAMES)
+    first, before, after = 0, 0, 0
+    for k, count in enumerate(batch["mask_counts"].tolist()):
+        at = slice(first, first + count) if "mask_offsets" in batch else (k, slice(count))
+        expected = masks.relate_bits(plain["masks"][at].cpu().numpy(), share=0.6)
+        for name in NAMES:
+            value = found[name][at].cpu().numpy()
+            value = value[:, :count] if masks.RELATIONS[name].pairs else value
+            np.testing.assert_allclose(value, getattr(expected, name), rtol=1e-6, err_msg=name)
+        first, before, after = first + count, before + count, after + int(expected.areas.sum())
+    assert 0 < after < before * 96 * 96
+
+
+def test_a_pipeline_of_batches_without_masks_cannot_relate_them(any_way):
+    batch = moved(ragged("padded"), any_way)
+    del batch["masks"]
+    with pytest.raises(OptionError, match="needs masks or runs"):
+        transforms.Pipeline(dataset(LAYOUT), relations=["ious"])(batch, epoch=0)
