@@ -60,7 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--large", action="store_true",
-        help="one large sample, the image alone beside it, and a table of its masks",
+        help="one large sample, the image alone beside it, and a table of its masks, each "
+        "below the one that it lies in",
     )  # fmt: skip
     parser.set_defaults(run=run_show)
 

@@ -16,6 +16,7 @@ from sa1bpack.report.lettering import font, plain_text, write_right
 from sa1bpack.report.palette import mask_colours
 from sa1bpack.report.pil import Image, ImageDraw
 from sa1bpack.report.subject import Subject
+from sa1bpack.report.tree import as_tree
 
 _MARGIN, _GAP = 24, 24
 _TOP = 92
@@ -23,6 +24,11 @@ _PICTURE_WIDTH, _PICTURE_HEIGHT = 1040, 820
 _TABLE_WIDTH, _ROW = 400, 22
 _HALF_WIDTH = (WIDTH - 2 * _MARGIN - 2 * _GAP - _TABLE_WIDTH) // 2
 _LEAST_TABLE = 8  # rows, beside a picture of small height
+_SQUARE, _INDENT, _DEEPEST = (
+    11,
+    10,
+    4,
+)  # of the colour of a mask; per level, as many as there is room
 # Right edges of the columns, from the left of a table.
 _COLUMNS = (("mask", 60), ("area, px", 150), ("of image", 222), ("IoU", 278), ("stability", 344),
             ("cells", 400))  # fmt: skip
@@ -71,7 +77,10 @@ def _facts(subject: Subject) -> str:
 def _write_table(
     draw: ImageDraw.ImageDraw, subject: Subject, left: int, top: int, rows: int
 ) -> None:
-    """The masks by descending size, as many as fit, in the colours of the picture."""
+    """The masks by descending size, as many as fit, in the colours of the picture.
+
+    Each stands below the mask that it lies in, and a line leads there.
+    """
     letters = font(14)
     order = by_size(subject)
     if not len(order):
@@ -81,11 +90,21 @@ def _write_table(
         if label != "cells" or not subject.from_runs:
             write_right(draw, left + right, top, label, font=letters, fill=FAINT)
     shown = order if len(order) <= rows else order[: rows - 1]
-    colours = mask_colours(len(shown))
-    for place, mask in enumerate(shown.tolist()):
+    colours = dict(zip(shown.tolist(), mask_colours(len(shown)).tolist(), strict=True))
+    corners: list[tuple[int, int]] = []  # of the squares
+    for place, row in enumerate(as_tree(subject.bits, shown)):
         line = top + (1 + place) * _ROW
-        draw.rectangle((left, line + 3, left + 13, line + 14), fill=tuple(colours[place].tolist()))
-        for (_, right), text in zip(_COLUMNS, _cells(subject, mask), strict=True):
+        x, y = left + _INDENT * min(row.depth, _DEEPEST), line + 3
+        corners.append((x, y))
+        if row.parent is not None:
+            x_above, y_above = corners[row.parent]
+            x_stem, middle = x_above + _SQUARE // 2, y + _SQUARE // 2
+            draw.line((x_stem, y_above + _SQUARE + 1, x_stem, middle), fill=FAINT)
+            draw.line((x_stem, middle, x - 1, middle), fill=FAINT)
+        draw.rectangle((x, y, x + _SQUARE, y + _SQUARE), fill=tuple(colours[row.mask]))
+        number, *others = _cells(subject, row.mask)
+        draw.text((x + _SQUARE + 4, line), number, font=letters, fill=INK)
+        for (_, right), text in zip(_COLUMNS[1:], others, strict=True):
             write_right(draw, left + right, line, text, font=letters, fill=INK)
     if len(shown) < len(order):
         more = f"and {len(order) - len(shown):,} smaller ones"

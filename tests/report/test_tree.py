@@ -1,0 +1,40 @@
+"""The table of a large picture puts every mask below the one that it lies in."""
+
+import numpy as np
+
+from sa1bpack.masks import pack_bits
+from sa1bpack.report.tree import as_tree
+
+
+def squares(*corners: tuple[int, int, int]) -> np.ndarray:
+    """Bits of squares x, y, side on a grid of 32 x 32 cells."""
+    cells = np.zeros((len(corners), 32, 32), bool)
+    for mask, (x, y, side) in zip(cells, corners, strict=True):
+        mask[y : y + side, x : x + side] = True
+    return pack_bits(cells)
+
+
+def test_children_follow_their_parent_from_large_to_small():
+    bits = squares((20, 20, 4), (0, 0, 16), (9, 9, 5), (1, 1, 7), (2, 2, 3), (20, 0, 8))
+    shown = np.array([1, 5, 3, 2, 0, 4])  # by size
+    rows = [tuple(row) for row in as_tree(bits, shown)]
+    assert rows == [(1, 0, None), (3, 1, 0), (4, 2, 1), (2, 1, 0), (5, 0, None), (0, 0, None)]
+
+
+def test_a_mask_whose_parent_is_not_shown_is_a_root():
+    bits = squares((0, 0, 16), (1, 1, 9), (2, 2, 4))
+    assert [tuple(row) for row in as_tree(bits, np.array([1, 2]))] == [(1, 0, None), (2, 1, 0)]
+    assert as_tree(bits, np.array([], np.int64)) == []
+
+
+def test_every_mask_is_listed_once_whatever_the_masks_are():
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        bits = squares(*random.integers(0, 16, (30, 3)).tolist())
+        shown = random.permutation(30)[:20]
+        rows = as_tree(bits, shown)
+        assert sorted(row.mask for row in rows) == sorted(shown.tolist())
+        for place, row in enumerate(rows):
+            above = None if row.parent is None else rows[row.parent]
+            assert row.depth == (0 if above is None else above.depth + 1)
+            assert row.parent is None or row.parent < place
