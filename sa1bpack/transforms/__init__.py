@@ -14,6 +14,7 @@ from runs, with the same cells, and pixels that differ by rounding only.
     memory      memory for results on a CPU, used again
     regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
+    precision   no autocast
     relations   how the masks of each sample lie to one another
     boxes       boxes and points under these maps
     pixels      planes to RGB, bytes to normalised numbers

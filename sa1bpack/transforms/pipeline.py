@@ -1,7 +1,6 @@
 """The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from sa1bpack.transforms.memory import Memory
 from sa1bpack.transforms.mix import Mixup
 from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
+from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
@@ -202,7 +202,7 @@ class Pipeline:
         """
         self._check(batch)
         epoch = check_epoch(batch, epoch, needed=bool(self.steps))
-        with _full_precision(batch["images"].device):
+        with full_precision(batch["images"].device):
             return self._made(batch, epoch)
 
     def _made(self, batch: Mapping, epoch: int | None) -> Batch:
@@ -391,13 +391,6 @@ class Pipeline:
         scale = (sizes[:, 2:] / sizes[:, :2]).flip(1)
         ones = torch.ones_like(scale)
         return (scale, ones) if self.coordinates == "stored" else (ones, scale)
-
-
-def _full_precision(device: torch.device) -> AbstractContextManager:
-    """A context without autocast, which would resample images in a 16-bit type."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def _owners(

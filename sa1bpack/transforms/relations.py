@@ -27,6 +27,7 @@ from sa1bpack.masks.relations.relate import (
 )
 from sa1bpack.transforms.compiled import run_jobs
 from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.runs import RunBatch, compiled_samples
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
@@ -174,7 +175,7 @@ class Relate:
         if most is None:
             most = int(counts.max()) if len(counts) else 0
         rows = len(counts) * most if padded else runs.masks
-        places = torch.arange(runs.masks)
+        places = torch.arange(runs.masks, device="cpu")
         if padded and runs.masks != rows:
             places += runs.owner * most - runs.mask_offset[runs.owner]
         relate = partial(relate_runs, share=self.share, neighbors=self.neighbors)
@@ -200,7 +201,7 @@ class Relate:
             relation = RELATIONS[name]
             columns = most if relation.pairs else relation.columns
             shape = (rows, columns) if relation.pairs or columns > 1 else (rows,)
-            out[name] = torch.full(shape, relation.none, dtype=_type(relation))
+            out[name] = torch.full(shape, relation.none, dtype=_type(relation), device="cpu")
         arrays = {name: tensor.numpy() for name, tensor in out.items()}
 
         def write(at: np.ndarray, relate: Callable[[], Relations]) -> None:
@@ -240,11 +241,12 @@ class Relate:
             places += owner * most - (counts.cumsum(0) - counts)[owner]
             wide = cells.new_zeros((len(counts) * most, *cells.shape[1:]))
             cells = wide.index_copy_(0, places, cells).unflatten(0, (len(counts), most))
-        found = _Batch(cells, self.share, self.neighbors == 8)
         out = {}
-        for name in self.names:
-            value = getattr(found, name).to(_type(RELATIONS[name]))
-            out[name] = value if places is None else value.flatten(0, 1)[places]
+        with full_precision(cells.device):
+            found = _Batch(cells, self.share, self.neighbors == 8)
+            for name in self.names:
+                value = getattr(found, name).to(_type(RELATIONS[name]))
+                out[name] = value if places is None else value.flatten(0, 1)[places]
         return out
 
 

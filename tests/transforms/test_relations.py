@@ -187,3 +187,37 @@ def test_a_pipeline_of_batches_without_masks_cannot_relate_them(any_way):
     del batch["masks"]
     with pytest.raises(OptionError, match="needs masks or runs"):
         transforms.Pipeline(dataset(LAYOUT), relations=["ious"])(batch, epoch=0)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_on_a_device_nothing_depends_on_data(padded):
+    """Meta tensors have no contents. The mask count of the fullest sample must be known."""
+    batch = batch_of([nested(4, 16), nested(2, 16)], padded)
+    there = {key: value.to("meta") for key, value in batch.items()}
+    expected = Relate(NAMES)(batch)
+    for name, value in Relate(NAMES)(there, 4).items():
+        assert value.is_meta and value.dtype == expected[name].dtype, name
+        assert value.shape == expected[name].shape, name
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_autocast_does_not_round_counts(half):
+    samples = [nested(3, 64)]
+    batch = batch_of(samples, True)
+    with torch.autocast("cpu", half):
+        found = Relate(NAMES).with_torch(batch["masks"], batch["mask_counts"], True)
+    check(found, samples, True)
+
+
+def test_a_default_device_does_not_move_the_relations_of_a_cpu():
+    samples = [nested(3, 16), nested(1, 16)]
+    batches = [batch_of(samples, padded) for padded in (True, False)]
+    runs = RunBatch.collate([(*runs_of(sample), 16, 16) for sample in samples])
+    batches.append(batches[0] | {"runs": runs})
+    torch.set_default_device("meta")
+    try:
+        found = [Relate(NAMES)(batch) for batch in batches]
+    finally:
+        torch.set_default_device(None)
+    for relations_of_batch, padded in zip(found, (True, False, True), strict=True):
+        check(relations_of_batch, samples, padded)
