@@ -1,4 +1,4 @@
-"""A progress bar for work that is counted in bytes."""
+"""Progress bars for work that is counted in bytes, or in images."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +14,21 @@ def byte_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
     show
         Whether to show it. Default: if stderr is a terminal.
     """
+    with _bar(show, unit="B", unit_scale=True) as advance:
+        yield advance
+
+
+@contextmanager
+def image_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
+    """As `byte_bar`, for images."""
+    with _bar(show, unit=" images") as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(show: bool | None, **options) -> Iterator[Callable[[int, int], None]]:
     hidden = not (sys.stderr.isatty() if show is None else show)
-    with tqdm(unit="B", unit_scale=True, disable=hidden, dynamic_ncols=True, leave=False) as bar:
+    with tqdm(**options, disable=hidden, dynamic_ncols=True, leave=False) as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total

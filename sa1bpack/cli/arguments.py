@@ -19,6 +19,7 @@ COMMANDS = {
     "info": "show what is in a pack, or the versions in use",
     "show": "draw samples of a pack with their masks, as a PNG",
     "report": "write a report on a pack, as an HTML page",
+    "derive": "compute an array per image or per mask, such as embeddings",
 }
 
 

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sa1bpack.errors import OptionError
+from sa1bpack.format.side.spec import side_name
+
 _UINT8, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "i4", "i8", "f4"))
 
 
@@ -70,3 +73,20 @@ SAMPLE_COLUMNS = (
     "mask_count", "annotation_count", "checksum",
 )  # fmt: skip
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
+
+# What a side array cannot be called: other keys of samples and of batches, before and after a
+# Pipeline.
+TAKEN_NAMES = frozenset(
+    {field.sample for field in SAMPLE_FIELDS + MASK_FIELDS}
+    | {field.batch for field in SAMPLE_FIELDS + MASK_FIELDS}
+    | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
+    | {"number", "spec", "dropped", "boxes", "valid", "maps", "mix_lambda", "mix_partner"}
+    | {"point_inside"}
+) - {""}  # fmt: skip
+
+
+def check_side_name(name: str) -> str:
+    """Return the name of a side array. Raises OptionError if it cannot be a key of a sample."""
+    if side_name(name) in TAKEN_NAMES:
+        raise OptionError(f"name is {name!r}: samples or batches have that key; choose another")
+    return name

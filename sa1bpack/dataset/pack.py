@@ -28,6 +28,7 @@ from sa1bpack.dataset.shards import ShardPlace, Shards
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
+from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.wording import counted
 
 
@@ -107,6 +108,15 @@ class Pack:
         Raises FormatError if the checksum file of a shard is missing.
         """
         return tuple(place.folder.digests[place.number] for place in self.shards.places)
+
+    @cached_property
+    def identities(self) -> tuple[ShardIdentity, ...]:
+        """The shards as side arrays know them. Raises as `digests` does."""
+        entries = (place.entry for place in self.shards.places)
+        return tuple(
+            ShardIdentity(entry.name, digest, entry.extent)
+            for entry, digest in zip(entries, self.digests, strict=True)
+        )
 
     def check_index(self) -> None:
         """Compare the index with its digests, once. Raises FormatError naming the array."""

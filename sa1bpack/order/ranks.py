@@ -42,7 +42,7 @@ class RankBatches(OrderedBatches):
     @staticmethod
     def _join(batches: EpochBatches) -> EpochBatches:
         announced = os.environ.get("WORLD_SIZE", "1")
-        if announced not in ("", "1") and _process_group() is None:
+        if announced not in ("", "1") and process_group() is None:
             raise LoaderError(
                 f"WORLD_SIZE is {announced}, but torch.distributed is not initialized: every rank "
                 "would get all samples. Call init_process_group before the first batch, or pass "
@@ -57,7 +57,7 @@ class RankBatches(OrderedBatches):
 
 
 def _with_rank(batches: EpochBatches) -> EpochBatches:
-    group = _process_group()
+    group = process_group()
     if group is None:
         return batches
     rank, world_size = group.get_rank(), group.get_world_size()
@@ -66,7 +66,7 @@ def _with_rank(batches: EpochBatches) -> EpochBatches:
     return replace(batches, rank=rank, world_size=world_size)
 
 
-def _process_group() -> ModuleType | None:
+def process_group() -> ModuleType | None:
     """Return torch.distributed if it is initialized; a program without torch has no group."""
     found = sys.modules.get("torch.distributed")
     ready = found is not None and found.is_available() and found.is_initialized()

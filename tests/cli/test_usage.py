@@ -26,6 +26,10 @@ COMMANDS = {
     "info": set(),
     "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large"},
     "report": {"--out", "--verify", "--samples", "--seed"},
+    "derive": {
+        "--fn", "--option", "--axis", "--spatial", "--out", "--batch-size", "--device", "--threads",
+        "--part",
+    },
 }  # fmt: skip
 
 

@@ -81,11 +81,16 @@ def part_names(folder: Path) -> list[str]:
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:
-    """Which of these shards have a part among these names of folders."""
+    """Which of these shards have a part among these names of folders.
+
+    A shard without samples needs none.
+    """
     present = set(names)
     shards = list(shards)
     bound = {name[: -_DIGITS - 1] for name in present}
-    missing = tuple(shard.name for shard in shards if shard.part not in present)
+    missing = tuple(
+        shard.name for shard in shards if shard.extent.samples and shard.part not in present
+    )
     return Coverage(
         missing,
         tuple(name for name in missing if name in bound),

@@ -22,8 +22,10 @@ def merge_sides(out: Path, inputs: Sequence[Path], shards: Iterable[ShardIdentit
     inputs  folders of side arrays, such as PACK/side/NAME of every input of a merge
     shards  of the merged pack
 
-    Returns the names of the shards for which no input has a part. Raises OutputRefused if the
-    arrays differ in what they hold or how they were made, FormatError and OSError.
+    Returns the names of the shards that have samples, but no part in any input.
+
+    Raises OutputRefused if the arrays differ in what they hold or how they were made, FormatError,
+    OSError.
     """
     if not inputs:
         raise FormatError(f"{out}: no side array to merge")
@@ -37,7 +39,7 @@ def merge_sides(out: Path, inputs: Sequence[Path], shards: Iterable[ShardIdentit
             (f / shard.part for f in map(Path, inputs) if (f / shard.part).is_dir()), None
         )
         if source is None:
-            missing.append(shard.name)
+            missing += [shard.name] * (shard.extent.samples > 0)
             continue
         staging = temporary_beside(out / shard.part)
         try:

@@ -1,0 +1,128 @@
+"""`sa1bpack derive`: a side array of a pack, computed by a function."""
+
+import argparse
+import json
+import os
+import sys
+
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.errors import OptionError
+from sa1bpack.packing import interrupts
+from sa1bpack.progress import image_bar
+
+_DESCRIPTION = """\
+Compute an array with one row per image, or per mask, for a complete pack:
+embeddings of a teacher, saliency, text features, relations of masks. It lies
+in a folder of its own, PACK/side/NAME or any other; the pack is not changed.
+sa1bpack.open(PACK, side=[NAME]) puts it into samples and batches.
+
+Work is published shard by shard. Interrupted? Repeat the command: shards that
+are done are kept. A shard that was packed again is computed again."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
+  sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
+a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
+  sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
+a pack that is read-only:
+  sa1bpack derive /data/packed teacher --fn my_teacher:embed -o /home/teacher
+
+The function is called with batches of a Loader, as FUNCTION(batch, **options),
+and returns a tensor with one row per image or mask. Modules in the current
+folder are found.
+
+"""
+    + exits.EPILOG
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the arguments of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
+    parser.add_argument("name", metavar="NAME", help="of the array: a key of samples and batches")
+    parser.add_argument(
+        "--fn", required=True, metavar="MODULE:FUNCTION", help="the function that computes rows"
+    )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE",
+        help="keyword argument of the function, which is recorded: JSON, or else a string; may be "
+        "repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--axis", choices=("sample", "mask"), default="sample",
+        help="a row per image (sample) or per mask (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spatial", action="store_true",
+        help="rows are (C, h, w) over the canvas of the image: a Pipeline moves them with it",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--out", type=user_path, metavar="SIDE",
+        help="folder of the array (default: PACK/side/NAME)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="images (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE",
+        help="of the batches: cpu, cuda, cuda:1 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="that read (default: as the Loader chooses)"
+    )
+    parser.add_argument(
+        "--part", metavar="K/N", help="only every N-th shard, from the K-th on: 1/8 to 8/8"
+    )
+    parser.set_defaults(run=run_derive)
+
+
+def run_derive(arguments: argparse.Namespace) -> int:
+    """Compute the array, and print what was done."""
+    part = None if arguments.part is None else _part(arguments.part)
+    options = dict(map(_option, arguments.option))
+    with interrupts.interrupts_held():
+        from sa1bpack.dataset.open_pack import open as open_pack
+        from sa1bpack.deriving.named import function_of
+        from sa1bpack.deriving.run import derive
+
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
+    fn = function_of(arguments.fn)
+    ds = open_pack(arguments.pack)
+    with image_bar() as show:
+
+        def advance(done: int, total: int) -> None:
+            interrupts.check()
+            show(done, total)
+
+        try:
+            result = derive(
+                ds, arguments.name, fn, batch_size=arguments.batch_size, device=arguments.device,
+                axis=arguments.axis, spatial=arguments.spatial, options=options,
+                out=arguments.out, part=part, progress=advance, threads=arguments.threads,
+            )  # fmt: skip
+        except (KeyboardInterrupt, exits.Terminated, OSError) as error:
+            exits.advise(error, "repeat the command: it resumes after the last complete shard")
+            raise
+    print(result)
+    return exits.OK
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, slash, count = text.partition("/")
+    if not (slash and number.isascii() and number.isdigit() and count.isascii()
+            and count.isdigit()):  # fmt: skip
+        raise OptionError(f"part is {text!r}: choose K/N, such as 1/8 to 8/8")
+    return int(number), int(count)
+
+
+def _option(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise OptionError(f"option is {text!r}: choose KEY=VALUE, such as scale=0.5")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

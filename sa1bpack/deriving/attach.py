@@ -1,0 +1,163 @@
+"""`sa1bpack.attach`: a side array from an array that exists already."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from sa1bpack.arguments import choice
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.deriving.run import stored_rows
+from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target
+from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format.files import byte_view
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import SIDE_AXES, SideSpec
+from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.wording import counted
+
+# Bytes of rows that are copied at once.
+_PIECE = 1 << 26
+
+
+def attach(
+    ds: Dataset,
+    name: str,
+    array: Any,
+    ids: Any,
+    *,
+    axis: str = "sample",
+    spatial: bool = False,
+    dtype: str | None = None,
+    out: str | os.PathLike | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DeriveResult:
+    """Make a side array of rows that exist, matched by id, whatever their order.
+
+    Args:
+        ds: a dataset of complete shards; all its images, or masks, must have a row.
+        name: of the array, and its key in samples and batches.
+        array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
+            are read shard by shard.
+        ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
+            id.
+        axis, spatial, out, progress: as in `derive`.
+        dtype: "bfloat16" for an array of uint16 with such bits; None: the array's.
+
+    Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
+
+    Raises:
+        OptionError: a value that cannot be used, an id that is there twice, or samples without a
+            row.
+        OutputRefused: the folder holds something else, or other rows; OutputLocked: another process
+            makes the same part.
+        FormatError: a shard cannot be read, or a part that exists is damaged.
+    """
+    check_side_name(name)
+    choice("axis", axis, SIDE_AXES)
+    rows, kind = _probe(array, dtype)
+    lookup = _Lookup(ids, rows)
+    target = Target(ds, name, out, {"function": "sa1bpack:attach", "options": {}})
+    target.use(SideSpec(name, axis, kind, tuple(rows.shape[1:]), spatial))
+    todo = target.missing(target.shards)
+    todo_parts = {shard.identity.part for shard in todo}
+    total = sum(shard.identity.extent.samples for shard in target.shards)
+    done = 0
+    for shard in target.shards:
+        positions = lookup.positions(shard, axis)
+        counts = shard.samples.column("mask_count") if axis == "mask" else None
+        counts = np.ones(len(shard.samples), np.int64) if counts is None else counts
+        pieces = _pieces(rows, positions, counts, target.spec)
+        if shard.identity.part in todo_parts:
+            with PartWriter(target.folder, target.spec, shard.identity) as writer:
+                for found, part_counts in pieces:
+                    writer.append(found, part_counts)
+                writer.publish()
+        else:
+            _compare(target, shard, pieces)
+        done += len(shard.samples)
+        if progress is not None:
+            progress(done, total)
+    return target.result(todo)
+
+
+def _probe(array: Any, dtype: str | None) -> tuple[Any, str]:
+    """The array, and the type of its rows by name."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype") or len(array.shape) < 1:
+        raise OptionError(f"array is a {type(array).__name__}: choose an array of rows (n, ...)")
+    if dtype is None:
+        return array, stored_rows(array[:0])[1]
+    if dtype != "bfloat16" or str(array.dtype) != "uint16":
+        raise OptionError(f"dtype is {dtype!r}: choose 'bfloat16' for an array of uint16, or None")
+    return array, dtype
+
+
+class _Lookup:
+    """Finds the row of each id."""
+
+    def __init__(self, ids: Any, array: Any):
+        ids = ids.cpu().numpy() if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        if ids.shape != (len(array),) or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+            raise OptionError(
+                f"ids are {ids.dtype} {ids.shape}: choose one integer for each of the "
+                f"{len(array):,} rows"
+            )
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order].astype(np.int64)
+        again = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+        if len(again):
+            raise OptionError(f"ids has {self._sorted[again[0]]} more than once")
+
+    def positions(self, shard: ShardToDo, axis: str) -> np.ndarray:
+        """int64 (k,): the row of each sample or mask of a shard. Raises OptionError."""
+        if axis == "mask":
+            wanted, noun = shard.samples.mask_column("annotation_id"), "mask"
+        else:
+            wanted, noun = shard.samples.column("image_id"), "image"
+        at = np.searchsorted(self._sorted, wanted)
+        inside = np.minimum(at, len(self._sorted) - 1)
+        found = at < len(self._sorted)
+        if len(self._sorted):
+            found &= self._sorted[inside] == wanted
+        if not found.all():
+            lost = np.flatnonzero(~found)
+            raise OptionError(
+                f"ids lacks {counted(len(lost), noun)} of shard {shard.identity.name}, such as "
+                f"{wanted[lost[0]]}"
+            )
+        return self._order[inside]
+
+
+def _pieces(array: Any, positions: np.ndarray, counts: np.ndarray, spec: SideSpec):
+    """Rows and counts of some samples at a time, about _PIECE bytes."""
+    each = max(1, _PIECE // max(1, spec.row_bytes * int(counts.max(initial=1))))
+    edges = np.concatenate([[0], np.cumsum(counts)])
+    for first in range(0, len(counts), each):
+        stop = min(first + each, len(counts))
+        rows = array[positions[edges[first] : edges[stop]]]
+        yield np.ascontiguousarray(_stored(rows, spec)), counts[first:stop]
+
+
+def _stored(rows: Any, spec: SideSpec) -> np.ndarray:
+    if isinstance(rows, np.ndarray) and spec.dtype == "bfloat16":
+        return rows.astype(spec.stored, copy=False)
+    return stored_rows(rows)[0]
+
+
+def _compare(target: Target, shard: ShardToDo, pieces) -> None:
+    """Raise OutputRefused unless a part that exists has these rows."""
+    part, sample = open_part(target.folder, target.spec, shard.identity), 0
+    for rows, counts in pieces:
+        data, first = byte_view(rows), 0
+        for count in counts.tolist():
+            end = first + count * target.spec.row_bytes
+            if xxhash.xxh3_64_intdigest(data[first:end]) != int(part.checksum[sample]):
+                raise OutputRefused(
+                    f"{part.folder}: it has other rows for sample {sample}; remove that folder, "
+                    "or choose another one for the array"
+                )
+            first, sample = end, sample + 1

@@ -1,0 +1,182 @@
+"""`sa1bpack.derive`: a side array computed by a function, shard by shard through the Loader."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sa1bpack.arguments import choice
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_options, share
+from sa1bpack.errors import OptionError
+from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
+from sa1bpack.format.side.writer import PartWriter
+from sa1bpack.loading.loader import Loader
+
+# Options of the Loader that change nothing but its speed, and the layout of masks.
+_LOADING = ("ahead", "io", "masks", "threads", "timeout")
+
+Function = Callable[..., torch.Tensor | np.ndarray]
+
+
+def derive(
+    ds: Dataset,
+    name: str,
+    fn: Function,
+    *,
+    batch_size: int = 32,
+    device: str = "cpu",
+    axis: str = "sample",
+    spatial: bool = False,
+    options: Mapping[str, Any] | None = None,
+    out: str | os.PathLike | None = None,
+    part: tuple[int, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **loading: Any,
+) -> DeriveResult:
+    """Compute a side array: one row per image or per mask, by a function of batches.
+
+    One part per shard, each published when it is complete. Parts that exist are kept, so a call
+    that was killed is repeated to resume, and a shard that was packed again is the only one that is
+    computed again. Any number of processes may work on one side array at once, each on the shards
+    of its `part`.
+
+    Args:
+        ds: a dataset of complete shards, without a transform: of a pack, or `ds.source(...)`.
+        name: of the array, and its key in samples and batches.
+        fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
+            without gradients. It returns a tensor or an array with one row per image (B, ...), or
+            per mask (T, ...) in the order of the batch, the same shape and type every time:
+            uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64.
+        batch_size: images per batch.
+        device: of the batches: "cpu", "cuda" or "cuda:1".
+        axis: "sample": a row per image. "mask": a row per mask; masks of the batch are "flat".
+        spatial: rows are (C, h, w) over the canvas of the stored image, so that a
+            `transforms.Pipeline` moves them with the image.
+        options: keyword arguments of `fn`, which JSON can hold; they are recorded.
+        out: folder of the side array. None: PACK/side/NAME.
+        part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
+            torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
+        progress: called as progress(images done, images in all) after each batch; those of parts
+            that exist are not counted.
+        loading: ahead, io, masks, threads and timeout of the Loader.
+
+    Raises:
+        OptionError: a value that cannot be used, or rows of another shape, type or number than
+            expected.
+        OutputRefused: the folder holds something else, such as an array of another function or
+            other options; OutputLocked: another process makes the same part.
+        ReadError: a sample cannot be read; its part is not published.
+        FormatError: a part that exists is damaged.
+    """
+    check_side_name(name)
+    if not callable(fn):
+        raise OptionError(f"fn is {fn!r}: choose a function of a batch")
+    choice("axis", axis, SIDE_AXES)
+    if unknown := sorted(loading.keys() - set(_LOADING)):
+        raise OptionError(
+            f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(_LOADING)}"
+        )
+    if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
+        raise OptionError(
+            f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
+        )
+    kwargs = check_options(options)
+    provenance = {
+        "function": function_name(fn), "options": kwargs, "samples": ds.spec_text
+    }  # fmt: skip
+    target = Target(ds, name, out, provenance)
+    todo = target.missing(share(target.shards, part))
+    total = sum(shard.identity.extent.samples for shard in todo)
+    work = _Work(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
+    done = 0
+    for shard in todo:
+        for count in work.make(shard):
+            done += count
+            if progress is not None:
+                progress(done, total)
+    return target.result(todo)
+
+
+def function_name(fn: Function) -> str:
+    """What the manifest says of a function: "module:name"."""
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+class _Work:
+    """Makes the parts of one call of `derive`."""
+
+    def __init__(self, target: Target, fn, options, axis, spatial, loading, batch_size: int):
+        self._target, self._fn, self._options = target, fn, options
+        self._axis, self._spatial = axis, spatial
+        self._loading, self._batch_size = loading, batch_size
+
+    def make(self, shard: ShardToDo):
+        """Make the part of a shard; yields the number of images of each batch that is done."""
+        writer = None
+        loader = Loader(
+            shard.samples, self._batch_size, order="sequential", rank=0, world_size=1,
+            **self._loading,
+        )  # fmt: skip
+        try:
+            with loader:
+                for batch in loader:
+                    counts = batch["mask_counts"].cpu().numpy()
+                    if self._axis == "sample":
+                        counts = np.ones(len(counts), np.int64)
+                    rows = self._rows(shard, batch, int(counts.sum()))
+                    if writer is None:
+                        writer = PartWriter(self._target.folder, self._target.spec, shard.identity)
+                    writer.append(rows, counts)
+                    yield len(counts)
+            writer.publish()
+        finally:
+            if writer is not None:
+                writer.discard()
+
+    def _rows(self, shard: ShardToDo, batch, count: int) -> np.ndarray:
+        """What the function returns for a batch, as it is stored."""
+        try:
+            with torch.no_grad():
+                found = self._fn(batch, **self._options)
+        except Exception as error:
+            error.add_note(
+                f"raised by {function_name(self._fn)} for batch {batch['number']} of shard "
+                f"{shard.identity.name}; the parts before it are kept"
+            )
+            raise
+        rows, dtype = stored_rows(found)
+        if rows.ndim < 1 or len(rows) != count:
+            raise OptionError(
+                f"{function_name(self._fn)} returned {dtype} {tuple(rows.shape)} for batch "
+                f"{batch['number']} of shard {shard.identity.name}: it must return {count} rows, "
+                f"one per {'image' if self._axis == 'sample' else 'mask'}"
+            )
+        spec = SideSpec(self._target.name, self._axis, dtype, tuple(rows.shape[1:]), self._spatial)
+        self._target.use(spec)
+        return rows
+
+
+def stored_rows(found: Any) -> tuple[np.ndarray, str]:
+    """A tensor or an array as it is stored, C-contiguous, and its type by name.
+
+    Raises OptionError for anything else, and for a type that a side array cannot have.
+    """
+    if isinstance(found, torch.Tensor):
+        dtype = str(found.dtype).removeprefix("torch.")
+        found = found.detach().cpu().contiguous()
+        if dtype == "bfloat16":
+            return found.view(torch.int16).numpy().view(np.uint16), dtype
+        found = found.numpy() if dtype in SIDE_DTYPES else found
+    else:
+        dtype = getattr(getattr(found, "dtype", None), "name", type(found).__name__)
+    if dtype not in SIDE_DTYPES or not isinstance(found, np.ndarray) or dtype == "bfloat16":
+        raise OptionError(
+            f"rows are {dtype}: a side array has rows of one of {', '.join(SIDE_DTYPES)}"
+        )
+    little = np.ascontiguousarray(found, found.dtype.newbyteorder("<"))
+    return little, dtype

@@ -1,0 +1,191 @@
+"""The parts of a side array that a dataset needs: which exist, and which this process makes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import OptionError
+from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import (
+    SIDES_NAME,
+    SideManifest,
+    SideSpec,
+    create_side,
+    is_side,
+    read_side_manifest,
+    side_name,
+)
+from sa1bpack.order.ranks import process_group
+from sa1bpack.wording import brief, counted
+
+_VERSIONS = ("sa1bpack", "numpy", "torch")
+
+
+@dataclass(frozen=True)
+class DeriveResult:
+    """What `derive` and `attach` did.
+
+    folder   of the side array
+    made     names of the shards whose parts this call made
+    present  names of the shards whose parts were there before
+    missing  names of the shards that have no part yet: those of other ranks or parts of a job
+    """
+
+    folder: Path
+    made: tuple[str, ...]
+    present: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        state = f"{counted(len(self.missing), 'shard')} missing" if self.missing else "complete"
+        made, present = len(self.made), len(self.present)
+        return f"{self.folder}: {counted(made, 'part')} made, {present:,} present, {state}"
+
+
+@dataclass(frozen=True)
+class ShardToDo:
+    """A shard that needs a part: its identity, and its samples."""
+
+    identity: ShardIdentity
+    samples: Dataset
+
+
+class Target:
+    """A side array of a dataset, to be made or completed.
+
+    folder      where it is
+    provenance  for its manifest
+    spec        of its rows; None as long as nobody knows
+    shards      of the dataset, in order, without those that have no samples
+    """
+
+    def __init__(
+        self, ds: Dataset, name: str, out: str | os.PathLike | None, provenance: dict[str, Any]
+    ):
+        """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        self.name = side_name(name)
+        self.provenance = _json(provenance)
+        self.folder = _folder(ds, self.name) if out is None else local_path("out", out)
+        self.shards = _complete_shards(ds)
+        self.spec: SideSpec | None = None
+        if is_side(self.folder):
+            found = read_side_manifest(self.folder)
+            expected = msgspec.structs.replace(found, name=self.name, provenance=self.provenance)
+            create_side(self.folder, expected)  # refuses what was made otherwise
+            self.spec = found.spec
+
+    def use(self, spec: SideSpec) -> None:
+        """Make the folder for rows of this spec, or check that it is for such rows."""
+        if self.spec is None:
+            create_side(self.folder, SideManifest.of(spec, self.provenance))
+            self.spec = spec
+        elif spec != self.spec:
+            raise OptionError(
+                f"rows are {spec.to_text()}, but those in {self.folder} are {self.spec.to_text()}"
+            )
+
+    def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
+        """Those of the shards that have no part yet; the parts of the others are opened.
+
+        Raises FormatError for a part that is not as docs/format.md demands.
+        """
+        if self.spec is None:
+            return list(shards)
+        names = set(part_names(self.folder))
+        for shard in shards:
+            if shard.identity.part in names:
+                open_part(self.folder, self.spec, shard.identity, deep=True)
+        return [shard for shard in shards if shard.identity.part not in names]
+
+    def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
+        """What there is now, if this call made these."""
+        names = part_names(self.folder) if self.spec is not None else []
+        missing = coverage(names, (shard.identity for shard in self.shards)).missing
+        done = tuple(shard.identity.name for shard in made)
+        present = [shard.identity.name for shard in self.shards]
+        present = tuple(name for name in present if name not in {*done, *missing})
+        return DeriveResult(self.folder, done, present, missing)
+
+
+def _json(provenance: dict[str, Any]) -> dict[str, Any]:
+    """The provenance as JSON returns it, with the versions in use."""
+    versions = {package: version(package) for package in _VERSIONS}
+    try:
+        return msgspec.json.decode(msgspec.json.encode({**provenance, "versions": versions}))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(
+            f"options is {brief(provenance.get('options'))}: choose what JSON can hold ({error})"
+        ) from None
+
+
+def _folder(ds: Dataset, name: str) -> Path:
+    if len(ds.pack.folders) > 1:
+        raise OptionError(f"out is None, but {ds.pack.name} have no folder in common: choose one")
+    return ds.root / SIDES_NAME / name
+
+
+def _complete_shards(ds: Dataset) -> list[ShardToDo]:
+    """The shards of a dataset. Raises OptionError unless it has each of them complete, once."""
+    if not isinstance(ds, Dataset):
+        raise OptionError(f"ds is {brief(ds)}: choose a dataset of sa1bpack.open")
+    numbers, local, *_ = ds.locate_many(np.arange(len(ds)))
+    order = np.lexsort((local, numbers))
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    found = []
+    identities = ds.pack.identities
+    for positions in np.split(order, starts[1:]) if len(order) else []:
+        identity = identities[int(numbers[positions[0]])]
+        if not np.array_equal(local[positions], np.arange(identity.extent.samples)):
+            raise OptionError(
+                f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
+                f"shard {identity.name}: a part of a side array is for a complete shard; select "
+                "with ds.source(...) or ds.shard(...)"
+            )
+        found.append(ShardToDo(identity, ds[positions]))
+    return found
+
+
+def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
+    """The shards of one part of a job: every N-th, from the K-th on.
+
+    part  (K, N) with K from 1 to N. None: rank and world size of torch.distributed if it is
+          initialized, else of the environment (RANK and WORLD_SIZE, which torchrun sets), else all
+    """
+    if part is None:
+        number, count = _rank()
+    else:
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise OptionError(f"part is {part!r}: choose (K, N), for the K-th of N parts")
+        count = whole_number("part", part[1], 1)
+        number = whole_number("part", part[0], 1, count) - 1
+    return shards[number::count]
+
+
+def _rank() -> tuple[int, int]:
+    if (group := process_group()) is not None:
+        return group.get_rank(), group.get_world_size()
+    rank, world = os.environ.get("RANK") or "0", os.environ.get("WORLD_SIZE") or "1"
+    try:
+        return whole_number("RANK", int(rank), 0, int(world) - 1), int(world)
+    except ValueError:
+        raise OptionError(
+            f"RANK is {rank!r} and WORLD_SIZE is {world!r} in the environment: set both, or pass "
+            "part=(K, N)"
+        ) from None
+
+
+def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Options for a function as a dict. Raises OptionError for what is not a mapping of names."""
+    found = {} if options is None else options
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise OptionError(f"options is {brief(options)}: choose a dict of keyword arguments")
+    return dict(found)

@@ -1,0 +1,123 @@
+"""`sa1bpack derive`: what it prints and returns, and that a killed one resumes."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import finish, run, start
+from reading_packs import packed  # noqa: F401 - a fixture
+
+import sa1bpack
+from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.side.binding import part_names, shard_identities
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import read_side_manifest
+
+FUNCTIONS = '''
+import sys, time
+from pathlib import Path
+
+def ids(batch, scale=1, name="x"):
+    return batch["image_ids"] * scale
+
+def slow(batch):
+    """Wait in the second shard, until a file says that the wait is over."""
+    if batch["image_ids"][0] < 4989 and not Path("go").exists():
+        Path("waiting").touch()
+        while not Path("go").exists():
+            time.sleep(0.01)
+    return batch["image_ids"]
+
+wrong = 5
+'''
+
+
+@pytest.fixture
+def pack(packed, tmp_path) -> Path:  # noqa: F811
+    (tmp_path / "made.py").write_text(FUNCTIONS)
+    return Path(shutil.copytree(packed.root, tmp_path / "pack"))
+
+
+def values(pack: Path, folder: Path) -> np.ndarray:
+    spec = read_side_manifest(folder).spec
+    shards = shard_identities(pack, read_manifest(pack))
+    found = [open_part(folder, spec, shard).values for shard in shards if shard.extent.samples]
+    return np.concatenate(found)
+
+
+def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path):
+    out = tmp_path / "elsewhere"
+    code, printed, error = run(
+        "derive", pack, "ids", "--fn", "made:ids", "--option", "scale=3", "--option", "name=a b",
+        "-o", out, "--batch-size", 2, cwd=tmp_path,
+    )  # fmt: skip
+    assert (code, error) == (0, "")
+    assert printed == f"{out}: 4 parts made, 0 present, complete\n"
+    assert read_side_manifest(out).provenance["options"] == {"scale": 3, "name": "a b"}
+    assert read_side_manifest(out).provenance["function"] == "made:ids"
+    np.testing.assert_array_equal(values(pack, out), 3 * sa1bpack.open(pack).column("image_id"))
+    assert not (pack / "side").exists()
+    code, printed, _ = run("verify", out)
+    assert (code, printed) == (0, f"{out}: side array, sound; 4 parts, every byte read\n")
+
+
+def test_parts_of_a_job_array_complete_the_array(pack, tmp_path):
+    command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
+    code, printed, _ = run(*command, "1/2", cwd=tmp_path)
+    assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
+    code, printed, _ = run(*command, "2/2", cwd=tmp_path)
+    assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(pack, tmp_path, number, code):
+    command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 2)
+    process = start(*command, cwd=tmp_path)
+    while not (tmp_path / "waiting").exists():
+        assert process.poll() is None, process.communicate()
+    os.kill(process.pid, number)
+    found, _, error = finish(process)
+    assert found == code
+    if code > 0:
+        assert "repeat the command" in error
+    folder = pack / "side" / "ids"
+    assert len(part_names(folder)) == 1
+    assert verify(pack).ok  # what is missing is a note
+    before = {name: (folder / name).stat().st_ino for name in part_names(folder)}
+    (tmp_path / "go").touch()
+    code, printed, error = run(*command, cwd=tmp_path)
+    assert (code, error) == (0, "") and ": 3 parts made, 1 present, complete" in printed
+    assert {name: (folder / name).stat().st_ino for name in before} == before
+    assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert verify(pack).ok and verify(pack).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ids", "--fn", "made"), "--fn is 'made': choose MODULE:FUNCTION"),
+        (("ids", "--fn", "nowhere:ids"), "there is no module 'nowhere'"),
+        (("ids", "--fn", "made:nothing"), "the module has no 'nothing'"),
+        (("ids", "--fn", "made:wrong"), "this is a int, not a function"),
+        (("image", "--fn", "made:ids"), "samples or batches have that key"),
+        (("ids", "--fn", "made:ids", "--part", "3"), "--part is '3': choose K/N"),
+        (("ids", "--fn", "made:ids", "--part", "3/2"), "--part is 3"),
+        (("ids", "--fn", "made:ids", "--option", "a"), "--option is 'a': choose KEY=VALUE"),
+        (("ids", "--fn", "made:ids", "--device", "tpu"), "--device is 'tpu'"),
+    ],
+)
+def test_wrong_arguments_are_exit_code_2(pack, tmp_path, arguments, message):
+    code, printed, error = run("derive", pack, *arguments, cwd=tmp_path)
+    assert (code, printed) == (2, "")
+    assert message in error
+
+
+def test_a_folder_with_something_else_is_exit_code_3(pack, tmp_path):
+    assert run("derive", pack, "ids", "--fn", "made:ids", cwd=tmp_path)[0] == 0
+    code, _, error = run("derive", pack, "ids", "--fn", "made:slow", cwd=tmp_path)
+    assert code == 3 and "made with function 'made:ids', not 'made:slow'" in error

@@ -1,0 +1,26 @@
+"""A small pack, and its own copy for one test."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from reading_packs import packed  # noqa: F401 - a fixture
+
+import sa1bpack
+
+
+@pytest.fixture(autouse=True)
+def no_flushing(monkeypatch):
+    """Skip flushing to disk: it is slow, and no test here cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def pack(packed, tmp_path) -> Path:  # noqa: F811
+    return Path(shutil.copytree(packed.root, tmp_path / "pack"))
+
+
+@pytest.fixture
+def ds(pack):
+    return sa1bpack.open(pack)

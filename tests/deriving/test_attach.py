@@ -1,0 +1,87 @@
+"""attach: rows find their images and masks by id, in any order."""
+
+import numpy as np
+import pytest
+import torch
+
+import sa1bpack
+from sa1bpack.deriving.attach import attach
+from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.side.binding import shard_identities
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import read_side_manifest
+
+
+def stored(folder, pack) -> np.ndarray:
+    spec = read_side_manifest(folder).spec
+    shards = shard_identities(pack, read_manifest(pack))
+    parts = [open_part(folder, spec, shard).values for shard in shards if shard.extent.samples]
+    return np.concatenate(parts)
+
+
+@pytest.fixture
+def given(ds):
+    """Rows for all images and some others, in random order: (ids, rows)."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(np.concatenate([ds.column("image_id"), np.arange(70, 80)]))
+    return ids, np.stack([ids, -ids], 1).astype(np.float32)
+
+
+def test_rows_are_matched_by_image_id(ds, pack, given, monkeypatch):
+    monkeypatch.setattr("sa1bpack.deriving.attach._PIECE", 16)  # two rows at a time
+    ids, rows = given
+    result = sa1bpack.attach(ds, "a", rows, ids)
+    expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
+    np.testing.assert_array_equal(stored(result.folder, pack), expected)
+    assert result.missing == () and verify(pack).ok
+
+
+def test_rows_are_matched_by_annotation_id(ds, pack):
+    ids = ds.mask_column("annotation_id")
+    order = np.random.default_rng(1).permutation(len(ids))
+    rows = torch.from_numpy(ids[order] % 1000)[:, None].to(torch.bfloat16)
+    result = attach(ds, "a", rows, torch.from_numpy(ids[order]), axis="mask")
+    found = torch.from_numpy(stored(result.folder, pack).copy()).view(torch.bfloat16)
+    assert torch.equal(found, torch.from_numpy(ids % 1000)[:, None].to(torch.bfloat16))
+
+
+def test_a_memory_map_and_bits_of_bfloat16_are_taken(ds, pack, given, tmp_path):
+    ids, rows = given
+    bits = torch.from_numpy(rows).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    np.save(tmp_path / "a.npy", bits)
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
+    result = attach(ds, "a", mapped, ids, dtype="bfloat16")
+    assert read_side_manifest(result.folder).spec.dtype == "bfloat16"
+    lookup = dict(zip(ids.tolist(), bits, strict=True))
+    expected = np.stack([lookup[image] for image in ds.column("image_id").tolist()])
+    np.testing.assert_array_equal(stored(result.folder, pack), expected)
+
+
+def test_a_repeated_call_keeps_the_same_rows_and_refuses_others(ds, given):
+    ids, rows = given
+    made = attach(ds, "a", rows, ids).made
+    assert attach(ds, "a", rows, ids).present == made
+    with pytest.raises(OutputRefused, match="other rows for sample 0"):
+        attach(ds, "a", rows + 1, ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids, rows: (ids[1:], rows), "one integer for each"),
+        (lambda ids, rows: (ids.astype(float), rows), "one integer for each"),
+        (lambda ids, rows: (np.full_like(ids, 7), rows), "ids has 7 more than once"),
+        (lambda ids, rows: (ids + 10**6, rows), "ids lacks 4 images of shard sa_000000-000"),
+        (lambda ids, rows: (ids, rows.astype(complex)), "rows are complex128"),
+        (lambda ids, rows: (ids, rows.tolist()), "array is a list"),
+        (lambda ids, rows: (ids[:0], rows[:0]), "ids lacks 4 images"),
+    ],
+)
+def test_what_cannot_be_matched_is_refused(ds, pack, given, change, message):
+    ids, rows = change(*given)
+    with pytest.raises(OptionError, match=message):
+        attach(ds, "a", rows, ids)
+    assert not list((pack / "side").glob("*/sa_*"))
+    with pytest.raises(OptionError, match="dtype is 'float8'"):
+        attach(ds, "a", given[1], given[0], dtype="float8")

@@ -1,0 +1,240 @@
+"""derive: rows are those of the function, for every type; parts are kept, shared out and remade."""
+
+import re
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import sa1bpack
+from sa1bpack.deriving.run import derive, function_name
+from sa1bpack.deriving.target import share
+from sa1bpack.errors import FormatError, OptionError, OutputRefused, ReadError
+from sa1bpack.format import read_manifest, verify
+from sa1bpack.format.side.binding import part_names, shard_identities
+from sa1bpack.format.side.part import open_part
+from sa1bpack.format.side.spec import SIDE_DTYPES, read_side_manifest
+
+calls = []
+
+
+def embed(batch, scale=1.0):
+    """float16 (B, 2, 4, 4): means of blocks of the image, and of its id."""
+    calls.append(batch["image_ids"].tolist())
+    images = batch["images"].float().mean(3).unfold(1, 6, 6).unfold(2, 6, 6).mean((3, 4))
+    ids = batch["image_ids"].float()[:, None, None].expand_as(images)
+    return (torch.stack([images, ids], 1) * scale).half()
+
+
+def depth(batch):
+    """int64 (T, 3): of each mask its annotation id, its image's, and its place in the image."""
+    counts = batch["mask_counts"]
+    owner = torch.arange(len(counts)).repeat_interleave(counts)
+    place = torch.arange(len(owner)) - batch["mask_offsets"][:-1][owner]
+    return torch.stack([batch["annotation_ids"], batch["image_ids"][owner], place], 1)
+
+
+@pytest.fixture(autouse=True)
+def no_calls():
+    calls.clear()
+
+
+def rows_of(folder, pack) -> np.ndarray:
+    """All rows of a complete side array, as stored."""
+    spec = read_side_manifest(folder).spec
+    shards = shard_identities(pack, read_manifest(pack))
+    return np.concatenate(
+        [open_part(folder, spec, shard).values for shard in shards if shard.extent.samples]
+    )
+
+
+def test_rows_are_those_that_the_function_returns_in_the_order_of_the_pack(ds, pack):
+    result = sa1bpack.derive(ds, "teacher", embed, batch_size=3, spatial=True)
+    assert result.folder == pack / "side" / "teacher" and result.missing == result.present == ()
+    assert str(result) == f"{result.folder}: 4 parts made, 0 present, complete"
+    images = np.stack([sample["image"] for sample in ds]).astype(np.float32).mean(3)
+    means = images.reshape(-1, 4, 6, 4, 6).mean((2, 4))
+    found = rows_of(result.folder, pack)
+    assert found.dtype == np.float16 and found.shape == (len(ds), 2, 4, 4)
+    np.testing.assert_allclose(found[:, 0], means, rtol=2e-3)
+    np.testing.assert_array_equal(found[:, 1, 0, 0], ds.column("image_id").astype(np.float16))
+    manifest = read_side_manifest(result.folder)
+    assert manifest.spec.spatial
+    assert manifest.provenance["function"] == function_name(embed)
+    assert manifest.provenance["samples"] == ds.spec_text
+    assert set(manifest.provenance["versions"]) == {"sa1bpack", "numpy", "torch"}
+    assert verify(pack).ok and verify(pack).notes == ()
+
+
+def test_a_row_per_mask_follows_the_masks_of_the_shard(ds, pack):
+    result = sa1bpack.derive(ds, "depth", depth, batch_size=2, axis="mask")
+    found = rows_of(result.folder, pack)
+    np.testing.assert_array_equal(found[:, 0], ds.mask_column("annotation_id"))
+    counts = ds.column("mask_count")
+    np.testing.assert_array_equal(found[:, 1], np.repeat(ds.column("image_id"), counts))
+    np.testing.assert_array_equal(found[:, 2], np.concatenate([np.arange(n) for n in counts]))
+    assert verify(pack).ok
+
+
+@pytest.mark.parametrize("dtype", SIDE_DTYPES)
+def test_every_type_is_stored_with_its_bits(ds, pack, dtype):
+    kind = getattr(torch, dtype)
+
+    def rows(batch):
+        return (batch["image_ids"] % 100)[:, None].to(kind)
+
+    result = derive(ds, "a", rows)
+    expected = (torch.from_numpy(ds.column("image_id").copy()) % 100)[:, None].to(kind)
+    found = torch.from_numpy(rows_of(result.folder, pack).copy())
+    assert torch.equal(found.view(kind), expected)
+    assert read_side_manifest(result.folder).spec.dtype == dtype
+
+
+def test_numpy_rows_of_any_byte_order_are_taken(ds, pack):
+    result = derive(ds, "a", lambda batch: batch["image_ids"].numpy().astype(">f4"))
+    np.testing.assert_array_equal(
+        rows_of(result.folder, pack), ds.column("image_id").astype(np.float32)
+    )
+
+
+def test_a_call_that_failed_keeps_complete_parts_and_resumes_after_them(ds):
+    def fails(batch):
+        if 4976 in batch["image_ids"]:  # in the third of the shards that have samples
+            raise RuntimeError("out of memory")
+        return batch["image_ids"]
+
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        derive(ds, "a", fails, batch_size=2)
+    assert ".fails for batch 0 of shard sa_000001-001;" in raised.value.__notes__[0]
+    assert "the parts before it are kept" in raised.value.__notes__[0]
+    seen = []
+
+    def works(batch):
+        seen.extend(batch["image_ids"].tolist())
+        return batch["image_ids"]
+
+    works.__qualname__ = fails.__qualname__
+    result = derive(ds, "a", works, batch_size=2)
+    assert result.present and not result.missing and result.made
+    ids = ds.column("image_id").tolist()
+    assert seen == ids[-len(seen) :] and len(seen) < len(ids)
+    assert [path for path in result.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_parts_of_a_job_share_the_shards_and_make_the_same_bytes(ds, pack, tmp_path):
+    whole = derive(ds, "teacher", embed, out=tmp_path / "whole").folder
+    for number in (3, 1, 2):
+        result = derive(ds, "teacher", embed, part=(number, 3))
+    assert result.missing == ()
+    assert part_names(whole) == part_names(result.folder)
+    for name in part_names(whole):
+        for path in ("values/c.0.0.0.0", "checksum/c.0", "zarr.json", "checksums.xxh128"):
+            assert (whole / name / path).read_bytes() == (result.folder / name / path).read_bytes()
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_every_shard_is_in_exactly_one_part(count):
+    shards = list(range(4))
+    parts = [share(shards, (number, count)) for number in range(1, count + 1)]
+    assert sorted(shard for part in parts for shard in part) == shards
+
+
+def test_ranks_share_the_shards_by_the_environment(ds, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        made.append(derive(ds, "teacher", embed).made)
+    assert [len(names) for names in made] == [2, 2] and not set(made[0]) & set(made[1])
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(OptionError, match="RANK"):
+        derive(ds, "other", embed)
+
+
+def test_another_function_or_other_options_are_refused_and_nothing_is_computed(ds):
+    derive(ds, "teacher", embed, options={"scale": 2})
+    calls.clear()
+    with pytest.raises(OutputRefused, match="made with function"):
+        derive(ds, "teacher", depth)
+    with pytest.raises(OutputRefused, match="made with options"):
+        derive(ds, "teacher", embed, options={"scale": 3})
+    assert derive(ds, "teacher", embed, options={"scale": 2}).made == ()
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "image"}, "samples or batches have that key"), ({"name": "a b"}, "name is"),
+        ({"fn": 5}, "fn is 5"), ({"axis": "row"}, "axis is 'row'"),
+        ({"part": (0, 2)}, "part is 0"), ({"part": (3, 2)}, "part is 3"),
+        ({"part": 2}, r"choose \(K, N\)"), ({"order": "shuffle"}, "no option 'order'"),
+        ({"axis": "mask", "masks": "padded"}, "masks is 'padded'"),
+        ({"options": {"a": object()}}, "what JSON can hold"), ({"options": 3}, "options is 3"),
+        ({"fn": lambda batch: batch["image_ids"][:1]}, "it must return 3 rows"),
+        ({"fn": lambda batch: None}, "rows are NoneType"),
+        ({"fn": lambda batch: batch["image_ids"] > 0}, "rows are bool"),
+        ({"fn": lambda batch: batch["image_ids"].sum()}, "it must return 3 rows"),
+        ({"fn": lambda batch: batch["image_ids"].to(torch.complex64)}, "rows are complex64"),
+        ({"spatial": True, "fn": lambda batch: batch["image_ids"]}, "spatial is True"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_and_leaves_no_part(ds, pack, change, message):
+    arguments = {"name": "a", "fn": embed, "batch_size": 3} | change
+    with pytest.raises(OptionError, match=message):
+        derive(ds, arguments.pop("name"), arguments.pop("fn"), **arguments)
+    assert not list((pack / "side").glob("*/sa_*"))
+
+
+def test_rows_of_changing_shape_are_refused(ds):
+    def changing(batch):
+        calls.append(0)
+        return torch.zeros(len(batch["image_ids"]), len(calls))
+
+    with pytest.raises(OptionError, match=r"rows are float32 \(2,\) per image, but those in"):
+        derive(ds, "b", changing, batch_size=2)
+
+
+def test_a_part_of_a_shard_is_refused_and_a_source_is_taken(ds):
+    with pytest.raises(OptionError, match=r"ds has 3 samples of the 4 of shard sa_000000-000"):
+        derive(ds[1:], "a", embed)
+    result = derive(ds.source("sa_000001"), "a", embed)
+    assert result.made == ("sa_000001-000", "sa_000001-001") and result.missing == ()
+
+
+def test_a_sample_that_cannot_be_read_ends_the_call_and_its_part_is_not_published(ds, pack):
+    path = pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ReadError, match="sa_000001-000"):
+        derive(ds, "a", lambda batch: batch["image_ids"])
+    assert [name[:13] for name in part_names(pack / "side" / "a")] == ["sa_000000-000"]
+
+
+def test_a_damaged_part_is_named_and_made_again_once_removed(ds, pack):
+    folder = derive(ds, "a", embed).folder
+    part = folder / part_names(folder)[0]
+    (part / "values" / "c.0.0.0.0").write_bytes(b"")
+    with pytest.raises(FormatError, match="remove that folder"):
+        derive(ds, "a", embed)
+    for path in sorted(part.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    part.rmdir()
+    assert derive(ds, "a", embed).made == ("sa_000000-000",)
+    assert verify(pack).ok
+
+
+def test_progress_counts_the_images_of_the_parts_that_are_made(ds):
+    seen = []
+    derive(ds, "a", embed, batch_size=3, part=(1, 2), progress=lambda *args: seen.append(args))
+    seen_again = []
+    derive(ds, "a", embed, batch_size=3, progress=lambda *args: seen_again.append(args))
+    assert seen[-1][0] == seen[-1][1] and seen_again[-1][0] == seen_again[-1][1]
+    assert seen[-1][1] + seen_again[-1][1] == len(ds)
+    assert all(b[0] > a[0] for a, b in pairwise(seen))
+
+
+def test_names_of_functions():
+    assert re.fullmatch(r"[\w.]*test_derive:embed", function_name(embed))
+    assert function_name(SimpleNamespace()).endswith(":SimpleNamespace")
