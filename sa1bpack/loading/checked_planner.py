@@ -9,6 +9,7 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import IN_MEMORY
 from sa1bpack.batch.mask_choice import CHOICES
+from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.specs import AS_STORED
@@ -19,6 +20,8 @@ from sa1bpack.loading.planner import Planner, masks_outside
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks.rle import take_masks
 
+# Arrays of which a sample's rows are large.
+_LARGE = ("image", "mask_bits")
 _ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
 
 
@@ -68,6 +71,8 @@ class CheckedBatchCopy(BatchCopy):
     def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Read samples `first` to `stop` of the batch into the buffer."""
         for k in range(first, stop):
+            self._announce(int(self._lookup.rows[self._low + k]), reader.direct)
+        for k in range(first, stop):
             try:
                 self._copy_sample(k, buffer, reader)
             except ResourceShortage:
@@ -78,6 +83,7 @@ class CheckedBatchCopy(BatchCopy):
     def compile(self) -> None:
         """As of BatchCopy."""
         super().compile()
+        read_ahead_map(0, 0)
         if self._spec.masks.source == "drawn":
             take_masks(np.array([1], np.int32), np.array([0, 1]), np.array([0]))
 
@@ -87,6 +93,25 @@ class CheckedBatchCopy(BatchCopy):
             0, first, stop, buffer, self._addresses, self._no_files, self._spans, self._chosen,
             self._offsets, self._sizes, self._scales, with_images=not self._in_place,
         )  # fmt: skip
+
+    def _announce(self, row: int, direct: bool) -> None:
+        """Let the system begin to read a sample's rows into the page cache, all of them at once.
+
+        Through their maps, so that nothing is opened for it; what is read there is never looked at.
+
+        direct  all but the large ones, which are not read through the page cache
+        """
+        pack = self._source.ds.pack
+        number, local, first, stop = pack.locate(row)
+        shard = pack.shards[number]
+        spans = {"sample": (local, local + 1), "mask": (first, stop)}
+        for spec in shard.layout.arrays:
+            if spec.axis in spans and not (direct and spec.name in _LARGE):
+                low, high = spans[spec.axis]
+                base = shard[spec.name].__array_interface__["data"][0]
+                count = (high - low + spec.offsets) * spec.row_bytes
+                if count:
+                    read_ahead_map(base + low * spec.row_bytes, count)
 
     def _copy_sample(self, k: int, buffer: np.ndarray, reader: SampleReader) -> None:
         ds, spec = self._source.ds, self._spec
