@@ -46,6 +46,13 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def share(name: str, value: Any) -> float:
+    """Return a part of a total as a float. Raises OptionError unless it is a number from 0 to 1."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise OptionError(f"{name} is {value!r}: choose a number from 0 to 1")
+    return float(value)
+
+
 def seconds(name: str, value: Any) -> float:
     """Return a timeout as a float.
 

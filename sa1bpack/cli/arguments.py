@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "check a pack against its checksums",
     "repair": "rebuild the damaged parts of a pack from its tars",
     "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
+    "subset": "keep a selection of a pack's samples as a small file",
     "info": "show what is in a pack, or the versions in use",
     "show": "draw samples of a pack with their masks, as a PNG",
     "report": "write a report on a pack, as an HTML page",
@@ -44,6 +45,11 @@ def user_path(text: str) -> str:
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
+
+
+def one_or_several(paths: list[str]) -> str | list[str]:
+    """What `sa1bpack.open` takes: one path alone, which may be a selection, or a list."""
+    return paths[0] if len(paths) == 1 else paths
 
 
 def number(text: str) -> int:

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import number, user_path
+from sa1bpack.cli.arguments import number, one_or_several, user_path
 from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
@@ -19,6 +19,7 @@ _EPILOG = (
   sa1bpack show /data/packed -o sheet.png --samples 40 --seed 7
   sa1bpack show /data/packed -o sheet.png --image-id 5 6 2   in this order
   sa1bpack show /data/packed -o one.png --image-id 5 --large
+  sa1bpack show '/data/packs/*' -o sheet.png                 of several packs
 
 Smaller masks are drawn over larger ones; the largest has the first colour.
 Points are white. An image that is smaller than its tile is enlarged by a whole
@@ -37,7 +38,10 @@ written.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of a pack")
+    parser.add_argument(
+        "packs", type=user_path, nargs="+", metavar="PACK",
+        help="folders of packs, patterns, or one file of `sa1bpack subset`",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.png",
         help="the picture; an existing file is replaced",
@@ -71,9 +75,10 @@ def run_show(arguments: argparse.Namespace) -> int:
     from sa1bpack.report.output import check_output, write_png
     from sa1bpack.report.show import draw_samples
 
-    path = check_output(arguments.out, ".png", arguments.pack)
+    for pack in arguments.packs:
+        path = check_output(arguments.out, ".png", pack)
     shown = draw_samples(
-        arguments.pack,
+        one_or_several(arguments.packs),
         samples=arguments.samples,
         image_ids=arguments.image_id,
         rows=arguments.row,

@@ -1,28 +1,29 @@
 """The map-style dataset over a pack."""
 
-import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sa1bpack.arguments import whole_number
-from sa1bpack.dataset import select
 from sa1bpack.dataset.columns import Columns, iterate_columns, mask_column, sample_column
 from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
-from sa1bpack.dataset.rows import Rows, row_array, rows_at, shard_bounds, take
+from sa1bpack.dataset.rows import Rows, row_array, rows_at, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample_info import SampleInfo, sample_info
+from sa1bpack.dataset.select import as_ids
+from sa1bpack.dataset.selectable import Selectable
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Manifest
 
 
-class Dataset:
+class Dataset(Selectable):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
@@ -90,8 +91,11 @@ class Dataset:
         try:
             position = operator.index(index)
         except TypeError:
-            return Dataset(self._pack, take(self._rows, index), self._options)
+            return self._part(index)
         return self._sample(self._row(position))
+
+    def _over(self, rows: Rows, options: SampleOptions | None = None) -> "Dataset":
+        return Dataset(self._pack, rows, self._options if options is None else options)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch.
@@ -139,7 +143,7 @@ class Dataset:
         if np.ndim(image_ids) == 0:
             wanted = np.array([whole_number("image_id", image_ids, -(2**63), 2**63 - 1)])
         else:
-            wanted = select.as_ids(image_ids)
+            wanted = as_ids(image_ids)
         found = self.ids.positions(wanted)
         if len(missing := wanted[found < 0]):
             more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
@@ -155,43 +159,6 @@ class Dataset:
         if self._lookup is None:
             self._lookup = IdLookup.of(self._pack.image_ids(self._rows))
         return self._lookup
-
-    # ------------------------------------------------------------------------------------- subsets
-
-    def source(self, name: str | Iterable[str]) -> "Dataset":
-        """The samples from sources (`"sa_000012"`), by name, several in a list.
-
-        Raises KeyError if the pack lacks one.
-        """
-        return self._of_shards("source", name)
-
-    def shard(self, name: str | Iterable[str]) -> "Dataset":
-        """The samples of shards (`"sa_000012-001"`), by name. Raises KeyError as `source` does."""
-        return self._of_shards("name", name)
-
-    def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
-        rows = select.of_shards(self._pack, self._rows, field, names)
-        return Dataset(self._pack, rows, self._options)
-
-    def where(self, condition: np.ndarray | Callable[[Columns], np.ndarray]) -> "Dataset":
-        """The samples that fulfil a condition, in the same order.
-
-        condition  bool (n,), or a function of metadata that returns bool (k,). The function is
-                   called once per shard with the `Columns` of those k samples that are in it:
-                   `ds.where(lambda c: c["mask_count"] >= 10)`,
-                   `ds.where(lambda c: c.reduced("area", "max") > 100_000)`.
-
-        Raises OptionError for anything else, IndexError for an array of another length.
-        """
-        return self[select.flags(condition, self.columns(), len(self))]
-
-    def with_options(self, **options: Any) -> "Dataset":
-        """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
-
-        `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
-        a value that is not one of the choices, TypeError for an unknown name.
-        """
-        return Dataset(self._pack, self._rows, dataclasses.replace(self._options, **options))
 
     # ------------------------------------------------------------------------------------ metadata
 
@@ -232,6 +199,13 @@ class Dataset:
         return iterate_columns(self._pack, self._rows, self._options.check)
 
     # --------------------------------------------------------------------------------- where it is
+
+    def info(self, index: int) -> SampleInfo:
+        """Tar, member, place, sizes and counts of a sample, without reading pixels or masks.
+
+        Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
+        """
+        return sample_info(self._pack, self._row(operator.index(index)))
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
         """(shard number, row in the shard, first mask row, one past the last) of a sample.
@@ -335,12 +309,14 @@ class Dataset:
 
     def __reduce__(self):
         packs = [(folder.root, folder.manifest.index) for folder in self._pack.folders]
-        return _reopened, (packs, self._rows, self._options)
+        return _reopened, (packs, self._pack.duplicates, self._rows, self._options)
 
 
-def _reopened(packs: list[tuple[Path, str]], rows: Rows, options: SampleOptions) -> Dataset:
+def _reopened(
+    packs: list[tuple[Path, str]], duplicates: str, rows: Rows, options: SampleOptions
+) -> Dataset:
     """A dataset that was pickled: the same state of the same packs, or an error."""
-    pack = Pack(open_folders([root for root, _ in packs]))
+    pack = Pack(open_folders([root for root, _ in packs]), duplicates)
     for folder, (_, index) in zip(pack.folders, packs, strict=True):
         if folder.manifest.index != index:
             raise FormatError(

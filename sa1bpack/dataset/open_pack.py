@@ -8,10 +8,14 @@ from typing import Any
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
-from sa1bpack.dataset.together import DUPLICATES, check_alike, pack_paths, rows_once
+from sa1bpack.dataset.saved import packs_of
+from sa1bpack.dataset.together import check_alike, pack_paths
+from sa1bpack.errors import OptionError
+from sa1bpack.format.selection import is_selection
 
 _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for
@@ -34,7 +38,8 @@ def open(
 
     Args:
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
-            pattern such as "/data/packs/*"; see docs/training.md.
+            pattern such as "/data/packs/*"; or the file that `Dataset.save` wrote, which is opened
+            with its packs. See docs/training.md.
         masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
             a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
             the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
@@ -81,11 +86,18 @@ def open(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
     )
     choice("duplicates", duplicates, DUPLICATES)
-    folders = open_folders(pack_paths(path))
+    paths = pack_paths(path)
+    saved = paths[0] if is_selection(paths[0]) else None
+    if saved is not None:
+        if len(paths) > 1:
+            raise OptionError(f"path is a list with the selection {saved}: open it alone")
+        paths, duplicates = packs_of(saved)
+    folders = open_folders(paths)
     check_alike(folders)
-    pack = Pack(folders)
+    pack = Pack(folders, duplicates)
     _report_missing(pack)
-    return Dataset(pack, rows_once(pack, duplicates), options)
+    ds = Dataset(pack, rows_once(pack), options)
+    return ds if saved is None else ds.select(saved)
 
 
 def _report_missing(pack: Pack) -> None:

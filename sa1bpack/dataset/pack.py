@@ -51,14 +51,18 @@ class Pack:
     their sources and parts, as if all had been packed into one folder: the order, and with it the
     row of each sample, does not depend on the order in which the packs are given.
 
-    folders   the packs, in the order given
-    manifest  the Manifest; of several packs, one that lists the shards of all. Its `options` are
-              those that the packs agree on, and it names no index
-    shards    its Shards
+    folders     the packs, in the order given
+    manifest    the Manifest; of several packs, one that lists the shards of all. Its `options` are
+                those that the packs agree on, and it names no index
+    shards      its Shards
+    duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
+    rows        the rows that `duplicates` leaves; None: not found yet, see `duplicates.rows_once`
     """
 
-    def __init__(self, folders: Sequence[PackFolder]):
+    def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
         self.folders = tuple(folders)
+        self.duplicates = duplicates
+        self.rows: Rows | None = None
         places = [
             ShardPlace(folder, number)
             for folder in self.folders for number in range(len(folder.manifest.shards))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.dataset.columns import Columns
+from sa1bpack.dataset.conditions import parse_condition
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, concatenated, row_array
 from sa1bpack.errors import OptionError
@@ -39,10 +40,12 @@ def flags(condition: Any, columns: Iterable[Columns], count: int) -> np.ndarray:
 
     Raises OptionError for what is neither bools nor a function that returns them.
     """
+    if isinstance(condition, str):
+        condition = parse_condition(condition)
     if not callable(condition):
         found = np.asarray(condition)
         if found.dtype != np.bool_:
-            raise OptionError(f"where() takes bools or a function, not {found.dtype}")
+            raise OptionError(f"where() takes bools, a function or a text, not {found.dtype}")
         return found
     keep = np.zeros(count, bool)
     for part in columns:

@@ -57,14 +57,16 @@ def _index_of(dataset: Dataset, image_id: int) -> int:
         return dataset.index_of(image_id)
     except KeyError:
         size = counted(len(dataset), "image")
-        raise OptionError(f"{dataset.root}: none of its {size} has the id {image_id}") from None
+        raise OptionError(
+            f"{dataset.pack.name}: none of its {size} has the id {image_id}"
+        ) from None
 
 
 def _checked_row(dataset: Dataset, row: int) -> int:
     row = whole_number("rows", row, 0)
     if row >= len(dataset):
         raise OptionError(
-            f"{dataset.root}: row {row} does not exist; the pack has "
+            f"{dataset.pack.name}: row {row} does not exist; the pack has "
             f"{counted(len(dataset), 'image')}, rows 0 to {len(dataset) - 1}"
         )
     return row

@@ -1,11 +1,11 @@
 """`show`: samples of a pack as a picture, with masks, boxes and points."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.arguments import local_path, torch_subset
+from sa1bpack.arguments import torch_subset
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -27,21 +27,21 @@ _log = logging.getLogger("sa1bpack")
 class Shown:
     """A picture, and the samples that could not be drawn in it.
 
-    root
-        Folder of the pack.
+    name
+        Folder of the pack, or what several are called.
     picture
         RGB, at most 1600 pixels wide.
     unreadable
         The samples that were replaced by an empty tile.
     """
 
-    root: Path
+    name: str
     picture: Image.Image
     unreadable: tuple[Unreadable, ...]
 
 
 def show(
-    pack: str | Path | Dataset,
+    pack: str | Path | Iterable[str | Path] | Dataset,
     *,
     samples: int | None = None,
     image_ids: Sequence[int] | None = None,
@@ -58,8 +58,8 @@ def show(
     and a warning is logged.
 
     Args:
-        pack: folder of a pack, or a dataset, which may be a subset, torch's Subset included; its
-            transform is not called.
+        pack: what `sa1bpack.open` takes: the folder of a pack, several, or a saved selection. Or a
+            dataset, which may be a subset, torch's Subset included; its transform is not called.
         samples: number of random samples. Default: 12, or 1 with `large`.
         image_ids: samples with these ids, in this order.
         rows: samples at these indices of the dataset, in this order.
@@ -80,12 +80,12 @@ def show(
         pack, samples=samples, image_ids=image_ids, rows=rows, seed=seed, large=large
     )
     for sample in shown.unreadable:
-        _log.warning("%s cannot be shown: %s", shown.root, sample)
+        _log.warning("%s cannot be shown: %s", shown.name, sample)
     return shown.picture
 
 
 def draw_samples(
-    pack: str | Path | Dataset,
+    pack: str | Path | Iterable[str | Path] | Dataset,
     *,
     samples: int | None = None,
     image_ids: Sequence[int] | None = None,
@@ -97,9 +97,9 @@ def draw_samples(
     if isinstance(pack, Dataset) or torch_subset(pack)[1]:
         dataset = as_dataset(pack)
     else:
-        dataset = open_pack(local_path("pack", pack))
+        dataset = open_pack(pack)
     if not len(dataset):
-        raise OptionError(f"{dataset.root}: the dataset has no images to show")
+        raise OptionError(f"{dataset.pack.name}: the dataset has no images to show")
     if samples is None and image_ids is None and rows is None:
         samples = 1 if large else DEFAULT_SAMPLES
     indices = chosen(dataset, samples, image_ids, rows, seed)
@@ -108,13 +108,13 @@ def draw_samples(
     size = counted(len(dataset), "image")
     if large:
         subject = read_subject(dataset, indices[0], SIDE)
-        return Shown(dataset.root, large_picture(subject, f"{dataset.root}, {size}"), ())
+        return Shown(dataset.pack.name, large_picture(subject, f"{dataset.pack.name}, {size}"), ())
     side = tile_width(len(indices))
     how = f" at random (seed {seed})" if samples is not None and samples < len(dataset) else ""
     note = f"{len(indices):,} of {size}{how}"
     subjects = [_subject(dataset, index, side) for index in indices]
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
-    return Shown(dataset.root, contact_sheet(subjects, str(dataset.root), note), unreadable)
+    return Shown(dataset.pack.name, contact_sheet(subjects, dataset.pack.name, note), unreadable)
 
 
 def _subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:

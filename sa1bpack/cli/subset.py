@@ -1,0 +1,119 @@
+"""`sa1bpack subset`: a selection of samples, kept as a small file."""
+
+import argparse
+from pathlib import Path
+
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import one_or_several, user_path
+from sa1bpack.wording import counted, printable
+
+_DESCRIPTION = """\
+Keep a selection of the samples of one or several packs as a small file of
+image ids. sa1bpack.open(OUT) opens it for training; `show` and `subset` take
+it in place of a pack. No pixels are read or copied.
+
+All conditions given must hold. The samples are in the order of the pack, or
+in the order of --ids."""
+
+_EPILOG = (
+    """conditions:
+  NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
+  annotation_count, height, width (source pixels) or image_id; or sum, max or
+  min of area, predicted_iou, stability_score or annotation_id of the masks.
+
+examples:
+  sa1bpack subset /data/packed many.sel --where 'mask_count >= 50'
+  sa1bpack subset /data/packed some.sel --where 'max(area) > 1e6'
+  sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
+  sa1bpack subset '/data/packs/*' these.sel --ids ids.txt
+
+"""
+    + exits.EPILOG
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the arguments of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument(
+        "packs", type=user_path, nargs="+", metavar="PACK",
+        help="folders of packs, patterns, or one file of this command",
+    )  # fmt: skip
+    parser.add_argument(
+        "out", type=user_path, metavar="OUT", help="the file; an older selection is replaced"
+    )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="CONDITION",
+        help="a condition as below; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--source", action="append", default=[], metavar="NAME",
+        help="from this tar, such as sa_000012; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fraction", type=float, metavar="F",
+        help="a random part, 0 to 1, by a hash of the image id",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of --fraction (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ids", type=user_path, metavar="FILE", help="these image ids, one per line"
+    )
+    parser.add_argument(
+        "--duplicates", choices=("error", "first"), default="error",
+        help="image ids that several packs have (default: %(default)s)",
+    )  # fmt: skip
+    parser.set_defaults(run=run_subset)
+
+
+def run_subset(arguments: argparse.Namespace) -> int:
+    """Select, and write the file."""
+    from sa1bpack.dataset.open_pack import open as open_pack
+    from sa1bpack.errors import OptionError, OutputRefused
+    from sa1bpack.format.selection import is_selection
+
+    out = Path(arguments.out)
+    if out.exists() and not is_selection(out):
+        raise OutputRefused(f"{out}: exists, and is not a selection; choose another name")
+    everything = open_pack(one_or_several(arguments.packs), duplicates=arguments.duplicates)
+    ds = everything
+    if arguments.ids is not None:
+        try:
+            ds = ds[ds.index_of(_read_ids(Path(arguments.ids)))]
+        except KeyError as error:
+            raise OptionError(f"ids is {arguments.ids!r}: {error.args[0]}") from None
+    if arguments.source:
+        try:
+            ds = ds.source(arguments.source)
+        except KeyError as error:
+            raise OptionError(f"source is {error.args[0]}") from None
+    if arguments.fraction is not None:
+        ds = ds.fraction(arguments.fraction, seed=arguments.seed)
+    for condition in arguments.where:
+        ds = ds.where(condition)
+    ds.save(out)
+    print(printable(
+        f"{out}: {len(ds):,} of {counted(len(everything), 'image')}, fingerprint {ds.fingerprint}"
+    ))  # fmt: skip
+    return exits.OK
+
+
+def _read_ids(path: Path):
+    """int64 (n,): the whole numbers of a text file, in order. Raises OptionError, OSError."""
+    import numpy as np
+
+    from sa1bpack.errors import OptionError
+
+    with path.open(encoding="utf-8", errors="replace") as file:
+        lines = [line for line in file if line.strip()]
+    try:
+        ids = np.loadtxt(lines, np.int64, ndmin=1) if lines else np.empty(0, np.int64)
+    except (ValueError, OverflowError) as error:
+        raise OptionError(f"ids is {str(path)!r}: {error}; write one id per line") from None
+    if ids.ndim != 1:
+        raise OptionError(f"ids is {str(path)!r}: write one id per line")
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) < len(ids):
+        raise OptionError(f"ids is {str(path)!r}: {values[counts > 1][0]} is there more than once")
+    return ids

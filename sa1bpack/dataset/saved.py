@@ -1,0 +1,99 @@
+"""Selections that are kept in a small file: saved by a dataset, opened again, or sought in another.
+
+A file names samples by their image ids, in order, and the packs that they are in. So it outlives
+more tars, a merge and a repair; its fingerprint says whether the bytes are still the same.
+"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from sa1bpack.dataset.identity import fingerprint
+from sa1bpack.dataset.ids import IdLookup
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.rows import Rows, as_rows, row_array, rows_at
+from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.selection import SelectionHead, read_selection, write_selection
+from sa1bpack.wording import counted
+
+_log = logging.getLogger("sa1bpack")
+
+
+def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
+    """Write the rows of a pack as a selection.
+
+    base  all rows that opening the same packs again yields
+
+    Raises OptionError for a path inside a pack, and for a sample that its id does not name, because
+    another one has the same id.
+    """
+    for folder in pack.folders:
+        if path.resolve().is_relative_to(folder.root.resolve()):
+            raise OptionError(f"path is {str(path)!r}, inside a pack: choose another folder")
+    ids = np.asarray(pack.image_ids(rows))
+    if isinstance(base, range):
+        found = pack.ids.positions(ids)
+    else:
+        found = rows_at(base, IdLookup.of(pack.image_ids(base)).positions(ids))
+    same = found == row_array(rows)
+    if not same.all():
+        raise OptionError(
+            f"{pack.name}: several samples have the image_id {ids[~same][0]}, and the selection "
+            "is not of the first: open it with duplicates='first', and select again"
+        )
+    roots = [folder.root for folder in pack.folders]
+    write_selection(path, ids, fingerprint(pack, rows), roots, pack.duplicates)
+
+
+def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
+    """Those of the rows that a saved selection names, in its order.
+
+    ids  of the rows
+
+    Raises OptionError if there are not all of them, and as `read_selection` does.
+    """
+    head, wanted = read_selection(path)
+    positions = ids.positions(wanted)
+    if len(missing := wanted[positions < 0]):
+        raise OptionError(
+            f"{path}: {len(missing):,} of its {counted(head.samples, 'image id')} are not in "
+            f"{pack.name}, such as {missing[0]}: the selection is of another pack, or of one that "
+            f"had more. It was saved from {_places(head)}"
+        )
+    found = as_rows(rows_at(rows, positions))
+    if (now := fingerprint(pack, found)) != head.fingerprint:
+        _log.warning(
+            "%s: the selection has the same images as when it was saved, but not the same bytes: "
+            "states of it do not resume (its fingerprint was %s, and is %s)",
+            path, head.fingerprint, now,
+        )  # fmt: skip
+    return found
+
+
+def packs_of(path: Path) -> tuple[list[Path], str]:
+    """The packs of a saved selection, and its choice of duplicates.
+
+    A pack is sought where it was in relation to the file, then where it was absolutely.
+
+    Raises NotAPack for a pack that is at neither place, and as `read_selection` does.
+    """
+    head, _ = read_selection(path)
+    folder = path.absolute().parent.resolve()
+    return [_found(path, folder, place) for place in head.packs], head.duplicates
+
+
+def _found(path: Path, folder: Path, place) -> Path:
+    for candidate in (folder / place.relative, Path(place.absolute)):
+        if (candidate / MANIFEST_NAME).is_file():
+            return candidate.resolve()
+    raise NotAPack(
+        f"{path}: a selection from the pack {place.absolute}, which is not there any more: open "
+        f"the pack where it is now, and take sa1bpack.open(PACK).select({str(path)!r})"
+    )
+
+
+def _places(head: SelectionHead) -> str:
+    more = f" and {len(head.packs) - 1:,} other packs" if len(head.packs) > 1 else ""
+    return head.packs[0].absolute + more

@@ -1,0 +1,125 @@
+"""The file of a selection: the image ids of chosen samples, and the packs that they are in.
+
+docs/format.md specifies it. It holds no pixels, and is read with Python's zlib and numpy alone.
+"""
+
+import os
+import zlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from sa1bpack.errors import FormatError, VersionError
+from sa1bpack.format.files import read_metadata_file, replace_file
+from sa1bpack.format.manifest import Count
+from sa1bpack.wording import brief
+
+SELECTION_NAME = "sa1bpack-selection"
+SELECTION_VERSION = (1, 0)
+MAX_IDS = 1 << 28  # 2 GiB of ids
+_REMEDY = "restore the file from a copy, or save the selection again"
+
+
+class PackPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a pack was when the selection was saved: absolute, and from the file's folder."""
+
+    absolute: str
+    relative: str
+
+
+class SelectionHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of the file; see docs/format.md."""
+
+    format: Literal["sa1bpack-selection"] = SELECTION_NAME
+    version: tuple[Count, Count] = SELECTION_VERSION
+    samples: Annotated[int, msgspec.Meta(ge=0, le=MAX_IDS)]
+    fingerprint: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    ids_xxh128: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    duplicates: Literal["error", "first"]
+    packs: Annotated[tuple[PackPlace, ...], msgspec.Meta(min_length=1)]
+
+
+def is_selection(path: Path) -> bool:
+    """Whether a path is a file that begins as a selection does. Raises OSError if unreadable."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
+
+
+_BEGINNING = b'{"format":"' + SELECTION_NAME.encode() + b'"'
+
+
+def write_selection(
+    path: Path, image_ids: np.ndarray, fingerprint: str, packs: list[Path], duplicates: str
+) -> None:
+    """Write a selection atomically; an existing file is replaced.
+
+    image_ids  int64 (n,), in the order of the samples
+    packs      folders, in the order in which they were opened
+
+    The same ids, packs and places have the same bytes.
+    """
+    ids = np.ascontiguousarray(image_ids, "<i8")
+    here = path.absolute().parent.resolve()
+    head = SelectionHead(
+        samples=len(ids),
+        fingerprint=fingerprint,
+        ids_xxh128=xxhash.xxh3_128_hexdigest(ids),
+        duplicates=duplicates,
+        packs=tuple(
+            PackPlace(absolute=str(root.resolve()), relative=os.path.relpath(root.resolve(), here))
+            for root in packs
+        ),
+    )
+    steps = np.diff(ids, prepend=np.int64(0))
+    replace_file(path, msgspec.json.encode(head) + b"\n" + zlib.compress(steps.tobytes(), 6))
+
+
+def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
+    """The first line of a selection, and its int64 (n,) image ids.
+
+    Raises FormatError if it is not what docs/format.md demands, VersionError for a newer major
+    version, OSError if it cannot be read.
+    """
+    line, _, body = read_metadata_file(path).partition(b"\n")
+    try:
+        version = msgspec.json.decode(line, type=_Version).version
+        if version[0] != SELECTION_VERSION[0]:
+            raise VersionError(
+                f"{path}: a selection of version {brief(version[0])}.{brief(version[1])}, but this "
+                f"release reads {SELECTION_VERSION[0]}.x; install a newer sa1bpack"
+            )
+        head = msgspec.json.decode(line, type=SelectionHead)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{path}: {error}; {_REMEDY}") from None
+    steps = np.frombuffer(_inflated(body, 8 * head.samples, path), "<i8")
+    ids = np.cumsum(steps, dtype=np.int64)
+    if (found := xxhash.xxh3_128_hexdigest(ids.astype("<i8"))) != head.ids_xxh128:
+        raise FormatError(
+            f"{path}: the XXH3-128 of its ids is {found}, but {head.ids_xxh128} was written; "
+            f"{_REMEDY}"
+        )
+    return head, ids
+
+
+class _Version(msgspec.Struct):
+    format: Literal["sa1bpack-selection"]
+    version: tuple[Count, Count]
+
+
+def _inflated(body: bytes, nbytes: int, path: Path) -> bytes:
+    """The bytes of a zlib stream, which must be exactly so many, and nothing after them."""
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(body, nbytes + 1)
+    except zlib.error as error:
+        raise FormatError(f"{path}: its ids cannot be decompressed ({error}); {_REMEDY}") from None
+    if len(data) != nbytes or not stream.eof or stream.unused_data:
+        raise FormatError(
+            f"{path}: its ids are not {nbytes // 8} numbers, as its first line says; {_REMEDY}"
+        )
+    return data

@@ -1,0 +1,131 @@
+"""Commands over several packs, and on files of `sa1bpack subset`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import SMALL_FLAGS
+from PIL import Image
+from small_tars import members, write_tar
+
+import sa1bpack
+from sa1bpack.dataset.open_pack import open as open_pack
+
+
+@pytest.fixture
+def packs(command, tmp_path) -> list[Path]:
+    """Two packs of a tar each, with the images 0 to 5 and 6 to 11; image n has n masks."""
+    found = []
+    for number in range(2):
+        numbers = range(6 * number, 6 * number + 6)
+        tar = write_tar(tmp_path / f"sa_00000{number}.tar", members(numbers, masks=lambda n: n))
+        found.append(tmp_path / "packs" / f"pack{number}")
+        code = command("pack", tar, "--out", found[-1], "--workers", 1, *SMALL_FLAGS)[0]
+        assert code == 0
+    return found
+
+
+def ids_of(path) -> list[int]:
+    return open_pack(path).column("image_id").tolist()
+
+
+def test_subset_keeps_what_the_conditions_ask_for(command, packs, tmp_path):
+    everything = ids_of(packs)
+    for number, (options, wanted) in enumerate([
+        ((), everything),
+        (("--where", "mask_count >= 4", "--where", "image_id != 7"),
+         [i for i in everything if i >= 4 and i != 7]),
+        (("--source", "sa_000001"), everything[6:]),
+        (("--fraction", "0.5", "--seed", "3"),
+         open_pack(packs).fraction(0.5, seed=3).column("image_id").tolist()),
+    ]):  # fmt: skip
+        out = tmp_path / f"{number}.sel"
+        code, text, error = command("subset", *packs, out, *options)
+        assert (code, error) == (0, "")
+        assert text == (
+            f"{out}: {len(wanted)} of 12 images, fingerprint {open_pack(out).fingerprint}\n"
+        )
+        assert ids_of(out) == wanted and len(wanted) > 0
+    assert command("subset", str(tmp_path / "packs" / "*"), tmp_path / "all.sel")[0] == 0
+    assert ids_of(tmp_path / "all.sel") == everything
+
+
+def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
+    (tmp_path / "ids.txt").write_text("# chosen by hand\n9\n2\n\n4\n")
+    assert command("subset", *packs, tmp_path / "a.sel", "--ids", tmp_path / "ids.txt")[0] == 0
+    assert ids_of(tmp_path / "a.sel") == [9, 2, 4]
+    # And of a selection, a part.
+    command("subset", tmp_path / "a.sel", tmp_path / "b.sel", "--where", "mask_count > 3")
+    assert ids_of(tmp_path / "b.sel") == [9, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [("9\n99\n", "no image_id 99 in"), ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
+     ("1 2\n3 4\n", "one id per line"), ("99999999999999999999\n", "one id per line"),
+     ("1.5\n", "one id per line")],
+)  # fmt: skip
+def test_ids_that_cannot_be_used_are_named(command, packs, tmp_path, text, match):
+    (tmp_path / "ids.txt").write_text(text)
+    code, _, error = command("subset", *packs, tmp_path / "a", "--ids", tmp_path / "ids.txt")
+    assert code == 2 and match in error and error.startswith("sa1bpack: --ids is")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_empty_list_of_ids_is_an_empty_selection(command, packs, tmp_path):
+    (tmp_path / "ids.txt").write_text("\n")
+    assert command("subset", *packs, tmp_path / "a", "--ids", tmp_path / "ids.txt")[0] == 0
+    assert ids_of(tmp_path / "a") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "match"),
+    [(("--where", "area > 3"), 2, "--where is 'area > 3'"),
+     (("--fraction", "2"), 2, "--fraction is 2.0"),
+     (("--source", "sa_9"), 2, "--source is 'sa_9'; 2 packs"), (("--seed", "1.5"), 2, "--seed")],
+)  # fmt: skip
+def test_wrong_usage_is_named(command, packs, tmp_path, options, code, match):
+    found, _, error = command("subset", *packs, tmp_path / "a", *options)
+    assert found == code and match in error and not (tmp_path / "a").exists()
+
+
+def test_subset_replaces_nothing_but_selections(command, packs, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, error = command("subset", *packs, tmp_path / "notes.txt")
+    assert code == 3 and "not a selection" in error
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert command("subset", *packs, packs[0] / "a")[0] == 2
+    for options in ((), ("--where", "mask_count == 5")):
+        assert command("subset", *packs, tmp_path / "a", *options)[0] == 0
+    assert ids_of(tmp_path / "a") == [5]
+
+
+def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, caplog):
+    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
+    third = tmp_path / "packs" / "third"
+    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    code, _, error = command("subset", *packs, third, tmp_path / "a")
+    assert code == 2 and "4 image ids in more than one pack" in error
+    assert command("subset", *packs, third, tmp_path / "a", "--duplicates", "first")[0] == 0
+    assert "4 samples left out" in caplog.text
+    assert sorted(ids_of(tmp_path / "a")) == list(range(12))
+
+
+def test_show_draws_samples_of_several_packs_and_of_a_selection(command, packs, tmp_path):
+    command("subset", *packs, tmp_path / "two.sel", "--where", "mask_count >= 10")
+    for number, paths in enumerate((packs, [tmp_path / "two.sel"], [tmp_path / "packs" / "*"])):
+        out = tmp_path / f"{number}.png"
+        code, text, error = command("show", *paths, "-o", out, "--image-id", 10, 11)
+        assert (code, error) == (0, "") and text.startswith(f"{out}: ")
+    same = [np.asarray(Image.open(tmp_path / f"{n}.png"))[200:] for n in range(3)]
+    assert all(np.array_equal(same[0], other) for other in same[1:])
+    assert sa1bpack.show(packs, image_ids=[10, 1]).width > 1000
+    code, _, error = command("show", *packs, "-o", tmp_path / "x.png", "--image-id", 99)
+    assert code == 2 and "2 packs, " in error and "none of its 12 images has the id 99" in error
+
+
+def test_the_first_line_of_a_selection_names_the_packs(command, packs, tmp_path):
+    command("subset", *packs, tmp_path / "a")
+    head = json.loads((tmp_path / "a").read_bytes().split(b"\n")[0])
+    assert [place["relative"] for place in head["packs"]] == ["packs/pack0", "packs/pack1"]

@@ -1,0 +1,60 @@
+"""Conditions as text: the samples of the same function, and nothing else is understood."""
+
+import numpy as np
+import pytest
+
+from sa1bpack.dataset.conditions import MASK_NUMBERS, NUMBERS, SIGNS, parse_condition
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import OptionError
+
+COMPARED = {
+    "<=": lambda a, b: a <= b, ">=": lambda a, b: a >= b, "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b, "<": lambda a, b: a < b, ">": lambda a, b: a > b,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("name", [*NUMBERS, *(f"max({n})" for n in MASK_NUMBERS), "min( area )",
+                                  "sum(area)"])  # fmt: skip
+def test_a_condition_keeps_the_samples_that_python_would(several, name, sign):
+    ds = open_pack(several.roots)
+    values = []
+    for sample in ds:
+        if "(" in name:
+            reduce, mask = name.rstrip(")").split("(")
+            found = sample[f"{mask.strip()}s"].tolist()
+            values.append({"max": max, "min": min, "sum": sum}[reduce](found) if found else 0)
+        else:
+            values.append({
+                "mask_count": len(sample["areas"]), "image_id": sample["image_id"],
+                "annotation_count": len(sample["areas"]) + 1,
+                "height": sample["size"][0], "width": sample["size"][1],
+            }[name])  # fmt: skip
+    number = values[5]
+    expected = [i for i, value in enumerate(values) if COMPARED[sign](value, number)]
+    found = ds.where(f" {name}{sign} {number!r} " if isinstance(number, float) else
+                     f"{name} {sign} {int(number):+_}")  # fmt: skip
+    np.testing.assert_array_equal(found.column("image_id"), ds.column("image_id")[expected])
+
+
+@pytest.mark.parametrize("number", ["3", "3.0", "+3", "3e0", "0_3", "30E-1"])
+def test_numbers_are_written_as_in_python(several, number):
+    ds = open_pack(several.roots)
+    assert len(ds.where(f"mask_count=={number}")) == (ds.column("mask_count") == 3).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "write NAME SIGN NUMBER"), ("mask_count", "write NAME"), ("mask_count = 3", "write"),
+        ("mask_count > 3 and 1", "write"), ("mask_count > x", "write"), ("3 < mask_count", "write"),
+        ("mask_count > 1e", "write"), ("mask_count > nan", "write"), ("mean(area) > 1", "write"),
+        ("__import__('os') > 1", "write"), ("mask_count > --1", "write"),
+        ("area > 3", r"many numbers 'area': write one of sum\(area\)"),
+        ("max(bbox) > 3", "'bbox' is unknown; a sample has mask_count"),
+        ("size > 3", "'size' is unknown"), ("max(mask_count) > 3", "'mask_count' is unknown"),
+    ],
+)  # fmt: skip
+def test_what_is_no_condition_is_refused(text, match):
+    with pytest.raises(OptionError, match=match):
+        parse_condition(text)

@@ -1,0 +1,246 @@
+"""Selections in files: opened again, sought in other packs, and what is refused."""
+
+import json
+import logging
+import os
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from several_packs import joined_pack
+
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
+from sa1bpack.format import Shard
+from sa1bpack.format.selection import read_selection, write_selection
+
+
+@pytest.fixture
+def no_flush(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.mark.parametrize("select", [
+    lambda ds: ds, lambda ds: ds[[7, 3, 3, 0]], lambda ds: ds[::-1], lambda ds: ds[:0],
+    lambda ds: ds.source("sa_000003"), lambda ds: ds.where("mask_count >= 3"),
+])  # fmt: skip
+def test_a_selection_opens_as_it_was_saved(several, tmp_path, no_flush, select):
+    for path in (several.roots, several.joined):
+        ds = select(open_pack(path))
+        ds.save(tmp_path / "file")
+        again = open_pack(tmp_path / "file", masks="bool", check="read")
+        assert again.fingerprint == ds.fingerprint
+        assert again.column("image_id").tolist() == ds.column("image_id").tolist()
+        assert again.options.masks == "bool"
+        assert [f.root for f in again.pack.folders] == [f.root for f in ds.pack.folders]
+
+
+def test_the_file_is_read_with_python_and_numpy_alone(several, tmp_path, no_flush):
+    ds = open_pack(several.roots)[5:9]
+    ds.save(tmp_path / "file")
+    line, _, body = (tmp_path / "file").read_bytes().partition(b"\n")
+    ids = np.cumsum(np.frombuffer(zlib.decompress(body), "<i8"))
+    assert ids.tolist() == ds.column("image_id").tolist()
+    assert json.loads(line) == {
+        "format": "sa1bpack-selection", "version": [1, 0], "samples": 4,
+        "fingerprint": ds.fingerprint, "duplicates": "error",
+        "ids_xxh128": xxhash.xxh3_128_hexdigest(ids.astype("<i8")),
+        "packs": [
+            {"absolute": str(root), "relative": os.path.relpath(root, tmp_path)}
+            for root in several.roots
+        ],
+    }  # fmt: skip
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
+def test_any_ids_are_read_as_they_were_written(tmp_path_factory, ids):
+    path = tmp_path_factory.getbasetemp() / "any-ids"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        write_selection(path, np.array(ids, np.int64), "0" * 16, [path.parent], "first")
+    head, found = read_selection(path)
+    assert (found.tolist(), head.samples, head.duplicates) == (ids, len(ids), "first")
+
+
+def test_a_subset_outlives_more_tars_a_merge_and_other_machines(several, tmp_path, no_flush):
+    ds = open_pack(several.roots[1])
+    val = ds.split(val=0.4)[1]
+    val.save(tmp_path / "val")
+    for path in (several.roots, several.joined):
+        assert open_pack(path).select(tmp_path / "val").fingerprint == val.fingerprint
+    grown = joined_pack(tmp_path / "a", several.roots[1:2])  # a pack that grows where it is
+    open_pack(grown)[2:].save(tmp_path / "rest")
+    shutil.rmtree(grown)
+    joined_pack(grown, several.roots)
+    assert open_pack(tmp_path / "rest").fingerprint == ds[2:].fingerprint
+
+
+def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, tmp_path, no_flush):
+    pack = joined_pack(tmp_path / "one" / "pack", several.roots[1:2])
+    (tmp_path / "one" / "lists").mkdir()
+    open_pack(pack)[1:].save(tmp_path / "one" / "lists" / "file")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    copy = open_pack(tmp_path / "two" / "lists" / "file")
+    assert copy.root == tmp_path / "two" / "pack"
+    shutil.copy(tmp_path / "one" / "lists" / "file", tmp_path / "file")
+    assert open_pack(tmp_path / "file").root == pack
+    shutil.move(pack, tmp_path / "three")
+    with pytest.raises(NotAPack, match=r"one/pack, which is not there any more: .*\.select\("):
+        open_pack(tmp_path / "file")
+    assert len(open_pack(tmp_path / "three").select(tmp_path / "file")) == 4
+
+
+def test_missing_ids_are_counted_and_named(several, tmp_path, no_flush):
+    open_pack(several.roots).save(tmp_path / "file")
+    with pytest.raises(OptionError) as caught:
+        open_pack(several.roots[0]).select(tmp_path / "file")
+    assert "10 of its 16 image ids are not in" in str(caught.value)
+    assert f"saved from {several.roots[0]} and 2 other packs" in str(caught.value)
+    with pytest.raises(OptionError, match="1 of its 16 image ids"):
+        open_pack(several.roots)[1:].select(tmp_path / "file")
+
+
+def test_other_bytes_of_the_same_images_are_logged(several, tmp_path, pack_writer, caplog):
+    pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 3)})
+    open_pack(tmp_path / "pack").save(tmp_path / "file")
+    shutil.rmtree(tmp_path / "pack")
+    pack_writer(tmp_path / "pack", {"sa_000000-000": (2, 4)})
+    with caplog.at_level(logging.WARNING, "sa1bpack"):
+        ds = open_pack(tmp_path / "file")
+    assert ds.column("image_id").tolist() == [5000, 4997]
+    assert "not the same bytes" in caplog.text and ds.fingerprint in caplog.text
+
+
+def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several, no_flush):
+    twin = tmp_path / "twin"
+    pack_writer(twin, {"sa_000007-000": (3, 3)}, first_id=5000)
+    paths = [several.roots[1], twin]
+    ds = open_pack(paths, duplicates="first")
+    assert len(ds) == 5
+    ds[::2].save(tmp_path / "file")
+    again = open_pack(tmp_path / "file")
+    assert again.fingerprint == ds[::2].fingerprint and again.pack.duplicates == "first"
+    one = joined_pack(tmp_path / "one", paths)  # a pack that has ids twice
+    repeated = open_pack(one)
+    assert repeated.column("image_id").tolist()[-2:] == [5000, 4997] and len(repeated) == 7
+    repeated[:5].save(tmp_path / "first ones")
+    for part in (repeated, repeated[-2:]):
+        with pytest.raises(OptionError, match="several samples have the image_id 5000"):
+            part.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_place_inside_a_pack_is_refused(several):
+    with pytest.raises(OptionError, match="inside a pack"):
+        open_pack(several.joined).save(several.joined / "file")
+    with pytest.raises(OptionError, match="s3 URLs"):
+        open_pack(several.joined).save("s3://bucket/file")
+
+
+def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
+    open_pack(several.joined).save(tmp_path / "file")
+    with pytest.raises(OptionError, match="open it alone"):
+        open_pack([tmp_path / "file", several.joined])
+    with pytest.raises(NotAPack, match="not a pack, but a file"):
+        open_pack([several.joined, tmp_path / "file"])
+
+
+HEAD = {
+    "format": "sa1bpack-selection", "version": [1, 0], "samples": 2, "fingerprint": "0" * 16,
+    "ids_xxh128": xxhash.xxh3_128_hexdigest(np.array([5, 7])), "duplicates": "error",
+    "packs": [{"absolute": "/a", "relative": "a"}],
+}  # fmt: skip
+BODY = zlib.compress(np.array([5, 2]).tobytes())
+
+
+def written(path, body=BODY, **changes) -> None:
+    head = json.dumps({**HEAD, **changes}, separators=(",", ":"))
+    path.write_bytes(head.encode() + b"\n" + body)
+
+
+def test_the_literal_bytes_of_a_sound_file_are_read(tmp_path):
+    written(tmp_path / "file")
+    assert read_selection(tmp_path / "file")[1].tolist() == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "match"),
+    [
+        ({"samples": 3}, FormatError, "not 3 numbers"),
+        ({"samples": 1}, FormatError, "not 1 numbers"),
+        ({"samples": -1}, FormatError, "samples"),
+        ({"samples": 2**40}, FormatError, "samples"),
+        ({"samples": "2"}, FormatError, "samples"),
+        ({"ids_xxh128": "0" * 32}, FormatError, "XXH3-128 of its ids"),
+        ({"ids_xxh128": "x"}, FormatError, "ids_xxh128"),
+        ({"fingerprint": "G" * 16}, FormatError, "fingerprint"),
+        ({"duplicates": "last"}, FormatError, "last"),
+        ({"packs": []}, FormatError, "packs"),
+        ({"packs": [{"absolute": "/a"}]}, FormatError, "relative"),
+        ({"version": [2, 0]}, VersionError, "2.0, but this release reads 1.x"),
+        ({"version": 1}, FormatError, "version"),
+        ({"body": BODY[:-1]}, FormatError, "not 2 numbers"),
+        ({"body": BODY + b"x"}, FormatError, "not 2 numbers"),
+        ({"body": b""}, FormatError, "not 2 numbers"),
+        ({"body": b"12345678"}, FormatError, "cannot be decompressed"),
+        ({"body": zlib.compress(bytes(10**7))}, FormatError, "not 2 numbers"),
+        ({"body": zlib.compress(bytes(15))}, FormatError, "not 2 numbers"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_named(tmp_path, changes, error, match):
+    written(tmp_path / "file", **changes)
+    with pytest.raises(error, match=match) as caught:
+        open_pack(tmp_path / "file")
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format":"other"}\n', b"\xff" * 30])
+def test_a_file_that_is_no_selection_is_no_pack_either(tmp_path, data):
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(NotAPack, match="not a pack, but a file"):
+        open_pack(tmp_path / "file")
+
+
+def test_a_line_cut_off_is_refused(tmp_path):
+    written(tmp_path / "file")
+    data = (tmp_path / "file").read_bytes()
+    for end in (40, data.index(b"\n"), data.index(b"\n") + 1):
+        (tmp_path / "file").write_bytes(data[:end])
+        with pytest.raises(FormatError, match="restore the file"):
+            open_pack(tmp_path / "file")
+
+
+def test_a_newer_minor_version_may_have_more_keys(tmp_path):
+    written(tmp_path / "file", version=[1, 3], more={"a": [1]})
+    assert read_selection(tmp_path / "file")[0].version == (1, 3)
+
+
+def test_info_tells_where_a_sample_is_and_reads_no_pixels(several, monkeypatch):
+    ds = open_pack(several.roots)[::-1]
+    samples = list(ds)
+    read, plain = set(), Shard.__getitem__
+
+    def noted(shard, name):
+        read.add(name)
+        return plain(shard, name)
+
+    monkeypatch.setattr(Shard, "__getitem__", noted)
+    infos = [ds.info(index) for index in range(len(ds))]
+    assert read == {"file_name", "size", "annotation_count"}
+    for index, (info, sample) in enumerate(zip(infos, samples, strict=True)):
+        assert (info.index, info.image_id) == (sample["index"], sample["image_id"])
+        assert info.file_name == sample["file_name"] == f"sa_{info.image_id}.jpg"
+        assert [info.source_height, info.source_width, info.stored_height, info.stored_width] == (
+            sample["size"].tolist()
+        )
+        assert info.masks == len(sample["areas"]) and info.annotations == info.masks + 1
+        place = ds.shards.places[ds.locate(index)[0]]
+        assert (info.pack, info.shard) == (place.folder.root, place.entry.name)
+        assert info.shard.startswith(info.source) and info.row == ds.locate(index)[1]
+    with pytest.raises(IndexError, match="out of range"):
+        ds.info(16)
