@@ -1,5 +1,6 @@
 """Fixtures and options that every test folder shares."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -11,6 +12,10 @@ SAMPLES = Path(__file__).parent / "samples"
 # tests of interrupts would wait for an end that never comes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Without a CUDA device, Triton's kernels run in its interpreter. It decides that when it is
+# imported, which torch and other libraries may do at any time.
+os.environ.setdefault("TRITON_INTERPRET", "0" if list(Path("/dev").glob("nvidia[0-9]*")) else "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,9 @@
 """Batches on their device: a batch of the loader becomes training input there.
 
-On a device everything is torch operations over entire batches, without loops over samples and
-without waiting for the device. On a CPU, compiled kernels make images and masks and draw prompts
-from runs, with the same cells, and pixels that differ by rounding only.
+On a device everything is operations over entire batches, without loops over samples and without
+waiting for the device: Triton kernels for images and masks where there is Triton, torch operations
+elsewhere and for all that is small. On a CPU, compiled kernels make images and masks and draw
+prompts from runs, with the same cells, and pixels that differ by rounding only.
 
     random      random numbers as a function of (seed, epoch, id)
     affine      axis-aligned maps from output to source coordinates
@@ -10,6 +11,8 @@ from runs, with the same cells, and pixels that differ by rounding only.
     resample    images under these maps
     masks       bits to bool, and mask grids under these maps
     runs        masks drawn from their exact runs under these maps
+    ways        which way images and masks are made on a device
+    triton/     images and masks on CUDA
     compiled    images and masks on a CPU
     memory      memory for results on a CPU, used again
     regions     pixels of a region of each mask, from the exact runs
@@ -45,6 +48,7 @@ from sa1bpack.transforms.prompts import (
 )
 from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.runs import RunBatch, draw_runs
+from sa1bpack.transforms.ways import KernelWarning, describe_kernels
 
 __all__ = [
     "SAM_MEAN",
@@ -53,6 +57,7 @@ __all__ = [
     "ColorJitter",
     "Frame",
     "GeometricStep",
+    "KernelWarning",
     "Mixup",
     "Pipeline",
     "RandomFlip",
@@ -61,6 +66,7 @@ __all__ = [
     "RunBatch",
     "ScaleJitter",
     "count_pixels",
+    "describe_kernels",
     "draw_points",
     "draw_runs",
     "jitter_boxes",

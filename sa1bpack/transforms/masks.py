@@ -8,6 +8,10 @@ from math import gcd
 
 import torch
 
+from sa1bpack.transforms import ways
+
+TRITON = "cells.take_cells"
+
 
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
     """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, lowest bit first."""
@@ -58,6 +62,44 @@ def take_cells(
     keep_x, keep_y = (keep[owner].view(torch.uint8) for keep in inside)
     cells.mul_(keep_x[:, None, :]).mul_(keep_y[:, :, None])
     return cells.view(torch.bool)
+
+
+def take_counted(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    columns: torch.Tensor,
+    rows: torch.Tensor,
+    keep: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`take_cells` and `count_cells` with a Triton kernel.
+
+    keep    int64 (B, 2): rows and columns of the output that the image covers
+    dtype   one of `ways.FLOATS`; bool for any other
+    others  see `take_cells`
+
+    Returns (T, h, w) and int32 (T,), how many cells of each mask are set; None if the kernel cannot
+    be run.
+    """
+    if not ways.uses_triton(masks.device, TRITON):
+        return None
+    shape = (len(masks), rows.shape[1], columns.shape[1])
+    return written_cells(
+        TRITON, shape, dtype, masks.device, masks.contiguous(), owner, rows, columns, keep
+    )
+
+
+def written_cells(
+    kernel: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *arguments
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Cells (n, h, w) and their counts, int32 (n,), from a Triton kernel that gets `arguments` and
+    these two; None if it cannot be run. The cells are bool unless dtype is one of `ways.FLOATS`."""
+    floats = dtype in ways.FLOATS
+    out = torch.empty(shape, dtype=dtype if floats else torch.uint8, device=device)
+    counts = torch.zeros(len(out), dtype=torch.int32, device=device)
+    if out.numel() and not ways.launch(device, kernel, *arguments, out, counts):
+        return None
+    return (out if floats else out.view(torch.bool)), counts
 
 
 def grid_index(at: torch.Tensor, count: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
 from sa1bpack.pixels.resample import Normal, normal
+from sa1bpack.transforms import ways
 from sa1bpack.transforms.affine import AxisMaps, pair, scaling
 from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
@@ -32,7 +33,13 @@ from sa1bpack.transforms.compiled import (
     unpack_masks,
 )
 from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
-from sa1bpack.transforms.masks import count_cells, grid_index, take_cells, unpack_bits
+from sa1bpack.transforms.masks import (
+    count_cells,
+    grid_index,
+    take_cells,
+    take_counted,
+    unpack_bits,
+)
 from sa1bpack.transforms.memory import Memory
 from sa1bpack.transforms.mix import Mixup
 from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
@@ -41,13 +48,14 @@ from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
-from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_runs
+from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_rows, draw_with_torch
 from sa1bpack.transforms.tables import Table
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
 
-COMPILED_ON = ("cpu",)  # devices where kernels take the place of torch operations
+COMPILED_ON = ("cpu",)  # devices where compiled kernels take the place of torch operations
+_IMAGES = "images.sample_images"  # the Triton kernel for images
 _UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
@@ -169,6 +177,8 @@ class Pipeline:
         self.dtype, self.mask_dtype = dtype, mask_dtype
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
+        # What Triton kernels write masks as; relations are counted in bools.
+        self._cells_as = torch.bool if self._relate else mask_dtype
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         means, stds = np.array(means, np.float32), np.array(stds, np.float32)
         self._mean, self._std = Table(means), Table(stds)
@@ -183,6 +193,14 @@ class Pipeline:
         self._shrinks = side / min(self.canvas)
         for step in self._geometric:
             self._shrinks *= step.shrinks
+
+    def __repr__(self) -> str:
+        """Steps and sizes, and which way images and masks are made."""
+        steps = ", ".join(type(step).__name__ for step in self.steps)
+        return (
+            f"Pipeline([{steps}], size={self.canvas}, mask_size={self.grid}, "
+            f"on a CPU: {ways.describe_kernels('cpu')}, on CUDA: {ways.describe_kernels('cuda')})"
+        )
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
         """Make training input from a batch.
@@ -242,7 +260,12 @@ class Pipeline:
         """(B, 3, H, W), normalised."""
         colors = [(n, step) for n, step in enumerate(self.steps) if isinstance(step, ColorJitter)]
         if batch["images"].device.type not in COMPILED_ON:
-            images = self._resampled(batch, frame)
+            values, dtype = (_UNCHANGED, torch.float32) if colors else (self._normal, self.dtype)
+            images = self._sampled(batch, frame, values, dtype)
+            if images is not None and not colors:
+                return images
+            if images is None:
+                images = self._resampled(batch, frame)
         elif colors:
             images = self._compiled_images(batch, frame, _UNCHANGED)
         else:
@@ -253,6 +276,24 @@ class Pipeline:
             images = step(images, inside, self._uniform(batch, epoch, number))
         mean, std = self._mean.on(images.device), self._std.on(images.device)
         return normalize(images, mean, std, inside).to(self.dtype)
+
+    def _sampled(
+        self, batch: Mapping, frame: Frame, values: Normal, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """`dtype` (B, 3, H, W), normalised, by a Triton kernel; None where there is none."""
+        images, stored = batch["images"], batch["sizes"][:, 2:]
+        if not ways.uses_triton(images.device, _IMAGES):
+            return None
+        if images.dim() == 3:
+            images = yuv420_to_rgb(images, stored)
+        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
+        kind = dtype if dtype in ways.FLOATS else torch.float32
+        out = torch.empty((len(images), 3, *self.canvas), dtype=kind, device=images.device)
+        done = not out.numel() or ways.launch(
+            images.device, _IMAGES, images.contiguous(), maps, stored, frame.kept(self.canvas),
+            values.mean.tolist(), values.std.tolist(), self._shrinks, out,
+        )  # fmt: skip
+        return out.to(dtype) if done else None
 
     def _resampled(self, batch: Mapping, frame: Frame) -> torch.Tensor:
         """float32 (B, 3, H, W), 0 to 255, in torch operations."""
@@ -326,14 +367,24 @@ class Pipeline:
             if compiled and masks.dtype == torch.uint8:
                 out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
                 return out, unpack_masks(masks, out)
-            masks = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
+            if masks.dtype == torch.bool:
+                return masks, count_cells(masks)
+            steps = torch.arange(side, device=masks.device).expand(len(batch["sizes"]), -1)
+            keep = torch.full((len(steps), 2), side, device=masks.device)
+            taken = take_counted(masks, owner, steps, steps, keep, self._cells_as)
+            if taken:
+                return taken
+            masks = unpack_bits(masks)
             return masks, count_cells(masks)
         maps = self._source_to_grid(batch).after(self._cells_to_source(batch, frame))
         columns, rows = (grid_index(at, side) for at in maps.centers(*self.grid))
         if compiled:
             out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
-            keep = frame.kept(self.grid)
-            return out, take_masks(masks, owner, columns, rows, keep, out)
+            return out, take_masks(masks, owner, columns, rows, frame.kept(self.grid), out)
+        keep = frame.kept(self.grid)
+        taken = take_counted(masks, owner, columns, rows, keep, self._cells_as)
+        if taken:
+            return taken
         masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
         return masks, count_cells(masks)
 
@@ -344,16 +395,25 @@ class Pipeline:
         runs: RunBatch = batch["runs"]
         check_runs(runs, batch["mask_counts"], shape)
         maps = self._cells_to_source(batch, frame)
-        place = torch.arange(runs.masks, device=owner.device)
+        numbers = place = torch.arange(runs.masks, device=owner.device)
         if runs.masks != len(owner):  # padding has no runs
-            place += runs.owner * shape[1] - runs.mask_offset[runs.owner]
+            place = numbers + runs.owner * shape[1] - runs.mask_offset[runs.owner]
         if owner.device.type in COMPILED_ON:
             out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
             # What a step cropped remains cropped.
             keep = frame.kept(self.grid) if self._geometric else None
             samples = compiled_samples(runs, place)
             return out, draw_masks(samples, maps.matrix(), self.mask_sampling, keep, out)
-        masks = draw_runs(runs, maps, self.grid, self.mask_sampling)
+        source = place
+        if runs.masks != len(owner):
+            source = torch.full_like(owner, -1).index_copy_(0, place, numbers)
+        keep = frame.kept(self.grid) if self._geometric else None
+        drawn = draw_rows(
+            runs, maps, self.grid, self.mask_sampling, source, owner, keep, self._cells_as
+        )
+        if drawn:
+            return drawn
+        masks = draw_with_torch(runs, maps, self.grid, self.mask_sampling)
         if runs.masks != len(owner):
             masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
         if self._geometric:

@@ -2,9 +2,13 @@
 
 import torch
 
+from sa1bpack.transforms import ways
+
 # Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
 SAM_MEAN = (123.675, 116.28, 103.53)
 SAM_STD = (58.395, 57.12, 57.375)
+
+TRITON = "planes.planes_to_rgb"
 
 
 def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -13,10 +17,15 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     planes  uint8 (B, S * 3 / 2, S), I420: S rows of Y, then Cb and Cr, two of their rows per row
     stored  integers (B, 2): height and width of the stored images; padding does not affect them
 
-    Returns uint8 (B, S, S, 3), a view of (B, 3, S, S), undefined outside `stored`.
+    Returns uint8 (B, S, S, 3), undefined outside `stored`: contiguous from a Triton kernel, and a
+    view of (B, 3, S, S) from torch operations.
     """
     samples, side = len(planes), planes.shape[2]
     half = side // 2
+    if samples and ways.uses_triton(planes.device, TRITON):
+        rgb = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
+        if ways.launch(planes.device, TRITON, planes.contiguous(), stored.contiguous(), rgb):
+            return rgb
     luma, chroma = planes[:, :side], planes[:, side:].reshape(samples, 2, half, half)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
     rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)

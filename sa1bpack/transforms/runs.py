@@ -3,7 +3,8 @@
 The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so the cells equal those
 of `masks.draw_window` bit for bit. On a device there are no loops over samples or masks: an upright
 map takes a few additions per run end and two cumulative sums over the grid. On a CPU the compiled
-kernels, which draw sample by sample, are some 30 times faster than that.
+kernels, which draw sample by sample, are some 30 times faster than that; where a device has Triton
+(`sa1bpack.transforms.ways`), a kernel draws upright maps without grids of differences.
 
 The method on a device: let R(x) be the part of a cell column to the right of source edge x, and
 R(y) the part of a cell row below edge y. The part of a cell that a mask covers is a sum over the
@@ -38,10 +39,15 @@ from sa1bpack.masks.window import (
     check_size,
     sample_steps,
 )
+from sa1bpack.transforms import ways
 from sa1bpack.transforms.affine import AxisMaps
 from sa1bpack.transforms.compiled import draw_masks
+from sa1bpack.transforms.masks import written_cells
 
-CHUNK_BYTES = 1 << 28  # limit of the temporary grids of one chunk of masks
+# Limit of the temporary grids of one chunk of masks. On CUDA a chunk may take a quarter of the free
+# memory instead: many small chunks are bound by the time to launch them.
+CHUNK_BYTES = 1 << 28
+CHUNK_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,8 @@ def draw_runs(
 ) -> torch.Tensor:
     """Draw the masks of a batch on the device that their runs are on.
 
-    Masks are drawn in chunks, so that at most about 256 MiB are used besides the result.
+    A Triton kernel draws upright maps without further memory. Torch operations draw masks in
+    chunks, which use up to 256 MiB besides the result, on CUDA up to a quarter of what is free.
 
     Args:
         runs: the masks.
@@ -166,7 +173,14 @@ def draw_runs(
         raise OptionError(
             f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
         )
-    if runs.run_ends.device.type == "cpu":
+    device = runs.run_ends.device
+    if ways.uses_triton(device, TRITON):
+        axes = _checked_axes(maps, size)
+        numbers = torch.arange(runs.masks, device=device)
+        drawn = axes and draw_rows(runs, axes, size, sampling, numbers, runs.owner)
+        if drawn:
+            return drawn[0]
+    elif device.type == "cpu":
         return _draw_compiled(runs, _matrices(maps), size, sampling)
     return draw_with_torch(runs, maps, size, sampling)
 
@@ -204,6 +218,67 @@ def compiled_samples(
         yield sample, places[masks], (run_ends, offset, height, width)
 
 
+TRITON = "runs.draw_runs"
+
+
+def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisMaps | None:
+    """Upright maps on their device, checked if they are on the CPU; None if one is not upright."""
+    if isinstance(maps, AxisMaps):
+        if maps.offset.device.type == "cpu":
+            check_maps(maps.matrix().numpy(), size)
+        return maps
+    maps = maps.cpu()
+    if not check_maps(maps.numpy(), size).all():
+        return None
+    return AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
+
+
+def draw_rows(
+    runs: RunBatch,
+    maps: AxisMaps,
+    size: tuple[int, int],
+    sampling: str,
+    source: torch.Tensor,
+    owner: torch.Tensor,
+    keep: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bool,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Draw masks with a Triton kernel.
+
+    maps    upright, one per sample
+    source  int64 (n,): the mask that each row of the result shows, -1 for none
+    owner   int64 (n,): the sample of each row
+    keep    int64 (B, 2): rows and columns that the image covers; cells beyond them are 0. None: all
+    dtype   one of `ways.FLOATS`; bool for any other
+
+    Returns (n, h, w), the cells of `draw_runs`, and int32 (n,), how many of each mask are set; None
+    if the kernel cannot be run.
+    """
+    device, (height, width) = runs.run_ends.device, size
+    if not ways.uses_triton(device, TRITON):
+        return None
+    scale, offset = maps.scale.to(device), maps.offset.to(device)
+    x, y = (
+        _Axis(cells, scale[:, axis], offset[:, axis], False)
+        for axis, cells in enumerate((width, height))
+    )
+    # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
+    cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
+    least = (cells[0] * cells[1] + 1) // 2
+    kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
+    frames = torch.stack(
+        [
+            *runs.sizes.unbind(1), cells[0], y.start, y.mirrored.long(), cells[1], x.start,
+            x.mirrored.long(), least, *kept.expand(-1, 2).unbind(1),
+        ], 1,
+    )  # fmt: skip
+    most = int(runs.host_offset.diff().max()) if runs.masks else 0
+    return written_cells(
+        TRITON, (len(source), *size), dtype, device,
+        runs.run_ends, runs.run_offset, source, owner, frames, most, UNIT, sampling == "area",
+    )  # fmt: skip
+
+
 def draw_with_torch(
     runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
@@ -227,7 +302,8 @@ def draw_with_torch(
         ]
         chosen = upright.to(device)[runs.owner][:, None, None]
     out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
-    chunk = max(1, CHUNK_BYTES // max((drawer.mask_bytes for drawer in drawers), default=1))
+    room = _room(device)
+    chunk = max(1, room // max((drawer.mask_bytes for drawer in drawers), default=1))
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
         drawn = [drawer.draw(start, stop) for drawer in drawers]
@@ -236,6 +312,17 @@ def draw_with_torch(
         else:
             out[start:stop] = drawn[0]
     return out
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that the temporary grids of a chunk may take on a device."""
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use is free as well.
+    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // (
+        CHUNK_SHARE
+    )
 
 
 class _Edges(NamedTuple):

@@ -66,6 +66,22 @@ def rectangle_batch(layout: Layout, rectangles, source=(150, 225), coordinates="
     }
 
 
+def noisy_batch(layout: Layout, masks: str) -> dict:
+    """Rectangles with noise as images, and masks in one of their forms."""
+    batch = rectangle_batch(layout, RECTANGLES)
+    random = torch.Generator().manual_seed(1)
+    for image, (height, width) in zip(batch["images"], batch["sizes"][:, 2:], strict=True):
+        image[:height, :width] = torch.randint(0, 256, (height, width, 3), generator=random)
+    if layout.pixels == "yuv420":
+        shape = (len(RECTANGLES), layout.image_size * 3 // 2, layout.image_size)
+        batch["images"] = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    if masks == "runs":
+        batch["runs"] = rectangle_runs(RECTANGLES)
+    elif masks == "bool":
+        batch["masks"] = unpack_bits(batch["masks"])
+    return batch
+
+
 def rectangle_runs(rectangles, source=(150, 225)) -> RunBatch:
     """The runs of `rectangle_batch`: one mask per sample."""
     samples = []

@@ -1,9 +1,11 @@
-"""The available devices."""
+"""The available devices, and the ways in which they make batches."""
+
+import os
 
 import pytest
 import torch
 
-from sa1bpack.transforms import pipeline
+from sa1bpack.transforms import pipeline, ways
 
 CUDA = pytest.param(
     "cuda",
@@ -11,6 +13,14 @@ CUDA = pytest.param(
         pytest.mark.cuda,
         pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     ],
+)
+# tests/conftest.py has Triton's interpreter run the kernels, unless there is a CUDA device.
+INTERPRETED = pytest.param(
+    "Triton kernels, interpreted",
+    marks=pytest.mark.skipif(
+        os.environ["TRITON_INTERPRET"] != "1" or not ways.find_spec("triton"),
+        reason="Triton is not installed, or compiles for the CUDA device",
+    ),
 )
 
 
@@ -33,16 +43,27 @@ def device(request) -> torch.device:
 @pytest.fixture(params=["cpu", "torch operations on a cpu", CUDA])
 def any_way(request, monkeypatch) -> torch.device:
     """Every available device, and a CPU that runs what other devices run."""
-    if request.param.startswith("torch"):
-        monkeypatch.setattr(pipeline, "COMPILED_ON", ())
-        return torch.device("cpu")
-    return torch.device(request.param)
+    return _take_way(request.param, monkeypatch)
 
 
 @pytest.fixture(params=["torch operations on a cpu", CUDA])
 def operations(request, monkeypatch) -> torch.device:
     """A device that runs torch operations; with none, a CPU that does."""
-    if request.param.startswith("torch"):
-        monkeypatch.setattr(pipeline, "COMPILED_ON", ())
-        return torch.device("cpu")
-    return torch.device(request.param)
+    if request.param == "cuda":
+        monkeypatch.setenv(ways.VARIABLE, "0")
+    return _take_way(request.param, monkeypatch)
+
+
+@pytest.fixture(params=[INTERPRETED, CUDA])
+def triton_device(request, monkeypatch) -> torch.device:
+    """A device that runs Triton kernels; with none, a CPU on which they are interpreted."""
+    return _take_way(request.param, monkeypatch)
+
+
+def _take_way(name: str, monkeypatch) -> torch.device:
+    if name in ("cpu", "cuda"):
+        return torch.device(name)
+    monkeypatch.setattr(pipeline, "COMPILED_ON", ())
+    if name.startswith("Triton"):
+        monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
+    return torch.device("cpu")

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from made_batches import dataset, rectangle_batch, rectangle_runs
+from made_batches import dataset, noisy_batch
 
 from sa1bpack.format import Layout
 from sa1bpack.transforms import (
@@ -17,12 +17,10 @@ from sa1bpack.transforms import (
     RandomResizedCrop,
     ScaleJitter,
     compiled,
-    unpack_bits,
 )
 from sa1bpack.transforms import pipeline as module
 from sa1bpack.transforms.masks import count_cells
 
-RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
 STEPS = {
     "none": [],
     "flip": [RandomFlip()],
@@ -31,22 +29,6 @@ STEPS = {
     "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
 }
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
-
-
-def noisy_batch(layout: Layout, masks: str) -> dict:
-    """Rectangles with noise as images, and masks in one of their forms."""
-    batch = rectangle_batch(layout, RECTANGLES)
-    random = torch.Generator().manual_seed(1)
-    for image, (height, width) in zip(batch["images"], batch["sizes"][:, 2:], strict=True):
-        image[:height, :width] = torch.randint(0, 256, (height, width, 3), generator=random)
-    if layout.pixels == "yuv420":
-        shape = (len(RECTANGLES), layout.image_size * 3 // 2, layout.image_size)
-        batch["images"] = torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
-    if masks == "runs":
-        batch["runs"] = rectangle_runs(RECTANGLES)
-    elif masks == "bool":
-        batch["masks"] = unpack_bits(batch["masks"])
-    return batch
 
 
 def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:

@@ -1,0 +1,91 @@
+"""Which way the large arrays of a batch are made on a device.
+
+    compiled kernels   on a CPU
+    Triton kernels     on CUDA, where Triton can be imported
+    torch operations   on any other device, and on CUDA without Triton
+
+All three have the same cells and the same bytes, and images that differ by rounding only. A Triton
+kernel that cannot be run is replaced by torch operations for the rest of the process, and a
+`KernelWarning` says so once. The environment variable SA1BPACK_TRITON=0 chooses torch operations.
+"""
+
+import os
+import warnings
+from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+TRITON_ON = ("cuda",)  # types of devices
+VARIABLE = "SA1BPACK_TRITON"
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels write, besides bytes
+
+_failed: dict[str, str] = {}  # kernel → why it does not run
+
+
+class KernelWarning(RuntimeWarning):
+    """A Triton kernel does not run on this machine, and torch operations take its place."""
+
+
+def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
+    """Whether Triton kernels make the arrays of batches on a device.
+
+    kernel  the function in question, as for `launch`; None for any
+    """
+    return (
+        device.type in TRITON_ON
+        and kernel not in _failed
+        and os.environ.get(VARIABLE) != "0"
+        and find_spec("triton") is not None
+    )
+
+
+def describe_kernels(device: torch.device | str) -> str:
+    """Which way it is for a device, and why if that is not obvious."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return "compiled kernels"
+    if device.type not in TRITON_ON:
+        return "torch operations"
+    if os.environ.get(VARIABLE) == "0":
+        return f"torch operations ({VARIABLE}=0)"
+    if find_spec("triton") is None:
+        return "torch operations (Triton is not installed)"
+    without = ", ".join(f"{kernel}: {reason}" for kernel, reason in _failed.items())
+    return f"Triton kernels, but torch operations for {without}" if without else "Triton kernels"
+
+
+def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
+    """Run a Triton kernel on a device.
+
+    kernel     "module.function" of `sa1bpack.transforms.triton`
+    arguments  of that function; it overwrites its results completely
+
+    Returns whether it was run; if not, torch operations must do its work. The first time that a
+    kernel cannot be run, there is a KernelWarning. An error that earlier work on the device caused,
+    or that the memory does not suffice, is raised as it is.
+    """
+    if not uses_triton(device, kernel):
+        return False
+    module, _, function = kernel.partition(".")
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    try:
+        with on_device:
+            getattr(import_module(f"sa1bpack.transforms.triton.{module}"), function)(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of Triton, its compiler, the C compiler, the file system
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # raises if the device itself has failed
+        _failed[kernel] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        warnings.warn(
+            f"the Triton kernel {kernel} does not run here, and slower torch operations take its "
+            f"place ({_failed[kernel]}); Triton needs a C compiler and a writable TRITON_CACHE_DIR "
+            f"(~/.triton); {VARIABLE}=0 chooses torch operations without this warning",
+            KernelWarning,
+            stacklevel=3,
+        )
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""Which way a device takes, and what happens where a Triton kernel does not run."""
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from made_batches import dataset, noisy_batch
+
+from sa1bpack.format import Layout
+from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, describe_kernels, ways
+from sa1bpack.transforms import pipeline as module
+
+CUDA = torch.device("cuda")
+LAYOUT = Layout(image_size=48, mask_size=48)
+
+
+@pytest.fixture
+def triton_on_cpu(monkeypatch):
+    """As if Triton were installed and a CPU were its device; nothing has failed yet."""
+    monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
+    monkeypatch.setattr(ways, "_failed", {})
+    monkeypatch.setattr(ways, "find_spec", lambda name: types.SimpleNamespace(name=name))
+    monkeypatch.setattr(module, "COMPILED_ON", ())
+    monkeypatch.delenv(ways.VARIABLE, raising=False)
+
+
+def fails(monkeypatch, error: Exception) -> list:
+    """Every launcher of Triton kernels raises this error; returns the list of their calls."""
+    calls = []
+
+    class Launcher(types.ModuleType):
+        def __getattr__(self, name):
+            def launch(*arguments):
+                calls.append(name)
+                raise error
+
+            return launch
+
+    for name in ("planes", "images", "runs", "cells"):
+        full = f"sa1bpack.transforms.triton.{name}"
+        monkeypatch.setitem(sys.modules, full, Launcher(full))
+    return calls
+
+
+def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, monkeypatch):
+    calls = fails(monkeypatch, RuntimeError("Failed to find C compiler.\nSet CC."))
+    made = Pipeline(dataset(LAYOUT), [RandomFlip()])
+    batch = noisy_batch(LAYOUT, "bits")
+    with pytest.warns(KernelWarning) as warned:
+        found = made(batch, 0)
+    kernels = ("images.sample_images", "cells.take_cells")
+    for warning, kernel in zip(warned, kernels, strict=True):
+        message = str(warning.message)
+        assert kernel in message and "RuntimeError: Failed to find C compiler." in message
+        assert "TRITON_CACHE_DIR" in message and "SA1BPACK_TRITON=0" in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = made(batch, 0)
+    assert len(calls) == 2
+    monkeypatch.setattr(ways, "TRITON_ON", ())
+    expected = made(batch, 0)
+    for key in ("images", "masks", "valid"):
+        assert torch.equal(found[key], expected[key]) and torch.equal(again[key], expected[key])
+
+
+def test_the_way_of_a_device_is_described(triton_on_cpu, monkeypatch):
+    assert describe_kernels("cpu") == "compiled kernels"
+    assert describe_kernels("meta") == "torch operations"
+    monkeypatch.setattr(ways, "TRITON_ON", ("cuda",))
+    assert describe_kernels("cuda:1") == "Triton kernels"
+    ways._failed["runs.draw_runs"] = "OSError: disk full"
+    assert describe_kernels("cuda") == (
+        "Triton kernels, but torch operations for runs.draw_runs: OSError: disk full"
+    )
+    monkeypatch.setenv("SA1BPACK_TRITON", "0")
+    assert describe_kernels("cuda") == "torch operations (SA1BPACK_TRITON=0)"
+    monkeypatch.delenv("SA1BPACK_TRITON")
+    monkeypatch.setattr(ways, "find_spec", lambda name: None)
+    assert describe_kernels("cuda") == "torch operations (Triton is not installed)"
+    shown = repr(Pipeline(dataset(LAYOUT), [RandomFlip()]))
+    assert shown == (
+        "Pipeline([RandomFlip], size=(48, 48), mask_size=(48, 48), on a CPU: compiled kernels, "
+        "on CUDA: torch operations (Triton is not installed))"
+    )
+
+
+def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_cpu, monkeypatch):
+    calls = fails(monkeypatch, AssertionError("not to be called"))
+    cpu = torch.device("cpu")
+    assert ways.uses_triton(cpu)
+    monkeypatch.setenv("SA1BPACK_TRITON", "0")
+    assert not ways.uses_triton(cpu) and not ways.launch(cpu, "runs.draw_runs")
+    monkeypatch.delenv("SA1BPACK_TRITON")
+    monkeypatch.setattr(ways, "find_spec", lambda name: None)
+    assert not ways.uses_triton(cpu) and not ways.launch(cpu, "runs.draw_runs")
+    assert calls == []
+
+
+def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch):
+    fails(monkeypatch, torch.OutOfMemoryError("out of memory"))
+    with pytest.raises(torch.OutOfMemoryError):
+        ways.launch(torch.device("cpu"), "runs.draw_runs")
+    assert ways._failed == {}

@@ -1,0 +1,124 @@
+"""Images and planes by Triton kernels, compared with the compiled kernels, numpy and PIL."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sa1bpack.pixels import yuv420
+from sa1bpack.pixels.resample import normal
+from sa1bpack.transforms import AxisMaps, ways
+from sa1bpack.transforms.compiled import draw_images
+from sa1bpack.transforms.pixels import TRITON, yuv420_to_rgb
+
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+VALUES = normal(np.array(MEAN, np.float32), np.array(STD, np.float32))
+
+
+def sampled(device, images, maps, stored, keep, canvas, shrinks, dtype=torch.float32, plain=False):
+    """The kernel's images, on the CPU."""
+    out = torch.full((len(images), 3, *canvas), float("nan"), dtype=dtype, device=device)
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (
+        VALUES.mean.tolist(), VALUES.std.tolist()
+    )  # fmt: skip
+    maps = AxisMaps(maps.scale.to(device), maps.offset.to(device))
+    given = (images.to(device), maps, stored.to(device), keep.to(device), mean, std, shrinks, out)
+    assert ways.launch(device, "images.sample_images", *given)
+    return out.cpu()
+
+
+def compiled(images, maps, stored, keep, canvas):
+    out = torch.empty((len(images), 3, *canvas))
+    draw_images(images, maps, stored.flip(1), keep, VALUES, out)
+    return out
+
+
+def made_images(count: int, side: int, seed: int = 0) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=random)
+
+
+SCALES = {
+    "copy and mirror": ([[1.0, 1], [-1, 1], [1, -1]], [[0.0, 0], [30, 0], [0, 24]], 1),
+    "enlarge": ([[0.3, 0.71], [-0.5, 0.2], [0.99, 1]], [[2.3, 0.1], [31, 4], [-3.2, 5]], 1),
+    "reduce": ([[2.5, 1.0], [-7.3, 3], [1.5, 0.25]], [[0.0, 0.4], [32, -2], [1, 1]], 7.3),
+    "one pixel": ([[32.0, 32], [1e-3, 1e-3], [32, 24]], [[0.0, 0], [5, 5], [0.0, 0]], 32),
+}
+
+
+@pytest.mark.parametrize("canvas", [(18, 12), (5, 70), (1, 1)])
+@pytest.mark.parametrize(("scale", "offset", "shrinks"), SCALES.values(), ids=SCALES.keys())
+def test_images_are_those_of_the_compiled_kernel_bit_for_bit(
+    triton_device, scale, offset, shrinks, canvas
+):
+    images, stored = made_images(3, 32), torch.tensor([[32, 32], [32, 32], [24, 30]])
+    maps = AxisMaps(*(torch.tensor(n, dtype=torch.float64) for n in (scale, offset)))
+    keep = torch.tensor([[32, 32], [11, 9], [0, 5]]).minimum(torch.tensor(canvas))
+    expected = compiled(images, maps, stored, keep, canvas)
+    found = sampled(triton_device, images, maps, stored, keep, canvas, shrinks)
+    assert torch.equal(found, expected)
+
+
+def test_pixels_are_those_of_pil(triton_device):
+    """Boxes that enlarge, reduce and stretch; PIL rounds once per axis."""
+    images, stored = made_images(3, 48, 5), torch.tensor([[48, 48]] * 3)
+    boxes = [(3.5, 7.25, 20.5, 30), (0, 0, 48, 48), (1, 1, 47, 5)]
+    scale = torch.tensor([[(x1 - x0) / 20, (y1 - y0) / 12] for x0, y0, x1, y1 in boxes])
+    maps = AxisMaps(scale.double(), torch.tensor([box[:2] for box in boxes]).double())
+    keep = torch.tensor([[12, 20]] * 3)
+    found = sampled(triton_device, images, maps, stored, keep, (12, 20), 4, plain=True)
+    for image, box, values in zip(images.numpy(), boxes, found, strict=True):
+        resized = Image.fromarray(image).resize((20, 12), Image.Resampling.BILINEAR, box)
+        assert np.abs(np.asarray(resized) - values.permute(1, 2, 0).numpy()).max() <= 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_types_are_the_rounded_result(triton_device, dtype):
+    images, stored = made_images(1, 16), torch.tensor([[16, 16]])
+    maps = AxisMaps(*torch.tensor([[[0.7, 0.9]], [[0.2, 0.4]]], dtype=torch.float64))
+    keep = torch.tensor([[16, 13]])
+    expected = compiled(images, maps, stored, keep, (16, 16)).to(dtype)
+    found = sampled(triton_device, images, maps, stored, keep, (16, 16), 1, dtype)
+    if triton_device.type == "cpu" and dtype == torch.bfloat16:
+        # The interpreter cuts bits off; a device rounds to the nearest number, as torch does.
+        torch.testing.assert_close(found, expected, atol=1e-38, rtol=2**-7)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_nothing_outside_a_canvas_is_read_or_written_whatever_the_sizes(triton_device):
+    """Pixels of neighbours would be 255; sizes and maps are those of a damaged batch."""
+    images = made_images(3, 16) // 2
+    images[0], images[2] = 255, 255
+    stored = torch.tensor([[16, 16], [30_000, 30_000], [16, 16]])
+    scale = torch.tensor([[1.0, 1], [900, -900], [1, 1]], dtype=torch.float64)
+    maps = AxisMaps(scale, torch.tensor([[0.0, 0], [-(10.0**6), 10.0**300], [0, 0]]).double())
+    keep = torch.tensor([[16, 16]] * 3)
+    found = sampled(triton_device, images, maps, stored, keep, (16, 16), 1, plain=True)
+    assert (found[0] == 255).all() and (found[2] == 255).all() and (found[1] <= 127).all()
+
+
+@pytest.mark.parametrize("side", [2, 16, 34])
+def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(triton_device, side):
+    random = np.random.default_rng(side)
+    sizes = [(side, side), (1, side), (side - 1, 1), (side, max(1, side // 2 - 1))]
+    planes = random.integers(0, 256, (4, side * 3 // 2, side), dtype=np.uint8)
+    stored = torch.tensor([[9, 9, *size] for size in sizes], dtype=torch.int32)
+    given = torch.from_numpy(planes).to(triton_device), stored.to(triton_device)[:, 2:]
+    assert ways.uses_triton(triton_device, TRITON)
+    found = yuv420_to_rgb(*given).cpu().numpy()
+    half = side // 2
+    for canvas, (height, width), rgb in zip(planes, sizes, found, strict=True):
+        chroma = canvas[side:].reshape(2, half, half)
+        rows, columns = (height + 1) // 2, (width + 1) // 2
+        parts = canvas[:height, :width], *chroma[:, :rows, :columns]
+        assert np.array_equal(rgb[:height, :width], yuv420.yuv420_to_rgb(*parts))
+        assert not rgb[height:].any() and not rgb[:, width:].any()
+
+
+def test_planes_of_damaged_sizes_read_nothing_outside(triton_device):
+    planes = torch.full((1, 24, 16), 128, dtype=torch.uint8, device=triton_device)
+    for size in ([10**6, 10**6], [-5, 7], [0, 0], [16, -(2**31)]):
+        stored = torch.tensor([size], dtype=torch.int32, device=triton_device)
+        rgb = yuv420_to_rgb(planes, stored)
+        assert set(rgb.flatten().tolist()) <= {0, 128}

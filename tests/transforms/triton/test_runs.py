@@ -1,0 +1,172 @@
+"""Masks drawn by the Triton kernel, compared with the compiled kernels, pycocotools and numpy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
+from mask_oracle import decode
+from pycocotools import mask as coco
+
+from sa1bpack.masks import parse_counts, window_map
+from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs, ways
+from sa1bpack.transforms.masks import written_cells
+from sa1bpack.transforms.runs import TRITON, draw_rows
+
+SAMPLINGS = ("area", "center")
+any_way = settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def drawn(runs: RunBatch, maps: AxisMaps, size, sampling, device, **options):
+    """Masks of all rows, and their counts, on the CPU; never by another way."""
+    rows = torch.arange(runs.masks, device=device)
+    runs = runs.to(device)
+    options = {k: v.to(device) if torch.is_tensor(v) else v for k, v in options.items()}
+    options = {"source": rows, "owner": runs.owner} | options
+    found = draw_rows(runs, maps, tuple(size), sampling, **options)
+    assert found is not None
+    return [tensor.cpu() for tensor in found]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@any_way
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30))
+def test_cells_are_those_of_draw_window(triton_device, sampling, seed, count, height, width):
+    """Empty, full and noisy masks, zero-length runs; maps that mirror, leave the image or have no
+    width; and the same through `draw_runs`."""
+    random, size = np.random.default_rng(seed), (height, width)
+    samples = [random_sample(random) for _ in range(count)]
+    maps = random_maps(random, count, size)
+    runs = RunBatch.collate(samples)
+    cells = torch.from_numpy(expected(samples, maps, size, sampling))
+    found, counts = drawn(runs, axes_of(maps), size, sampling, triton_device)
+    assert found.dtype == torch.bool and torch.equal(found, cells)
+    assert counts.tolist() == cells.sum((1, 2)).tolist()
+    again = draw_runs(runs.to(triton_device), torch.from_numpy(maps), size, sampling)
+    assert torch.equal(again.cpu(), cells)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("size", [(1, 200), (130, 3), (70, 129)])
+def test_masks_of_several_tiles_are_those_of_draw_window(triton_device, sampling, size):
+    random = np.random.default_rng(sum(size))
+    samples = [random_sample(random) for _ in range(3)]
+    height, width = samples[0][2:]
+    windows = [(0, 0, width, height), (width, -3, -2, height), (5.3, 30.1, 1.2, 0.4)]
+    maps = np.stack([window_map(*window, size) for window in windows])
+    cells = expected(samples, maps, size, sampling)
+    found, counts = drawn(RunBatch.collate(samples), axes_of(maps), size, sampling, triton_device)
+    np.testing.assert_array_equal(found.numpy(), cells)
+    assert counts.tolist() == cells.sum((1, 2)).tolist()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device, sampling):
+    """270 x 250: the background before and after the object is longer than 65535 pixels."""
+    y, x = np.mgrid[:270, :250]
+    objects = [
+        ((y - 140) / 80) ** 2 + ((x - 190) / 12) ** 2 < 1,
+        (y + x) % 97 < 5,
+        np.zeros((270, 250), bool),
+        np.ones((270, 250), bool),
+    ]
+    texts = [coco.encode(np.asfortranarray(mask, np.uint8))["counts"] for mask in objects]
+    text = np.frombuffer(b"".join(texts), np.uint8)
+    ends, offset, _ = parse_counts(text, np.cumsum([0, *map(len, texts)]), 270 * 250)
+    decoded = np.stack([decode({"size": [270, 250], "counts": text}) for text in texts])
+    assert np.diff(ends).max() > 65535
+    runs = RunBatch.collate([(ends, offset, 270, 250)])
+    for mirrored in (False, True):
+        window = (250, 0, 0, 270) if mirrored else (0, 0, 250, 270)
+        maps = axes_of(window_map(*window, (270, 250))[None])
+        found, counts = drawn(runs, maps, (270, 250), sampling, triton_device)
+        masks = decoded[:, :, ::-1] if mirrored else decoded
+        np.testing.assert_array_equal(found.numpy(), masks)
+        assert counts.tolist() == masks.sum((1, 2)).tolist()
+
+
+def test_the_area_rule_is_that_of_pixels_summed_with_numpy(triton_device):
+    """Cells of 3 x 5 pixels: one is set if 8 or more of its 15 are."""
+    random = np.random.default_rng(4)
+    mask = random.random((60, 100)) < 0.5
+    line = np.concatenate([[False], mask.flatten(order="F")])
+    ends = np.append(np.flatnonzero(np.diff(line)), mask.size).astype(np.int32)
+    runs = RunBatch.collate([(ends, np.array([0, len(ends)]), 60, 100)])
+    maps = axes_of(window_map(0, 0, 100, 60, (20, 20))[None])
+    found, _ = drawn(runs, maps, (20, 20), "area", triton_device)
+    sums = mask.reshape(20, 3, 20, 5).sum((1, 3))
+    np.testing.assert_array_equal(found[0].numpy(), sums >= 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float16, torch.bfloat16])
+def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dtype):
+    ends, offset = flat_runs([[0, 30], [3, 9, 30], [], [10, 30]])
+    runs = RunBatch(
+        torch.from_numpy(ends), torch.from_numpy(offset), torch.tensor([0, 1, 4]),
+        torch.tensor([[5, 6], [6, 5]]), torch.from_numpy(offset),
+    )  # fmt: skip
+    maps = np.stack([window_map(0, 0, 6, 6, (6, 6)), window_map(6, 0, 0, 6, (6, 6))])
+    whole, _ = drawn(runs, axes_of(maps), (6, 6), "area", triton_device)
+    keep = torch.tensor([[6, 6], [4, 3]])
+    source, owner = torch.tensor([3, -1, 0, 1, 2]), torch.tensor([1, 0, 0, 1, 1])
+    options = {"source": source, "owner": owner, "keep": keep, "dtype": dtype}
+    found, counts = drawn(runs, axes_of(maps), (6, 6), "area", triton_device, **options)
+    assert found.dtype == dtype
+    expected = torch.zeros((5, 6, 6), dtype=torch.bool)
+    expected[2] = whole[0]
+    expected[0, :4, :3], expected[3, :4, :3] = whole[3, :4, :3], whole[1, :4, :3]
+    assert torch.equal(found, expected.to(dtype))
+    assert counts.tolist() == expected.sum((1, 2)).tolist() and min(counts[[0, 2]]) > 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_background(
+    triton_device, sampling
+):
+    far = 2.0**20 - 1
+    windows = [(-far, -far, far, far), (0, 0, 5, 4), (-1, 2, far, 2.5)]
+    samples = [(*flat_runs([[0, 20]]), 4, 5)] * 3
+    maps = np.stack([window_map(*window, (8, 8)) for window in windows])
+    cells = expected(samples, maps, (8, 8), sampling)
+    runs = RunBatch.collate(samples)
+    found, _ = drawn(runs, axes_of(maps), (8, 8), sampling, triton_device)
+    np.testing.assert_array_equal(found.numpy(), cells)
+    assert cells[1].all()
+    beyond = axes_of(maps)
+    beyond.offset[0, 0], beyond.offset[2, 1] = float("nan"), 2.0**20
+    found, counts = drawn(runs, beyond, (8, 8), sampling, triton_device)
+    assert counts.tolist() == [0, 64, 0] and found.sum((1, 2)).tolist() == [0, 64, 0]
+
+
+@pytest.mark.parametrize("area", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_runs_write_nothing_outside_the_result(triton_device, area, seed):
+    random = np.random.default_rng(seed)
+    ends = torch.from_numpy(random.integers(-(2**31), 2**31, 40, dtype=np.int32))
+    ends[:3] = torch.tensor([7, -500, 2**31 - 1])
+    frame = [4, 5, 4096, 0, 0, 5120, 0, seed & 1, 4096 * 5120 // 2, 4, 5]
+    given = (
+        ends, torch.tensor([0, 17, 40]), torch.tensor([0, 1]), torch.tensor([0, 0]),
+        torch.tensor([frame]),
+    )  # fmt: skip
+    on_device = [tensor.to(triton_device) for tensor in given]
+    buffer = torch.full((4, 4, 5), 9, dtype=torch.uint8, device=triton_device)
+    counts = torch.full((4,), 9, dtype=torch.int32, device=triton_device)
+    counts[1:3] = 0
+    assert ways.launch(triton_device, TRITON, *on_device, 23, 1024, area, buffer[1:3], counts[1:3])
+    assert (buffer[[0, 3]] == 9).all() and (counts[[0, 3]] == 9).all()
+    assert (buffer[1:3] <= 1).all()
+
+
+def test_no_masks_and_masks_without_cells_need_no_kernel(triton_device):
+    empty = np.empty(0, np.int32), np.zeros(1, np.int64), 4, 5
+    for samples in ([], [empty, empty]):
+        runs = RunBatch.collate(samples)
+        maps = AxisMaps(*torch.ones((2, len(samples), 2), dtype=torch.float64))
+        found, counts = drawn(runs, maps, (8, 9), "area", triton_device)
+        assert found.shape == (0, 8, 9) and counts.shape == (0,)
+    out, counts = written_cells("none", (2, 0, 4), torch.bool, triton_device)
+    assert out.shape == (2, 0, 4) and counts.tolist() == [0, 0]
