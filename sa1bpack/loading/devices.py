@@ -1,32 +1,37 @@
 """Where batches go: the CPU, or a CUDA device, by a copy on a separate stream.
 
-Both have the same six members, so the Loader has one code path:
+Both have the same seven members, so the Loader has one code path:
 
-    allocate   memory for a buffer
-    grow       more memory for one, for a batch that is larger than expected
-    wait       until the last copy out of a buffer is done
-    stage      start sending a filled buffer, without waiting for it
-    deliver    make the batch that the consumer gets
-    frees      whether `stage` is the host's last use of a buffer
+    enter_thread  at the beginning of a reader thread
+    allocate      memory for a buffer
+    grow          more memory for one, for a batch that is larger than expected
+    wait          until the last copy out of a buffer is done
+    stage         start sending a filled buffer, without waiting for it
+    deliver       make the batch that the consumer gets
+    frees         whether `stage` is the host's last use of a buffer
+
+`open_device` returns a choice; `begin`, in the thread that begins an iteration, turns it into one
+of them.
 """
 
+import ctypes
 import os
 import threading
 import time
+import weakref
+from typing import Any
 
 import numpy as np
 import torch
 
-from sa1bpack.batch.spec import BatchSpec, Regions, split_regions
+from sa1bpack.batch.spec import BatchSpec, split_regions
 from sa1bpack.disk.direct import aligned
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.epoch import Buffer, BufferPool
-from sa1bpack.transforms.masks import unpack_bits
-from sa1bpack.transforms.pixels import yuv420_to_rgb
-from sa1bpack.transforms.runs import RunBatch
-
-Batch = dict[str, torch.Tensor | RunBatch]
+from sa1bpack.loading.finish import Batch, batch_views, finish
+from sa1bpack.wording import size_text
 
 
 class Lease:
@@ -55,6 +60,13 @@ class Host:
     def __init__(self):
         self.device = torch.device("cpu")
 
+    def begin(self) -> "Host":
+        """This device, for an iteration."""
+        return self
+
+    def enter_thread(self) -> None:
+        """Nothing: all threads are alike."""
+
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of ordinary memory."""
         return Buffer(aligned(nbytes))
@@ -78,7 +90,7 @@ class Host:
         buffer, copy = staged
         data = torch.from_numpy(np.asarray(Lease(buffer, copy.nbytes, pool)))
         large, small, span = split_regions(copy.regions)
-        copied = torch.empty(span.stop - span.start, dtype=torch.uint8)
+        copied = torch.empty(span.stop - span.start, dtype=torch.uint8, device="cpu")
         copied.numpy()[...] = buffer.bytes[span]  # torch would start its own threads for 32 kB
         return finish(batch_views(data, large) | batch_views(copied, small), spec, copy)
 
@@ -89,27 +101,20 @@ class Cuda:
     pinned = True
     frees = True
 
-    def __init__(self, device: torch.device):
-        if not torch.cuda.is_available():
-            raise OptionError(
-                f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
-                "use device='cpu', or install a torch with CUDA for this driver"
-            )
-        index = torch.cuda.current_device() if device.index is None else device.index
-        if index >= torch.cuda.device_count():
-            raise OptionError(
-                f"device is {str(device)!r}, but there are {torch.cuda.device_count()} CUDA devices"
-            )
-        self.device = torch.device("cuda", index)
-        self._stream = torch.cuda.Stream(self.device)
+    def __init__(self, index: int):
+        self.device, self._index = torch.device("cuda", index), index
+        self._stream = CUDA.stream(index)
         self._turn = threading.Lock()
 
-    def __reduce__(self):
-        return Cuda, (self.device,)
+    def enter_thread(self) -> None:
+        """Make this device the thread's: on another one, its calls would create a context."""
+        CUDA.enter_thread(self._index)
 
     def allocate(self, nbytes: int) -> Buffer:
         """A buffer of pinned memory."""
-        pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        with CUDA.on(self._index):
+            pinned = CUDA.pinned(nbytes)
+        _keep_in_children(pinned)
         return Buffer(pinned.numpy(), pinned)
 
     def grow(self, buffer: Buffer, nbytes: int) -> None:
@@ -118,49 +123,119 @@ class Cuda:
         buffer.bytes, buffer.pinned = larger.bytes, larger.pinned
 
     def wait(self, buffer: Buffer, timeout: float) -> None:
-        """Wait for the last copy out of the buffer. Raises TimeoutError, naming the device."""
+        """Wait for the last copy out of the buffer. Raises LoaderTimeout, naming the device."""
         if buffer.event is None:
             return
         limit = time.monotonic() + timeout
         while not buffer.event.query():
             if time.monotonic() > limit:
-                raise TimeoutError(
+                raise LoaderTimeout(
                     f"a copy to {self.device} did not end within {timeout:g} s; the device hangs, "
                     "or another program keeps it busy"
                 )
             time.sleep(20e-6)
         buffer.event = None
 
-    def stage(
-        self, buffer: Buffer, copy: BatchCopy
-    ) -> tuple[torch.Tensor, torch.cuda.Event, BatchCopy]:
-        """Start the single copy of the complete batch; the buffer's event is recorded after it."""
-        assert buffer.pinned is not None
-        with self._turn, torch.cuda.stream(self._stream):
-            data = torch.empty(copy.nbytes, dtype=torch.uint8, device=self.device)
-            data.copy_(buffer.pinned[: copy.nbytes], non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
+    def stage(self, buffer: Buffer, copy: BatchCopy) -> tuple[torch.Tensor, Any, BatchCopy]:
+        """Start the single copy of the complete batch; the buffer's event is recorded after it.
+
+        Raises LoaderError if the device has no memory for it.
+        """
+        with self._turn, CUDA.queuing_on(self._stream):
+            data = self._empty(copy.nbytes)
+            event = CUDA.event()
+            try:
+                CUDA.send(buffer.pinned[: copy.nbytes], data)
+                event.record(self._stream)
+            except BaseException:
+                # A copy may be in progress whose end no event will show: the buffer gets new memory
+                # before it is filled again. torch keeps the old one until the stream is done.
+                buffer.bytes, buffer.pinned = buffer.bytes[:0], None
+                raise
         buffer.event = event
         return data, event, copy
 
+    def _empty(self, nbytes: int) -> torch.Tensor:
+        try:
+            data = CUDA.empty(nbytes, self._index)
+        except torch.cuda.OutOfMemoryError as error:
+            reason = str(error)  # not its traceback, whose frames hold the buffer
+        else:
+            _keep_in_children(data)
+            return data
+        raise LoaderError(
+            f"{self.device} has no memory for a batch of {size_text(nbytes)}; lower batch_size, "
+            f"max_masks or ahead, or keep fewer batches; loader.plan() shows what it takes: "
+            f"{reason}"
+        )
+
     def deliver(
-        self,
-        staged: tuple[torch.Tensor, torch.cuda.Event, BatchCopy],
-        spec: BatchSpec,
-        pool: BufferPool,
+        self, staged: tuple[torch.Tensor, Any, BatchCopy], spec: BatchSpec, pool: BufferPool
     ) -> Batch:
-        """Tensors on the device, for use on the consumer's current stream."""
+        """Tensors on the device, for use on the consumer's current stream.
+
+        The small ones are copies, as on the CPU. Raises LoaderError while that stream is captured.
+        """
         data, event, copy = staged
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(event)
-        # Allocated on the side stream: its memory must not be reused before this stream is done.
-        data.record_stream(stream)
-        with torch.cuda.device(self.device):
-            return finish(batch_views(data, copy.regions), spec, copy)
+        with CUDA.on(self._index):
+            if CUDA.capturing():
+                raise LoaderError(
+                    f"a batch cannot be taken while a CUDA graph is captured on {self.device}: "
+                    "take it before, and copy it to the tensors that the graph reads"
+                )
+            stream = CUDA.current_stream(self._index)
+            stream.wait_event(event)
+            # Allocated on the side stream: its memory must not be reused before this one is done.
+            CUDA.keep(data, stream)
+            large, small, span = split_regions(copy.regions)
+            views = batch_views(data, large) | batch_views(data[span].clone(), small)
+            return finish(views, spec, copy)
 
 
-def open_device(name: str | torch.device) -> Host | Cuda:
+class CudaChoice:
+    """A CUDA device by its name.
+
+    "cuda" is the current device of the thread that begins an iteration: where the Loader is made,
+    it may not be set yet, and a Loader may be sent to processes with a device each.
+    """
+
+    pinned = True
+
+    def __init__(self, device: torch.device):
+        """Raises OptionError if there is no such device. Does not yet use CUDA itself."""
+        count = CUDA.count()
+        if not count:
+            raise OptionError(
+                f"device is {str(device)!r}, but torch {torch.__version__} finds no CUDA device; "
+                "use device='cpu', or install a torch with CUDA for this driver"
+            )
+        if device.index is not None and device.index >= count:
+            raise OptionError(f"device is {str(device)!r}, but there are {count} CUDA devices")
+        self.device = device
+        # By index: kept, because memory that was sent from one stream is used again by that stream.
+        self._begun: dict[int, Cuda] = {}
+
+    def __reduce__(self):
+        return CudaChoice, (self.device,)
+
+    def begin(self) -> Cuda:
+        """The device for an iteration that this thread begins.
+
+        Raises LoaderError in a forked child of a process that has used CUDA.
+        """
+        if CUDA.used_before_fork():
+            raise LoaderError(
+                f"device is {str(self.device)!r}, but this process was forked from one that had "
+                "used CUDA before, and cannot use it: start processes with the 'spawn' method, or "
+                "use device='cpu' here"
+            )
+        index = CUDA.current() if self.device.index is None else self.device.index
+        if index not in self._begun:
+            self._begun[index] = Cuda(index)
+        return self._begun[index]
+
+
+def open_device(name: str | torch.device) -> Host | CudaChoice:
     """The device of that name. Raises OptionError if it cannot be used."""
     try:
         device = torch.device(name)
@@ -170,80 +245,27 @@ def open_device(name: str | torch.device) -> Host | Cuda:
     if device.type == "cpu":
         return Host()
     if device.type == "cuda":
-        return Cuda(device)
+        return CudaChoice(device)
     raise OptionError(
         f"device is {str(device)!r}: choose 'cpu' or 'cuda', and move the batches from there"
     )
 
 
-def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
-    """The arrays of a batch as tensors that share the memory of a contiguous uint8 (n,) tensor."""
-    typed: dict[np.dtype, torch.Tensor] = {}
-    batch = {}
-    for key, region in regions.items():
-        strides = [1] * len(region.shape)
-        for axis in range(len(strides) - 1, 0, -1):
-            strides[axis - 1] = strides[axis] * region.shape[axis]
-        start = region.start // region.dtype.itemsize
-        if region.dtype not in typed:
-            typed[region.dtype] = data.view(_TORCH[region.dtype])
-        batch[key] = typed[region.dtype].as_strided(region.shape, strides, start)
-    return batch
+# ----------------------------------------------------------------------------------------- forking
+# To free pinned or sent memory, torch records events, which fails in a forked child, in a place
+# where an error ends the process. So there it is never freed: its pages are shared with the parent.
+
+_memory: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
 
-_TORCH = {
-    np.dtype("u1"): torch.uint8,
-    np.dtype("?"): torch.bool,
-    np.dtype("i4"): torch.int32,
-    np.dtype("i8"): torch.int64,
-    np.dtype("f4"): torch.float32,
-}
+def _keep_in_children(tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    _memory[id(storage)] = storage
 
 
-def finish(batch: Batch, spec: BatchSpec, copy: BatchCopy) -> Batch:
-    """Bring a sent batch into the layout that the consumer requested, on the batch's device."""
-    if spec.to_rgb:
-        batch["images"] = _to_rgb(batch["images"], batch["sizes"][:, 2:])
-    if spec.masks.source == "runs":
-        batch["runs"] = _run_batch(batch, copy)
-        if spec.layout.padded:
-            del batch["mask_offsets"]
-    elif spec.to_device:
-        finish_masks(batch, spec, len(copy), copy.capacity)
-    if spec.relate is not None:
-        batch |= spec.relate(batch, copy.most)
-    return batch
+def _keep_forever() -> None:
+    for storage in list(_memory.values()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
 
-def _to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """Planes as RGB, zero beyond `stored`: heights and widths, integers (B, 2)."""
-    rgb = yuv420_to_rgb(planes, stored)
-    steps = torch.arange(rgb.shape[1], device=rgb.device)
-    inside = (steps[:, None] < stored[:, 0, None, None]) & (steps < stored[:, 1, None, None])
-    return rgb.masked_fill_(~inside[..., None], 0).contiguous()  # as on a CPU
-
-
-def _run_batch(batch: Batch, copy: BatchCopy) -> RunBatch:
-    """The runs of a batch, from the three arrays that hold them."""
-    return RunBatch(
-        batch.pop("run_ends"),
-        batch.pop("run_offset"),
-        batch["mask_offsets"],
-        batch["sizes"][:, :2].long(),
-        torch.from_numpy(copy.run_offset),
-    )
-
-
-def finish_masks(batch: Batch, spec: BatchSpec, samples: int, capacity: int) -> None:
-    """Bring flat mask bits into the layout that the consumer requested, on their device.
-
-    batch     `masks` uint8 (T, Sm, Sm / 8), and for the padded layouts `mask_positions` int64 (T,)
-    samples   B
-    capacity  M: masks per sample
-    """
-    places = batch.pop("mask_positions", None)
-    masks = batch["masks"]
-    if places is not None:
-        padded = masks.new_zeros((samples * capacity, *masks.shape[1:]))
-        masks = padded.index_copy_(0, places, masks).view(samples, capacity, *masks.shape[1:])
-    batch["masks"] = masks if spec.layout.packed else unpack_bits(masks)
+os.register_at_fork(after_in_child=_keep_forever)

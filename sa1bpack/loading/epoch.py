@@ -37,7 +37,7 @@ class Buffer:
     def __init__(self, data: np.ndarray, pinned: torch.Tensor | None = None):
         self.bytes = data
         self.pinned = pinned
-        self.event: torch.cuda.Event | None = None
+        self.event: Any = None
 
 
 class BufferPool:

@@ -20,8 +20,9 @@ from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.checked_planner import CheckedPlanner
-from sa1bpack.loading.devices import Cuda, Host, open_device
+from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
 from sa1bpack.loading.epoch import Buffer, BufferPool
+from sa1bpack.loading.finish import finishing_bytes, on_device
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.page_cache import reading_mode
@@ -68,8 +69,9 @@ class Loader(BatchReader):
     of a buffer, which is refilled once the last of them is gone. A tensor that is kept never
     changes, but it keeps its buffer: there are `ahead` + 2, one of which the loop itself uses. A
     consumer that keeps more batches (`list(loader)`) gets them in new memory, which is logged once;
-    `clone()` tensors that you keep for longer than a step. On CUDA a batch is one allocation on the
-    device (plus one for the masks) that belongs to the consumer.
+    `clone()` tensors that you keep for longer than a step. On CUDA batches belong to the consumer:
+    the large part of each is one allocation, plus what is made on the device (unpacked masks, RGB).
+    On either, the small tensors share another allocation.
 
     One iteration at a time: a new one, `set_epoch`, `load_state_dict` and `close` end the previous
     one. Threads may share an iteration; each batch goes to one of them, and each of them holds a
@@ -95,7 +97,8 @@ class Loader(BatchReader):
             ds: a dataset without a transform, which would run Python for every sample: transform
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
             batch_size: samples per batch, over all ranks together.
-            device: "cpu", "cuda" or "cuda:1".
+            device: "cpu", "cuda" or "cuda:1". "cuda" is the current device when an iteration
+                begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
                 read past the page cache.
             ahead: batches that are ready or in progress while one is used.
@@ -130,7 +133,7 @@ class Loader(BatchReader):
         self._threads = whole_number("threads", threads, 1)
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
         self._choice = chosen.mask_choice(self.batches.order)
-        self._device: Host | Cuda = open_device(device)
+        self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
             ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relate
         )
@@ -158,9 +161,12 @@ class Loader(BatchReader):
         held, device_bytes = largest.nbytes, 0
         if self._device.pinned:
             held = 1 << max(largest.nbytes - 1, 0).bit_length()
-            made = largest.regions_of(BatchSpec.of(ds, options.layout, to_device=False))
-            keys = ["masks"] * ("masks" in made) + ["images"] * self._spec.to_rgb
-            device_bytes = count * largest.nbytes + 2 * sum(made[key].nbytes for key in keys)
+            # In the queue, being delivered, and the one that the consumer still has meanwhile.
+            device_bytes = (self._ahead + 3) * on_device(largest.nbytes)
+            made, temporary = finishing_bytes(
+                self._spec, largest.samples, largest.capacity, largest.samples * largest.most_masks
+            )
+            device_bytes += 2 * made + temporary
         related = 0
         if self._spec.relate is not None:  # of the consumer's batch, and of the one being made
             rows = largest.samples * (
@@ -216,17 +222,18 @@ class Loader(BatchReader):
     def _start(self, batches: EpochBatches, iteration: Iteration) -> ReaderThreads:
         """Start the threads of an iteration."""
         self._check_open()
+        device = self._device.begin()
         if self._pid != os.getpid():
             self._pid, self._pool, self._end_threads = os.getpid(), None, None
         if self._pool is None:
             plan = self.plan()
-            self._pool = BufferPool(partial(_allocated, self._device, plan), plan.batches)
+            self._pool = BufferPool(partial(_allocated, device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
         planner = kind(source)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
-            self._pool, self._device, planner, batches, self._options, self._mode,
+            self._pool, device, planner, batches, self._options, self._mode,
             count=self._threads, ahead=self._ahead,
         )  # fmt: skip
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
@@ -279,8 +286,11 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
     """A buffer. Raises LoaderError if there is no memory for it."""
     try:
         return device.allocate(plan.batch_bytes)
-    except (MemoryError, RuntimeError) as error:  # torch has no specific class for pinned memory
+    except (MemoryError, RuntimeError) as error:
         reason = str(error)
+        # torch has no class for pinned memory that is not there; any other error is not of memory.
+        if not isinstance(error, MemoryError) and "out of memory" not in reason:
+            raise
     raise LoaderError(
         f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or use "
         f"packed masks (masks='flat_bits'): {reason}"

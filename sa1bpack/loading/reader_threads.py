@@ -10,8 +10,9 @@ import numpy as np
 from sa1bpack.disk.reading_mode import ReadingMode
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.devices import Batch, Cuda, Host
+from sa1bpack.loading.devices import Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
+from sa1bpack.loading.finish import Batch
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
@@ -60,10 +61,12 @@ class ReaderThreads:
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
         self._planning = False
+        self._failed: BaseException | None = None  # why a thread cannot work for the device
         # Used only by the thread that plans.
         self._planned: deque[tuple[BatchCopy, list[ReadError]]] = deque()
         self._plan_next = 1  # batches
-        self._doing: dict[str, tuple[BatchCopy | None, float]] = {}
+        # By thread: the batch that it copies, or what else it does; and since when.
+        self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._parts_per_batch = -(-count // (ahead + 1))
         self._threads = [
@@ -78,6 +81,10 @@ class ReaderThreads:
     def _run(self) -> None:
         name = threading.current_thread().name
         reader: SampleReader | None = None
+        try:
+            self._device.enter_thread()
+        except BaseException as error:
+            self._failed = error  # of the next batch
         while (part := self._next_part(name)) is not None:
             job, first, stop = part
             self._doing[name] = (job.copy, time.monotonic())
@@ -123,8 +130,10 @@ class ReaderThreads:
         ticket = self._queue.begin(_IDLE_SECONDS)
         if ticket is None:
             return
-        self._doing[name] = (None, time.monotonic())
+        self._doing[name] = ("planning a batch", time.monotonic())
         try:
+            if self._failed is not None:
+                raise self._failed
             copy, errors = self._plan(ticket.number)
             if errors and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
@@ -132,6 +141,9 @@ class ReaderThreads:
             elif len(copy) == 0:
                 self._queue.commit(ticket, (None, errors), free=True)
             else:
+                if ticket.buffer.event is not None:
+                    text = f"waiting for the end of a copy to {self._device.device}"
+                    self._doing[name] = (text, time.monotonic())
                 self._share_out(_Job(ticket, copy, errors))
         except BaseException as error:
             self._queue.abort(ticket, error)
@@ -214,7 +226,7 @@ class ReaderThreads:
         """The state of every thread, for messages."""
         now, texts = time.monotonic(), []
         for name, (copy, since) in list(self._doing.items()):
-            what = "planning a batch" if copy is None else f"copying {copy.name()}"
+            what = copy if isinstance(copy, str) else f"copying {copy.name()}"
             texts.append(f"{name} has been {what} for {now - since:.1f} s")
         dead = [thread.name for thread in self._threads if not thread.is_alive()]
         texts += [f"{name} has ended" for name in dead]

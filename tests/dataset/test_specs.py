@@ -22,7 +22,7 @@ from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format import open_shard
 from sa1bpack.loading.batch_copy import BatchSource
-from sa1bpack.loading.devices import batch_views, finish
+from sa1bpack.loading.finish import batch_views, finish
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks.rle import parse_counts

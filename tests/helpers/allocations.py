@@ -11,12 +11,13 @@ class Peak(TorchDispatchMode):
 
     Memory that an operation takes and returns within itself is not counted.
 
+    now   the bytes of those that live
     most  the most bytes so far
     """
 
     def __init__(self):
         super().__init__()
-        self.most = self._now = 0
+        self.most = self.now = 0
         self._known: dict[int, int] = {}  # by address of the storage: bytes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -30,9 +31,9 @@ class Peak(TorchDispatchMode):
         if storage._cdata in self._known:
             return
         self._known[storage._cdata] = storage.nbytes()
-        self._now += storage.nbytes()
-        self.most = max(self.most, self._now)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
         weakref.finalize(storage, self._forget, storage._cdata)
 
     def _forget(self, key: int) -> None:
-        self._now -= self._known.pop(key)
+        self.now -= self._known.pop(key)

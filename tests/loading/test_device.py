@@ -1,19 +1,22 @@
 """Bringing a batch to a device: unpacking, padding, and the choice of the device."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from allocations import Peak
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchSpec
+from sa1bpack.batch.spec import BatchSpec, split_regions
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource
-from sa1bpack.loading.devices import batch_views, finish, open_device
+from sa1bpack.loading.devices import open_device
+from sa1bpack.loading.finish import batch_views, finish, finishing_bytes
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
 
@@ -45,6 +48,41 @@ def test_arrays_of_a_batch_begin_at_cache_lines_and_do_not_overlap(packed):
     assert all(start % 64 == 0 for start, _ in spans)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert spans[-1][1] <= nbytes
+
+
+@pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_made_on_a_device_takes_the_memory_that_is_planned(layout_packs, layout, pixels):
+    """Counted on tensors without contents: the tensors that live at once, and those that remain."""
+    ds = open_pack(layout_packs("pad", pixels))
+    spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
+    assert spec.to_rgb == (pixels == "yuv420")
+    samples, capacity, total = 4, 10, 40
+    regions, nbytes = spec.regions(samples, capacity, total, 0)
+    data = torch.empty(nbytes, dtype=torch.uint8, device="meta")
+    large, small, span = split_regions(regions)
+    with Peak() as peak:
+        views = batch_views(data, large) | batch_views(data[span].clone(), small)
+        batch = finish(views, spec, _Sized(samples, capacity))
+        del views
+        remaining = peak.now - nbytes  # the memory of what was sent is known by its views
+    made, temporary = finishing_bytes(spec, samples, capacity, total)
+    assert 0 <= made - remaining < 0.01 * made + 512, (made, remaining)
+    most = peak.most - nbytes
+    assert most <= made + temporary
+    assert made + temporary <= 1.3 * most + 64 * 512 + nbytes
+    assert len(batch["images"]) == samples
+
+
+class _Sized(SimpleNamespace):
+    """The numbers of a copy."""
+
+    def __init__(self, samples: int, capacity: int):
+        super().__init__(capacity=capacity)
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
 
 
 def test_a_buffer_of_the_host_begins_at_a_cache_line():

@@ -1,0 +1,93 @@
+"""The calls to CUDA that loading makes, and no others.
+
+Tests put a simulated device in the place of `CUDA`: streams that run late and in any order, events,
+several devices, allocations that fail. So what is decided here must be as little as possible.
+"""
+
+import ctypes
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+# CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, of the CUDA driver API.
+_THREAD_LOCAL = 1
+
+
+class CudaRuntime:
+    """CUDA, by torch. Devices are given by their index; "current" is a property of each thread.
+
+    A CUDA context takes about half a GB of a device. The calls that create one on the *current*
+    device, whatever they are about, are `Event.query` and leaving `queuing_on`.
+    """
+
+    def count(self) -> int:
+        """The number of devices. Where NVML answers, forked children can still use CUDA."""
+        return torch.cuda.device_count()
+
+    def used_before_fork(self) -> bool:
+        """Whether this process was forked from one that had used CUDA: then it cannot."""
+        return torch.cuda._is_in_bad_fork()
+
+    def current(self) -> int:
+        """The current device."""
+        return torch.cuda.current_device()
+
+    def enter_thread(self, index: int) -> None:
+        """Begin a thread that works for one device: it is now the current one.
+
+        A CUDA graph that another thread captures in the default mode is lost when any other thread
+        queries an event or allocates memory, unless that thread leaves the check to itself, as
+        torch's own background threads do.
+        """
+        torch.cuda.set_device(index)
+        if torch.version.cuda is not None:  # HIP has no such check
+            mode = ctypes.c_int(_THREAD_LOCAL)
+            code = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            if code:
+                raise RuntimeError(f"cuThreadExchangeStreamCaptureMode returned CUDA error {code}")
+
+    def on(self, index: int) -> AbstractContextManager:
+        """Make a device the current one; creates no context on the one before."""
+        return torch.cuda.device(index)
+
+    def capturing(self) -> bool:
+        """Whether the current stream of the current device captures a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory, uint8 (nbytes,). Raises RuntimeError if there is none."""
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def empty(self, nbytes: int, index: int) -> torch.Tensor:
+        """Memory of a device, uint8 (nbytes,): used again in the order of the stream that is
+        current there. Raises torch.cuda.OutOfMemoryError."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=torch.device("cuda", index))
+
+    def stream(self, index: int) -> Any:
+        """A new stream of a device: with `wait_event`."""
+        return torch.cuda.Stream(index)
+
+    def current_stream(self, index: int) -> Any:
+        """The stream of a device that this thread queues operations on."""
+        return torch.cuda.current_stream(index)
+
+    def queuing_on(self, stream: Any) -> AbstractContextManager:
+        """Make a stream and its device current, and the ones before afterwards."""
+        return torch.cuda.stream(stream)
+
+    def event(self) -> Any:
+        """A new event: with `record(stream)` and `query()`."""
+        return torch.cuda.Event()
+
+    def send(self, data: torch.Tensor, to: torch.Tensor) -> None:
+        """Queue a copy of pinned memory to a device on the current stream."""
+        to.copy_(data, non_blocking=True)
+
+    def keep(self, data: torch.Tensor, stream: Any) -> None:
+        """Do not use the memory of a tensor again before a stream is done with what is queued on it
+        when the last reference goes."""
+        data.record_stream(stream)
+
+
+CUDA = CudaRuntime()
