@@ -17,6 +17,8 @@ _MODULES = {
     "verify": "sa1bpack.format.verify",
     "repair": "sa1bpack.packing.repair.run",
     "RepairResult": "sa1bpack.packing.repair.result",
+    "merge": "sa1bpack.packing.merge.run",
+    "MergeResult": "sa1bpack.packing.merge.run",
     "export_sa1b": "sa1bpack.export.sa1b",
     "export_coco": "sa1bpack.export.coco",
     "ExportResult": "sa1bpack.export.selection",

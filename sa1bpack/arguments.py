@@ -1,10 +1,11 @@
 """Arguments that users give: whole numbers, choices, timeouts, checked in one place and alike."""
 
+import glob
 import operator
 import os
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -95,6 +96,35 @@ def local_path(name: str, value: str | os.PathLike) -> Path:
     refuse_url(name, os.fspath(value))
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
     return Path(os.path.expanduser(value))  # noqa: PTH111
+
+
+def paths_of(name: str, value: Any) -> list[Path]:
+    """Return the paths that a path, a glob pattern, or a list of both stands for, in order.
+
+    A pattern stands for what it matches, sorted by name; a path that exists is never a pattern.
+
+    Raises OptionError for what is not a path, for a pattern that matches nothing, an empty list,
+    and a path that is given twice.
+    """
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
+    paths = [found for each in (value if several else [value]) for found in _matches(name, each)]
+    if not paths:
+        raise OptionError(f"{name} is an empty list: name at least one")
+    if len(paths) > 1:
+        seen: dict[Path, Path] = {}
+        for each in paths:
+            if (first := seen.setdefault(each.resolve(), each)) is not each:
+                raise OptionError(f"{name} has the same folder twice: {first} and {each}")
+    return paths
+
+
+def _matches(name: str, value: Any) -> list[Path]:
+    found = local_path(name, value)
+    if not glob.has_magic(str(found)) or found.exists():
+        return [found]
+    if matches := sorted(glob.glob(str(found))):
+        return [Path(match) for match in matches]
+    raise OptionError(f"{name} is {str(value)!r}: nothing matches this pattern")
 
 
 def refuse_url(name: str, text: str) -> None:

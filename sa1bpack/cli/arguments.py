@@ -15,6 +15,7 @@ COMMANDS = {
     "pack": "decode tars into shards",
     "verify": "check a pack against its checksums",
     "repair": "rebuild the damaged parts of a pack from its tars",
+    "merge": "make one pack of several, by links where possible",
     "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
     "subset": "keep a selection of a pack's samples as a small file",
     "info": "show what is in a pack, or the versions in use",

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import choice, paths_of
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.dataset.saved import packs_of
-from sa1bpack.dataset.together import check_alike, pack_paths
+from sa1bpack.dataset.together import check_alike
 from sa1bpack.errors import OptionError
 from sa1bpack.format.selection import is_selection
 
@@ -86,7 +86,7 @@ def open(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
     )
     choice("duplicates", duplicates, DUPLICATES)
-    paths = pack_paths(path)
+    paths = paths_of("path", path)
     saved = paths[0] if is_selection(paths[0]) else None
     if saved is not None:
         if len(paths) > 1:

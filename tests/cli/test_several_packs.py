@@ -129,3 +129,30 @@ def test_the_first_line_of_a_selection_names_the_packs(command, packs, tmp_path)
     command("subset", *packs, tmp_path / "a")
     head = json.loads((tmp_path / "a").read_bytes().split(b"\n")[0])
     assert [place["relative"] for place in head["packs"]] == ["packs/pack0", "packs/pack1"]
+
+
+def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
+    out = tmp_path / "one"
+    code, text, error = command("merge", out, packs[0])
+    assert (code, error) == (0, "")
+    assert text.startswith(f"{out}: 6 images, 15 masks in 2 shards of 1 pack; files: ")
+    assert text.endswith(" linked\n")
+    code, text, error = command("merge", out, str(tmp_path / "packs" / "*"))
+    assert (code, error) == (0, "") and "12 images, 66 masks in 4 shards of 2 packs" in text
+    assert text.endswith("\n2 shards already there\n")
+    code, text, _ = command("merge", out, *packs)
+    assert code == 0 and "files: none new\n4 shards already there" in text
+    assert ids_of(out) == ids_of(packs)
+    assert command("verify", out)[0] == 0
+
+
+def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
+    assert command("merge", packs[0], packs[1])[0] == 3  # a pack with other shards
+    assert command("merge", packs[0], *packs)[0] == 2  # into one of the packs
+    assert command("merge", tmp_path / "one", tmp_path / "none")[0] == 2
+    assert command("merge", tmp_path / "one", str(tmp_path / "none*"))[0] == 2
+    assert not (tmp_path / "one").exists()
+    manifest = packs[1] / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
+    code, _, error = command("merge", tmp_path / "one", *packs)
+    assert code == 1 and "not complete: one of the packs is not" in error

@@ -24,6 +24,7 @@ COMMANDS = {
     "repair": {"--workers", "--dry-run", "--shard"},
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),
+    "merge": set(),
     "subset": {"--where", "--source", "--fraction", "--seed", "--ids", "--duplicates"},
     "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large"},
     "report": {"--out", "--verify", "--samples", "--seed"},

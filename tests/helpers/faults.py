@@ -15,7 +15,17 @@ from pathlib import Path
 from sa1bpack.format import files
 
 # Calls that a full disk can refuse; a broken one refuses any.
-SPACE = ("create", "mkdir", "symlink", "pwrite", "ftruncate", "fsync", "fdatasync", "rename")
+SPACE = (
+    "create",
+    "mkdir",
+    "symlink",
+    "link",
+    "pwrite",
+    "ftruncate",
+    "fsync",
+    "fdatasync",
+    "rename",
+)
 CALLS = (*SPACE, "open", "unlink", "rmdir")
 
 
@@ -45,8 +55,8 @@ class Plan:
     def apply(self) -> None:
         """Install the layer in this process permanently."""
         layer = _Layer(self)
-        for name in ("open", "mkdir", "symlink", "pwrite", "ftruncate", "fsync", "fdatasync",
-                     "rename", "unlink", "rmdir"):  # fmt: skip
+        for name in ("open", "mkdir", "symlink", "link", "pwrite", "ftruncate", "fsync",
+                     "fdatasync", "rename", "unlink", "rmdir"):  # fmt: skip
             setattr(os, name, layer.around(name, getattr(os, name)))
         files.exchange = layer.around("rename", files.exchange)  # a system call that os lacks
 
@@ -64,7 +74,9 @@ class _Layer:
         """`call` through the layer."""
 
         def layered(target, *arguments, **named):
-            path = path_of(arguments[0] if name == "symlink" else target, named.get("dir_fd"))
+            path = path_of(
+                arguments[0] if name in ("symlink", "link") else target, named.get("dir_fd")
+            )
             kind = _kind(name, arguments)
             if not self._due(kind, path):
                 return call(target, *arguments, **named)

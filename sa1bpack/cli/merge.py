@@ -1,0 +1,83 @@
+"""`sa1bpack merge`: one pack from several."""
+
+import argparse
+import sys
+
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.wording import counted, printable
+
+_DESCRIPTION = """\
+Make one pack of several that were made with the same options, such as those of
+several machines. No tar is read and nothing is decoded: the files of OUT are
+hard links to those of the packs where the file system can do that, else clones
+that share their blocks, else copies. The packs stay as they are; removing them
+does not affect OUT. Its bytes are those of one pack of all tars.
+
+Interrupted? Repeat the command. To add packs later, name them in addition to
+the earlier ones."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack merge /data/packed /data/machine1 /data/machine2
+  sa1bpack merge /data/packed '/data/machines/*'
+
+To train from several packs without merging them: sa1bpack.open([...]).
+
+"""
+    + exits.EPILOG
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the arguments of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("out", type=user_path, metavar="OUT", help="folder of the new pack")
+    parser.add_argument(
+        "packs", type=user_path, nargs="+", metavar="PACK",
+        help="folders of the packs, or quoted globs",
+    )  # fmt: skip
+    parser.set_defaults(run=run_merge)
+
+
+def run_merge(arguments: argparse.Namespace) -> int:
+    """Merge, and print what the pack holds and how its files were made."""
+    with interrupts_held():  # loads what packing needs
+        from sa1bpack.packing.merge.run import merge
+
+    try:
+        result = merge(arguments.out, arguments.packs)
+    except (OSError, KeyboardInterrupt, exits.Terminated) as error:
+        exits.advise(error, "repeat the command to continue")
+        raise
+    files = [
+        f"{count:,} {how}"
+        for how, count in (
+            ("linked", result.linked), ("cloned", result.cloned), ("copied", result.copied)
+        )
+        if count
+    ]  # fmt: skip
+    lines = [
+        f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "
+        f"{counted(result.shards, 'shard')} of {counted(result.packs, 'pack')}; "
+        f"files: {', '.join(files) or 'none new'}"
+    ]
+    if result.before:
+        lines.append(f"{counted(result.before, 'shard')} already there")
+    if result.repeated:
+        lines.append(f"{counted(result.repeated, 'shard')} in several packs, taken once")
+    lines += [
+        f"side array {name}: {counted(len(shards), 'shard')} without a part"
+        for name, shards in result.sides.items()
+        if shards
+    ]
+    print(printable("\n".join(lines)))
+    if not result.complete:
+        print(
+            "sa1bpack: not complete: one of the packs is not; repeat its pack command, and merge "
+            "again",
+            file=sys.stderr,
+        )
+        return exits.FAILED
+    return exits.OK

@@ -1,0 +1,141 @@
+"""What a merge takes from each pack, checked before anything is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.errors import FormatError, OptionsDiffer, PackError
+from sa1bpack.format import Manifest, ShardEntry, open_index, read_manifest
+from sa1bpack.format.identity import DIGEST_NAMES
+from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.shard_digests import shard_digests
+from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.pack_state import check_can_write
+from sa1bpack.packing.records import check_source_record
+from sa1bpack.wording import brief, counted
+
+Key = tuple[str, int]  # source and part
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A shard of one of the packs: the pack's number, its entry, and its digest."""
+
+    pack: int
+    entry: ShardEntry
+    digest: str
+
+
+@dataclass
+class MergePlan:
+    """What the packs hold together.
+
+    roots     folders of the packs
+    options   of all packs
+    shards    (source, part) → where it is taken from
+    sources   name → record, of the sources that are packed to their end
+    repeated  shards that several packs have, with the same bytes
+    complete  whether every pack is
+    """
+
+    roots: list[Path]
+    options: PackOptions
+    shards: dict[Key, Taken] = field(default_factory=dict)
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    repeated: int = 0
+    complete: bool = True
+
+
+def plan_merge(roots: Sequence[Path]) -> MergePlan:
+    """Read the packs, and check that they make one.
+
+    Raises OptionsDiffer, naming the differences, if they were not made with the same options;
+    PackError if two packs have different shards or sources of one name, or an image id in common;
+    FormatError or VersionError for a pack that is damaged or newer.
+    """
+    manifests = [read_manifest(root) for root in roots]
+    for root, manifest in zip(roots, manifests, strict=True):
+        check_can_write(manifest.version, root / MANIFEST_NAME)
+        _check_same_options(roots[0], manifests[0].options, root, manifest.options)
+    plan = MergePlan(list(roots), checked_options(manifests[0].options))
+    if any(manifest.layout != plan.options.layout for manifest in manifests):
+        raise FormatError(
+            f"{roots[0]}: its layout is not that of its options; run `sa1bpack verify`"
+        )
+    for number, manifest in enumerate(manifests):
+        _take_shards(plan, number, manifest)
+        _take_sources(plan, number, manifest)
+        plan.complete &= manifest.complete
+    _check_ids(plan, manifests)
+    return plan
+
+
+def _check_same_options(first: Path, own: dict, root: Path, other: dict) -> None:
+    lines = [
+        f"  {brief(key)[1:-1]}: {brief(own.get(key))} in {first}, {brief(other.get(key))} in {root}"
+        for key in sorted(own.keys() | other.keys())
+        if own.get(key) != other.get(key)
+    ]
+    if lines:
+        raise OptionsDiffer(
+            "packs made with other options cannot be merged:\n" + "\n".join(lines[:20])
+            + "\nsa1bpack.open([...]) opens them together, if their layout is the same."
+        )  # fmt: skip
+
+
+def _take_shards(plan: MergePlan, number: int, manifest: Manifest) -> None:
+    digests = shard_digests(plan.roots[number], manifest)
+    for entry, digest in zip(manifest.shards, digests, strict=True):
+        found = plan.shards.setdefault(
+            (entry.source, entry.part), mine := Taken(number, entry, digest)
+        )
+        if found is mine:
+            continue
+        if found.digest != digest:
+            raise PackError(
+                f"{plan.roots[found.pack]} and {plan.roots[number]} have different shards "
+                f"{entry.name}: two sources of one name, or one was packed again; leave one out"
+            )
+        plan.repeated += 1
+
+
+def _take_sources(plan: MergePlan, number: int, manifest: Manifest) -> None:
+    where = plan.roots[number] / MANIFEST_NAME
+    for record in manifest.sources:
+        check_source_record(record, where)
+        found = plan.sources.setdefault(record["name"], record)
+        for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
+            one, other = found.get(key), record.get(key)
+            if one != other and not (key in DIGEST_NAMES and None in (one, other)):
+                raise PackError(
+                    f"{where}: the source {record['name']} is another file than that of an earlier "
+                    f"pack: {key} is {brief(other)}, not {brief(one)}; leave one of the packs out"
+                )
+
+
+def _check_ids(plan: MergePlan, manifests: list[Manifest]) -> None:
+    """Raise PackError if an image id is in shards that are taken from different packs."""
+    ids, packs = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for number, (root, manifest) in enumerate(zip(plan.roots, manifests, strict=True)):
+        if not manifest.shards:
+            continue
+        index = open_index(root, manifest)
+        for k, entry in enumerate(manifest.shards):
+            if plan.shards[entry.source, entry.part].pack == number:
+                first, stop = index.shard_offset[k : k + 2].tolist()
+                ids.append(np.array(index.image_id[first:stop]))
+                packs.append(np.full(stop - first, number))
+    all_ids, of_pack = np.concatenate(ids), np.concatenate(packs)
+    order = np.lexsort((of_pack, all_ids))
+    all_ids, of_pack = all_ids[order], of_pack[order]
+    at = np.flatnonzero((all_ids[1:] == all_ids[:-1]) & (of_pack[1:] != of_pack[:-1]))
+    if len(at):
+        k = int(at[0])
+        raise PackError(
+            f"{counted(len(np.unique(all_ids[at])), 'image id')} in more than one pack, such as "
+            f"{all_ids[k]} in {plan.roots[of_pack[k]]} and {plan.roots[of_pack[k + 1]]}: shards "
+            "are merged as they are; open the packs with sa1bpack.open([...], duplicates='first')"
+        )

@@ -1,0 +1,237 @@
+"""`merge`: one pack from several, without reading a tar or decoding anything.
+
+Shards are put under their names in the new pack by links, clones or copies, each in one step; then
+index, manifest and checksums are published as by the packer. What results has the bytes of a pack
+of all sources. A merge that is killed is repeated: what is published stays.
+"""
+
+import errno
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fcntl import LOCK_NB, LOCK_SH, flock
+from pathlib import Path
+
+from sa1bpack.arguments import local_path, paths_of
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
+from sa1bpack.format import open_shard
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
+from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.merge import merge_sides
+from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.packing import interrupts
+from sa1bpack.packing.merge.place_files import CLONED, COPIED, LINKED, can_share, place_folder
+from sa1bpack.packing.merge.plan import Key, MergePlan, Taken, plan_merge
+from sa1bpack.packing.pack_state import LOCK_NAME, PackState
+from sa1bpack.packing.records import check_shard_record
+from sa1bpack.packing.shard_builder import PublishedShard, shard_name
+from sa1bpack.wording import size_text
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a merge did, and what the new pack holds.
+
+    root                    its folder
+    images, masks, shards   totals of the pack
+    packs                   how many were merged
+    before                  shards that an earlier merge had put there
+    repeated                shards that several packs have, which are there once
+    linked, cloned, copied  files that are hard links, clones, and copies
+    sides                   name of a side array → shards without a part of it
+    complete                whether every pack was complete
+    seconds                 wall time
+    """
+
+    root: Path
+    images: int
+    masks: int
+    shards: int
+    packs: int
+    before: int
+    repeated: int
+    linked: int
+    cloned: int
+    copied: int
+    sides: dict[str, list[str]] = field(default_factory=dict)
+    complete: bool = True
+    seconds: float = 0.0
+
+
+def merge(
+    out: str | os.PathLike, packs: str | os.PathLike | Iterable[str | os.PathLike]
+) -> MergeResult:
+    """Make one pack of several that were made with the same options.
+
+    out
+        Folder of the new pack: new, empty, or what an earlier merge of these packs, or of some of
+        them, left there.
+    packs
+        Folders of packs, or glob patterns. They stay as they are, and may be removed afterwards.
+
+    Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
+    else clones that share their blocks, else copies. Side arrays in PACK/side come along. The
+    result has the same bytes as if all sources had been packed into `out`; interrupted or killed,
+    repeat the call.
+
+    Raises OptionError; OptionsDiffer, OutputRefused, OutputLocked (a packer or a repair works on
+    one of the folders) and other PackErrors, see `plan.plan_merge`; FormatError for a pack that is
+    damaged or not one of this packer, and OSError if the disk fails or is too small.
+    """
+    started = time.perf_counter()
+    root, roots = local_path("out", out), paths_of("packs", packs)
+    for pack in roots:
+        one, other = root.resolve(), pack.resolve()
+        if one.is_relative_to(other) or other.is_relative_to(one):
+            raise OptionError(f"out is {str(out)!r}: it is, holds or lies in the pack {pack}")
+    plan = plan_merge(roots)
+    state = PackState(root, plan.options)
+    try:
+        missing = _missing(state, plan)
+        before = len(state.shards)
+        _check_space(state, plan, missing)
+        state.publish(complete=False)
+        counts = _place_shards(state, plan, missing)
+        sides = _merge_sides(root, plan)
+        interrupts.check()
+        state.sources.update(plan.sources)
+        state.publish(complete=plan.complete)
+        totals = state.counts()
+    finally:
+        state.release()
+    return MergeResult(
+        root, totals["images"], totals["masks"], len(state.shards), len(roots), before,
+        plan.repeated, counts[LINKED], counts[CLONED], counts[COPIED], sides, plan.complete,
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _missing(state: PackState, plan: MergePlan) -> dict[Key, Taken]:
+    """The shards that are not there yet. Raises OutputRefused if others are."""
+    for key, shard in state.shards.items():
+        name = shard.entry.name
+        digest = file_digest(state.shards_dir / name / CHECKSUMS_NAME)
+        if key not in plan.shards or plan.shards[key].digest != digest:
+            raise OutputRefused(
+                f"{state.root} holds the shard {name}, which the packs to be merged do not have "
+                "with these bytes: name all packs that it was merged from, or another folder"
+            )
+    if others := sorted(state.sources.keys() - plan.sources.keys()):
+        raise OutputRefused(
+            f"{state.root} holds the source {others[0]}, which the packs to be merged do not have: "
+            "name all packs that it was merged from, or another folder"
+        )
+    return {key: taken for key, taken in plan.shards.items() if key not in state.shards}
+
+
+def _check_space(state: PackState, plan: MergePlan, missing: dict[Key, Taken]) -> None:
+    """Raise OSError if shards must be copied that the disk has no room for."""
+    make_folder(state.shards_dir)
+    needed, shares = 0, {}
+    for taken in missing.values():
+        if taken.pack not in shares:
+            folder = plan.roots[taken.pack] / SHARDS_NAME / taken.entry.name
+            shares[taken.pack] = can_share(folder / CHECKSUMS_NAME, state.shards_dir)
+        needed += 0 if shares[taken.pack] else taken.entry.bytes
+    if needed > (free := shutil.disk_usage(state.root).free):
+        raise OSError(
+            errno.ENOSPC,
+            f"{size_text(needed)} must be copied, because the file system has no links to these "
+            f"packs, but only {size_text(free)} are free",
+            str(state.root),
+        )
+
+
+def _place_shards(state: PackState, plan: MergePlan, missing: dict[Key, Taken]) -> Counter:
+    """Publish the missing shards, one pack after another."""
+    counts: Counter = Counter()
+    parts = Counter(source for source, _ in missing)
+    for number, root in enumerate(plan.roots):
+        mine = {key: taken for key, taken in missing.items() if taken.pack == number}
+        if not mine:
+            continue
+        with _locked(root):
+            for (source, _), taken in mine.items():
+                interrupts.check()
+                counts += _place_shard(state, root, taken)
+                parts[source] -= 1
+                if not parts[source] and source in plan.sources:
+                    state.finish_source(plan.sources[source])
+    return counts
+
+
+def _place_shard(state: PackState, root: Path, taken: Taken) -> Counter:
+    folder, name = root / SHARDS_NAME / taken.entry.name, taken.entry.name
+    shard = open_shard(folder, state.options.layout)
+    check_shard_record(shard.attributes, folder)
+    if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
+        raise FormatError(f"{folder}: not the shard that the manifest lists; `sa1bpack verify`")
+    staging = temporary_beside(state.shards_dir / name)
+    try:
+        counts = place_folder(folder, staging)
+        _check_placed(staging, taken.digest, folder)
+        staging.rename(state.shards_dir / name)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    flush_folder(state.shards_dir)
+    state.add_shard(PublishedShard(taken.entry, shard.attributes))
+    return counts
+
+
+def _check_placed(staging: Path, digest: str, folder: Path) -> None:
+    """Raise FormatError unless exactly the files of a shard are there, by its checksum file."""
+    checksums = staging / CHECKSUMS_NAME
+    found = {
+        path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()
+    } - {CHECKSUMS_NAME}  # fmt: skip
+    if file_digest(checksums) != digest or found != read_checksums(checksums).keys():
+        raise FormatError(
+            f"{folder}: it changed while it was merged, or has other files than its checksums "
+            "list; `sa1bpack verify` names them"
+        )
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold off a packer and a repair of a pack. One that cannot be written has neither."""
+    try:
+        descriptor = os.open(root / LOCK_NAME, os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        yield
+        return
+    try:
+        try:
+            flock(descriptor, LOCK_SH | LOCK_NB)
+        except BlockingIOError:
+            raise OutputLocked(
+                f"{root}: another process packs into this folder or repairs it; wait for it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _merge_sides(root: Path, plan: MergePlan) -> dict[str, list[str]]:
+    """Bring the side arrays in the packs along; name → shards that no part was found for."""
+    names: dict[str, list[Path]] = {}
+    for pack in plan.roots:
+        for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
+            names.setdefault(folder.name, []).append(folder)
+    if not names:
+        return {}
+    shards = [
+        ShardIdentity(taken.entry.name, taken.digest, taken.entry.extent)
+        for _, taken in sorted(plan.shards.items())
+    ]
+    make_folder(root / SIDES_NAME)
+    return {
+        name: merge_sides(root / SIDES_NAME / name, folders, shards)
+        for name, folders in names.items()
+    }

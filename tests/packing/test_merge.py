@@ -1,0 +1,308 @@
+"""One pack from several: the bytes of a pack of all sources, without reading or decoding any."""
+
+import errno
+import os
+import shutil
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+
+import numpy as np
+import pytest
+from side_arrays import write_side
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import (
+    FormatError,
+    OptionError,
+    OptionsDiffer,
+    OutputLocked,
+    OutputRefused,
+    PackError,
+)
+from sa1bpack.format import files, read_manifest
+from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.packing.merge import place_files
+
+
+@pytest.fixture(scope="session")
+def machines(sources, tmp_path_factory) -> list[Path]:
+    """Packs of some of the sources each, as two machines and a late one make them."""
+    folder = tmp_path_factory.mktemp("machines")
+    for name, given in (("b", sources[1:3]), ("a", [sources[3], sources[0]]), ("c", sources[4:])):
+        sa1bpack.pack(given, folder / name, workers=1, **SMALL)
+    return [folder / name for name in "abc"]
+
+
+@pytest.fixture
+def copied(machines, tmp_path):
+    """copied(names): copies of these packs, which a test may change."""
+
+    def copy(names: str) -> list[Path]:
+        for name in names:
+            shutil.copytree(machines["abc".index(name)], tmp_path / name)
+        return [tmp_path / name for name in names]
+
+    return copy
+
+
+def linked_files(root: Path, others: list[Path]) -> int:
+    """How many files of a pack are files of the others."""
+    inodes = {path.stat().st_ino for other in others for path in other.rglob("*") if path.is_file()}
+    return sum(path.stat().st_ino in inodes for path in root.rglob("*") if path.is_file())
+
+
+def test_a_merged_pack_has_the_bytes_of_a_pack_of_all_sources(machines, tmp_path, undisturbed):
+    before = [contents(root) for root in machines]
+    result = sa1bpack.merge(tmp_path / "pack", machines)
+    assert contents(tmp_path / "pack") == undisturbed
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert [contents(root) for root in machines] == before
+    shard_files = [name for name in undisturbed if name.startswith("shards/") and undisturbed[name]]
+    # All but the metadata of the folder `shards`.
+    assert result.linked == linked_files(tmp_path / "pack", machines) == len(shard_files) - 1
+    assert (result.cloned, result.copied, result.before, result.repeated) == (0, 0, 0, 0)
+    manifest = read_manifest(tmp_path / "pack")
+    assert (result.images, result.masks, result.shards) == (
+        manifest.samples, manifest.masks, len(manifest.shards)
+    )  # fmt: skip
+    assert result.complete and result.packs == 3
+
+
+def test_the_dataset_of_a_merged_pack_is_that_of_its_packs(machines, tmp_path):
+    sa1bpack.merge(tmp_path / "pack", machines)
+    one, ds = sa1bpack.open(tmp_path / "pack"), sa1bpack.open(machines)
+    assert one.fingerprint == ds.fingerprint
+    np.testing.assert_array_equal(one.column("image_id"), ds.column("image_id"))
+    ds.split(val=0.5)[1].save(tmp_path / "val")
+    assert one.select(tmp_path / "val").fingerprint == ds.split(val=0.5)[1].fingerprint
+
+
+def test_packs_are_added_one_after_another_and_in_any_order(machines, tmp_path, undisturbed):
+    a, b, c = machines
+    sa1bpack.merge(tmp_path / "pack", [c])
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    second = sa1bpack.merge(tmp_path / "pack", [b, c])
+    assert second.before == 1 and sa1bpack.verify(tmp_path / "pack").ok
+    sa1bpack.merge(tmp_path / "pack", [b, c, a])
+    assert contents(tmp_path / "pack") == undisturbed
+    again = sa1bpack.merge(tmp_path / "pack", f"{a.parent}/[abc]")
+    assert (again.linked, again.before) == (0, again.shards)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_more_tars_are_packed_into_a_merged_pack(machines, sources, tmp_path, undisturbed):
+    sa1bpack.merge(tmp_path / "pack", machines[:2])
+    sa1bpack.pack(sources[4], tmp_path / "pack", workers=1, **SMALL)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def refused(code):
+    def refuse(*arguments, **named):
+        raise OSError(code, os.strerror(code), "a file")
+
+    return refuse
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
+def test_where_links_are_impossible_files_are_cloned_or_copied(
+    machines, tmp_path, undisturbed, monkeypatch, code
+):
+    monkeypatch.setattr(os, "link", refused(code))
+    result = sa1bpack.merge(tmp_path / "pack", machines)
+    assert contents(tmp_path / "pack") == undisturbed
+    assert linked_files(tmp_path / "pack", machines) == result.linked == 0
+    assert result.cloned + result.copied > 100
+
+
+def test_any_other_error_of_a_link_ends_the_merge_and_the_next_completes_it(
+    machines, tmp_path, undisturbed, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refused(errno.EIO))
+        with pytest.raises(OSError, match="a file"):
+            sa1bpack.merge(tmp_path / "pack", machines)
+    sa1bpack.merge(tmp_path / "pack", machines)
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(place_files, "_clone", lambda read, write: False)
+    rng = np.random.default_rng(0)
+    block = 1 << 16
+    for name, stretches in {
+        "holes": [(1, 2), (5, 3)], "end": [(0, 1)], "all": [(0, 400)], "none": [], "empty": None,
+    }.items():  # fmt: skip
+        with (tmp_path / name).open("wb") as file:
+            for first, count in stretches or ():
+                file.seek(first * block)
+                file.write(rng.bytes(count * block))
+            file.truncate(0 if stretches is None else 400 * block + 7)
+        how = place_files.place_file(tmp_path / name, tmp_path / f"{name} 2")
+        assert how == place_files.COPIED
+        assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
+        assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
+
+
+def test_a_file_that_is_there_is_not_written(tmp_path, monkeypatch):
+    (tmp_path / "one").write_bytes(b"1")
+    (tmp_path / "two").write_bytes(b"2")
+    with pytest.raises(FileExistsError):
+        place_files.place_file(tmp_path / "one", tmp_path / "two")
+    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    with pytest.raises(FileExistsError):
+        place_files.place_file(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "two").read_bytes() == b"2"
+
+
+def test_a_disk_without_room_for_copies_is_refused_before_anything_is_copied(
+    machines, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(place_files, "_clone", lambda read, write: False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1000))
+    with pytest.raises(OSError, match="must be copied") as caught:
+        sa1bpack.merge(tmp_path / "pack", machines)
+    assert caught.value.errno == errno.ENOSPC
+    assert [path.name for path in (tmp_path / "pack" / "shards").iterdir()] == []
+
+
+def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
+    """It puts another folder in place, and never writes into a file that may be shared."""
+    a, b = copied("ab")
+    sa1bpack.merge(tmp_path / "pack", [a, b])
+    damaged = a / "shards" / "sa_000003-000" / "bbox" / "c.0.0"
+    data = damaged.read_bytes()
+    damaged.unlink()  # a file of its own, so that only this pack is damaged
+    damaged.write_bytes(data[:-30] + bytes(30))
+    before = contents(tmp_path / "pack")
+    assert not sa1bpack.verify(a).ok and sa1bpack.verify(tmp_path / "pack").ok
+    inodes = {p: p.stat().st_ino for p in (tmp_path / "pack" / "shards").rglob("*")}
+    result = sa1bpack.repair(a, sources, workers=1)
+    assert result.repaired == ["sa_000003-000"] and sa1bpack.verify(a).ok
+    assert contents(tmp_path / "pack") == before
+    assert {p: p.stat().st_ino for p in (tmp_path / "pack" / "shards").rglob("*")} == inodes
+    shutil.rmtree(a)
+    assert sa1bpack.verify(tmp_path / "pack").ok
+
+
+def test_a_shard_that_two_packs_have_is_taken_once(machines, sources, tmp_path, undisturbed):
+    sa1bpack.pack(sources[3:], tmp_path / "more", workers=1, **SMALL)
+    result = sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "more"])
+    assert result.repeated == 3 and contents(tmp_path / "pack") == undisturbed
+
+
+def test_an_incomplete_pack_makes_an_incomplete_one(
+    machines, copied, sources, tmp_path, undisturbed
+):
+    [c] = copied("c")
+    incomplete = files.read_metadata_file(c / "manifest.json").replace(
+        b'"complete": true', b'"complete": false'
+    )
+    (c / "manifest.json").write_bytes(incomplete)
+    result = sa1bpack.merge(tmp_path / "pack", [*machines[:2], c])
+    assert not result.complete and sa1bpack.verify(tmp_path / "pack").ok
+    assert sa1bpack.merge(tmp_path / "pack", machines).complete
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_packs_of_other_options_are_refused_and_the_differences_named(machines, sources, tmp_path):
+    sa1bpack.pack(sources[4], tmp_path / "other", workers=1, **{**SMALL, "max_masks": 7})
+    with pytest.raises(OptionsDiffer) as caught:
+        sa1bpack.merge(tmp_path / "pack", [machines[0], tmp_path / "other"])
+    assert f"max_masks: 100 in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
+    assert "image_size" not in str(caught.value) and not (tmp_path / "pack").exists()
+
+
+def test_image_ids_that_two_packs_share_are_refused(machines, tmp_path):
+    tar = write_tar(tmp_path / "sa_000009.tar", members([300, 302, 900]))
+    sa1bpack.pack(tar, tmp_path / "other", workers=1, **SMALL)
+    with pytest.raises(PackError, match=r"2 image ids in more .* such as 300 in .*c and"):
+        sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "other"])
+    assert not (tmp_path / "pack").exists()
+
+
+def test_two_sources_of_one_name_are_refused(machines, tmp_path):
+    for name, numbers in (("full", [950, 951]), ("empty", [])):
+        (tmp_path / name).mkdir()
+        found = members(numbers) or {"./readme.txt": b"another"}
+        source = "sa_000003.tar" if numbers else "sa_000002.tar"
+        tar = write_tar(tmp_path / name / source, found)
+        sa1bpack.pack(tar, tmp_path / name / "other", workers=1, **SMALL)
+        match = "different shards sa_000003-000" if numbers else "the source sa_000002 is another"
+        with pytest.raises(PackError, match=match):
+            sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / name / "other"])
+
+
+def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path):
+    sa1bpack.merge(tmp_path / "pack", machines[:2])
+    before = contents(tmp_path / "pack")
+    with pytest.raises(OutputRefused, match="name all packs that it was merged from"):
+        sa1bpack.merge(tmp_path / "pack", machines[1:])
+    assert contents(tmp_path / "pack") == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputRefused, match="is not empty"):
+        sa1bpack.merge(tmp_path / "notes", machines)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
+
+
+def test_a_pack_is_not_merged_into_itself(copied):
+    [a] = copied("a")
+    for out in (a, a / "inside", a.parent):
+        with pytest.raises(OptionError, match="it is, holds or lies in the pack"):
+            sa1bpack.merge(out, [a])
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+def test_a_folder_that_a_packer_works_on_is_refused(copied, tmp_path, which):
+    [a] = copied("a")
+    (tmp_path / "pack").mkdir()
+    with ((a if which == "input" else tmp_path / "pack") / ".lock").open("w") as file:
+        flock(file, LOCK_EX)
+        with pytest.raises(OutputLocked, match="another process packs"):
+            sa1bpack.merge(tmp_path / "pack", [a])
+
+
+def test_a_pack_that_may_not_be_written_is_merged(copied, tmp_path):
+    [a] = copied("a")
+    (a / ".lock").unlink()
+    before = contents(a)
+    sa1bpack.merge(tmp_path / "pack", [a])
+    assert contents(a) == before
+
+
+def foreign_file(shard: Path) -> None:
+    (shard / "mine.txt").write_text("mine")
+
+
+def lost_file(shard: Path) -> None:
+    (shard / "bbox" / "c.0.0").unlink()
+
+
+def lost_metadata(shard: Path) -> None:
+    (shard / "bbox" / "zarr.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [foreign_file, lost_file, lost_metadata])
+def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage):
+    [a] = copied("a")
+    damage(a / "shards" / "sa_000003-000")
+    with pytest.raises(FormatError, match="sa_000003-000"):
+        sa1bpack.merge(tmp_path / "pack", [a])
+    assert not (tmp_path / "pack" / "shards" / "sa_000003-000").exists()
+    assert list((tmp_path / "pack" / "shards").glob(".tmp-*")) == []
+
+
+def test_side_arrays_come_along(copied, tmp_path):
+    a, b = copied("ab")
+    spec = SideSpec("score", "mask", "float16", (2,))
+    write_side(a, spec)
+    write_side(b, spec, shards=("sa_000001-000",))
+    result = sa1bpack.merge(tmp_path / "pack", [a, b])
+    parts = [p.name for p in sorted((tmp_path / "pack" / "side" / "score").glob("sa_*"))]
+    expected = {p.name for pack in (a, b) for p in (pack / "side" / "score").glob("sa_*")}
+    assert set(parts) == expected and len(parts) > 3
+    assert "sa_000001-000" not in result.sides["score"] and len(result.sides["score"]) > 0
+    assert sa1bpack.verify(tmp_path / "pack").ok
