@@ -1,141 +1,249 @@
-"""The speed at which batches reach a CUDA device and become training input. Under 10 minutes.
+"""The speed at which batches reach a GPU and become training input, and the tests that need one.
 
-    python benchmarks/gpu.py TAR... [--rounds N] [--images N] [--masks N] [--batch N]
+    python benchmarks/gpu.py TAR... [--json FILE] [--seconds 570] [--peers PYTHON] [--wheels DIR]
 
-First it runs the tests that need a device. Then it measures, with a warm page cache and every
-method in turn in each round: the ceiling, a copy of the same number of bytes from pinned buffers
-that are already filled; the Loader with packed bits and with masks unpacked on the device; and a
-pinning DataLoader. Figures are medians; a ratio is the median of the ratios to the ceiling of the
-same round. Last, in the same manner, the steps of a pipeline relative to a copy of memory on the
-device.
+One call, under ten minutes, whatever fails in between. Every part is a process of its own with its
+own limit of time (PARTS); what it has measured until it ends, fails or is stopped is kept. Figures
+come first and the tests last, within the time that is left for them.
 
-Without a CUDA device only the steps are timed, on the CPU.
+    machine     what is measured on: device, driver, versions, which kernels are in force
+    packs       two packs of the photographs of the tars: the default layout, and planes with runs
+    loading     the pinned copy (the ceiling), Loader with bits, with masks unpacked, DataLoader
+    compact     the same for planes: as they are stored, converted, with runs; and into a pipeline
+    model       forward and backward pass of a ViT-B at the size of the images, in bfloat16
+    steps       each step of a pipeline and complete pipelines, with the memory that they take
+    sam2        SAM 2's own steps for SA-1B, on a core of the CPU
+    peers       FFCV, if `--peers` names a Python that has it (`make peers`)
+    tests       pytest -m cuda
+
+Page cache warm, methods in turn in each round; figures are medians, a ratio to the first way is the
+median of the ratios of the same round. The results are printed as tables, and written to `--json`
+after every part. At the end, they are compared with the targets. Without a CUDA device the same
+parts run on the CPU, and say so. No network is needed: packages that are missing are named, or
+installed for the time of the run from a folder of wheels.
 """
 
 import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from load import Epoch, Task, build, measure, table, warm
-from steps import steps_table
-
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.loading.loader import Loader
-
 ROOT = Path(__file__).parents[1]
-BUFFERS = 4
+# Part → the most seconds that it may take. They add up to less than the limit of a run.
+PARTS = {
+    "machine": 40, "packs": 80, "loading": 80, "compact": 70, "model": 40, "steps": 70, "sam2": 20,
+    "peers": 60, "tests": 240,
+}  # fmt: skip
+NEEDED = ("model", "steps", "loading")  # parts whose figures the targets are about
+SPARE = 5  # seconds to stop a part and to write the results
+REQUIRED = {  # module → package
+    "google_crc32c": "google-crc32c", "msgspec": "msgspec", "numba": "numba", "numpy": "numpy",
+    "PIL": "pillow", "pycocotools": "pycocotools", "pytest": "pytest", "hypothesis": "hypothesis",
+    "simplejpeg": "simplejpeg", "torch": "torch", "tqdm": "tqdm", "xxhash": "xxhash",
+    "zarr": "zarr", "zlib_ng": "zlib-ng",
+}  # fmt: skip
+TARGETS = (  # name, the figure, what it is compared with, the target, whether more is better
+    ("Loader with bits, of the pinned copy", "loading", "Loader, bits", 0.95, True),
+    ("pipeline with bits, of a ViT-B step", "steps", "pipeline: crop, flip, masks from bits", 0.1,
+     False),
+    ("pipeline with runs, of a ViT-B step", "steps", "pipeline: crop, flip, masks from runs", 0.1,
+     False),
+)  # fmt: skip
 
 
-@contextmanager
-def pinned_copy(task: Task) -> Iterator[Epoch]:
-    """Copies of the bytes of a batch from pinned buffers, sequentially on one stream."""
-    batches = -(-len(task.ds) // task.batch)
-    size = task.bytes // batches
-    host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(BUFFERS)]
-    device = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(BUFFERS)]
-
-    def epoch() -> int:
-        for number in range(batches):
-            device[number % BUFFERS].copy_(host[number % BUFFERS], non_blocking=True)
-        torch.cuda.synchronize()
-        return len(task.ds)
-
-    yield epoch
+def missing_packages() -> list[str]:
+    """What cannot be imported, as pip names it."""
+    return [package for module, package in REQUIRED.items() if find_spec(module) is None]
 
 
-def _count(batches) -> int:
-    count = sum(len(batch["image_ids"]) for batch in batches)
-    torch.cuda.synchronize()
-    return count
+def provide(missing: list[str], wheels: Path | None, folder: Path) -> dict[str, str]:
+    """Install missing packages for this run. Returns the environment of the parts.
+
+    Ends the program, naming them, if they are not in the folder of wheels.
+    """
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    if missing:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile"]
+        pip += ["--find-links", str(wheels), "--target", str(folder / "site"), *missing]
+        if wheels is None or subprocess.run(pip, check=False).returncode:
+            pins = (ROOT / "constraints.txt").read_text().splitlines()
+            named = [pin for pin in pins if pin.split("==")[0].lower() in missing]
+            raise SystemExit(
+                f"missing here: {' '.join(missing)}. Install them, or bring their wheels: where "
+                f"there is a network, `pip download -d DIR {' '.join(named)}` for this Python "
+                f"({sys.version_info.major}.{sys.version_info.minor}), then pass --wheels DIR"
+            )
+        paths.insert(0, str(folder / "site"))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _loader(masks: str, threads: int | None = None):
-    @contextmanager
-    def way(task: Task) -> Iterator[Epoch]:
-        with Loader(
-            task.ds, task.batch, device="cuda", masks=masks, threads=threads, ahead=4
-        ) as batches:
-            yield lambda: _count(batches)
+def run_part(name: str, seconds: float, arguments: list[str], folder: Path, env: dict) -> dict:
+    """Run a part in a process group of its own, and stop it when its time is over.
 
-    return way
-
-
-@contextmanager
-def dataloader(task: Task) -> Iterator[Epoch]:
-    """The dataset in a DataLoader that pins, then a copy of every tensor."""
-    batches = make_dataloader(task.ds, task.batch, masks="padded_bits", workers=0, pin_memory=True)
-
-    def moved() -> Iterator[dict]:
-        for batch in batches:
-            yield {
-                key: value.to("cuda", non_blocking=True) if torch.is_tensor(value) else value
-                for key, value in batch.items()
-            }
-
-    yield lambda: _count(moved())
-
-
-WAYS = {
-    "pinned copy (ceiling)": pinned_copy,
-    "sa1bpack.Loader, bits": _loader("padded_bits"),
-    "sa1bpack.Loader, masks unpacked on the device": _loader("padded"),
-    "sa1bpack.Loader, unpacked, 4 threads": _loader("padded", 4),
-    "dataset in a pinning DataLoader, 0 workers": dataloader,
-}
+    Returns its status ("ok", "failed", "timed out"), the last lines of its log if it is not ok, and
+    the figures that it wrote.
+    """
+    lines, log = folder / f"{name}.jsonl", folder / f"{name}.log"
+    command = [sys.executable, str(Path(__file__).with_name("gpu_parts.py")), name, str(lines)]
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command + arguments, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = "failed" if process.wait(max(seconds, 0.1)) else "ok"
+        except subprocess.TimeoutExpired:
+            status = "timed out"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
+            process.wait()
+    written = lines.read_text().splitlines() if lines.exists() else []
+    part = {
+        "status": status,
+        "seconds": round(time.monotonic() - start, 1),
+        "figures": [json.loads(line) for line in written if line.endswith("}")],
+    }
+    if status != "ok":
+        part["log"] = log.read_text(errors="replace").strip().splitlines()[-20:]
+    return part
 
 
-def run_tests() -> int:
-    """Run the tests marked `cuda`; returns their exit status."""
-    folders = ["tests/dataset", "tests/batch", "tests/loading", "tests/transforms"]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", *folders]
-    return subprocess.run(command, cwd=ROOT, check=False, timeout=240).returncode
+def summary(figures: list[dict]) -> list[dict]:
+    """One row per way: the medians of its figures, and of the ratios of its speed to that of the
+    first way in the same round.
+
+    A figure is {"way", "round", "speed", ...}: a higher speed is better, whatever its unit.
+    """
+    rows: dict[str, dict] = {}
+    found: dict[str, list[dict]] = {}
+    for figure in figures:
+        if "way" in figure:
+            row = rows.setdefault(figure["way"], {"way": figure["way"]})
+            row |= {key: figure[key] for key in figure if key not in ("way", "round")}
+            found.setdefault(figure["way"], []).extend([figure] if "speed" in figure else [])
+    speeds = {way: {each["round"]: each["speed"] for each in some} for way, some in found.items()}
+    ceiling = next(filter(None, speeds.values()), {})
+    for way, some in found.items():
+        for key in {key for each in some for key, value in each.items() if type(value) is float}:
+            rows[way][key] = statistics.median(each[key] for each in some)
+        shared = [
+            speeds[way][number] / ceiling[number] for number in speeds[way] if number in ceiling
+        ]
+        if shared:
+            rows[way]["of the first"] = statistics.median(shared)
+    return list(rows.values())
 
 
-def loading(options: argparse.Namespace, folder: Path) -> str:
-    """Pack, warm the cache, time every method of loading; returns the plan and the table."""
-    pack = build(options.tars, folder, options.images, options.masks)
-    warm(pack)
-    task = Task(open_pack(pack), options.batch, folder)
-    plan = Loader(task.ds, task.batch, device="cuda", ahead=4).plan()
-    return "\n".join([
-        str(plan),
-        f"{len(task.ds)} samples of {task.bytes / len(task.ds) / 1e6:.2f} MB, batches of "
-        f"{task.batch}, page cache warm, {options.rounds} rounds\n",
-        table(task, measure(task, WAYS, options.rounds, {}), {}),
-    ])  # fmt: skip
+def compared(parts: dict[str, dict]) -> list[dict]:
+    """The targets with what was found: a share of the ceiling, or of the time of the model, both
+    for a batch of the same size."""
+    step = next((row["ms"] for row in summary(parts["model"]["figures"]) if "ms" in row), None)
+    rows = []
+    for name, part, way, target, more in TARGETS:
+        ways = summary(parts[part]["figures"])
+        row = next((row for row in ways if row["way"].startswith(way)), {})
+        found = row.get("of the first")
+        if not more:
+            found = row["ms"] / step if step and "ms" in row else None
+        met = None if found is None else (found >= target if more else found <= target)
+        rows.append({"target": name, "asked": target, "found": found, "met": met})
+    return rows
+
+
+def table(rows: list[dict]) -> str:
+    """Rows with the same kinds of figures as a Markdown table; a missing figure is empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for row in rows:
+        cells = (_shown(row.get(column, "")) for column in columns)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+    return "not measured" if value is None else str(value).replace("|", "/")
+
+
+def write(results: dict, path: Path | None) -> None:
+    """Write the results, complete or not at all."""
+    if path is not None:
+        unfinished = path.with_name(path.name + ".part")
+        unfinished.write_text(json.dumps(results, indent=1))
+        unfinished.replace(path)
+
+
+def limit_of(name: str, names: list[str], left: float) -> float:
+    """Seconds for a part: its own limit, or less if little time is left. The tests, which come
+    last, may have all that is left."""
+    later = sum(PARTS[other] for other in names[names.index(name) + 1 :] if other in NEEDED)
+    return left if name == "tests" else min(PARTS[name], left - later)
 
 
 def main() -> None:
-    """Tests, loading, steps. Exits with 1 if a test failed."""
+    """Run all parts; exits with 1 if one did not succeed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (7)")
-    parser.add_argument("--images", type=int, default=800, help="images in the pack (800)")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--seconds", type=float, default=570, help="of the run (570)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count (5)")
+    parser.add_argument("--images", type=int, default=400, help="images in a pack (400)")
     parser.add_argument("--masks", type=int, default=64, help="masks per image (64)")
-    parser.add_argument("--batch", type=int, default=16, help="samples per batch (16)")
-    parser.add_argument("--folder", type=Path, help="folder for the pack (a temporary one)")
+    parser.add_argument("--batch", type=int, default=8, help="samples per batch (8)")
+    parser.add_argument("--side", type=int, default=1024, help="pixels of a side (1024)")
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this one")
+    parser.add_argument("--peers", metavar="PYTHON", help="a Python that has FFCV")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="wheels of missing packages")
+    parser.add_argument("--test", action="append", help="only these tests, as pytest names them")
+    parser.add_argument("--folder", type=Path, help="folder for packs (a temporary one)")
     options = parser.parse_args()
-    failed = 0
-    if torch.cuda.is_available():
-        device = torch.device("cuda")
-        failed = run_tests()
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            print(loading(options, Path(folder)), flush=True)
-    else:
-        device = torch.device("cpu")
-        print(f"torch {torch.__version__} finds no CUDA device: the steps on the CPU, "
-              f"{torch.get_num_threads()} threads")  # fmt: skip
-    least = 0.2 if device.type == "cuda" else 0.0
-    print(f"\nSteps: {options.batch} samples of {options.masks} masks, {options.rounds} rounds\n")
-    print(steps_table(options.batch, options.masks, device, options.rounds, least))
-    sys.exit(1 if failed else 0)
+    end = time.monotonic() + options.seconds - SPARE
+    names = [name for name in PARTS if not options.part or name in options.part]
+    parts: dict[str, dict] = {name: {"status": "not run", "figures": []} for name in PARTS}
+    results = {"command": sys.argv[1:], "parts": parts, "targets": []}
+    name = tempfile.mkdtemp(prefix="sa1bpack-gpu-", dir=options.folder)
+    folder = Path(name)
+    try:
+        env = provide(missing_packages(), options.wheels, folder)
+        given = {
+            "tars": [str(path.absolute()) for path in options.tars], "folder": str(folder),
+            "rounds": options.rounds, "images": options.images, "masks": options.masks,
+            "batch": options.batch, "side": options.side, "peers": options.peers,
+            "tests": options.test,
+        }  # fmt: skip
+        for name in names:
+            seconds = limit_of(name, names, end - time.monotonic())
+            if seconds > 0:
+                parts[name] = run_part(name, seconds, [json.dumps(given)], folder, env)
+            results["targets"] = compared(parts)
+            write(results, options.json)
+            _print_part(name, parts[name])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"\n## Targets\n\n{table(results['targets'])}")
+    sys.exit(any(parts[name]["status"] != "ok" for name in names))
+
+
+def _print_part(name: str, part: dict) -> None:
+    print(f"\n## {name}: {part['status']}, {part.get('seconds', 0)} s\n")
+    notes = [figure for figure in part["figures"] if "way" not in figure]
+    for note in notes:
+        print("\n".join(f"- {key}: {value}" for key, value in note.items()))
+    if len(notes) < len(part["figures"]):
+        print("\n" + table(summary(part["figures"])))
+    print("\n".join(f"    {line}" for line in part.get("log", [])), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Batches are synthetic: random pixels, and rectangles as masks. The time of a ste
 shapes, except for drawing from runs, where it depends on their number.
 """
 
-import statistics
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 
 from sa1bpack import transforms
 from sa1bpack.format import Layout
+from sa1bpack.transforms.affine import AxisMaps, scaling
 from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize
 from sa1bpack.transforms.runs import RunBatch, draw_runs
 
@@ -25,9 +25,9 @@ RUNS = 150  # foreground runs per mask
 Step = tuple[Callable[[], object], int]  # function, and the bytes that it must read and write
 
 
-def made_batch(samples: int, masks: int, device: torch.device) -> dict:
+def made_batch(samples: int, masks: int, device: torch.device, layout: Layout = LAYOUT) -> dict:
     """A padded batch with packed bits."""
-    side, grid = LAYOUT.image_size, LAYOUT.mask_size
+    side, grid = layout.image_size, layout.mask_size
     stored = (round(side * SOURCE[0] / SOURCE[1]), side)
     batch = {
         "images": torch.randint(0, 256, (samples, side, side, 3), dtype=torch.uint8),
@@ -58,11 +58,14 @@ def made_runs(samples: int, masks: int, device: torch.device) -> RunBatch:
     return RunBatch.collate(taken).to(device)
 
 
-def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
+def steps(
+    samples: int, masks: int, device: torch.device, layout: Layout = LAYOUT
+) -> dict[str, Step]:
     """Name → step. The first one is the ceiling."""
-    batch = made_batch(samples, masks, device)
+    batch = made_batch(samples, masks, device, layout)
     images, bits = batch["images"], batch["masks"]
-    side, cells = LAYOUT.image_size, samples * masks * LAYOUT.mask_size**2
+    side, grid = layout.image_size, layout.mask_size
+    cells = samples * masks * grid**2
     pixels = images.numel()
     planes = torch.randint(0, 256, (samples, side * 3 // 2, side), dtype=torch.uint8, device=device)
     first = images.permute(0, 3, 1, 2).contiguous()
@@ -70,17 +73,21 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
     inside = torch.ones((samples, 1, side, side), dtype=torch.bool, device=device)
     source, target = torch.zeros((2, 4 * pixels), dtype=torch.uint8, device=device)
     runs = made_runs(samples, masks, device)
-    scale = torch.tensor([[SOURCE[1] / 256] * 2] * samples, dtype=torch.float64, device=device)
-    maps = transforms.affine.scaling(scale)
+
+    def over(cells: int) -> AxisMaps:
+        scale = [[SOURCE[1] / cells] * 2] * samples
+        return scaling(torch.tensor(scale, dtype=torch.float64, device=device))
+
+    small, large = over(grid), over(side)
     alone = {key: batch[key] for key in ("images", "mask_counts", "image_ids", "sizes", "epoch")}
     ends = runs.run_ends.numel() * 4
 
-    def pipeline(batch: dict, *chosen, dtype=torch.float32) -> Callable[[], object]:
+    def pipeline(batch: dict, *chosen, **options) -> Callable[[], object]:
         ds = SimpleNamespace(
-            layout=LAYOUT, mask_size=LAYOUT.mask_size, mask_sampling="area",
+            layout=layout, mask_size=grid, mask_sampling="area",
             options=SimpleNamespace(coordinates="source"),
         )  # fmt: skip
-        made = transforms.Pipeline(ds, chosen, dtype=dtype)
+        made = transforms.Pipeline(ds, chosen, **options)
         return lambda: made(batch)
 
     jitter = transforms.ColorJitter(0.4, 0.4, 0.4)
@@ -99,12 +106,28 @@ def steps(samples: int, masks: int, device: torch.device) -> dict[str, Step]:
         "images: brightness, contrast, saturation": (pipeline(alone, jitter), 5 * pixels),
         "images: hue": (pipeline(alone, transforms.ColorJitter(hue=0.1)), 5 * pixels),
         "images: mixup": (pipeline(alone, transforms.Mixup()), 5 * pixels),
-        "masks from runs, 256 x 256": (lambda: draw_runs(runs, maps, (256, 256)), cells + ends),
-        "everything: crop, flip, colours, masks from bits": (
-            pipeline(batch, *CROP, jitter), 5 * pixels + cells * 9 // 8
+        f"masks from runs, {grid} x {grid}": (
+            lambda: draw_runs(runs, small, (grid, grid)), cells + ends
         ),
-        "everything: crop, flip, colours, masks from runs": (
+        f"masks from runs, {side} x {side}": (
+            lambda: draw_runs(runs, large, (side, side)), samples * masks * side**2 + ends
+        ),
+        f"pipeline: crop, flip, masks from bits, {grid}": (
+            pipeline(batch, *CROP), 5 * pixels + cells * 9 // 8
+        ),
+        f"pipeline: crop, flip, masks from runs, {grid}": (
+            pipeline({**batch, "runs": runs}, *CROP), 5 * pixels + cells + ends
+        ),
+        f"pipeline: crop, flip, masks from runs, {side}": (
+            pipeline({**batch, "runs": runs}, *CROP, mask_size=side),
+            5 * pixels + samples * masks * side**2 + ends,
+        ),
+        f"pipeline: crop, flip, colours, masks from runs, {grid}": (
             pipeline({**batch, "runs": runs}, *CROP, jitter), 5 * pixels + cells + ends
+        ),
+        f"pipeline: scale jitter, colours, mixup, masks from bits, {grid}": (
+            pipeline(batch, transforms.ScaleJitter(), jitter, transforms.Mixup()),
+            5 * pixels + cells * 9 // 8,
         ),
     }  # fmt: skip
 
@@ -130,29 +153,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def steps_table(samples: int, masks: int, device: torch.device, rounds: int, least: float) -> str:
-    """Time every step in turn in each round; returns medians as a Markdown table.
-
-    "of the ceiling": the bytes that a step must read and write, relative to those that a copy of
-    the same round would have moved in its time.
-    """
-    ways = steps(samples, masks, device)
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(-1, rounds):
-        for name, (work, _) in ways.items():
-            taken = timed(work, device, least if number >= 0 else 0.0)
-            if number >= 0:
-                found[name].append(taken)
-    ceiling, (_, copied) = next(iter(found.values())), next(iter(ways.values()))
-    lines = ["| step | ms per batch | images/s | of the ceiling |", "|---|---:|---:|---:|"]
-    for name, taken in found.items():
-        seconds, moved = statistics.median(taken), ways[name][1]
-        share = statistics.median(
-            moved / each / (copied / copy) for each, copy in zip(taken, ceiling, strict=True)
-        )
-        lines.append(f"| {name} | {1e3 * seconds:.2f} | {samples / seconds:.0f} | {share:.3f} |")
-    speed = copied / statistics.median(ceiling) / 1e9
-    lines += ["", f"The copy reads and writes {speed:.1f} GB/s in total."]
-    return "\n".join(lines)

@@ -1,0 +1,406 @@
+"""The parts of gpu.py, each run in a process: `python gpu_parts.py PART LINES OPTIONS`.
+
+A part appends its figures to the file LINES as it has them, one JSON object per line: {"way",
+"round", "speed", ...}, or notes without "way". OPTIONS is a JSON object, see gpu.main.
+"""
+
+import json
+import platform
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from load import Epoch, Task, warm
+from synthetic import make_tar
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import sa1bpack
+from sa1bpack import transforms
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BUFFERS = 4
+Report = Callable[..., None]
+Options = SimpleNamespace
+
+
+def synchronize() -> None:
+    """Wait until the device is done."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def machine(options: Options, report: Report) -> None:
+    """What is measured on."""
+    cuda = DEVICE.type == "cuda"
+    report(
+        device=torch.cuda.get_device_name() if cuda else "CPU: there is no CUDA device",
+        torch=torch.__version__, cuda=torch.version.cuda, python=platform.python_version(),
+        threads=torch.get_num_threads(), kernels=transforms.describe_kernels(DEVICE),
+    )  # fmt: skip
+    if cuda:
+        free, total = torch.cuda.mem_get_info()
+        major, minor = torch.cuda.get_device_capability()
+        report(
+            memory=f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free", capability=f"{major}.{minor}"
+        )
+
+
+def packs(options: Options, report: Report) -> None:
+    """Both packs, in the folder."""
+    tar, folder = Path(options.folder, "photos.tar"), Path(options.folder)
+    make_tar(options.tars, tar, options.images, options.masks, level=0)
+    sizes = {"image_size": options.side, "mask_size": options.side // 4}
+    for name, layout in (
+        ("default", {}), ("compact", {"fit": "native", "pixels": "yuv420", "masks": "runs"}),
+    ):  # fmt: skip
+        start = time.perf_counter()
+        sa1bpack.pack(tar, folder / name, **sizes, **layout)
+        report(**{f"seconds for the pack '{name}'": round(time.perf_counter() - start, 1)})
+    tar.unlink()
+
+
+# ---------------------------------------------------------------------------------------- loading
+
+
+def copies(nbytes: int, batches: int, samples: int):
+    """Copies of the bytes of a batch from pinned buffers that are filled, one after the other."""
+
+    @contextmanager
+    def way() -> Iterator[Epoch]:
+        pin = DEVICE.type == "cuda"
+        host = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(BUFFERS)]
+        there = [torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(BUFFERS)]
+
+        def epoch() -> int:
+            for number in range(batches):
+                there[number % BUFFERS].copy_(host[number % BUFFERS], non_blocking=True)
+            synchronize()
+            return samples
+
+        yield epoch
+
+    return way
+
+
+def _count(batches) -> int:
+    count = sum(len(batch["image_ids"]) for batch in batches)
+    synchronize()
+    return count
+
+
+def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None = None):
+    """A Loader, and a pipeline if there is one."""
+
+    @contextmanager
+    def way() -> Iterator[Epoch]:
+        with Loader(
+            ds, options.batch, device=DEVICE, masks=masks, threads=threads, ahead=4
+        ) as batches:
+            yield lambda: _count(batches if pipeline is None else map(pipeline, batches))
+
+    return way
+
+
+def dataloader(ds, options: Options, pin: bool):
+    """The dataset in a torch DataLoader, then a copy of every tensor."""
+
+    @contextmanager
+    def way() -> Iterator[Epoch]:
+        batches = make_dataloader(ds, options.batch, masks="padded_bits", workers=0, pin_memory=pin)
+
+        def moved() -> Iterator[dict]:
+            for batch in batches:
+                yield {
+                    key: value.to(DEVICE, non_blocking=True) if torch.is_tensor(value) else value
+                    for key, value in batch.items()
+                }
+
+        yield lambda: _count(moved())
+
+    return way
+
+
+def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
+    """Samples per second of each way in turn in every round; a way that fails is left out."""
+    failed = set()
+    for number in range(-1, rounds):
+        for name, way in ways.items():
+            if name in failed:
+                continue
+            try:
+                with way() as epoch:
+                    epoch()  # starts threads, touches buffers, compiles
+                    start = time.perf_counter()
+                    samples = epoch()
+                    taken = time.perf_counter() - start
+            except Exception as error:
+                failed.add(name)
+                report(way=name, error=f"{type(error).__name__}: {error}"[:300])
+                continue
+            if number >= 0:
+                report(way=name, round=number, speed=samples / taken, unit="samples/s")
+
+
+def _opened(options: Options, name: str, **given) -> Task:
+    pack = Path(options.folder) / name
+    warm(pack)
+    return Task(sa1bpack.open(pack, **given), options.batch, Path(options.folder))
+
+
+def loading(options: Options, report: Report) -> None:
+    """The default layout: pixels and mask bits. Speeds in samples per second."""
+    task = _opened(options, "default")
+    ds, batches = task.ds, -(-len(task.ds) // task.batch)
+    report(plan=str(Loader(ds, task.batch, device=DEVICE, ahead=4).plan()))
+    time_ways({
+        "pinned copy (ceiling)": copies(task.bytes // batches, batches, len(ds)),
+        "Loader, bits": loader(ds, options, "padded_bits"),
+        "Loader, masks unpacked on the device": loader(ds, options, "padded"),
+        "Loader, unpacked, 4 threads": loader(ds, options, "padded", threads=4),
+        "dataset in a pinning DataLoader, 0 workers": dataloader(ds, options, True),
+        "dataset in a DataLoader without pinning, 0 workers": dataloader(ds, options, False),
+    }, options.rounds, report)  # fmt: skip
+
+
+def compact(options: Options, report: Report) -> None:
+    """Planes and runs. The ceiling is the copy of planes and runs; speeds in samples per second."""
+    stored = _opened(options, "compact", masks="runs", pixels="stored").ds
+    rgb = _opened(options, "compact", masks="runs").ds
+    with Loader(stored, options.batch, device="cpu", masks="flat") as batches:
+        batch = next(iter(batches))
+    nbytes = batch["images"].nbytes + batch["runs"].run_ends.nbytes
+    count = -(-len(stored) // options.batch)
+    crop = [transforms.RandomResizedCrop(), transforms.RandomFlip()]
+    ways = {
+        "pinned copy of planes and runs (ceiling)": copies(nbytes, count, len(stored)),
+        "Loader, planes and runs": loader(stored, options, "flat"),
+        "Loader, RGB converted on the device, runs": loader(rgb, options, "flat"),
+    }
+    for cells in (options.side // 4, options.side):
+        pipeline = transforms.Pipeline(stored, crop, mask_size=cells)
+        name = f"Loader and pipeline: crop, flip, masks from runs, {cells}"
+        ways[name] = loader(stored, options, "flat", pipeline)
+    time_ways(ways, options.rounds, report)
+
+
+# ------------------------------------------------------------------------------------------ model
+
+
+class Block(nn.Module):
+    """A block of a vision transformer; with `window`, attention within windows of that side."""
+
+    def __init__(self, width: int, heads: int, window: int):
+        super().__init__()
+        self.heads, self.window = heads, window
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.parts, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (B, side, side, width)."""
+        samples, side, _, width = x.shape
+        window = min(self.window or side, side)
+        n = side // window
+        parts = self.parts(self.before(x)).view(samples, n, window, n, window, 3, self.heads, -1)
+        q, k, v = parts.permute(5, 0, 1, 3, 6, 2, 4, 7).flatten(5, 6).flatten(1, 2).unbind(0)
+        mixed = scaled_dot_product_attention(q, k, v)
+        mixed = mixed.view(samples, n, n, self.heads, window, window, -1)
+        x = x + self.out(mixed.permute(0, 1, 4, 2, 5, 3, 6).reshape(samples, side, side, width))
+        return x + self.mlp(self.after(x))
+
+
+class ViTB(nn.Module):
+    """A ViT-B with patches of 16 and, as in SAM's image encoder, global attention in every third
+    block; windows of 16 rather than 14, which needs no padding, and no relative positions."""
+
+    def __init__(self, side: int, depth: int = 12, width: int = 768, heads: int = 12):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.place = nn.Parameter(torch.zeros(1, side // 16, side // 16, width))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, 0 if number % 3 == 2 else 16) for number in range(depth))
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, 3, S, S) → (B, S / 16, S / 16, width)."""
+        return self.blocks(self.patches(images).permute(0, 2, 3, 1) + self.place)
+
+
+def model(options: Options, report: Report) -> None:
+    """Forward and backward pass of a batch in bfloat16; speed in steps per second."""
+    # On a CPU two blocks stand for twelve.
+    depth = 12 if DEVICE.type == "cuda" else 2
+    vit = ViTB(options.side, depth).to(DEVICE)
+    images = torch.randn(options.batch, 3, options.side, options.side, device=DEVICE)
+
+    def step() -> None:
+        vit.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE.type, torch.bfloat16):
+            loss = vit(images).float().square().mean()
+        loss.backward()
+
+    step()
+    for number in range(options.rounds):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(2):
+            step()
+        synchronize()
+        taken = (time.perf_counter() - start) / 2
+        report(
+            way=f"ViT-B, {depth} blocks, {options.side} pixels, batch of {options.batch}",
+            round=number, speed=1 / taken, unit="steps/s", ms=1e3 * taken,
+        )  # fmt: skip
+
+
+def steps(options: Options, report: Report) -> None:
+    """Steps of pipelines on synthetic batches; speeds in bytes that a step must read and write.
+
+    "ms" is per batch, "peak_mb" the most memory of the device beyond that of the input (on a CPU
+    there is no such count).
+    """
+    from steps import Layout, timed
+    from steps import steps as made_steps
+
+    layout = Layout(image_size=options.side, mask_size=options.side // 4)
+    ways = made_steps(options.batch, options.masks, DEVICE, layout)
+    least, failed = (0.1 if DEVICE.type == "cuda" else 0.0), set()
+    for number in range(-1, options.rounds):
+        for name, (work, moved) in ways.items():
+            if name in failed:
+                continue
+            try:
+                peak = _peak(work) if number < 0 else {}
+                taken = timed(work, DEVICE, least if number >= 0 else 0.0)
+            except Exception as error:
+                failed.add(name)
+                report(way=name, error=f"{type(error).__name__}: {error}"[:300])
+                continue
+            if number < 0:
+                report(way=name, **peak)
+            else:
+                gb = moved / taken / 1e9
+                report(way=name, round=number, speed=gb, unit="GB/s", ms=1e3 * taken)
+
+
+def _peak(work: Callable[[], object]) -> dict[str, float]:
+    if DEVICE.type != "cuda":
+        work()
+        return {}
+    work()
+    synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    synchronize()
+    return {"peak_mb": (torch.cuda.max_memory_allocated() - before) / 1e6}
+
+
+# ----------------------------------------------------------------------------------------- others
+
+
+def sam2(options: Options, report: Report) -> None:
+    """SAM 2's steps for its own training on SA-1B; speeds in samples per second of one core."""
+    from pipeline import read_photos, sam2_sample
+
+    torch.set_num_threads(1)
+    photos = list(read_photos(options.tars, 2, 3).values())
+    draw = random.Random(0)
+    for number in range(options.rounds):
+        start = time.perf_counter()
+        for photo in photos:
+            sam2_sample(photo, 3, draw)
+        taken = (time.perf_counter() - start) / len(photos)
+        report(way="SAM 2's steps, 3 masks", round=number, speed=1 / taken, unit="samples/s")
+
+
+def peers(options: Options, report: Report) -> None:
+    """FFCV on the samples of the default pack, into memory of the host; samples per second."""
+    from peers import PeerError, open_peers
+
+    if not options.peers:
+        report(peers="not run: `make peers` installs them, --peers names their Python")
+        return
+    pack, folder = Path(options.folder) / "default", Path(options.folder)
+    with open_peers(pack, folder, options.batch, options.peers, ["ffcv_raw"]) as found:
+        ways, failures, notes = found
+        for name, reason in failures.items():
+            report(way=name, error=reason)
+        for note in notes:
+            report(note=note)
+        for number in range(options.rounds):
+            for name, way in ways.items():
+                with way(None) as epoch:
+                    epoch.prepare()
+                    start = time.perf_counter()
+                    try:
+                        samples = epoch()
+                    except PeerError as error:
+                        report(way=name, error=str(error))
+                        continue
+                    taken = time.perf_counter() - start
+                    report(way=name, round=number, speed=samples / taken, unit="samples/s")
+
+
+def tests(options: Options, report: Report) -> None:
+    """The tests marked `cuda`, counted as they end; raises unless all that ran passed."""
+    chosen = options.tests or ["tests/dataset", "tests/batch", "tests/loading", "tests/transforms"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-m",
+        "cuda",
+        "-p",
+        "no:cacheprovider",
+        *chosen,
+    ]
+    root = Path(__file__).parents[1]
+    ended = re.compile(r"^(tests/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+    with subprocess.Popen(
+        command + chosen, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        counts: dict[str, int] = {}
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if found := ended.match(line):
+                name, outcome = found.groups()
+                counts[outcome] = counts.get(outcome, 0) + 1
+                if outcome in ("FAILED", "ERROR"):
+                    report(failed=name)
+                report(way="tests", **{key.lower(): number for key, number in counts.items()})
+    if process.returncode:
+        raise SystemExit(process.returncode)
+
+
+def main() -> None:
+    """Run one part."""
+    name, path, given = sys.argv[1:]
+    part = {
+        each.__name__: each
+        for each in (machine, packs, loading, compact, model, steps, sam2, peers, tests)
+    }[name]
+    with Path(path).open("a") as file:
+
+        def report(**figure) -> None:
+            file.write(json.dumps(figure) + "\n")
+            file.flush()
+
+        part(Options(**json.loads(given)), report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The benchmark for GPUs: all its parts, small and on the CPU, and what it does when they fail."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = [
+    "--images", "4", "--masks", "2", "--batch", "2", "--side", "64", "--rounds", "1",
+    "--test", "tests/loading/test_device_cuda.py",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """The module benchmarks/gpu.py."""
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", BENCHMARKS / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_parts(names: list[str], tmp_path: Path, sample_tar: Path) -> tuple[dict, dict]:
+    """Results of some parts that must succeed, and way → its figures."""
+    found = tmp_path / "found.json"
+    chosen = [argument for name in names for argument in ("--part", name)]
+    command = [sys.executable, BENCHMARKS / "gpu.py", sample_tar, *SMALL, *chosen]
+    done = subprocess.run(
+        [*map(str, command), "--json", found, "--folder", tmp_path],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    results = json.loads(found.read_text())
+    assert [name for name, part in results["parts"].items() if part["status"] == "ok"] == names
+    figures = [f for name in names for f in results["parts"][name]["figures"]]
+    assert [figure for figure in figures if "error" in figure] == []
+    assert "## Targets" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+    return results, {f["way"]: f for f in figures if f.get("speed", 0) > 0}
+
+
+def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(tmp_path, sample_tar):
+    names = ["machine", "packs", "loading", "compact"]
+    results, ways = run_parts(names, tmp_path, sample_tar)
+    assert "there is no CUDA device" in results["parts"]["machine"]["figures"][0]["device"]
+    assert {"pinned copy (ceiling)", "Loader, bits"} < ways.keys()
+    assert sum("DataLoader" in way for way in ways) == 2
+    assert sum("Loader and pipeline" in way for way in ways) == 2
+    found = results["targets"]
+    assert [target["asked"] for target in found] == [0.95, 0.1, 0.1]
+    assert found[0]["found"] > 0 and found[0]["met"] in (True, False)
+    assert [target["met"] for target in found[1:]] == [None, None]
+
+
+def test_the_parts_that_compute_run(tmp_path, sample_tar):
+    names = ["model", "steps", "sam2", "peers", "tests"]
+    results, ways = run_parts(names, tmp_path, sample_tar)
+    assert len(ways) >= 19 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
+    assert "not run" in results["parts"]["peers"]["figures"][0]["peers"]
+    assert results["parts"]["tests"]["figures"][-1]["skipped"] > 0
+    assert all(target["found"] > 0 for target in results["targets"][1:])
+
+
+def test_a_part_that_fails_or_takes_too_long_keeps_its_figures_and_the_others(
+    gpu, tmp_path, monkeypatch
+):
+    program = (
+        "import sys, time; name, path, given = sys.argv[1:]\n"
+        "print('started', name, flush=True)\n"
+        'open(path, \'w\').write(\'{"way": "a", "round": 0, "speed": 2.0}\\n{"way": "b\')\n'
+        "time.sleep(60) if name == 'slow' else sys.exit(3)\n"
+    )
+    (tmp_path / "gpu_parts.py").write_text(program)
+    monkeypatch.setattr(gpu, "__file__", str(tmp_path / "gpu.py"))
+    for name, status in (("slow", "timed out"), ("broken", "failed")):
+        part = gpu.run_part(name, 3 if name == "slow" else 60, ["{}"], tmp_path, dict(os.environ))
+        assert part["status"] == status and part["log"] == [f"started {name}"]
+        assert gpu.summary(part["figures"]) == [{"way": "a", "speed": 2.0, "of the first": 1.0}]
+
+
+def test_ratios_are_those_of_the_same_round_and_targets_say_what_is_missing(gpu):
+    figures = [
+        {"way": way, "round": number, "speed": speed}
+        for way, speeds in (("copy", [10.0, 20, 40]), ("Loader, bits", [9.0, 19, 42]))
+        for number, speed in enumerate(speeds)
+    ]
+    rows = gpu.summary([*figures, {"way": "broken", "error": "no"}, {"note": 1}])
+    assert [row.get("speed") for row in rows] == [20, 19, None]
+    assert rows[1]["of the first"] == 0.95
+    parts = {name: {"figures": []} for name in gpu.PARTS} | {"loading": {"figures": figures}}
+    found = gpu.compared(parts)
+    assert [target["met"] for target in found] == [True, None, None]
+    parts["model"]["figures"] = [{"way": "ViT-B", "round": 0, "speed": 5.0, "ms": 200.0}]
+    parts["steps"]["figures"] = [
+        {"way": "pipeline: crop, flip, masks from bits, 256", "round": 0, "ms": 10.0},
+        {"way": "pipeline: crop, flip, masks from runs, 256", "round": 0, "ms": 40.0},
+    ]
+    found = gpu.compared(parts)
+    assert [(t["found"], t["met"]) for t in found] == [(0.95, True), (0.05, True), (0.2, False)]
+    assert "| 0.200 | False |" in gpu.table(found)
+
+
+def test_parts_fit_into_the_run_and_leave_time_for_those_that_the_targets_need(gpu):
+    names = list(gpu.PARTS)
+    assert names[-1] == "tests" and gpu.limit_of("tests", names, 123) == 123
+    for seconds, for_tests in ((565, 100), (300, 0)):
+        left = seconds
+        for name in names[:-1]:
+            limit = gpu.limit_of(name, names, left)
+            assert limit == gpu.PARTS[name] or (name not in gpu.NEEDED and limit < gpu.PARTS[name])
+            left -= max(limit, 0)
+        assert left >= for_tests
+
+
+def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu.REQUIRED, "no_such_module", "zarr")
+    assert gpu.missing_packages() == ["zarr"]
+    with pytest.raises(SystemExit, match=r"missing here: zarr\..*pip download -d DIR zarr==3"):
+        gpu.provide(["zarr"], None, tmp_path)
+
+
+def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
+    """A wheel made by hand: pip needs no more than its two files of metadata."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "sa1bpack_probe-1.0-py3-none-any.whl", "w") as wheel:
+        info = "sa1bpack_probe-1.0.dist-info"
+        wheel.writestr("sa1bpack_probe.py", "FOUND = True\n")
+        about = "Metadata-Version: 2.1\nName: sa1bpack-probe\nVersion: 1.0\n"
+        wheel.writestr(f"{info}/METADATA", about)
+        about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{info}/WHEEL", about)
+        wheel.writestr(f"{info}/RECORD", "")
+    env = gpu.provide(["sa1bpack-probe"], wheels, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sa1bpack_probe, sa1bpack; print(sa1bpack_probe.FOUND)"],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("True\n", 0)
