@@ -3,7 +3,7 @@
 import argparse
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import one_or_several, user_path
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -22,6 +22,7 @@ _EPILOG = (
   sa1bpack export /data/packed /data/json
   sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
   sa1bpack export /data/packed 12.json --format coco --source sa_000012
+  sa1bpack export '/data/packs/*' /data/json
 
 """
     + exits.EPILOG
@@ -31,7 +32,10 @@ _EPILOG = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
+    parser.add_argument(
+        "packs", type=user_path, nargs="+", metavar="PACK",
+        help="folders of packs, or quoted globs",
+    )  # fmt: skip
     parser.add_argument(
         "out", type=user_path, metavar="OUT", help="folder (sa1b) or file (coco) to write"
     )
@@ -69,13 +73,15 @@ def run_export(arguments: argparse.Namespace) -> int:
     if arguments.format == "coco":
         from sa1bpack.export.coco import export_coco
 
-        result = export_coco(arguments.pack, arguments.out, renumber=arguments.renumber, **chosen)
+        result = export_coco(
+            one_or_several(arguments.packs), arguments.out, renumber=arguments.renumber, **chosen
+        )
     elif arguments.renumber:
         raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
     else:
         from sa1bpack.export.sa1b import export_sa1b
 
-        result = export_sa1b(arguments.pack, arguments.out, **chosen)
+        result = export_sa1b(one_or_several(arguments.packs), arguments.out, **chosen)
     print(_summary(result))
     return exits.OK
 

@@ -24,7 +24,7 @@ IDS_AT_ONCE = 1 << 25
 
 
 def export_coco(
-    pack: str | Path,
+    pack: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     sources: Iterable[str] = (),
@@ -41,7 +41,7 @@ def export_coco(
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
     pack, out
-        Folder of the pack; file to write.
+        Folder of the pack, several, or a glob pattern; file to write.
     sources, shards, image_ids
         Export only the images that any of the three names. Default: the whole pack.
     renumber
@@ -58,7 +58,7 @@ def export_coco(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_file(out, selection.root))
+    result = ExportResult(check_file(out, selection.roots))
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])

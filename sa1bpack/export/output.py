@@ -3,7 +3,7 @@
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
 
 
-def check_folder(out: str | Path, pack: Path) -> Path:
+def check_folder(out: str | Path, packs: Iterable[Path]) -> Path:
     """The folder to export to. Raises OptionError for a URL, a file or a folder in the pack."""
-    path = _outside(local_path("out", out), pack)
+    path = _outside(local_path("out", out), packs)
     existing = next(folder for folder in (path.absolute(), *path.absolute().parents)
                     if folder.exists())  # fmt: skip
     if not existing.is_dir():
@@ -26,16 +26,16 @@ def check_folder(out: str | Path, pack: Path) -> Path:
     return path
 
 
-def check_file(out: str | Path, pack: Path) -> Path:
+def check_file(out: str | Path, packs: Iterable[Path]) -> Path:
     """The file to export to. Raises OptionError for a URL, a folder or a place in the pack."""
-    path = _outside(local_path("out", out), pack)
+    path = _outside(local_path("out", out), packs)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise OptionError(f"{out}: name a file, such as annotations.json, in a folder that exists")
     return path
 
 
-def _outside(path: Path, pack: Path) -> Path:
-    if path.resolve().is_relative_to(pack.resolve()):
+def _outside(path: Path, packs: Iterable[Path]) -> Path:
+    if any(path.resolve().is_relative_to(pack.resolve()) for pack in packs):
         raise OptionError(f"{path} is inside the pack; choose a place outside it")
     return path
 

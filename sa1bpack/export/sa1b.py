@@ -14,7 +14,7 @@ from sa1bpack.format.manifest import check_shard_name
 
 
 def export_sa1b(
-    pack: str | Path,
+    pack: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     sources: Iterable[str] = (),
@@ -30,7 +30,8 @@ def export_sa1b(
     see ExportResult.
 
     pack, out
-        Folder of the pack; folder to write to, created if it does not exist.
+        Folder of the pack, several, or a glob pattern; folder to write to, created if it does not
+        exist.
     sources, shards, image_ids
         Export only the images that any of the three names. Default: the whole pack.
     progress
@@ -47,7 +48,7 @@ def export_sa1b(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_folder(out, selection.root))
+    result = ExportResult(check_folder(out, selection.roots))
     cleaned: set[Path] = set()
     with progress_bar(selection.images, progress) as advance:
         for shard, rows in selection.shards(check=True):

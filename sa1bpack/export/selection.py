@@ -4,15 +4,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.arguments import paths_of, whole_number
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.format import Index, Shard, ShardEntry, open_index, open_shard, read_manifest
+from sa1bpack.format import (
+    Index,
+    Layout,
+    Shard,
+    ShardEntry,
+    open_index,
+    open_shard,
+    read_manifest,
+)
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.wording import brief
+from sa1bpack.format.duplicates import shared_ids
+from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.wording import brief, counted
 
 # The arrays that a record is made from.
 EXPORTED_ARRAYS = (
@@ -81,18 +91,27 @@ def _unknown_keys(shard: Shard) -> set[str]:
     return set(keys)
 
 
-class Selection:
-    """Images of a pack, in the order of the pack.
+class _Part(NamedTuple):
+    """Some of the images of a shard: the folder of its pack, its entry, and the rows."""
 
-    manifest
-        Manifest of the pack.
+    root: Path
+    layout: Layout
+    entry: ShardEntry
+    rows: np.ndarray  # int64 (k,), ascending
+
+
+class Selection:
+    """Images of one or several packs, in the order of `sa1bpack.open`.
+
+    roots
+        Folders of the packs.
     images
         Number of selected images.
     """
 
     def __init__(
         self,
-        pack: str | Path,
+        pack: str | Path | Iterable[str | Path],
         sources: Iterable[str] = (),
         shards: Iterable[str] = (),
         image_ids: Iterable[int] = (),
@@ -100,37 +119,60 @@ class Selection:
         """Select the images that any of the three names, or all if none is given.
 
         Raises FormatError if `pack` is not a pack or is damaged, OptionError if it has no exact
-        runs, or does not have a given source, shard or image id.
+        runs, or does not have a given source, shard or image id, or if several packs share an id.
         """
-        self.root = local_path("pack", pack)
-        self.manifest = read_manifest(self.root)
-        names = {spec.name for spec in self.manifest.layout.arrays}
-        if missing := sorted(set(EXPORTED_ARRAYS) - names):
-            raise OptionError(
-                f"{self.root} has no {' and '.join(missing)}: it was packed without the exact "
-                "masks, which cannot be recovered from the bits of a grid; pack again with "
-                "--masks bits+runs"
-            )
-        self._parts = self._choose(list(sources), list(shards), list(image_ids))
-        self.images = sum(len(rows) for _, rows in self._parts)
+        self.roots = paths_of("pack", pack)
+        self._manifests = [read_manifest(root) for root in self.roots]
+        for root, manifest in zip(self.roots, self._manifests, strict=True):
+            names = {spec.name for spec in manifest.layout.arrays}
+            if missing := sorted(set(EXPORTED_ARRAYS) - names):
+                raise OptionError(
+                    f"{root} has no {' and '.join(missing)}: it was packed without the exact "
+                    "masks, which cannot be recovered from the bits of a grid; pack again with "
+                    "--masks bits+runs"
+                )
+        if len(self.roots) > 1:
+            self._check_apart()
+        self._parts = self._choose(set(sources), set(shards), list(image_ids))
+        self.images = sum(len(part.rows) for part in self._parts)
 
-    def _choose(
-        self, sources: list[str], shards: list[str], image_ids: list[int]
-    ) -> list[tuple[ShardEntry, np.ndarray]]:
-        entries = self.manifest.shards
+    def _check_apart(self) -> None:
+        """Raise OptionError if several packs have the same image id."""
+        indexes = [self._index(number) for number in range(len(self.roots))]
+        ids = [np.empty(0, np.int64) if index is None else index.image_id for index in indexes]
+        if (found := shared_ids(ids)) is not None:
+            raise OptionError(
+                f"{counted(found.count, 'image id')} in more than one pack, such as "
+                f"{found.example} in {self.roots[found.first]} and {self.roots[found.second]}: "
+                "export the packs one by one"
+            )
+
+    def _index(self, number: int) -> Index | None:
+        manifest = self._manifests[number]
+        return open_index(self.roots[number], manifest) if manifest.shards else None
+
+    def _choose(self, sources: set[str], shards: set[str], image_ids: list[int]) -> list[_Part]:
+        entries = [entry for manifest in self._manifests for entry in manifest.shards]
         everything = not (sources or shards or image_ids)
-        _check_known("source", sources, {entry.source for entry in entries}, self.root)
-        _check_known("shard", shards, {entry.name for entry in entries}, self.root)
-        wanted = rows_of_ids(self.root, self.manifest, image_ids) if image_ids else None
-        parts, first = [], 0
-        for entry in entries:
-            if everything or entry.source in sources or entry.name in shards:
-                parts.append((entry, np.arange(entry.samples)))
-            elif wanted is not None:
-                low, high = np.searchsorted(wanted, [first, first + entry.samples])
-                if high > low:
-                    parts.append((entry, wanted[low:high] - first))
-            first += entry.samples
+        name = _name(self.roots)
+        _check_known("source", sources, {entry.source for entry in entries}, name)
+        _check_known("shard", shards, {entry.name for entry in entries}, name)
+        wanted = self._rows_of_ids(image_ids) if image_ids else None
+        parts = []
+        for number, (root, manifest) in enumerate(zip(self.roots, self._manifests, strict=True)):
+            first = 0
+            for entry in manifest.shards:
+                rows = np.empty(0, np.int64)
+                if everything or entry.source in sources or entry.name in shards:
+                    rows = np.arange(entry.samples)
+                elif wanted is not None:
+                    low, high = np.searchsorted(wanted[number], [first, first + entry.samples])
+                    rows = wanted[number][low:high] - first
+                if everything or entry.source in sources or entry.name in shards or len(rows):
+                    parts.append(_Part(root, manifest.layout, entry, rows))
+                first += entry.samples
+        if len(self.roots) > 1:
+            parts.sort(key=lambda part: (part.entry.source, part.entry.part))
         return parts
 
     def shards(self, *, check: bool) -> Iterator[tuple[Shard, np.ndarray]]:
@@ -140,37 +182,46 @@ class Selection:
             First compare all files that records are made from with their checksums. Raises
             FormatError for the first that differs, before the shard is yielded.
         """
-        for entry, rows in self._parts:
-            shard = open_shard(self.root / SHARDS_NAME / entry.name, self.manifest.layout)
+        for part in self._parts:
+            shard = open_shard(part.root / SHARDS_NAME / part.entry.name, part.layout)
             if check:
-                _check_files(shard, self.root)
-            yield shard, rows
+                _check_files(shard, part.root)
+            yield shard, part.rows
+
+    def _rows_of_ids(self, image_ids: list[int]) -> list[np.ndarray]:
+        """The rows of each pack with these image ids, int64 (k,), ascending, each once.
+
+        Raises OptionError for what is not an image id, and for ids that no pack has.
+        """
+        ids = np.unique([whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids])
+        known, found = np.zeros(len(ids), bool), []
+        for number in range(len(self.roots)):
+            index, rows = self._index(number), [np.empty(0, np.int64)]
+            if index is not None:
+                first, stop = (
+                    np.searchsorted(index.image_id, ids, side, sorter=index.id_order)
+                    for side in ("left", "right")
+                )
+                known |= first < stop
+                rows += [index.id_order[a:b] for a, b in zip(first, stop, strict=True)]
+            found.append(np.sort(np.concatenate(rows)))
+        if unknown := ids[~known].tolist():
+            raise OptionError(
+                f"{_name(self.roots)} has no image with the id "
+                f"{', '.join(map(str, unknown[:5]))}{' and others' if len(unknown) > 5 else ''}; "
+                "rejects.jsonl may say why"
+            )
+        return found
 
 
-def rows_of_ids(root: Path, manifest: Manifest, image_ids: list[int]) -> np.ndarray:
-    """The rows of the pack with these image ids, int64 (k,), ascending, each once.
+def _name(roots: list[Path]) -> str:
+    return str(roots[0]) if len(roots) == 1 else f"{roots[0]} to {roots[-1]} ({len(roots)} packs)"
 
-    Raises OptionError for what is not an image id, and for ids that the pack does not have.
-    """
-    index: Index = open_index(root, manifest)
-    ids = np.unique([whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids])
-    first, stop = (
-        np.searchsorted(index.image_id, ids, side, sorter=index.id_order)
-        for side in ("left", "right")
-    )
-    if unknown := ids[first == stop].tolist():
+
+def _check_known(what: str, given: set[str], known: set[str], where: str) -> None:
+    if unknown := sorted(given - known):
         raise OptionError(
-            f"{root} has no image with the id {', '.join(map(str, unknown[:5]))}"
-            f"{' and others' if len(unknown) > 5 else ''}; rejects.jsonl may say why"
-        )
-    rows = [index.id_order[low:high] for low, high in zip(first, stop, strict=True)]
-    return np.sort(np.concatenate(rows))
-
-
-def _check_known(what: str, given: list[str], known: set[str], root: Path) -> None:
-    if unknown := sorted(set(given) - known):
-        raise OptionError(
-            f"{root} has no {what} {unknown[0]!r}; it has "
+            f"{where} has no {what} {unknown[0]!r}; it has "
             + (f"{min(known)} to {max(known)} ({len(known)})" if known else "none")
         )
 

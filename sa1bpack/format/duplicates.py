@@ -5,7 +5,9 @@ overlap. Training then sees these images more often than the others.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,6 +77,31 @@ def find_duplicates(manifest: Manifest, index: Index | None) -> Duplicates:
             for image_id in repeated[:MAX_EXAMPLES]
         )
     return Duplicates(_same_files(manifest), image_ids, examples)
+
+
+class SharedIds(NamedTuple):
+    """Image ids that several packs have: how many, one of them, and the numbers of two packs."""
+
+    count: int
+    example: int
+    first: int
+    second: int
+
+
+def shared_ids(packs: Sequence[np.ndarray]) -> SharedIds | None:
+    """The image ids that occur in more than one of several arrays, int64 (n,) each; None: none is.
+
+    An id that is twice in one array, and in no other, is not meant.
+    """
+    ids = np.concatenate([np.empty(0, np.int64), *packs])
+    of_pack = np.repeat(np.arange(len(packs)), [len(each) for each in packs])
+    order = np.argsort(ids, kind="stable")  # of equal ids, those of the earlier pack first
+    ids, of_pack = ids[order], of_pack[order]
+    at = np.flatnonzero((ids[1:] == ids[:-1]) & (of_pack[1:] != of_pack[:-1]))
+    if not len(at):
+        return None
+    k = int(at[0])
+    return SharedIds(len(np.unique(ids[at])), int(ids[k]), int(of_pack[k]), int(of_pack[k + 1]))
 
 
 def _same_files(manifest: Manifest) -> tuple[tuple[str, str, tuple[str, ...]], ...]:

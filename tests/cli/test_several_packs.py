@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from commands import SMALL_FLAGS
 from PIL import Image
-from small_tars import members, write_tar
+from small_tars import contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -156,3 +156,37 @@ def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
     manifest.write_text(manifest.read_text().replace('"complete": true', '"complete": false'))
     code, _, error = command("merge", tmp_path / "one", *packs)
     assert code == 1 and "not complete: one of the packs is not" in error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--source", "sa_000001"), ("--shard", "sa_000000-001", "--image-id", "7"),
+     ("--image-id", "2", "--image-id", "11")],
+)  # fmt: skip
+@pytest.mark.parametrize("form", ["sa1b", "coco"])
+def test_an_export_of_several_packs_is_that_of_the_merged_one(
+    command, packs, tmp_path, options, form
+):
+    assert command("merge", tmp_path / "one", *packs)[0] == 0
+    written = []
+    for name, given in (("merged", [tmp_path / "one"]), ("several", packs[::-1])):
+        out = tmp_path / f"{name}.json"
+        code, _, error = command("export", *given, out, "--format", form, *options)
+        assert (code, error) == (0, ""), error
+        written.append(contents(out) if form == "sa1b" else out.read_bytes())
+    assert written[0] == written[1] and written[0]
+
+
+def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, packs, tmp_path):
+    out = tmp_path / "json"
+    code, _, error = command("export", *packs, out, "--image-id", 3, "--image-id", 99)
+    assert code == 2 and "(2 packs) has no image with the id 99;" in error
+    code, _, error = command("export", *packs, out, "--source", "sa_9")
+    assert code == 2 and "(2 packs) has no source 'sa_9'; it has sa_000000 to sa_000001" in error
+    assert command("export", *packs, packs[1] / "json")[0] == 2
+    tar = write_tar(tmp_path / "sa_000009.tar", members([5, 6, 50], masks=2))
+    third = tmp_path / "packs" / "third"
+    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    code, _, error = command("export", *packs, third, out)
+    assert code == 2 and "2 image ids in more than one pack, such as 5 in" in error
+    assert not out.exists()

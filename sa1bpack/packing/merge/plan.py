@@ -9,6 +9,7 @@ import numpy as np
 
 from sa1bpack.errors import FormatError, OptionsDiffer, PackError
 from sa1bpack.format import Manifest, ShardEntry, open_index, read_manifest
+from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_digests import shard_digests
@@ -118,24 +119,20 @@ def _take_sources(plan: MergePlan, number: int, manifest: Manifest) -> None:
 
 def _check_ids(plan: MergePlan, manifests: list[Manifest]) -> None:
     """Raise PackError if an image id is in shards that are taken from different packs."""
-    ids, packs = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    ids = []
     for number, (root, manifest) in enumerate(zip(plan.roots, manifests, strict=True)):
-        if not manifest.shards:
-            continue
-        index = open_index(root, manifest)
-        for k, entry in enumerate(manifest.shards):
-            if plan.shards[entry.source, entry.part].pack == number:
-                first, stop = index.shard_offset[k : k + 2].tolist()
-                ids.append(np.array(index.image_id[first:stop]))
-                packs.append(np.full(stop - first, number))
-    all_ids, of_pack = np.concatenate(ids), np.concatenate(packs)
-    order = np.lexsort((of_pack, all_ids))
-    all_ids, of_pack = all_ids[order], of_pack[order]
-    at = np.flatnonzero((all_ids[1:] == all_ids[:-1]) & (of_pack[1:] != of_pack[:-1]))
-    if len(at):
-        k = int(at[0])
+        mine = [np.empty(0, np.int64)]
+        if manifest.shards:
+            index = open_index(root, manifest)
+            edges = index.shard_offset.tolist()
+            mine += [
+                index.image_id[edges[k] : edges[k + 1]] for k, entry in enumerate(manifest.shards)
+                if plan.shards[entry.source, entry.part].pack == number
+            ]  # fmt: skip
+        ids.append(np.concatenate(mine))
+    if (found := shared_ids(ids)) is not None:
         raise PackError(
-            f"{counted(len(np.unique(all_ids[at])), 'image id')} in more than one pack, such as "
-            f"{all_ids[k]} in {plan.roots[of_pack[k]]} and {plan.roots[of_pack[k + 1]]}: shards "
-            "are merged as they are; open the packs with sa1bpack.open([...], duplicates='first')"
+            f"{counted(found.count, 'image id')} in more than one pack, such as {found.example} in "
+            f"{plan.roots[found.first]} and {plan.roots[found.second]}: shards are merged as they "
+            "are; open the packs with sa1bpack.open([...], duplicates='first')"
         )
