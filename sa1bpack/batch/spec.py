@@ -46,8 +46,7 @@ class Region(NamedTuple):
 
     def view(self, buffer: np.ndarray) -> np.ndarray:
         """The array in a uint8 (n,) buffer."""
-        data = buffer[self.start : self.start + self.nbytes]
-        return data.view(self.dtype).reshape(self.shape)
+        return np.ndarray(self.shape, self.dtype, buffer, self.start)
 
 
 Regions = dict[str, Region]

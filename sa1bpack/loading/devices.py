@@ -30,7 +30,7 @@ from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.epoch import Buffer, BufferPool
-from sa1bpack.loading.finish import Batch, batch_views, finish
+from sa1bpack.loading.finish import Batch, batch_views, finish, host_views
 from sa1bpack.wording import size_text
 
 
@@ -88,11 +88,10 @@ class Host:
         The small ones are copies: whoever keeps the ids of a batch need not hold its pixels.
         """
         buffer, copy = staged
-        data = torch.from_numpy(np.asarray(Lease(buffer, copy.nbytes, pool)))
+        lent = np.asarray(Lease(buffer, copy.nbytes, pool))
         large, small, span = split_regions(copy.regions)
-        copied = torch.empty(span.stop - span.start, dtype=torch.uint8, device="cpu")
-        copied.numpy()[...] = buffer.bytes[span]  # torch would start its own threads for 32 kB
-        return finish(batch_views(data, large) | batch_views(copied, small), spec, copy)
+        copied = buffer.bytes[span].copy()
+        return finish(host_views(lent, large) | host_views(copied, small), spec, copy)
 
 
 class Cuda:
