@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.batch.layout import MaskLayout, mask_layout
-from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_choice import Choose, MaskChoice
 from sa1bpack.batch.plan import OWN_KEYS, BatchPlan, plan_batch
 from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
@@ -73,7 +73,7 @@ class Collate:
         masks: str = "padded",
         *,
         max_masks: int | None = None,
-        choose: str = "largest",
+        choose: Choose = "largest",
         seed: int = 0,
         pad_to_max: bool = False,
         on_error: str = "raise",
@@ -85,9 +85,12 @@ class Collate:
         Args:
             masks: "padded", "flat", "padded_bits" or "flat_bits".
             max_masks: keep at most this many masks per sample; None keeps all.
-            choose: which masks to keep: "largest" by area, "iou" by predicted IoU, or "random"
-                without replacement, by (seed, epoch, image_id). They stay in their order.
-            seed: of the random choice.
+            choose: which masks to keep: "largest" by area, "iou" by predicted IoU, "stability" by
+                stability score; or drawn without replacement, by (seed, epoch, image_id): "random",
+                "balanced", as many of the large, the medium and the small third by area, or by
+                weights, with a function of the columns of a sample's masks that returns one weight
+                each: `lambda columns: columns["area"] ** 0.5`. They stay in their order.
+            seed: of what is drawn.
             pad_to_max: M is always `max_masks`, so that all batches have the same shape.
             on_error: how to treat samples that the dataset could not read. "raise": raise the
                 ReadError. "drop": drop them and list them in `dropped` and in the batch, with one

@@ -89,6 +89,45 @@ def look_up(
 
 
 @njit(nogil=True, cache=True)
+def passing_masks(table, first, stop, sizes, scores, limits, rows, counts):
+    """Find the masks of samples that pass the thresholds of a rule, as `masks.passes` does.
+
+    Args:
+        table: int64 (n, c), as in `look_up`.
+        first, stop: int64 (n,), the masks of each sample, found to be rows of their shards.
+        sizes: int32 (n, 4), source height and width come first.
+        scores: int64 (3,), columns of the table: the addresses of area, predicted_iou and
+            stability_score.
+        limits: float64 (4,): lowest area, highest share of the image, lowest predicted IoU and
+            stability score; NaN for none. An area has 31 bits.
+        rows: int64 (M,), out: rows in the shards of the masks that pass, sample by sample; M is the
+            number of all masks.
+        counts: int64 (n,), out: how many of each sample's masks pass.
+    """
+    for k in range(len(first)):  # all of them are announced before the first is waited for
+        for score in scores:
+            read_ahead_map(table[k, score] + 8 * first[k], 8 * (stop[k] - first[k]))
+    found = 0
+    for k in range(len(first)):
+        masks = stop[k] - first[k]
+        areas, values = np.empty(masks, np.int64), np.empty((2, masks), np.float64)
+        memcpy(areas.ctypes.data, table[k, scores[0]] + 8 * first[k], 8 * masks)
+        for n in range(2):
+            memcpy(values[n].ctypes.data, table[k, scores[n + 1]] + 8 * first[k], 8 * masks)
+        most = limits[1] * np.float64(np.int64(sizes[k, 0]) * np.int64(sizes[k, 1]))
+        before = found
+        for m in range(masks):
+            passes = areas[m] >= np.int64(limits[0])
+            passes &= np.isnan(limits[1]) or np.float64(areas[m]) <= most
+            for n in range(2):
+                passes &= np.isnan(limits[n + 2]) or values[n, m] >= limits[n + 2]
+            if passes:
+                rows[found] = first[k] + m
+                found += 1
+        counts[k] = found - before
+
+
+@njit(nogil=True, cache=True)
 def run_spans(table, offsets, mask_rows, spans):
     """The runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
 

@@ -1,14 +1,74 @@
 """Which masks of a sample are kept in a batch that takes fewer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import NUMBER_FIELDS
+from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.masks import thirds_of
 
-# Choice → the key of the sample that decides it.
-CHOICES = {"largest": "areas", "random": "image_id", "iou": "predicted_ious"}
+# Choice → the key of the sample that decides it. The last two are drawn.
+CHOICES = {
+    "largest": "areas", "iou": "predicted_ious", "stability": "stability_scores",
+    "random": "image_id", "balanced": "areas",
+}  # fmt: skip
+_DRAWN = ("random", "balanced")
+
+_FIELDS = {field.array: field for field in NUMBER_FIELDS}
+
+
+class MaskColumns:
+    """Columns of the masks of one sample, for a function that weights them.
+
+    columns["area"], columns["bbox"], ...  (m, ...): one row per mask, the names of
+                                           `Dataset.mask_column`, in the dataset's coordinates
+    columns["image_id"]                    int
+    """
+
+    def __init__(self, sample: Mapping[str, Any], masks: int):
+        self._sample, self._masks = sample, masks
+
+    def __len__(self) -> int:
+        return self._masks
+
+    def __getitem__(self, name: str) -> Any:
+        """The column of that name. Raises KeyError naming the columns that exist."""
+        key = _FIELDS[name].sample if name in _FIELDS else name
+        if key not in self._sample or (key != "image_id" and name not in _FIELDS):
+            raise KeyError(f"{name!r}; the columns are image_id, {', '.join(_FIELDS)}")
+        return self._sample[key]
+
+
+class MaskWeights:
+    """Weights of all masks of a dataset, as a function that weights those of a sample."""
+
+    def __init__(self, ds: Dataset, weights: np.ndarray):
+        """weights: (T,), one number per mask, in the order of `ds.mask_column`."""
+        self._ids, self._offsets, self._weights = ds.ids, ds.mask_offsets, weights
+        if weights.shape != (total := int(self._offsets[-1]),):
+            raise OptionError(
+                f"choose is an array of {weights.shape}: it must have one weight per mask of the "
+                f"dataset, ({total},), in the order of ds.mask_column"
+            )
+
+    def __call__(self, columns: MaskColumns) -> np.ndarray:
+        """(m,): the weights of a sample's masks."""
+        index = int(self._ids.positions(np.array([columns["image_id"]]))[0])
+        first, stop = self._offsets[index : index + 2].tolist() if index >= 0 else (0, 0)
+        if stop - first != len(columns):
+            raise LoaderError(
+                f"the sample has {len(columns)} masks, but the array that weights them has "
+                f"{stop - first} for it; a transform that drops masks needs a function of columns"
+            )
+        return self._weights[first:stop]
+
+
+Choose = str | Callable[[MaskColumns], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -16,24 +76,43 @@ class MaskChoice:
     """At most `max_masks` masks of a sample, in their original order.
 
     max_masks  None keeps all
-    choose     "largest": by area. "iou": by predicted IoU, highest first. Among equals the lower
-               index comes first, and NaN ranks lowest. "random": without replacement, a function
-               of (seed, epoch, image_id) alone: not of the batch, the worker or the rank
-    seed       of "random", 0 to 2**64 - 1
+    choose     "largest": by area. "iou": by predicted IoU. "stability": by stability score. The
+               highest first; among equals the lower index comes first, and NaN ranks lowest.
+               "random": without replacement. "balanced": as many from each third of the sample's
+               masks by area, large, medium and small, as it has; one more from random thirds if
+               max_masks is not divisible by 3. A function of `MaskColumns` that returns a weight
+               per mask, (m,): drawn without replacement, each time in proportion to the weights of
+               those that are left; weights that are 0, negative or NaN come last, in random order
+    seed       of what is drawn, 0 to 2**64 - 1: a function of (seed, epoch, image_id) and of the
+               sample's masks alone, not of the batch, the worker or the rank
 
     Raises OptionError for a value that cannot be used.
     """
 
     max_masks: int | None = None
-    choose: str = "largest"
+    choose: Choose = "largest"
     seed: int = 0
 
     def __post_init__(self):
-        choice("choose", self.choose, CHOICES)
+        if not callable(self.choose):
+            if not isinstance(self.choose, str):
+                raise OptionError(
+                    f"choose is {type(self.choose).__name__}: choose one of {', '.join(CHOICES)}, "
+                    "or a function of the columns of a sample's masks; Loader and make_dataloader "
+                    "also take an array with one weight per mask of the dataset"
+                )
+            choice("choose", self.choose, CHOICES)
         if self.max_masks is not None:
             max_masks = whole_number("max_masks", self.max_masks, 1, 2**31 - 1)
             object.__setattr__(self, "max_masks", max_masks)
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0, MAX_WORD))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys with one row per mask that `rows` needs of a sample, besides `image_id`."""
+        if callable(self.choose):
+            return tuple(field.sample for field in NUMBER_FIELDS)
+        return () if self.choose == "random" else (CHOICES[self.choose],)
 
     def counts(self, masks: np.ndarray) -> np.ndarray:
         """How many masks are kept, of int64 (n,) mask counts: min(max_masks, masks)."""
@@ -42,29 +121,76 @@ class MaskChoice:
     def rows(self, sample: Mapping, masks: int, epoch: int) -> np.ndarray | None:
         """The masks of a sample to keep, for any values of the scores.
 
-        sample  has the key in CHOICES: `areas` or `predicted_ious`, (masks,), or `image_id`
+        sample  has `keys`, (masks, ...), and `image_id` for what is drawn
 
         Returns int64 (max_masks,), ascending; None for all, if the sample has no more than that.
         """
         if self.max_masks is None or masks <= self.max_masks:
             return None
-        found = sample[CHOICES[self.choose]]
+        if isinstance(self.choose, str) and self.choose not in _DRAWN:
+            found = np.asarray(sample[CHOICES[self.choose]])
+            return np.sort(ranked(found)[: self.max_masks])
+        image_id = int(sample["image_id"])
+        words = self._words(image_id, masks, epoch)
         if self.choose == "random":
-            return self._random(int(found), masks, epoch)
-        return _best(np.asarray(found), self.max_masks)
+            order = np.argsort(words, kind="stable")
+        elif self.choose == "balanced":
+            order = _in_turn(thirds_of(sample["areas"]), words)
+        else:
+            order = _by_weight(self._weights(sample, image_id, masks), words)
+        return np.sort(order[: self.max_masks])
 
-    def _random(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
-        # Raw output and a stable sort: numpy guarantees that these never change, unlike
+    def _words(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
+        """uint64 (masks,): random numbers of a sample."""
+        # Raw output and stable sorts: numpy guarantees that these never change, unlike
         # `permutation`. SeedSequence does not accept negative numbers.
         entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
-        keys = np.random.PCG64(entropy).random_raw(masks)
-        return np.sort(np.argsort(keys, kind="stable")[: self.max_masks])
+        return np.random.PCG64(entropy).random_raw(masks)
+
+    def _weights(self, sample: Mapping, image_id: int, masks: int) -> np.ndarray:
+        """float64 (masks,): the weights that the function returns."""
+        assert callable(self.choose)
+        try:
+            found = np.asarray(self.choose(MaskColumns(sample, masks)))
+        except Exception as error:
+            error.add_note(f"raised by choose for the masks of image_id {image_id}")
+            raise
+        if found.shape != (masks,) or found.dtype.kind not in "biuf":
+            raise OptionError(
+                f"choose returned {found.dtype} {found.shape} for image_id {image_id}: it must "
+                f"return one number per mask, here ({masks},)"
+            )
+        return found.astype(np.float64)
 
 
-def _best(score: np.ndarray, count: int) -> np.ndarray:
-    """The indices of the `count` highest scores, ascending; among equals the lower index first."""
+def ranked(score: np.ndarray) -> np.ndarray:
+    """int64 (m,): the masks from the highest score to the lowest.
+
+    Among equals the lower index comes first, and NaN ranks lowest.
+    """
     if score.dtype.kind == "f":
         score = np.where(np.isnan(score), -np.inf, score)
     # Reversed twice: negating the scores would overflow at the lowest integer.
-    descending = len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
-    return np.sort(descending[:count])
+    return len(score) - 1 - np.argsort(score[::-1], kind="stable")[::-1]
+
+
+def _in_turn(group: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """The masks in random order, one of each group in turn as long as they have any."""
+    order = np.lexsort((words, group))
+    sizes = np.bincount(group, minlength=1)
+    turn = np.empty(len(group), np.int64)  # the place of each mask in its group
+    turn[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.lexsort((words, turn))
+
+
+def _by_weight(weights: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """The masks in the order in which they are drawn, by weight and without replacement.
+
+    Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006: the highest of
+    log(u) / w come first, with u uniform in (0, 1).
+    """
+    weights = np.nan_to_num(np.maximum(weights, 0), nan=0, posinf=np.finfo(np.float64).max)
+    uniform = ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+    with np.errstate(divide="ignore", over="ignore"):
+        key = np.log(uniform) / weights
+    return np.lexsort((words, -key))

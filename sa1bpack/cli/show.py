@@ -20,6 +20,7 @@ _EPILOG = (
   sa1bpack show /data/packed -o sheet.png --image-id 5 6 2   in this order
   sa1bpack show /data/packed -o one.png --image-id 5 --large
   sa1bpack show '/data/packs/*' -o sheet.png                 of several packs
+  sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
 
 Smaller masks are drawn over larger ones; the largest has the first colour.
 Points are white. An image that is smaller than its tile is enlarged by a whole
@@ -33,6 +34,9 @@ written.
 """
     + exits.EPILOG
 )
+
+
+_RULE = ("min_area", "max_area_frac", "min_iou", "min_stability")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,18 +71,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="one large sample, the image alone beside it, and a table of its masks, each "
         "below the one that it lies in",
     )  # fmt: skip
+    rule = parser.add_argument_group(
+        "masks", "draw only those that pass, as `sa1bpack.open` with these options reads them"
+    )
+    rule.add_argument("--min-area", type=int, default=0, metavar="PIXELS",
+                      help="masks of at least this many source pixels")  # fmt: skip
+    rule.add_argument("--max-area-frac", type=float, metavar="X",
+                      help="masks that cover at most this fraction of the image")  # fmt: skip
+    rule.add_argument("--min-iou", type=float, metavar="X",
+                      help="masks with at least this predicted IoU")  # fmt: skip
+    rule.add_argument("--min-stability", type=float, metavar="X",
+                      help="masks with at least this stability score")  # fmt: skip
     parser.set_defaults(run=run_show)
 
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Draw and write the picture, and print to stderr what could not be drawn."""
+    from sa1bpack.dataset.open_pack import open as open_pack
     from sa1bpack.report.output import check_output, write_png
     from sa1bpack.report.show import draw_samples
 
     for pack in arguments.packs:
         path = check_output(arguments.out, ".png", pack)
+    rule = {name: getattr(arguments, name) for name in _RULE}
     shown = draw_samples(
-        one_or_several(arguments.packs),
+        open_pack(one_or_several(arguments.packs), **rule),
         samples=arguments.samples,
         image_ids=arguments.image_id,
         rows=arguments.row,

@@ -9,9 +9,11 @@ from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
+from sa1bpack.dataset.sample import SampleOptions
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
+from sa1bpack.masks import MaskRule, passes
 
 # How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -30,15 +32,18 @@ class Columns:
     columns["area"], columns["bbox"], ...   (m, ...): one row per mask, types as in docs/format.md
     columns.reduced("area", "max")          (k, ...): one value per sample
 
+    Masks that the dataset's rule leaves out are not among the m.
+
     positions  indices of the samples in the dataset: slice, or int64 (k,)
     """
 
     def __init__(
-        self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray, check: str
-    ):
+        self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray,
+        options: SampleOptions,
+    ):  # fmt: skip
         self.positions = positions
         self._pack = pack
-        self._check = check
+        self._check = options.check
         number, local, first, _ = pack.locate(int(rows[0]))
         self._shard = pack.shards[number]  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
@@ -52,6 +57,22 @@ class Columns:
             self._masks = expanded(first, offsets)
         self._rows = rows
         self._columns = {"mask_offset": offsets}
+        if options.rule is not None:
+            self._keep(options.rule, offsets)
+
+    def _keep(self, rule: MaskRule, offsets: np.ndarray) -> None:
+        """Leave out the masks that do not pass a rule."""
+        size = self["size"].astype(np.int64)
+        pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
+        scores = (self[name] for name in ("area", "predicted_iou", "stability_score"))
+        kept = np.flatnonzero(passes(rule, *scores, pixels))
+        masks = self._masks
+        self._masks = masks[kept] if isinstance(masks, np.ndarray) else masks.start + kept
+        self._columns = {
+            "mask_offset": np.searchsorted(kept, offsets),
+            "size": self["size"],
+            **{name: self[name][kept] for name in ("area", "predicted_iou", "stability_score")},
+        }
 
     def __len__(self) -> int:
         return len(self["mask_offset"]) - 1
@@ -126,10 +147,20 @@ def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return np.repeat(first - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
-def iterate_columns(pack: Pack, rows: Rows, check: str) -> Iterator[Columns]:
+def iterate_columns(pack: Pack, rows: Rows, options: SampleOptions) -> Iterator[Columns]:
     """Columns of each shard that has samples of the dataset; every sample is in exactly one."""
     for positions, part in _parts(pack, rows):
-        yield Columns(pack, positions, part, check)
+        yield Columns(pack, positions, part, options)
+
+
+def mask_offsets(pack: Pack, rows: Rows, options: SampleOptions) -> np.ndarray:
+    """See `Dataset.mask_offsets`."""
+    if options.rule is None:
+        return pack.mask_offsets(rows)
+    counts = np.empty(len(rows), np.int64)
+    for columns in iterate_columns(pack, rows, options):
+        counts[columns.positions] = columns["mask_count"]
+    return offsets_of(counts)
 
 
 def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range | np.ndarray]]:
@@ -146,15 +177,15 @@ def _parts(pack: Pack, rows: Rows) -> Iterator[tuple[slice | np.ndarray, range |
         yield positions, rows[positions]
 
 
-def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: str) -> np.ndarray:
-    """See `Dataset.column`."""
+def sample_column(
+    pack: Pack, rows: Rows, name: str, reduce: str | None, options: SampleOptions
+) -> np.ndarray:
+    """See `Dataset.column`; not for mask_count."""
     check_sample_column(name) if reduce is None else check_mask_column(name)
     if name == "image_id":
         return pack.image_ids(rows)
-    if name == "mask_count":
-        return np.diff(pack.mask_offsets(rows))
     out = None
-    for columns in iterate_columns(pack, rows, check):
+    for columns in iterate_columns(pack, rows, options):
         part = columns[name] if reduce is None else columns.reduced(name, reduce)
         if out is None:
             out = np.empty((len(rows), *part.shape[1:]), part.dtype)
@@ -162,13 +193,14 @@ def sample_column(pack: Pack, rows: Rows, name: str, reduce: str | None, check: 
     return _empty(pack, name) if out is None else out
 
 
-def mask_column(pack: Pack, rows: Rows, name: str, check: str) -> np.ndarray:
-    """See `Dataset.mask_column`."""
+def mask_column(
+    pack: Pack, rows: Rows, name: str, offsets: np.ndarray, options: SampleOptions
+) -> np.ndarray:
+    """See `Dataset.mask_column`; `offsets` are its `mask_offsets`."""
     check_mask_column(name)
-    offsets = pack.mask_offsets(rows)
     spec = pack.layout.array(name)
     out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
-    for columns in iterate_columns(pack, rows, check):
+    for columns in iterate_columns(pack, rows, options):
         at = columns.positions
         if isinstance(at, slice):
             out[offsets[at.start] : offsets[at.stop]] = columns[name]

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import whole_number
-from sa1bpack.dataset.columns import Columns, iterate_columns, mask_column, sample_column
+from sa1bpack.dataset.columns import (
+    Columns,
+    iterate_columns,
+    mask_column,
+    mask_offsets,
+    sample_column,
+)
 from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
@@ -73,6 +79,7 @@ class Dataset(Selectable):
         self._options = options
         self._spec = SampleSpec.of(pack.manifest, options)
         self._fingerprint: str | None = None
+        self._mask_offsets: np.ndarray | None = None
         self._lookup: IdLookup | None = None
         if options.check == "read":
             pack.check_index()
@@ -165,15 +172,17 @@ class Dataset(Selectable):
     def column(self, name: str, reduce: str | None = None) -> np.ndarray:
         """One value per sample: (n, ...), read-only views where possible.
 
-        name    image_id, mask_count (both from the index, without reading shards), size,
-                annotation_count, file_name or checksum (read from all shards); with `reduce`, a
-                column of masks
+        name    image_id, mask_count (both from the index, without reading shards, unless the
+                dataset has a rule for masks: then they are counted), size, annotation_count,
+                file_name or checksum (read from all shards); with `reduce`, a column of masks
         reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`
 
         Raises KeyError naming the columns that exist, FormatError if a shard cannot be read.
         """
-        return sample_column(self._pack, self._rows, name, reduce, self._options.check)
+        if name == "mask_count" and reduce is None:
+            return np.diff(self.mask_offsets)
+        return sample_column(self._pack, self._rows, name, reduce, self._options)
 
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
@@ -184,19 +193,29 @@ class Dataset(Selectable):
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.
         """
-        return mask_column(self._pack, self._rows, name, self._options.check)
+        return mask_column(self._pack, self._rows, name, self.mask_offsets, self._options)
 
     @property
     def mask_offsets(self) -> np.ndarray:
         """int64 (n + 1,): where the masks of each sample begin in `mask_column`.
 
-        Raises FormatError if the index of the pack has an offset below the one before it.
+        From the index; with a rule for masks, from all shards, the first time. Raises FormatError
+        if the index of the pack has an offset below the one before it.
         """
-        return self._pack.mask_offsets(self._rows)
+        if self._options.rule is None:
+            return self._pack.mask_offsets(self._rows)
+        if self._mask_offsets is None:
+            self._mask_offsets = mask_offsets(self._pack, self._rows, self._options)
+        return self._mask_offsets
+
+    @property
+    def most_masks(self) -> int:
+        """The most masks that a sample can have: as stored, whatever a rule leaves of them."""
+        return int(np.diff(self._pack.mask_offsets(self._rows)).max(initial=0))
 
     def columns(self) -> Iterator[Columns]:
         """Metadata of all samples, one shard at a time, which takes little memory."""
-        return iterate_columns(self._pack, self._rows, self._options.check)
+        return iterate_columns(self._pack, self._rows, self._options)
 
     # --------------------------------------------------------------------------------- where it is
 
@@ -210,7 +229,8 @@ class Dataset(Selectable):
     def locate(self, index: int) -> tuple[int, int, int, int]:
         """(shard number, row in the shard, first mask row, one past the last) of a sample.
 
-        Mask rows are those of the shard; open `shards[number]`, which checks them, before use.
+        Mask rows are those of the shard, all that are stored, whatever a rule leaves of them; open
+        `shards[number]`, which checks them, before use.
         """
         return self._pack.locate(self._row(index))
 
@@ -245,11 +265,11 @@ class Dataset(Selectable):
         """16 hex digits that identify the samples and their order.
 
         An XXH3-64 of the digests of their shards and the rows in them, as docs/format.md specifies:
-        the same in a pack that has grown, in a merged one, and over several packs. Orders of
-        samplers depend on it.
+        the same in a pack that has grown, in a merged one, and over several packs. With a rule for
+        masks, samples are others, and so is the fingerprint. Orders of samplers depend on it.
         """
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._pack, self._rows)
+            self._fingerprint = fingerprint(self._pack, self._rows, self._options.rule)
         return self._fingerprint
 
     @property
@@ -305,6 +325,8 @@ class Dataset(Selectable):
     def __repr__(self) -> str:
         part = "" if len(self) == len(self._pack) else f" of {len(self._pack)}"
         state = "" if self.manifest.complete else ", pack not complete"
+        rule = self._options.rule
+        state += "" if rule is None else f", masks with {rule.as_text()}"
         return f"<Dataset {self._pack.name!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):

@@ -10,12 +10,16 @@ import xxhash
 
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, shard_bounds
+from sa1bpack.masks import MaskRule
 
 _VERSION = b"sa1bpack samples 1\n"
 
 
-def fingerprint(pack: Pack, rows: Rows) -> str:
-    """16 hexadecimal digits. Raises FormatError if the checksum file of a shard is missing."""
+def fingerprint(pack: Pack, rows: Rows, rule: MaskRule | None = None) -> str:
+    """16 hexadecimal digits. Raises FormatError if the checksum file of a shard is missing.
+
+    rule  which masks the samples have; None for all
+    """
     numbers, first, count = stretches(pack, rows)
     shards = len(pack.shards)
     used_at = np.full(shards, len(numbers))
@@ -27,6 +31,8 @@ def fingerprint(pack: Pack, rows: Rows) -> str:
     digests = pack.digests
     digest.update("".join(f"{digests[number]}\n" for number in used.tolist()).encode())
     digest.update(np.stack([ordinal[numbers], first, count], 1).astype("<i8").tobytes())
+    if rule is not None:
+        digest.update(f"{rule.as_text()}\n".encode())
     return digest.hexdigest()
 
 

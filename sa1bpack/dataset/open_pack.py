@@ -32,6 +32,10 @@ def open(
     transform: Callable[[Sample], Any] | None = None,
     on_error: str = "raise",
     check: str = "open",
+    min_area: int = 0,
+    max_area_frac: float | None = None,
+    min_iou: float | None = None,
+    min_stability: float | None = None,
     duplicates: str = "error",
 ) -> Dataset:
     """Open a pack, or several as one, for training.
@@ -65,9 +69,19 @@ def open(
             later change of a file shows in it. Columns are compared with the digest of their file.
             What differs, is cut short or cannot be read is a ReadError; for columns and the index,
             a FormatError. `ds.shards` remains unchecked memory maps.
+        min_area: samples have only masks of at least this many source pixels.
+        max_area_frac: only masks that cover at most this fraction of the image; None: no limit.
+        min_iou: only masks with at least this predicted IoU; None: no limit.
+        min_stability: only masks with at least this stability score; None: no limit.
         duplicates: what becomes of image ids that several packs have. "error" raises OptionError.
             "first" keeps one sample per id, that of the pack that is first in the list; of several
             in one pack, the first. The log says how many are left out.
+
+    Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
+    passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
+    that has none left stays, with no masks: indices do not depend on the rule. To leave such
+    samples out, `ds.where(lambda c: c["mask_count"] > 0)`. A dataset with other thresholds is
+    another dataset: its fingerprint differs, and with it its orders, and a state does not fit.
 
     A transform goes to worker processes with the dataset; spawned ones need it to be picklable.
 
@@ -83,8 +97,9 @@ def open(
         ResourceShortage: the system refuses a memory map or an open file.
     """
     options = SampleOptions(
-        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels
-    )
+        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels,
+        min_area, max_area_frac, min_iou, min_stability,
+    )  # fmt: skip
     choice("duplicates", duplicates, DUPLICATES)
     paths = paths_of("path", path)
     saved = paths[0] if is_selection(paths[0]) else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,10 @@ class SampleOptions:
     mask_size: int | None = None
     mask_sampling: str | None = None
     pixels: str = "rgb"
+    min_area: int = 0
+    max_area_frac: float | None = None
+    min_iou: float | None = None
+    min_stability: float | None = None
 
     def __post_init__(self):
         choice("masks", self.masks, MASKS)
@@ -59,6 +64,14 @@ class SampleOptions:
         choice("check", self.check, CHECKS)
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {self.transform!r}: choose a function or None")
+        _ = self.rule  # checks the thresholds
+
+    @cached_property
+    def rule(self) -> kernels.MaskRule | None:
+        """Which masks a sample has; None for all."""
+        names = ("min_area", "max_area_frac", "min_iou", "min_stability")
+        rule = kernels.MaskRule(**{name: getattr(self, name) for name in names})
+        return None if rule.keeps_all else rule
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,8 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
         else:
             sample = _sample_views(pack.shards.open(number), local, first, stop, spec)
         sample["file_name"] = _file_name(sample["file_name"])
+        if options.rule is not None:
+            _keep(sample, options.rule, spec)
         _convert(sample, pack.layout, spec)
     except ResourceShortage:
         raise
@@ -156,6 +171,25 @@ def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
     return sample
+
+
+def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
+    """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
+    height, width = sample["size"][:2].tolist()
+    scores = (sample[key] for key in ("areas", "predicted_ious", "stability_scores"))
+    kept = np.flatnonzero(kernels.passes(rule, *scores, height * width))
+    if len(kept) == len(sample["areas"]):
+        return
+    for field in MASK_FIELDS:
+        # Stored bits are not used where masks come from runs.
+        if field.sample in sample and (field.columns or spec.masks.source == "bits"):
+            sample[field.sample] = sample[field.sample][kept]
+            sample[field.sample].flags.writeable = False
+    if "run_ends" in sample:
+        runs = kernels.take_masks(sample["run_ends"], sample["run_offset"], kept)
+        for array in runs:
+            array.flags.writeable = False
+        sample["run_ends"], sample["run_offset"] = runs
 
 
 def _convert(sample: Sample, layout: Layout, spec: SampleSpec) -> None:

@@ -65,7 +65,7 @@ class Selectable(ABC):
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """
-        columns = iterate_columns(self._pack, self._rows, self._options.check)
+        columns = iterate_columns(self._pack, self._rows, self._options)
         return self._part(select.flags(condition, columns, len(self._rows)))
 
     def split(self, val: float = 0.01, *, seed: int = 0) -> "tuple[Dataset, Dataset]":

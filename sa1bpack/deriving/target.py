@@ -72,6 +72,11 @@ class Target:
         self, ds: Dataset, name: str, out: str | os.PathLike | None, provenance: dict[str, Any]
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        if ds.options.rule is not None:
+            raise OptionError(
+                f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a side "
+                "array is of all that the pack has: open it without them"
+            )
         self.name = side_name(name)
         self.provenance = _json(provenance)
         self.folder = _folder(ds, self.name) if out is None else local_path("out", out)

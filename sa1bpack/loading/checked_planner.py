@@ -5,24 +5,28 @@ a file cannot change between the check and the use. Only the index is read from 
 each of its values is compared with the sample's own rows.
 """
 
+from functools import partial
+
 import numpy as np
 
 from sa1bpack.batch.copy_samples import IN_MEMORY
-from sa1bpack.batch.mask_choice import CHOICES
 from sa1bpack.batch.read_samples import read_ahead_map
-from sa1bpack.dataset.fields import MASK_FIELDS
+from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
-from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.format import Shard
+from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
 from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
-from sa1bpack.loading.planner import Planner, masks_outside
+from sa1bpack.loading.planner import Planner, masks_outside, masks_to_choose
 from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.masks import passes
 from sa1bpack.masks.rle import take_masks
 
 # Arrays of which a sample's rows are large.
 _LARGE = ("image", "mask_bits")
-_ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
+# Arrays that thresholds compare.
+_SCORES = ("area", "predicted_iou", "stability_score")
 
 
 class CheckedPlanner(Planner):
@@ -34,10 +38,11 @@ class CheckedPlanner(Planner):
                 error = masks_outside(shards[number], int(first[k]), int(stop[k]))
                 if error is not None:
                     wrong[k] = error
+        masks = self._count_masks(numbers, local, first, stop, shards, wrong)
         good = np.array([k for k in range(len(indices)) if k not in wrong], np.int64)
         indices, numbers, local = indices[good], numbers[good], local[good]
         rows = self.source.ds.rows_at(indices)
-        counts = self.source.choice.counts((stop - first)[good])
+        counts = self.source.choice.counts(masks[good])
         offsets = offsets_of(counts)
         unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy reads these from the samples
         return Lookup(
@@ -47,6 +52,36 @@ class CheckedPlanner(Planner):
             sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
             files=unknown, direct=unknown, spans=unknown, epoch=epoch,
         )  # fmt: skip
+
+    def _count_masks(self, numbers, local, first, stop, shards, wrong) -> np.ndarray:
+        """int64 (n,): how many masks of each sample pass the rule; 0 for those in `wrong`, to which
+        new errors are added.
+
+        By bytes that are not compared with anything yet: when they are, another count is an error.
+        """
+        rule, masks = self.source.ds.options.rule, stop - first
+        if rule is None:
+            return masks
+        counts = np.zeros(len(masks), np.int64)
+        for k in range(len(masks)):  # all of them are announced before the first is waited for
+            for name in _SCORES if k not in wrong else ():
+                base = shards[numbers[k]].arrays[name].__array_interface__["data"][0]
+                read_ahead_map(base + 8 * int(first[k]), 8 * int(masks[k]))
+        for k in range(len(masks)):
+            if k in wrong:
+                continue
+            shard = shards[numbers[k]].shard
+            try:
+                scores, size = shard_cache.CACHE.with_resources(
+                    partial(_scores, shard, int(local[k]), int(first[k]), int(stop[k]))
+                )
+            except (FormatError, OSError) as error:
+                if isinstance(error, ResourceShortage):
+                    raise
+                wrong[k] = without_frames(error)
+                continue
+            counts[k] = np.count_nonzero(passes(rule, *scores, size[0] * size[1]))
+        return counts
 
     def _copy(self, lookup: Lookup, low: int, high: int) -> "CheckedBatchCopy":
         return CheckedBatchCopy(self.source, lookup, low, high)
@@ -135,14 +170,23 @@ class CheckedBatchCopy(BatchCopy):
     def _kept(self, k: int, rows: dict[str, np.ndarray]) -> np.ndarray:
         """The masks of sample k that are kept, exactly as many as were planned."""
         planned, masks = int(self._offsets[k + 1] - self._offsets[k]), len(rows["area"])
-        sample = {"image_id": int(rows["image_id"][0])}
-        for key in set(CHOICES.values()) - sample.keys():
-            sample[key] = rows[_ARRAY_OF[key]]
-        kept = self._source.choice.rows(sample, masks, self._lookup.epoch)
-        kept = np.arange(masks) if kept is None else kept
+        image_id, choice = int(rows["image_id"][0]), self._source.choice
+        passing, rule = np.arange(masks), self._source.ds.options.rule
+        if rule is not None:
+            height, width = rows["size"][0, :2].tolist()
+            passing = np.flatnonzero(passes(rule, *(rows[n] for n in _SCORES), height * width))
+        sample = masks_to_choose(choice, image_id, rows, passing, self._scales[k])
+        chosen = choice.rows(sample, len(passing), self._lookup.epoch)
+        kept = passing if chosen is None else passing[chosen]
         if len(kept) != planned:
             raise FormatError(
-                f"it has {masks} masks, of which {len(kept)} are kept, but by the mask count in "
-                f"the index {planned} would be kept; {REPAIR}"
+                f"it has {masks} masks, of which {len(kept)} are kept, but {planned} were to be "
+                f"kept by what was read before; {REPAIR}"
             )
         return kept
+
+
+def _scores(shard: Shard, row: int, first: int, stop: int) -> tuple[list[np.ndarray], list[int]]:
+    """Area, predicted IoU and stability score of some masks, and the size of their sample."""
+    found = [read_rows_unchecked(shard, name, first, stop) for name in _SCORES]
+    return found, read_rows_unchecked(shard, "size", row, row + 1)[0].tolist()

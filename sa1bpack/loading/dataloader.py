@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
+from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
@@ -69,10 +70,10 @@ class _SendingCollate(Collate):
     worker.
     """
 
-    def __init__(self, ds: Dataset, options: ReadingOptions, seed: int):
+    def __init__(self, ds: Dataset, options: ReadingOptions, choice: MaskChoice):
         canvas = ds.spec.image.side if ds.spec.image.flat else None
         super().__init__(
-            options.masks, max_masks=options.max_masks, choose=options.choose, seed=seed,
+            options.masks, max_masks=choice.max_masks, choose=choice.choose, seed=choice.seed,
             pad_to_max=options.pad_to_max, canvas=canvas, relations=options.relations,
             sample_spec=None if ds.options.transform is not None else ds.spec,
         )  # fmt: skip
@@ -261,7 +262,7 @@ def make_dataloader(
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
     batches = chosen.batches(ds, batch_size)
-    collate = _SendingCollate(ds, chosen, chosen.mask_choice(batches.order).seed)
+    collate = _SendingCollate(ds, chosen, chosen.mask_choice(ds, batches.order))
     if ds.options.transform is None:
         BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     if chosen.on_error == "drop":

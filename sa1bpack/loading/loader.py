@@ -132,7 +132,7 @@ class Loader(BatchReader):
             threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1)
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
-        self._choice = chosen.mask_choice(self.batches.order)
+        self._choice = chosen.mask_choice(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
             ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relate

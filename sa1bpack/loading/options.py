@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from sa1bpack.arguments import choice, seconds
 from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
 from sa1bpack.batch.layout import MaskLayout, mask_layout
-from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_choice import Choose, MaskChoice, MaskWeights
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
@@ -43,7 +45,9 @@ class ReadingOptions:
     max_masks
         Keep at most this many masks per sample; None keeps all.
     choose
-        Which masks to keep: "largest", "iou" or "random", as in `Collate`.
+        Which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, as
+        in `Collate`; or an array with one weight per mask of the dataset, in the order of
+        `ds.mask_column`, by which they are drawn.
     pad_to_max
         Padded arrays always have `max_masks` rows per sample.
     relations
@@ -70,7 +74,7 @@ class ReadingOptions:
     order: str | Order = "shuffle"
     masks: str = "padded"
     max_masks: int | None = None
-    choose: str = "largest"
+    choose: Choose | np.ndarray = "largest"
     pad_to_max: bool = False
     relations: Relate | Sequence[str] = ()
     seed: int | None = None
@@ -103,7 +107,8 @@ class ReadingOptions:
     @property
     def capacity(self) -> int | None:
         """Masks per sample in padded arrays, if all batches have the same; else None."""
-        masks = MaskChoice(self.max_masks, self.choose, self.seed or 0)
+        choose = "random" if isinstance(self.choose, np.ndarray) else self.choose
+        masks = MaskChoice(self.max_masks, choose, self.seed or 0)
         return fixed_capacity(self.pad_to_max, masks, self.layout)
 
     def batches(self, ds: Dataset, batch_size: int) -> OrderedBatches:
@@ -112,9 +117,15 @@ class ReadingOptions:
             ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size
         )
 
-    def mask_choice(self, order: Order) -> MaskChoice:
-        """The choice of masks; a random choice has the seed of the order."""
-        return MaskChoice(self.max_masks, self.choose, order_seed(order, self.seed))
+    def mask_choice(self, ds: Dataset, order: Order) -> MaskChoice:
+        """The choice of masks; what is drawn has the seed of the order.
+
+        Raises OptionError for an array that does not have one number per mask of the dataset.
+        """
+        choose = self.choose
+        if isinstance(choose, np.ndarray):
+            choose = MaskWeights(ds, choose)
+        return MaskChoice(self.max_masks, choose, order_seed(order, self.seed))
 
 
 def reading_options(

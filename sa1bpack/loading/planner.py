@@ -11,16 +11,17 @@ bounds of the arrays that they point into, and used from the copy: whatever a da
 no address outside an array results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE
-from sa1bpack.batch.look_up import FINE, look_up, run_spans
-from sa1bpack.batch.mask_choice import CHOICES
+from sa1bpack.batch.look_up import FINE, look_up, passing_masks, run_spans
+from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.columns import expanded
-from sa1bpack.dataset.fields import MASK_FIELDS
+from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.errors import FormatError, LoaderError, ReadError
@@ -28,8 +29,7 @@ from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
 
-# Key of a sample → array of a shard.
-_ARRAY_OF = {field.sample: field.array for field in MASK_FIELDS}
+_FIELDS = {field.sample: field for field in NUMBER_FIELDS}
 
 
 class Planner:
@@ -41,6 +41,9 @@ class Planner:
         layout, names = source.ds.layout, [spec.name for spec in source.ds.layout.arrays]
         self._columns = np.array(
             [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
+        )
+        self._scores = FIRST_ADDRESS + np.array(
+            [source.spec.arrays.index(n) for n in ("area", "predicted_iou", "stability_score")]
         )
         self._canvas_bytes = 0 if layout.flat else layout.array("image").row_bytes
         self._channels = 3 if layout.pixels == "rgb" else 0
@@ -126,13 +129,14 @@ class Planner:
         found = [shards[number] for number in numbers.tolist()]
         rows = self.source.ds.rows_at(indices)
         ids = self.source.ds.pack.image_ids(rows)
-        counts = self.source.choice.counts(stop - first)
+        candidates, passing = self._candidates(table, first, stop, sizes)
+        counts = self.source.choice.counts(passing)
         offsets = offsets_of(counts)
-        mask_rows = self._mask_rows(found, ids, first, stop, offsets, epoch)
         if self.source.ds.options.coordinates == "stored":
             scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
         else:
             scales = np.ones((len(rows), 2))
+        mask_rows = self._mask_rows(found, ids, candidates, passing, offsets, scales, epoch)
         return Lookup(
             indices, rows, ids, numbers, local, found, counts, offsets, mask_rows,
             self._mask_spans(table, offsets, mask_rows), sizes, scales,
@@ -140,35 +144,38 @@ class Planner:
             np.full((len(rows), 2), NO_FILE), np.full((len(rows), 3), NO_FILE), spans, epoch,
         )  # fmt: skip
 
-    def _mask_rows(self, shards, ids, first, stop, offsets, epoch) -> np.ndarray:
+    def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:
+        """The masks to choose from: rows in their shards, int64 (C,), and how many each sample has,
+        int64 (n,). What is planned from here on has these masks, and no other number of them."""
+        rule, masks = self.source.ds.options.rule, stop - first
+        if rule is None:
+            return expanded(first, offsets_of(masks)), masks
+        rows, passing = np.empty(int(masks.sum()), np.int64), np.empty(len(first), np.int64)
+        limits = (rule.min_area, rule.max_area_frac, rule.min_iou, rule.min_stability)
+        limits = np.array([np.nan if limit is None else limit for limit in limits])
+        passing_masks(table, first, stop, sizes, self._scores, limits, rows, passing)
+        return rows[: int(passing.sum())], passing
+
+    def _mask_rows(self, shards, ids, candidates, passing, offsets, scales, epoch) -> np.ndarray:
         """int64 (T,): rows in their shards of the kept masks, sample by sample."""
-        most = self.source.choice.max_masks
-        if most is None or not (stop - first > most).any():
-            return expanded(first, offsets)
+        choice, edges = self.source.choice, offsets_of(passing)
+        if choice.max_masks is None or not (passing > choice.max_masks).any():
+            return candidates
         chosen = []
         for k, shard in enumerate(shards):
-            low, high = int(first[k]), int(stop[k])
-            kept = self._chosen(shard, int(ids[k]), low, high, epoch)
-            expected = int(offsets[k + 1] - offsets[k])
-            if len(kept) != expected or (
-                expected and not 0 <= kept.min() <= kept.max() < high - low
-            ):
-                raise LoaderError(
-                    f"the choice of masks of image_id {ids[k]} returned {kept}, but it must return "
-                    f"{expected} of {high - low} masks"
-                )
-            chosen.append(low + kept)
+            rows, masks = candidates[edges[k] : edges[k + 1]], int(passing[k])
+            if masks > choice.max_masks:
+                sample = masks_to_choose(choice, int(ids[k]), shard.arrays, rows, scales[k])
+                kept = choice.rows(sample, masks, epoch)
+                expected = int(offsets[k + 1] - offsets[k])
+                if len(kept) != expected or not 0 <= kept.min() <= kept.max() < masks:
+                    raise LoaderError(
+                        f"the choice of masks of image_id {ids[k]} returned {kept}, but it must "
+                        f"return {expected} of {masks} masks"
+                    )
+                rows = rows[kept]
+            chosen.append(rows)
         return np.concatenate(chosen)
-
-    def _chosen(self, shard: OpenShard, image_id: int, first: int, stop: int, epoch: int):
-        """int64 (k,): the kept masks of a sample, counted from 0."""
-        masks = stop - first
-        sample = {"image_id": image_id}
-        if masks > self.source.choice.max_masks and self.source.choice.choose != "random":
-            key = CHOICES[self.source.choice.choose]
-            sample[key] = shard.arrays[_ARRAY_OF[key]][first:stop]
-        kept = self.source.choice.rows(sample, masks, epoch)
-        return np.arange(masks) if kept is None else kept
 
     def _mask_spans(self, table: np.ndarray, offsets, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
@@ -177,6 +184,25 @@ class Planner:
         spans = np.empty((len(mask_rows), 2), np.int64)
         run_spans(table, offsets, mask_rows, spans)
         return spans
+
+
+def masks_to_choose(
+    choice: MaskChoice, image_id: int, arrays: Mapping, rows: slice | np.ndarray, scale: np.ndarray
+) -> dict[str, Any]:
+    """What a choice needs of a sample.
+
+    arrays  name → array of a shard, or of this sample
+    rows    of the sample's masks in it
+    scale   float64 (2,), of x and y
+    """
+    sample: dict[str, Any] = {"image_id": image_id}
+    for key in choice.keys:
+        field = _FIELDS[key]
+        sample[key] = arrays[field.array][rows]
+        if field.scaled and (scale != 1).any():
+            with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
+                sample[key] = sample[key] * np.tile(scale, field.columns // 2)
+    return sample
 
 
 def _table(shards: list[OpenShard], columns: np.ndarray) -> np.ndarray:

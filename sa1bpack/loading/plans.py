@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
@@ -95,7 +97,7 @@ class LargestBatch:
 
         capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
         """
-        most = int(choice.counts(ds.column("mask_count")).max(initial=0))
+        most = int(choice.counts(np.array(ds.most_masks)))
         runs = expected_runs(ds, samples * most)
         capacity = most if capacity is None else capacity
         regions, nbytes = spec.regions(samples, capacity, samples * most, runs)

@@ -70,26 +70,42 @@ class MaskRule:
         if self.max_area_frac is not None and self.max_area_frac < 0:
             raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there are no thresholds."""
+        return self.min_area == 0 and all(getattr(self, name) is None for name in _HIGHEST)
+
+    def as_text(self) -> str:
+        """The thresholds, such as "min_area=100, min_iou=0.9"; shortest form of each number."""
+        found = {"min_area": self.min_area} if self.min_area else {}
+        for name in _HIGHEST:
+            if getattr(self, name) is not None:
+                found[name] = float(getattr(self, name))  # 1 and 1.0 are the same rule
+        return ", ".join(f"{name}={value}" for name, value in found.items())
+
     def _set(self, name: str, value: float) -> None:
         object.__setattr__(self, name, value)  # frozen; numpy numbers become Python numbers
 
 
-def _passing(
+def passes(
     rule: MaskRule,
     area: np.ndarray,
     predicted_iou: np.ndarray,
     stability_score: np.ndarray,
-    pixels: int,
+    pixels: int | np.ndarray,
 ) -> np.ndarray:
-    """Return int64 (p,), the indices of the masks that pass every threshold, ascending."""
-    passes = area >= rule.min_area
+    """Return bool (n,): the masks that pass every threshold of a rule.
+
+    pixels  of the source image, or int64 (n,) of that of each mask
+    """
+    found = area >= rule.min_area
     if rule.max_area_frac is not None:
-        passes &= area <= rule.max_area_frac * pixels
+        found &= area <= rule.max_area_frac * pixels
     if rule.min_iou is not None:
-        passes &= predicted_iou >= rule.min_iou
+        found &= predicted_iou >= rule.min_iou
     if rule.min_stability is not None:
-        passes &= stability_score >= rule.min_stability
-    return np.flatnonzero(passes)
+        found &= stability_score >= rule.min_stability
+    return found
 
 
 def _random_keys(seed: int, image_id: int, masks: int) -> np.ndarray:
@@ -118,7 +134,7 @@ def select_masks(
     Returns:
         int64 (k,), in the original order.
     """
-    kept = _passing(rule, area, predicted_iou, stability_score, pixels)
+    kept = np.flatnonzero(passes(rule, area, predicted_iou, stability_score, pixels))
     if rule.max_masks is None or len(kept) <= rule.max_masks:
         return kept
     if rule.select == "random":

@@ -59,7 +59,8 @@ def show(
 
     Args:
         pack: what `sa1bpack.open` takes: the folder of a pack, several, or a saved selection. Or a
-            dataset, which may be a subset, torch's Subset included; its transform is not called.
+            dataset, which may be a subset, torch's Subset included; its transform is not called,
+            and masks that its thresholds leave out are not drawn.
         samples: number of random samples. Default: 12, or 1 with `large`.
         image_ids: samples with these ids, in this order.
         rows: samples at these indices of the dataset, in this order.

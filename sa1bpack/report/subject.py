@@ -8,7 +8,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import FormatError, MaskError, OptionError
 from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY
-from sa1bpack.masks import rasterize
+from sa1bpack.masks import passes, rasterize
 from sa1bpack.report.pixels import rgb_of
 
 _LARGEST_GRID = 4096  # of `rasterize`
@@ -71,6 +71,10 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     shard = dataset.shards[number]
     sample = shard.sample(row)
     height, width = sample["size"][:2].tolist()
+    kept: slice | np.ndarray = slice(None)
+    if dataset.options.rule is not None:
+        scores = (sample[name] for name in ("area", "predicted_iou", "stability_score"))
+        kept = np.flatnonzero(passes(dataset.options.rule, *scores, height * width))
     return Subject(
         index=pack_row,
         shard=shard.entry.name,
@@ -80,13 +84,13 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
         source_height=height,
         source_width=width,
         fit=shard.layout.fit,
-        bits=_bits(shard, sample, side),
+        bits=_bits(shard, sample, side)[kept],
         from_runs="mask_bits" not in sample,
-        bboxes=sample["bbox"],
-        points=sample["point_coords"],
-        areas=sample["area"],
-        predicted_ious=sample["predicted_iou"],
-        stability_scores=sample["stability_score"],
+        bboxes=sample["bbox"][kept],
+        points=sample["point_coords"][kept],
+        areas=sample["area"][kept],
+        predicted_ious=sample["predicted_iou"][kept],
+        stability_scores=sample["stability_score"][kept],
         annotation_count=int(sample["annotation_count"]),
     )
 

@@ -46,7 +46,7 @@ from sa1bpack.transforms.prompts import (
     mask_boxes,
     nth_pixels,
 )
-from sa1bpack.transforms.relations import Relate
+from sa1bpack.transforms.relations import Relate, relation
 from sa1bpack.transforms.runs import RunBatch, draw_runs
 from sa1bpack.transforms.ways import KernelWarning, describe_kernels
 
@@ -72,6 +72,7 @@ __all__ = [
     "jitter_boxes",
     "mask_boxes",
     "nth_pixels",
+    "relation",
     "unpack_bits",
     "yuv420_to_rgb",
 ]

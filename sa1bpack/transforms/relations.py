@@ -250,6 +250,21 @@ class Relate:
         return out
 
 
+def relation(
+    batch: Mapping[str, Any], name: str, share: float = SHARE, neighbors: int = NEIGHBORS
+) -> torch.Tensor:
+    """One relation of a batch, with a row per mask: a function for `sa1bpack.derive`.
+
+    Raises OptionError for a relation of pairs, whose rows have another length in every batch, and
+    as `Relate` does.
+    """
+    found = Relate([name], share=share, neighbors=neighbors)
+    if RELATIONS[name].pairs:
+        single = ", ".join(key for key, relation in RELATIONS.items() if not relation.pairs)
+        raise OptionError(f"{name} has a row per pair of masks; choose one of {single}")
+    return found(batch)[name]
+
+
 class _Batch:
     """`Relations` of B samples with M masks each, bool (B, M, h, w), in torch operations.
 

@@ -26,7 +26,8 @@ COMMANDS = {
     "info": set(),
     "merge": set(),
     "subset": {"--where", "--source", "--fraction", "--seed", "--ids", "--duplicates"},
-    "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large"},
+    "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large", "--min-area",
+             "--max-area-frac", "--min-iou", "--min-stability"},
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
         "--fn", "--option", "--axis", "--spatial", "--out", "--batch-size", "--device", "--threads",

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack

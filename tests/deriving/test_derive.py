@@ -238,3 +238,24 @@ def test_progress_counts_the_images_of_the_parts_that_are_made(ds):
 def test_names_of_functions():
     assert re.fullmatch(r"[\w.]*test_derive:embed", function_name(embed))
     assert function_name(SimpleNamespace()).endswith(":SimpleNamespace")
+
+
+def test_relations_of_exact_masks_are_stored_once(layout_packs, tmp_path):
+    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs")
+    for name in ("parents", "mask_boxes", "centroids"):
+        result = derive(
+            ds, name, sa1bpack.transforms.relation, axis="mask", options={"name": name},
+            out=tmp_path / name, batch_size=4,
+        )  # fmt: skip
+        found = [getattr(sa1bpack.masks.relate(sample), name) for sample in ds]
+        expected = np.concatenate(found).astype("f4" if name == "centroids" else "i8")
+        np.testing.assert_array_equal(rows_of(result.folder, ds.root), expected)
+    with pytest.raises(OptionError, match="ious has a row per pair of masks; choose one of centr"):
+        derive(ds, "ious", sa1bpack.transforms.relation, axis="mask", options={"name": "ious"},
+               out=tmp_path / "ious")  # fmt: skip
+
+
+def test_a_dataset_with_thresholds_has_no_side_array(ds, tmp_path):
+    ruled = ds.with_options(min_area=3)
+    with pytest.raises(OptionError, match="thresholds for masks, min_area=3, but a side array"):
+        derive(ruled, "depth", depth, axis="mask", out=tmp_path / "depth")

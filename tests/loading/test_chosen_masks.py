@@ -5,8 +5,9 @@ import pytest
 from batches import clone
 
 from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.dataset.fields import MASK_FIELDS
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError
+from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
@@ -70,3 +71,83 @@ def test_a_choice_of_another_length_or_of_other_masks_is_refused_before_it_is_us
     expected = pytest.raises(LoaderError, match=r"choice of masks of image_id .* it must return")
     with Loader(open_pack(packed.root), 4, max_masks=3) as loader, expected:
         next(iter(loader))
+
+
+def by_box(columns):
+    """A weight of columns that are scaled, and of the image."""
+    return columns["bbox"][:, 2] * columns["point_coords"][:, 0] + columns["image_id"] % 3
+
+
+@pytest.mark.parametrize("choose", ["stability", "balanced", by_box, "array"])
+@pytest.mark.parametrize("coordinates", ["source", "stored"])
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_every_loader_chooses_the_same_masks(root, choose, coordinates, check):
+    ds = open_pack(root, coordinates=coordinates, check=check)[::-1]
+    if choose == "array":
+        choose = ds.mask_column("area") ** 0.5
+    loaders = [
+        make(ds, 5, max_masks=3, choose=choose, seed=4, pad_to_max=True)
+        for make in (Loader, make_dataloader)
+    ]
+    chosen = []
+    for epoch in (0, 1):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        pairs = zip(*loaders, strict=True)
+        for one, other in ((clone(one), clone(other)) for one, other in pairs):
+            for key, tensor in one.items():
+                np.testing.assert_array_equal(tensor.numpy(), other[key].numpy(), key)
+            chosen += list(
+                zip(one["image_ids"].tolist(), one["annotation_ids"].tolist(), strict=True)
+            )
+    first, second = sorted(chosen[:12]), sorted(chosen[12:])
+    fixed = isinstance(choose, str) and choose == "stability"
+    assert len(chosen) == 24 and (first == second) == fixed
+
+
+@BOTH
+def test_an_array_of_weights_belongs_to_the_masks_of_the_dataset(root, make):
+    ds = open_pack(root)[3:]
+    ids = ds.mask_column("annotation_id")
+    wanted = np.random.default_rng(0).permutation(len(ids))[: len(ids) // 2]
+    weights = np.zeros(len(ids))
+    weights[wanted] = 1
+    own = np.repeat(np.arange(len(ds)), np.diff(ds.mask_offsets))
+    for batch in make(ds, 4, order="sequential", masks="flat", max_masks=2, choose=weights):
+        for k, index in enumerate((batch["indices"] - 3).tolist()):
+            first, stop = batch["mask_offsets"][k : k + 2].tolist()
+            found = set(batch["annotation_ids"][first:stop].tolist())
+            likely = set(ids[np.intersect1d(np.flatnonzero(own == index), wanted)].tolist())
+            assert len(found & likely) == min(len(likely), len(found))
+    with pytest.raises(
+        OptionError, match=r"array of \(5,\).*\(\d+,\), in the order of ds.mask_col"
+    ):
+        make(ds, 4, max_masks=2, choose=np.ones(5))
+
+
+@BOTH
+def test_an_error_of_a_function_reaches_the_consumer(root, make):
+    def fails(columns):
+        raise ZeroDivisionError("a weight")
+
+    with pytest.raises(ZeroDivisionError, match="a weight") as caught:
+        list(make(open_pack(root), 4, max_masks=1, choose=fails))
+    assert "raised by choose for the masks of image_id" in "".join(caught.value.__notes__)
+
+
+def test_a_transform_that_drops_masks_is_refused_with_an_array(root):
+    def half(sample):
+        return {
+            key: value[:-1] if key in MASKS and len(value) else value
+            for key, value in sample.items()
+        }
+
+    ds = open_pack(root, transform=half)
+    weights = np.ones(ds.mask_offsets[-1])
+    with pytest.raises(LoaderError, match="a transform that drops masks needs a function"):
+        list(make_dataloader(ds, 4, workers=0, max_masks=1, choose=weights))
+    loader = make_dataloader(ds, 4, workers=0, max_masks=1, choose=lambda columns: columns["area"])
+    assert sum(len(batch["indices"]) for batch in loader) == 12
+
+
+MASKS = {field.sample for field in MASK_FIELDS}

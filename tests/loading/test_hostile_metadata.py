@@ -19,7 +19,8 @@ from sa1bpack.masks import rasterize
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 LAYOUT_NAMES = ("padded", "flat", "padded_bits", "flat_bits")
-CHOICES = (None, "largest", "iou", "random")
+CHOICES = (None, "largest", "iou", "random", "stability", "balanced", "of a rule")
+RULE = {"min_area": 5, "max_area_frac": 0.5, "min_iou": 0.8, "min_stability": 0.1}
 READ = (0, 3, *ROWS, 7)
 
 
@@ -32,10 +33,11 @@ def hostile(tmp_path_factory):
 
 def load_everything(root: Path, masks: str, choose: str | None, check: str, loader: str) -> int:
     """Load samples one by one; returns how many loaded. Raises AssertionError otherwise."""
-    ds = sa1bpack.open(root, check=check)[list(READ)]
+    by_rule = choose == "of a rule"
+    ds = sa1bpack.open(root, check=check, **(RULE if by_rule else {}))[list(READ)]
     given = {"masks": masks, "order": "sequential", "on_error": "raise"}
     if choose is not None:
-        given |= {"max_masks": 3, "choose": choose}
+        given |= {"max_masks": 3, "choose": "balanced" if by_rule else choose}
     found, loaded = Found(root), 0
     for index, row in enumerate(READ):
         one = ds[index : index + 1]
@@ -49,11 +51,12 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
             assert found.shard_name(row) in str(error), error
             continue
         expected = found.sample(row)
-        kept = min(len(expected["area"]), 3) if choose is not None else len(expected["area"])
+        passing = passes(expected) if by_rule else np.ones(len(expected["area"]), bool)
+        kept = min(passing.sum(), 3) if choose is not None else len(passing)
         assert batch["mask_counts"].tolist() == [kept], row
         assert batch["image_ids"].tolist() == [expected["image_id"]]
         areas = batch["areas"].reshape(-1).tolist()
-        assert all(area in expected["area"].tolist() for area in areas)
+        assert all(area in expected["area"][passing].tolist() for area in areas)
         if choose is None:
             assert areas == expected["area"].tolist()
             with np.errstate(all="ignore"):
@@ -68,6 +71,13 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
             np.testing.assert_array_equal(batch["images"][0].numpy(), expected["image"])
         loaded += 1
     return loaded
+
+
+def passes(sample: dict) -> np.ndarray:
+    """bool (m,): the masks of a stored sample that pass the rule."""
+    height, width = sample["size"][:2].tolist()
+    passing = (sample["area"] >= 5) & (sample["area"] <= 0.5 * height * width)
+    return passing & (sample["predicted_iou"] >= 0.8) & (sample["stability_score"] >= 0.1)
 
 
 def drawn(ds, expected) -> np.ndarray:
@@ -100,7 +110,7 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, ta
     combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
                     for check in ("open", "read")]  # fmt: skip
     chosen = combinations[number % 5 :: 5]
-    if target in ("area", "predicted_iou", "mask_offset", "run_offset", "size"):
+    if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
         chosen = combinations
     for seed, (masks, choose, check) in enumerate(chosen):
         load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, loader)
@@ -128,7 +138,7 @@ folder, name, side = sys.argv[3:]
 hostile = Hostile(Path(folder))
 maps, loaded = guard_maps(side), 0
 for number, target in enumerate([None, *targets(LAYOUTS[name])]):
-    masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 4]
+    masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
     for seed, check in enumerate(("open", "read", "open")):
         root = hostile.pack(name, target, seed)
         for loader in ("Loader", "make_dataloader"):

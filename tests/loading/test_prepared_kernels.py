@@ -26,10 +26,11 @@ Dispatcher.compile = compile
 for pack in sys.argv[1:]:
     for check in ("open", "read"):
         given = {"mask_size": 64} if pack.endswith("-runs") else {}
-        ds = sa1bpack.open(pack, check=check, **given)
-        for options in ({}, {"max_masks": 2}):
-            with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
-                assert sum(len(batch["indices"]) for batch in loader) == len(ds)
+        for rule in ({}, {"min_area": 10}):
+            ds = sa1bpack.open(pack, check=check, **given, **rule)
+            for options in ({}, {"max_masks": 2}, {"max_masks": 2, "choose": "balanced"}):
+                with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
+                    assert sum(len(batch["indices"]) for batch in loader) == len(ds)
 assert any(kernel == "copy_samples" for _, kernel, _ in by_thread), by_thread
 in_readers = [found for found in by_thread if found[0].startswith("sa1bpack-reader")]
 assert not in_readers, in_readers

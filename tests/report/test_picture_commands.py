@@ -124,3 +124,16 @@ def test_help_explains_the_commands(capsys):
         said = capsys.readouterr().out
         assert all(word in said for word in words)
         assert max(map(len, said.splitlines())) <= 100
+
+
+def test_show_draws_the_masks_that_pass_the_thresholds(small_pack, tmp_path, capsys):
+    ds = sa1bpack.open(small_pack)
+    area = int(np.median(ds.mask_column("area")))
+    out, given = tmp_path / "few.png", ["--row", "5", "--min-area", str(area + 1)]
+    assert main(["show", str(small_pack), "-o", str(out), *given]) == 0
+    few = np.asarray(Image.open(out))
+    expected = sa1bpack.show(ds.with_options(min_area=area + 1), rows=[5])
+    np.testing.assert_array_equal(few, np.asarray(expected))
+    assert not np.array_equal(few, np.asarray(sa1bpack.show(ds, rows=[5])))
+    assert main(["show", str(small_pack), "-o", str(out), "--min-iou", "90"]) == 2
+    assert "--min-iou must be at most 2, got 90" in capsys.readouterr().err

@@ -37,11 +37,9 @@ def thirds_of(size: np.ndarray) -> np.ndarray:
     """int64 (m,): the third of an image's masks that each is in, by size; see LEVELS.
 
     The masks are ranked from large to small, the lower index first among equals. With m not
-    divisible by 3, the thirds of larger masks have one more. NaN ranks last.
+    divisible by 3, the thirds of larger masks have one more.
     """
     size = np.asarray(size)
-    if size.dtype.kind == "f":
-        size = np.where(np.isnan(size), -np.inf, size)
     # Reversed twice: negating would overflow at the lowest integer.
     order = len(size) - 1 - np.argsort(size[::-1], kind="stable")[::-1]
     level = np.empty(len(size), np.int64)

@@ -1,0 +1,152 @@
+"""Masks by rule at read time: samples and columns have the masks that pass, and no others."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+import sa1bpack
+from sa1bpack.dataset.fields import MASK_COLUMNS, NUMBER_FIELDS
+from sa1bpack.errors import OptionError
+from sa1bpack.masks import take_masks
+
+PIXELS = 150 * 225  # of every image of the pack
+RULES = [
+    {"min_area": 20},
+    {"max_area_frac": 30 / PIXELS},
+    {"min_iou": 0.9},
+    {"min_stability": 0.5},
+    {"min_area": 10, "max_area_frac": 0.001, "min_iou": 0.8, "min_stability": 0.25},
+    {"min_area": 51},  # which no mask has
+]
+
+
+def passing(sample: dict, rule: dict) -> np.ndarray:
+    """int64: the masks of a stored sample that pass, by the words of the documentation."""
+    kept = []
+    for n, area in enumerate(sample["area"].tolist()):
+        good = area >= rule.get("min_area", 0)
+        good = good and area <= rule.get("max_area_frac", np.inf) * PIXELS
+        for name, column in (("min_iou", "predicted_iou"), ("min_stability", "stability_score")):
+            good = good and (name not in rule or sample[column][n] >= rule[name])
+        if good:
+            kept.append(n)
+    return np.array(kept, np.int64)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_a_sample_has_the_masks_that_pass(packed, rule, check):
+    ds = sa1bpack.open(packed.root, check=check, **rule)
+    plain = sa1bpack.open(packed.root)
+    assert len(ds) == len(plain)
+    for k, stored in enumerate(packed.samples):
+        sample, kept = ds[k], passing(stored, rule)
+        assert sample.keys() == plain[k].keys()
+        for field in NUMBER_FIELDS:
+            np.testing.assert_array_equal(sample[field.sample], stored[field.array][kept])
+            assert not sample[field.sample].flags.writeable
+        np.testing.assert_array_equal(sample["masks"], stored["mask_bits"][kept])
+        np.testing.assert_array_equal(sample["image"], stored["image"])
+
+
+@pytest.mark.parametrize("options", [{"masks": "runs"}, {"masks": "bool"}, {"mask_size": 64}])
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("layout", [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs")])
+def test_masks_and_runs_are_those_that_pass(layout_packs, options, check, layout):
+    root = layout_packs(*layout)
+    plain = sa1bpack.open(root, **options)
+    areas = plain.mask_column("area")
+    rule = {"min_area": int(np.median(areas))}
+    ds, seen = sa1bpack.open(root, check=check, **options, **rule), 0
+    for sample, full in zip(ds, plain, strict=True):
+        kept = np.flatnonzero(full["areas"] >= rule["min_area"])
+        seen += len(kept)
+        np.testing.assert_array_equal(sample["annotation_ids"], full["annotation_ids"][kept])
+        if "masks" in full:
+            np.testing.assert_array_equal(sample["masks"], full["masks"][kept])
+        else:
+            ends, offset = take_masks(full["run_ends"], full["run_offset"], kept)
+            np.testing.assert_array_equal(sample["run_ends"], ends)
+            np.testing.assert_array_equal(sample["run_offset"], offset)
+    assert 0 < seen < len(areas)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("rows", [slice(None), slice(None, None, -2), [7, 2, 2, 0, 9, 4], []])
+def test_columns_have_the_masks_that_pass(packed, rule, check, rows):
+    ds = sa1bpack.open(packed.root, check=check, **rule)[rows]
+    order = np.arange(len(packed.samples))[rows if isinstance(rows, slice) else np.array(rows, int)]
+    chosen = [(packed.samples[k], passing(packed.samples[k], rule)) for k in order]
+    counts = [len(kept) for _, kept in chosen]
+    assert ds.column("mask_count").tolist() == counts
+    np.testing.assert_array_equal(ds.mask_offsets, np.cumsum([0, *counts]))
+    for name in MASK_COLUMNS:
+        expected = [sample[name][kept] for sample, kept in chosen]
+        found = ds.mask_column(name)
+        assert len(found) == sum(counts)
+        if expected:
+            np.testing.assert_array_equal(found, np.concatenate(expected))
+    largest = [sample["area"][kept].max(initial=0) for sample, kept in chosen]
+    assert ds.column("area", "max").tolist() == largest
+    assert ds.column("annotation_count").tolist() == [
+        len(sample["area"]) + 1 for sample, _ in chosen
+    ]
+    several = ds.where(lambda columns: columns["mask_count"] > 1)
+    assert several.column("mask_count").tolist() == [count for count in counts if count > 1]
+    assert [len(sample["areas"]) for sample in several] == [c for c in counts if c > 1]
+
+
+def test_samples_without_masks_stay_until_where_leaves_them_out(packed):
+    ds = sa1bpack.open(packed.root, min_area=40)
+    counts = ds.column("mask_count")
+    assert 0 in counts and len(ds) == len(packed.samples)
+    assert ds[int(np.argmin(counts))]["masks"].shape == (0, 16, 2)
+    some = ds.where(lambda columns: columns["mask_count"] > 0)
+    assert 0 < len(some) == np.count_nonzero(counts) < len(ds)
+
+
+def test_nan_and_negative_scores_pass_no_threshold_and_all_pass_without(pack_writer, tmp_path):
+    pack_writer(tmp_path / "pack")
+    for path in sorted((tmp_path / "pack").glob("shards/*/predicted_iou/c.0*")):
+        offsets = np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2]
+        stored = np.memmap(path, "<f8", "r+", shape=(int(offsets.max()),))
+        stored[:] = np.resize([np.nan, -0.5, 0.75], len(stored))
+        stored.flush()
+    ds = sa1bpack.open(tmp_path / "pack")
+    scores = ds.mask_column("predicted_iou")
+    assert np.isnan(scores).any()
+    for threshold, expected in ((0.5, (scores >= 0.5).sum()), (-1.0, (scores >= -1).sum())):
+        ruled = ds.with_options(min_iou=threshold)
+        assert ruled.mask_offsets[-1] == expected == sum(len(s["areas"]) for s in ruled)
+    assert ds.with_options(min_area=1).mask_offsets[-1] == len(scores)
+
+
+def test_another_rule_is_another_dataset_and_none_is_the_same(packed):
+    plain = sa1bpack.open(packed.root)
+    found = {plain.fingerprint} | {plain.with_options(**rule).fingerprint for rule in RULES}
+    assert len(found) == 1 + len(RULES)
+    same = sa1bpack.open(packed.root, min_area=0, min_iou=None)
+    assert same.fingerprint == plain.fingerprint
+    assert plain.with_options(min_iou=1).fingerprint == plain.with_options(min_iou=1.0).fingerprint
+    ruled = plain.with_options(min_area=20)
+    again = pickle.loads(pickle.dumps(ruled[3:7]))
+    assert again.fingerprint == ruled[3:7].fingerprint != plain[3:7].fingerprint
+    np.testing.assert_array_equal(again.mask_column("area"), ruled[3:7].mask_column("area"))
+    assert "masks with min_area=20" in repr(ruled) and "masks with" not in repr(plain)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"min_area": -1}, "min_area is -1"),
+        ({"min_area": 2.5}, "min_area is 2.5"),
+        ({"max_area_frac": 90}, "max_area_frac must be at most 1"),
+        ({"min_iou": float("nan")}, "min_iou must be a finite number"),
+        ({"min_stability": 95}, "min_stability must be at most 1, got 95; it is not a percentage"),
+    ],
+)
+def test_thresholds_that_cannot_be_meant_are_refused(packed, rule, text):
+    with pytest.raises(OptionError, match=text):
+        sa1bpack.open(packed.root, **rule)

@@ -1,0 +1,172 @@
+"""Masks by rule at read time, through the loaders: equal batches, and counts that hold."""
+
+import numpy as np
+import pytest
+from batches import clone, same
+
+import sa1bpack
+from sa1bpack.errors import OptionError, ReadError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+RULE = {"min_area": 12, "max_area_frac": 0.0013, "min_iou": 0.8, "min_stability": 0.05}
+
+
+@pytest.fixture
+def root(pack_writer, tmp_path):
+    pack_writer(tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("masks", ["padded", "flat", "padded_bits", "flat_bits"])
+@pytest.mark.parametrize("choose", [None, "largest", "random", "balanced"])
+def test_every_loader_has_the_masks_of_the_samples(root, check, masks, choose):
+    ds = sa1bpack.open(root, check=check, **RULE)
+    options = {"masks": masks, "seed": 3}
+    if choose is not None:
+        options |= {"max_masks": 2, "choose": choose}
+    seen, most = 0, 2 if choose else 400
+    for one, other in zip(Loader(ds, 5, **options), make_dataloader(ds, 5, **options), strict=True):
+        same(clone(one), clone(other))
+        for k, row in enumerate(one["indices"].tolist()):
+            sample, count = ds[row], int(one["mask_counts"][k])
+            assert count == min(most, len(sample["areas"]))
+            start = 0 if "padded" in masks else int(one["mask_offsets"][k])
+            at = (k, slice(count)) if "padded" in masks else slice(start, start + count)
+            ids, found = sample["annotation_ids"].tolist(), one["annotation_ids"][at].tolist()
+            assert [number for number in ids if number in set(found)] == found
+            bits = one["masks"][at].numpy()
+            expected = sample["masks"][[ids.index(number) for number in found]]
+            if "bits" not in masks:
+                expected = np.unpackbits(expected, axis=-1, bitorder="little").astype(bool)
+            np.testing.assert_array_equal(bits, expected)
+            seen += count
+    assert seen > 10
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize(
+    "layout", [("pad", "rgb", "bits"), ("native", "yuv420", "runs"), ("squash", "rgb", "bits+runs")]
+)
+@pytest.mark.parametrize("grid", [None, 64])
+def test_loaders_are_equal_in_every_layout(layout_packs, check, layout, grid):
+    if layout[2] == "bits" and grid:
+        pytest.skip("there are no runs to draw from")
+    plain = sa1bpack.open(layout_packs(*layout), mask_size=grid, check=check)
+    rule = {"min_area": int(np.median(plain.mask_column("area")))}
+    ds = plain.with_options(**rule)
+    options = {"max_masks": 9, "choose": "stability", "order": "sequential"}
+    for one, other in zip(Loader(ds, 4, **options), make_dataloader(ds, 4, **options), strict=True):
+        same(clone(one), clone(other))
+        expected = [min(9, len(ds[row]["areas"])) for row in one["indices"].tolist()]
+        assert one["mask_counts"].tolist() == expected
+
+
+def test_runs_of_a_batch_are_those_that_pass(layout_packs):
+    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs", min_area=700)
+    for make in (Loader, make_dataloader):
+        [batch] = make(ds, 6, order="sequential", masks="flat")
+        ends = np.concatenate([ds[row]["run_ends"] for row in range(6)])
+        assert batch["runs"].masks == batch["mask_counts"].sum() > 0
+        np.testing.assert_array_equal(batch["runs"].run_ends.numpy(), ends)
+
+
+@BOTH
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, check):
+    ds = sa1bpack.open(root, min_area=51, check=check)
+    for masks in ("padded", "flat"):
+        batches = [clone(batch) for batch in make(ds, 4, masks=masks, max_masks=3)]
+        assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
+        assert all(not batch["mask_counts"].any() for batch in batches)
+        assert all(batch["masks"].numel() == 0 for batch in batches)
+
+
+@BOTH
+def test_a_state_of_another_rule_is_refused_and_of_the_same_resumes(root, make):
+    ds = sa1bpack.open(root, **RULE)
+    loader = make(ds, 4, seed=1, max_masks=2, choose="balanced")
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [clone(batch) for batch in batches]
+    again = make(sa1bpack.open(root, **RULE), 4, seed=1, max_masks=2, choose="balanced")
+    again.load_state_dict(state)
+    for one, other in zip(again, rest, strict=True):
+        same(clone(one), other)
+    for rule in ({}, RULE | {"min_area": 13}):
+        with pytest.raises(OptionError):
+            make(sa1bpack.open(root, **rule), 4, seed=1).load_state_dict(state)
+
+
+def overwrite(root, array: str, values) -> None:
+    """Replace the values of an array by those that a function makes of them, in every shard."""
+    for path in sorted(root.glob(f"shards/*/{array}/c.0*")):
+        offsets = np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2]
+        kind = "<i8" if array == "area" else "<f8"
+        stored = np.memmap(path, kind, "r+", shape=(int(offsets.max()),))
+        stored[...] = values(stored)
+        stored.flush()
+
+
+def random_bytes(stored: np.ndarray) -> np.ndarray:
+    return np.frombuffer(np.random.default_rng(5).bytes(stored.nbytes), stored.dtype)
+
+
+@pytest.mark.parametrize("array", ["area", "predicted_iou", "stability_score"])
+@pytest.mark.parametrize(
+    "values", [random_bytes, lambda stored: -stored, lambda stored: stored * 0 - 2**62],
+    ids=["random", "negative", "lowest"],
+)  # fmt: skip
+def test_scores_of_any_bytes_lead_to_masks_of_the_sample_or_a_named_error(root, array, values):
+    plain = sa1bpack.open(root)
+    known = [set(sample["annotation_ids"].tolist()) for sample in plain]
+    overwrite(root, array, values)
+    for check in ("open", "read"):
+        ds = sa1bpack.open(root, check=check, **RULE)
+        for k in range(len(ds)):
+            with Loader(ds[k : k + 1], 1, threads=1, masks="flat", max_masks=2) as loader:
+                try:
+                    [batch] = loader
+                except ReadError as error:
+                    assert check == "read" and "checksum of sample" in str(error)
+                    continue
+            assert set(batch["annotation_ids"].tolist()) <= known[k]
+            assert check == "open" or not known[k]  # without masks nothing is damaged
+
+
+def test_a_count_that_differs_from_the_plan_is_an_error_of_the_sample(root, monkeypatch):
+    """What was read to plan with is damaged, and what was read to copy is sound."""
+    from sa1bpack.loading import checked_planner
+
+    real = checked_planner.read_rows_unchecked
+
+    def damaged(shard, name, first, stop):
+        return real(shard, name, first, stop) * (0 if name == "area" else 1)
+
+    monkeypatch.setattr(checked_planner, "read_rows_unchecked", damaged)
+    ds = sa1bpack.open(root, check="read", min_area=1)
+    with Loader(ds, 12, order="sequential") as loader, pytest.raises(ReadError) as caught:
+        list(loader)
+    assert "it has 2 masks, of which 2 are kept, but 0 were to be kept" in str(caught.value)
+
+
+def test_a_file_of_scores_that_was_cut_short_is_an_error_that_names_it(root):
+    """Read through a memory map it would be a signal that ends the process."""
+    ds = sa1bpack.open(root, check="read", min_area=1)
+    len(ds[0]["areas"])  # the shard is open
+    path = sorted(root.glob("shards/*/stability_score/c.0*"))[0]
+    with path.open("r+b") as file:
+        file.truncate(4)
+    with Loader(ds, 12, order="sequential") as loader, pytest.raises(ReadError) as caught:
+        list(loader)
+    assert str(path) in str(caught.value)
+
+
+def test_a_plan_needs_no_scores_and_is_large_enough(root):
+    ds = sa1bpack.open(root, **RULE)
+    for path in root.glob("shards/*/predicted_iou/c.0*"):
+        path.unlink()
+    assert Loader(ds, 4).plan().most_masks == 12
