@@ -337,8 +337,10 @@ class Pipeline:
             if self._relate is not None:
                 compiled = masks.device.type in COMPILED_ON
                 way = self._relate.of_masks if compiled else self._relate.with_torch
+                # A kernel on a device may have written them in another type.
+                cells = masks if masks.dtype == torch.bool else masks > 0
                 done |= way(
-                    masks.view(*shape, *self.grid),
+                    cells.view(*shape, *self.grid),
                     batch["mask_counts"],
                     "mask_offsets" not in batch,
                 )
