@@ -132,12 +132,15 @@ class Trainer:
         if dist.is_initialized():
             self.parallel = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
-        fp16 = device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        # Older GPUs only emulate bfloat16, which is slow.
+        fp16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
         self.half = torch.float16 if fp16 else torch.bfloat16
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
 
     def load(self) -> None:
-        state = torch.load(self.args.checkpoint, map_location=self.device, weights_only=True)
+        # On the CPU: each part moves what belongs on the device. The optimizer's step counts do not
+        # belong there: it would wait for the device to read each of them, at every step.
+        state = torch.load(self.args.checkpoint, map_location="cpu", weights_only=True)
         self.step = state.pop("step")
         for name, part in state.items():
             getattr(self, name).load_state_dict(part)

@@ -181,14 +181,48 @@ def script():
 
 
 @pytest.fixture
-def deterministic():
-    """The settings of the script, in this process for one test."""
+def deterministic(monkeypatch):
+    """The settings of the script on a CPU, in this process for one test."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
     signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_checkpoint_of_any_device_leaves_step_counts_on_the_cpu(script, deterministic, pack,
+                                                                  undisturbed):  # fmt: skip
+    """Where the optimizer reads them without waiting for a device; weights go to the model's."""
+    args = script.arguments([str(pack), "--checkpoint", str(undisturbed / "run.pt"), "--resume"])
+    trainer = script.Trainer(args, torch.device("cpu"))
+    trainer.device = torch.device("meta")  # in place of a GPU
+    trainer.load()
+    states = list(trainer.optimizer.state.values())
+    assert len(states) == len(list(trainer.model.parameters()))
+    assert all(state["step"].device.type == "cpu" and state["step"] == 7 for state in states)
+    expected = weights(undisturbed)
+    assert all(torch.equal(part, expected[name])
+               for name, part in trainer.model.state_dict().items())  # fmt: skip
+    assert trainer.step == 7
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    options = ["--checkpoint", str(tmp_path / "run.pt"), "--batch-size", str(BATCH), "--resume"]
+    try:
+        assert script.main([str(pack), *options, "--steps", "3"]) == 0
+        trainer = script.Trainer(script.arguments([str(pack), *options]), torch.device("cuda:0"))
+        trainer.load()
+        states = list(trainer.optimizer.state.values())
+        assert all(state["step"].device.type == "cpu" and state["step"] == 3 for state in states)
+        assert all(state["exp_avg"].is_cuda for state in states)
+        assert script.main([str(pack), *options, "--steps", "5"]) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_make_dataloader_trains_identically(script, deterministic, pack, undisturbed, tmp_path):

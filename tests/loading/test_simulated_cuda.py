@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import shutil
 import threading
 import traceback
 import warnings
@@ -19,7 +20,7 @@ from simulated_cuda import Event, SimulatedCuda, Stream
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
+from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading import devices, epoch, iteration, loader, reader_threads
 from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.epoch import BufferPool
@@ -350,6 +351,25 @@ def test_no_more_memory_is_sent_to_than_planned_while_the_device_keeps_up(
 
     schedule.run(train)
     assert 0 < cuda.most[0] <= plans[0].device_bytes
+
+
+@pytest.mark.parametrize("stored", [(0, 16), (-2, 16), (16, 129), (2**31 - 1, 16)])
+def test_sizes_of_planes_are_checked_before_the_device_uses_them(
+    layout_packs, tmp_path, cuda, stored
+):
+    """There, an index outside the planes is an assertion that loses the context."""
+    root = tmp_path / "pack"
+    shutil.copytree(layout_packs("pad", "yuv420"), root)
+    path = next(next(root.glob("shards/*-000/size")).glob("c.*"))
+    sizes = np.memmap(path, np.int32, mode="r+")
+    sizes[6:8] = stored
+    sizes.flush()
+    with (
+        Loader(open_pack(root), 6, device="cuda", order="sequential") as batches,
+        pytest.raises(ReadError, match=r"/size: sides must be .*at most 128"),
+    ):
+        next(iter(batches))
+    assert cuda.most == {}  # nothing was sent
 
 
 # ------------------------------------------------------------------------------ what a batch shares
