@@ -17,8 +17,9 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
     CPU ms       user and system time of all threads of the process, per sample
     cached MB    bytes of the pack that are in the page cache afterwards
 
-The ceiling reads the same images (and bits, if stored) in random order with preadv and O_DIRECT
-into as many aligned buffers as threads, and does nothing else. The Loader has its defaults, except
+The ceiling reads the same images (and bits, if stored) in random order with O_DIRECT into aligned
+buffers, and does nothing else: by preadv in several numbers of threads, and by Linux AIO with
+several samples in flight per thread. The Loader has its defaults, except
 that masks stay bits or runs, as stored. `--peers` adds other loaders on the samples of the default
 pack, in their own formats, each with the setting that reads them fastest from the disk (see
 cold_peers.py); for them opening does not count, and what they read is compared with the pack. They
@@ -38,6 +39,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from mmap import mmap
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +51,7 @@ from page_cache import drop_all, drop_pages, resident_bytes
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
 from sa1bpack.loading.loader import Loader
 
 BLOCK = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of the disk's block
@@ -62,6 +65,7 @@ class Line(NamedTuple):
     io      option of the Loader; None: not given
     direct  of bytes: with O_DIRECT
     threads of bytes
+    at_once samples of bytes that a thread asks for at once, with Linux AIO; 1: with `preadv`
     """
 
     reader: str | None
@@ -69,9 +73,12 @@ class Line(NamedTuple):
     io: str | None = None
     direct: bool = False
     threads: int = 0
+    at_once: int = 1
 
     def __str__(self) -> str:
         if self.reader is None:
+            if self.at_once > 1:
+                return f"O_DIRECT AIO, {self.threads} threads, {self.at_once} samples at once"
             way = "O_DIRECT preadv" if self.direct else "buffered preadv"
             return f"{way}, {self.threads} threads"
         io = "" if self.io is None else f", io={self.io}"
@@ -81,6 +88,7 @@ class Line(NamedTuple):
 def lines_of(kind: Kind, ways: list[str | None]) -> list[Line]:
     """The ceiling with several numbers of threads, buffered reading, and the Loader."""
     lines = [Line(None, direct=True, threads=threads) for threads in (2, 4, 8, 16)]
+    lines += [Line(None, direct=True, threads=2, at_once=count) for count in (4, 8, 16)]
     lines.append(Line(None, threads=8))
     for io in ways:
         first, *others = kind.readers
@@ -134,7 +142,7 @@ def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> R
 
 
 def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
-    """Read all samples in random order with `preadv`, and nothing else."""
+    """Read all samples in random order with `preadv` or Linux AIO, and nothing else."""
     flags = os.O_RDONLY | (os.O_DIRECT if line.direct else 0)
     block = BLOCK if line.direct else 1
     paths = {path for sample in samples for path, _, _ in sample}
@@ -147,7 +155,11 @@ def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
         for index in np.random.default_rng(seed).permutation(len(samples))
     ]
     most = max(stop - start for job in jobs for _, start, stop, _ in job)
-    buffers = [mmap(-1, -(-most // BLOCK) * BLOCK) for _ in range(line.threads)]
+    # Every span has a place of its own: a thread's requests are in flight together.
+    spans_per_job = max(map(len, jobs))
+    place = -(-most // BLOCK) * BLOCK
+    places = spans_per_job * line.at_once if line.at_once > 1 else 1
+    buffers = [mmap(-1, place * places) for _ in range(line.threads)]
     for buffer in buffers:
         buffer[:] = bytes(len(buffer))  # no page is touched for the first time later
     waiting, errors = iter(jobs), []
@@ -163,6 +175,26 @@ def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
         except OSError as error:
             errors.append(error)
 
+    def work_at_once(buffer: mmap) -> None:
+        base, context = np.frombuffer(buffer, np.uint8).ctypes.data, Context()
+        try:
+            while some := list(islice(waiting, line.at_once)):
+                asked = [span for job in some for span in job]
+                requests = [
+                    (file, start, stop - start, base + number * place, needed - start)
+                    for number, (file, start, stop, needed) in enumerate(asked)
+                ]
+                if (status := context.read(np.array(requests, np.int64))).any():
+                    raise OSError(f"status {status.tolist()} of {requests}")
+        except OSError as error:
+            errors.append(error)
+        finally:
+            context.close()
+
+    if line.at_once > 1:
+        work, ready = work_at_once, Context()  # compiles, or loads what is compiled
+        ready.read(np.empty((0, REQUEST_COLUMNS), np.int64))
+        ready.close()
     threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
     begin, cpu = time.perf_counter(), time.process_time()
     for thread in threads:
