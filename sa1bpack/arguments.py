@@ -11,6 +11,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sa1bpack.errors import OptionError
 
 # Seeds, epochs and image ids of random choices: what 64 bits hold.
@@ -70,14 +72,28 @@ def seconds(name: str, value: Any) -> float:
 def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     """What a `torch.utils.data.Subset` selects from, and its indices.
 
-    A Subset of a Subset has several: `for indices in reversed(found): dataset = dataset[indices]`.
-    Anything else is returned as it is, without indices. torch need not be loaded to tell.
+    A Subset of a Subset has several, the outermost first: see `select_nested`. Anything else is
+    returned as it is, without indices. torch need not be loaded to tell.
     """
     found = []
     while _is_torch_subset(value):
         found.append(value.indices)
         value = value.dataset
     return value, found
+
+
+def select_nested(dataset: Any, selections: list[Any]) -> Any:
+    """The part of a dataset that the indices of nested Subsets, found by `torch_subset`, select.
+
+    They mean what they mean as an index of the dataset: a list of bools is a mask, and numbers are
+    not rounded. Raises OptionError for indices without a dimension, and what the dataset raises.
+    """
+    for indices in reversed(selections):
+        found = np.asarray(indices)  # a tensor of one element would count as an integer
+        if found.ndim == 0:
+            raise OptionError(f"the indices of a torch Subset are {indices!r}: choose a list")
+        dataset = dataset[found]
+    return dataset
 
 
 def _is_torch_subset(value: Any) -> bool:

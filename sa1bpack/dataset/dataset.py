@@ -1,6 +1,5 @@
 """The map-style dataset over a pack."""
 
-import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
-from sa1bpack.dataset.rows import Rows, row_array, rows_at, shard_bounds
+from sa1bpack.dataset.rows import Rows, as_position, row_array, rows_at, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sample_info import SampleInfo, sample_info
 from sa1bpack.dataset.select import as_ids
@@ -92,11 +91,12 @@ class Dataset(Selectable):
     def __getitem__(self, index: Any) -> Any:
         """A sample for an integer; a dataset for a slice, an index array or a bool array.
 
-        Raises IndexError as lists do, ReadError naming the sample if it cannot be read,
-        ResourceShortage if the system refuses a memory map or an open file.
+        Raises IndexError as lists do, TypeError for anything else, a single bool included,
+        ReadError naming the sample if it cannot be read, ResourceShortage if the system refuses a
+        memory map or an open file.
         """
         try:
-            position = operator.index(index)
+            position = as_position(index)
         except TypeError:
             return self._part(index)
         return self._sample(self._row(position))
@@ -109,7 +109,7 @@ class Dataset(Selectable):
 
         Shards that are not open yet are opened at the same time.
         """
-        rows = [self._row(operator.index(index)) for index in indices]
+        rows = [self._row(as_position(index)) for index in indices]
         self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
         if self._options.on_error == "raise":
             return [self._sample(row) for row in rows]
@@ -224,7 +224,7 @@ class Dataset(Selectable):
 
         Raises IndexError as `ds[index]` does, FormatError or OSError if the shard cannot be read.
         """
-        return sample_info(self._pack, self._row(operator.index(index)))
+        return sample_info(self._pack, self._row(as_position(index)))
 
     def locate(self, index: int) -> tuple[int, int, int, int]:
         """(shard number, row in the shard, first mask row, one past the last) of a sample.
@@ -232,7 +232,7 @@ class Dataset(Selectable):
         Mask rows are those of the shard, all that are stored, whatever a rule leaves of them; open
         `shards[number]`, which checks them, before use.
         """
-        return self._pack.locate(self._row(index))
+        return self._pack.locate(self._row(as_position(index)))
 
     def locate_many(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         """`locate` for int64 (k,) indices from 0 to n - 1: four int64 (k,) arrays."""

@@ -1,5 +1,6 @@
 """Which rows of a pack a dataset holds: a range where that is possible, else an array of rows."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,23 @@ def take(rows: Rows, selection: Any) -> Rows:
     return as_rows(rows[positions])
 
 
+def as_position(index: Any) -> int:
+    """An integer of any kind as an int. Raises TypeError for anything else, bools included."""
+    if isinstance(index, bool | np.bool_):  # which operator.index takes for 0 and 1
+        raise _not_an_index(index)
+    return operator.index(index)
+
+
+def _not_an_index(value: Any) -> TypeError:
+    return TypeError(
+        f"a dataset is indexed by integers, slices and index arrays, not by {type(value).__name__}"
+    )
+
+
 def as_positions(selection: Any, length: int) -> np.ndarray:
     """An index array or a bool array as int64 positions in 0 to length - 1."""
     if np.ndim(selection) == 0:
-        raise TypeError(
-            "a dataset is indexed by integers, slices and index arrays, not by "
-            f"{type(selection).__name__}"
-        )
+        raise _not_an_index(selection)
     selection = np.asarray(selection)
     if selection.ndim != 1:
         raise IndexError(f"an index array must have one dimension, this has {selection.ndim}")

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
-from sa1bpack.arguments import torch_subset
+from sa1bpack.arguments import select_nested, torch_subset
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 
@@ -13,7 +11,8 @@ def as_dataset(value: Any) -> Dataset:
     """The Dataset that `value` is, or that it is a torch `Subset` of, nested ones included.
 
     A Subset, such as `random_split` returns, becomes the same samples as a Dataset. Raises
-    OptionError for anything else, IndexError for a Subset with indices out of range.
+    OptionError for anything else, IndexError for a Subset whose indices the dataset refuses: out of
+    range, or neither integers nor bools.
     """
     found, selections = torch_subset(value)
     if not isinstance(found, Dataset):
@@ -25,6 +24,4 @@ def as_dataset(value: Any) -> Dataset:
             "torch.utils.data.DataLoader; what they do to samples can be a `transform` of "
             "sa1bpack.open"
         )
-    for indices in reversed(selections):
-        found = found[np.asarray(indices, np.int64)]
-    return found
+    return select_nested(found, selections)

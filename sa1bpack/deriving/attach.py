@@ -11,6 +11,7 @@ import xxhash
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.run import stored_rows
 from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused
@@ -39,7 +40,8 @@ def attach(
     """Make a side array of rows that exist, matched by id, whatever their order.
 
     Args:
-        ds: a dataset of complete shards; all its images, or masks, must have a row.
+        ds: a dataset of complete shards, or a torch Subset of one; all its images, or masks, must
+            have a row.
         name: of the array, and its key in samples and batches.
         array: (n, ...) numpy array, memory map or torch tensor; it may have rows of other ids. Rows
             are read shard by shard.
@@ -57,6 +59,7 @@ def attach(
             makes the same part.
         FormatError: a shard cannot be read, or a part that exists is damaged.
     """
+    ds = as_dataset(ds)
     check_side_name(name)
     choice("axis", axis, SIDE_AXES)
     rows, kind = _probe(array, dtype)

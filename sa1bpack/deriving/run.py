@@ -10,6 +10,7 @@ import torch
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_options, share
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
@@ -45,7 +46,8 @@ def derive(
     of its `part`.
 
     Args:
-        ds: a dataset of complete shards, without a transform: of a pack, or `ds.source(...)`.
+        ds: a dataset of complete shards, without a transform: of a pack, `ds.source(...)`, or a
+            torch Subset of one.
         name: of the array, and its key in samples and batches.
         fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
             without gradients. It returns a tensor or an array with one row per image (B, ...), or
@@ -72,6 +74,7 @@ def derive(
         ReadError: a sample cannot be read; its part is not published.
         FormatError: a part that exists is damaged.
     """
+    ds = as_dataset(ds)
     check_side_name(name)
     if not callable(fn):
         raise OptionError(f"fn is {fn!r}: choose a function of a batch")

@@ -140,8 +140,6 @@ def _folder(ds: Dataset, name: str) -> Path:
 
 def _complete_shards(ds: Dataset) -> list[ShardToDo]:
     """The shards of a dataset. Raises OptionError unless it has each of them complete, once."""
-    if not isinstance(ds, Dataset):
-        raise OptionError(f"ds is {brief(ds)}: choose a dataset of sa1bpack.open")
     numbers, local, *_ = ds.locate_many(np.arange(len(ds)))
     order = np.lexsort((local, numbers))
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
+from sa1bpack.arguments import MAX_WORD, select_nested, torch_subset, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.order import functions as pure
 from sa1bpack.order.functions import Key
@@ -81,10 +81,12 @@ class Order(ABC):
     kind: ClassVar[str]
 
     def __init__(self, dataset: Ordered):
-        if len(dataset) == 0:
+        described = _described(dataset)
+        count = len(described)  # not that of the Subset, whose indices may be a mask
+        if count == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
-        self.size = whole_number("the number of samples", len(dataset), 1, pure.MAX_SAMPLES - 1)
-        self.fingerprint = pure.check_fingerprint(_described(dataset).fingerprint)
+        self.size = whole_number("the number of samples", count, 1, pure.MAX_SAMPLES - 1)
+        self.fingerprint = pure.check_fingerprint(described.fingerprint)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -124,9 +126,7 @@ def _described(dataset: Any) -> Ordered:
             f"a {type(found).__name__} has no fingerprint: choose a dataset of sa1bpack.open, a "
             "torch Subset of one, or describe another dataset by an Extent"
         )
-    for indices in reversed(selections):
-        found = found[np.asarray(indices, np.int64)]
-    return found
+    return select_nested(found, selections)
 
 
 class SequentialOrder(Order):

@@ -71,9 +71,13 @@ def test_indices_behave_like_those_of_lists(ds):
     for index in (SAMPLES, -SAMPLES - 1, 10**20):
         with pytest.raises(IndexError, match=f"{index} is out of range for a dataset of 12"):
             ds[index]
-    for wrong in (1.0, "1", None):
+    for wrong in (1.0, "1", None, True, np.True_):  # a bool is a mask of one, not row 0 or 1
         with pytest.raises(TypeError, match=type(wrong).__name__):
             ds[wrong]
+    for asked in (ds.info, ds.locate, lambda wrong: ds.__getitems__([wrong])):
+        for wrong in (True, np.False_):
+            with pytest.raises(TypeError, match=r"indexed by integers.*bool"):
+                asked(wrong)
     for wrong in ([0.5], [[1]]):
         with pytest.raises(IndexError):
             ds[wrong]

@@ -160,6 +160,21 @@ def test_a_split_of_torch_becomes_a_dataset_of_the_same_samples(packed):
     assert len(as_dataset(Subset(ds, []))) == 0
 
 
+def test_indices_of_a_subset_mean_what_they_mean_to_the_dataset(packed):
+    ds = open_pack(packed.root)[:3]
+    mask = [True, False, True]
+    for indices in (mask, np.array(mask), torch.tensor(mask)):
+        assert as_dataset(Subset(ds, indices)).rows.tolist() == [0, 2]
+    for indices in ([1], torch.tensor([1]), np.array([1], np.uint8), range(1, 2)):
+        assert as_dataset(Subset(ds, indices)).rows.tolist() == [1]
+    for indices, said in (([1.9], "this is float64"), (["1"], "this is <U1"), ([[1]], "has 2"),
+                          ([True], "bool array of 1"), ([3], "out of range")):  # fmt: skip
+        with pytest.raises(IndexError, match=said):
+            as_dataset(Subset(ds, indices))
+    with pytest.raises(OptionError, match="indices of a torch Subset are 1: choose a list"):
+        as_dataset(Subset(ds, 1))
+
+
 def test_what_is_no_dataset_of_ours_is_named_with_the_remedy(packed):
     other = TensorDataset(torch.zeros(3))
     for wrong, name in ((other, "TensorDataset"), (Subset(other, [0]), "TensorDataset inside"),

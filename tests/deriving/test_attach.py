@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset, random_split
 
 import sa1bpack
 from sa1bpack.deriving.attach import attach
@@ -35,6 +36,18 @@ def test_rows_are_matched_by_image_id(ds, pack, given, monkeypatch):
     expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
     np.testing.assert_array_equal(stored(result.folder, pack), expected)
     assert result.missing == () and verify(pack).ok
+
+
+def test_a_torch_subset_of_complete_shards_is_taken_and_any_other_is_refused(ds, pack, given):
+    ids, rows = given
+    every, _ = random_split(ds, [len(ds), 0], torch.Generator().manual_seed(0))
+    assert attach(every, "a", rows, ids).folder == attach(ds, "a", rows, ids).folder
+    expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)
+    np.testing.assert_array_equal(stored(pack / "side" / "a", pack), expected)
+    with pytest.raises(OptionError, match="is for a complete shard"):
+        attach(Subset(ds, [0]), "b", rows, ids)
+    with pytest.raises(OptionError, match=r"choose a dataset of sa1bpack\.open"):
+        attach(Subset([1, 2], [0]), "b", rows, ids)
 
 
 def test_rows_are_matched_by_annotation_id(ds, pack):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset, random_split
 
 import sa1bpack
 from sa1bpack.deriving.run import derive, function_name
@@ -202,6 +203,18 @@ def test_a_part_of_a_shard_is_refused_and_a_source_is_taken(ds):
         derive(ds[1:], "a", embed)
     result = derive(ds.source("sa_000001"), "a", embed)
     assert result.made == ("sa_000001-000", "sa_000001-001") and result.missing == ()
+
+
+def test_a_torch_subset_of_complete_shards_is_taken_and_any_other_is_refused(ds, tmp_path):
+    part = Subset(ds, ds.source("sa_000001").rows)
+    result = derive(part, "a", embed)
+    assert result.made == ("sa_000001-000", "sa_000001-001") and result.missing == ()
+    cut, _ = random_split(ds, [2, len(ds) - 2], torch.Generator().manual_seed(0))
+    with pytest.raises(OptionError, match="is for a complete shard"):
+        derive(cut, "b", embed)
+    for wrong in (Subset([1, 2], [0]), str(tmp_path)):
+        with pytest.raises(OptionError, match=r"choose a dataset of sa1bpack\.open"):
+            derive(wrong, "b", embed)
 
 
 def test_a_sample_that_cannot_be_read_ends_the_call_and_its_part_is_not_published(ds, pack):

@@ -71,6 +71,17 @@ def test_parts_of_random_split_are_read_as_subsets(ds, make):
         assert found == list(rows)
 
 
+@BOTH
+def test_a_mask_as_indices_of_a_subset_is_a_mask(ds, make):
+    part = torch.utils.data.Subset(ds[:3], np.array([True, False, True]))
+    [batch] = make(part, 3, order=SequentialOrder(part))
+    assert batch["image_ids"].tolist() == ds.column("image_id")[[0, 2]].tolist()
+    for order in ("sequential", ShuffleOrder):
+        with pytest.raises(IndexError, match="this is float64"):
+            part = torch.utils.data.Subset(ds, [1.9])
+            make(part, 1, order=order if isinstance(order, str) else order(part))
+
+
 def test_an_order_of_a_split_is_that_of_the_same_samples(ds):
     rows = [0, 1, 9, 8, 2, 11, 3]
     split = torch.utils.data.Subset(ds, rows)
