@@ -13,8 +13,12 @@ def brief(value: object) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`counted(1, "shard")` is "1 shard", `counted(2000, "shard")` is "2,000 shards"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """`counted(1, "shard")` is "1 shard", `counted(2000, "shard")` is "2,000 shards".
+
+    A noun in "ch" ends in "es": "2 batches".
+    """
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def size_text(nbytes: float) -> str:

@@ -3,7 +3,7 @@
 import os
 import threading
 import traceback
-from math import ceil
+from math import floor
 from typing import Any, Protocol
 
 from sa1bpack.batch.collate import Batch, warn_of_dropped
@@ -13,6 +13,7 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.wording import counted
 
 
 class Run(Protocol):
@@ -32,7 +33,7 @@ class DroppedSamples:
     """The samples that a loader with on_error="drop" has dropped, over all of its epochs.
 
     errors  one per sample, in the order of the batches
-    share   the part of an epoch's samples that may be dropped
+    share   the part of an epoch's samples on this rank that may be dropped
     """
 
     def __init__(self, share: float):
@@ -50,14 +51,23 @@ class DroppedSamples:
         """
         warn_of_dropped(errors, self._shards)
         self.errors += errors
-        count, limit = before + len(errors), ceil(self.share * samples)
+        count = before + len(errors)
+        limit = self._limit(samples)
         if count > limit:
             raise LoaderError(
-                f"{count} of the {samples} samples of this epoch could not be read, and "
-                f"max_dropped={self.share:g} allows {limit}; the last error: {errors[-1]}. Run "
-                "`sa1bpack verify` on the pack, repair it, or raise max_dropped"
+                f"{counted(count, 'sample')} of the {samples:,} of this epoch could not be read, "
+                f"but max_dropped={self.share:g} allows at most {limit:,}; the last error: "
+                f"{errors[-1]}. Run `sa1bpack verify` on the pack, repair it, or raise max_dropped"
             )
         return count
+
+    def _limit(self, samples: int) -> int:
+        """How many of an epoch's samples may be dropped.
+
+        One at least, unless the share is 0: on many ranks, an epoch has few samples on each.
+        """
+        whole = floor(round(self.share * samples, 6))  # 0.29 * 100 is 28.999999999999996
+        return max(whole, 1) if self.share else 0
 
 
 class BatchReader:
@@ -119,7 +129,7 @@ class BatchReader:
         """For `repr`: the dataset, the batches, the position in the order, and `own`."""
         batches = self.batches
         return (
-            f"<{type(self).__name__} of {self._dataset!r}: {len(batches)} batches of "
+            f"<{type(self).__name__} of {self._dataset!r}: {counted(len(batches), 'batch')} of "
             f"{batches.batch_size}, {batches.order.kind} order, epoch {batches.epoch}, {own}>"
         )
 
@@ -134,6 +144,7 @@ class Iteration:
         self._run: Run | None = None
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
+        self._yielded = False  # any batch
         self._over: str | None = None  # why any further `next` is an error; "": complete
 
     def __iter__(self) -> "Iteration":
@@ -203,7 +214,16 @@ class Iteration:
             if reader._options.on_error == "drop":
                 rows = [error.row for error in errors]
                 batch["dropped"] = batch["indices"].new_tensor(rows)
+            self._yielded = True
             return batch
+        # A loop over steps, `while step < n: for batch in loader`, would never end.
+        if self._dropped and not self._yielded and not self._batches.start:
+            raise LoaderError(
+                f"epoch {self._batches.epoch} has no batch: none of its "
+                f"{counted(self._dropped, 'sample')} in {counted(self._total, 'batch')} could be "
+                f"read; the last error: {reader.dropped[-1]}. Run `sa1bpack verify` on the pack "
+                "and repair it, or check that its disk is there"
+            )
         return None
 
     def _note(self, batch: Batch | None, errors: list[ReadError]) -> None:

@@ -64,9 +64,12 @@ class ReadingOptions:
         How to treat samples that cannot be read. "raise": raise ReadError. "drop": drop them, log
         a warning for the first one of each shard, and list them in `dropped` and in the batch. A
         batch in which no sample remains is skipped; with several ranks, which must all have the
-        same number of batches, it is a LoaderError.
+        same number of batches, it is a LoaderError, and so is an epoch without any batch.
     max_dropped
-        The share of an epoch's samples that may be dropped, 0 to 1; beyond it, LoaderError.
+        The share of an epoch's samples on this rank that may be dropped, 0 to 1. It is rounded
+        down, but unless it is 0 one sample may always be dropped: 0.01 allows 1 of 3 samples, 1 of
+        199 and 2 of 200. Beyond it, LoaderError. An epoch that is resumed counts those dropped
+        since.
     timeout
         Seconds after which a batch that has not arrived is an error.
     """

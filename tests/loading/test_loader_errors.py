@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 from batches import clone
@@ -15,6 +16,7 @@ from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.iteration import DroppedSamples
 from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
@@ -135,7 +137,10 @@ def test_a_batch_in_which_nothing_remains_is_an_error_if_other_ranks_have_theirs
 
 
 @BOTH
-@pytest.mark.parametrize(("share", "allowed"), [(0, 0), (0.01, 1), (0.25, 3), (1, 12)])
+@pytest.mark.parametrize(
+    ("share", "allowed"),
+    [(0, 0), (0.01, 1), (0.083, 1), (1 / 12, 1), (0.24, 2), (0.25, 3), (1, 12)],
+)
 def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, share, allowed):
     cut(root, "mask_bits")
     loader = make(open_pack(root), 1, max_dropped=share, **DROPS)
@@ -146,8 +151,37 @@ def test_more_dropped_samples_than_the_share_allows_are_an_error(root, make, sha
         batches = iter(loader)
         for row in range(9):
             assert next(batches)["indices"].item() == row, epoch
-        with pytest.raises(LoaderError, match=rf"of the 12 samples.*allows {allowed}.*max_dropped"):
+        message = rf"^{allowed + 1} samples? of the 12 of this epoch .* allows at most {allowed};"
+        with pytest.raises(LoaderError, match=message):
             next(batches)
+
+
+def test_the_share_is_rounded_down_as_it_is_written():
+    """Not as floating point has it: 0.29 * 100 is 28.999999999999996."""
+    for share, samples, allowed in (
+        (0.29, 100, 29), (np.float32(0.02), 100, 2), (0.01, 199, 1), (0.01, 200, 2), (0.01, 3, 1),
+        (0.01, 11_185_362, 111_853),
+    ):  # fmt: skip
+        errors = [ReadError("cut", shard=LAST_SHARD, row=9)]
+        assert DroppedSamples(share).add(errors, allowed - 1, samples) == allowed
+        with pytest.raises(LoaderError, match=f"allows at most {allowed:,};"):
+            DroppedSamples(share).add(errors, allowed, samples)
+
+
+@BOTH
+def test_an_epoch_in_which_nothing_can_be_read_is_an_error(root, make):
+    """A loop over steps would never end; an epoch of which batches came out before does."""
+    cut(root, "mask_bits")
+    loader = make(open_pack(root)[9:], 2, max_dropped=1, **DROPS)
+    for epoch in range(2):
+        message = rf"epoch {epoch} has no batch: none of its 3 samples in 2 batches could be read.*"
+        with pytest.raises(LoaderError, match=message + "sa1bpack verify"):
+            list(loader)
+    loader = make(open_pack(root)[6:], 3, max_dropped=1, **DROPS)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert list(loader) == [] and len(list(loader)) == 1
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "a", float("nan")])
