@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -16,6 +17,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Without a CUDA device, Triton's kernels run in its interpreter. It decides that when it is
 # imported, which torch and other libraries may do at any time.
 os.environ.setdefault("TRITON_INTERPRET", "0" if list(Path("/dev").glob("nvidia[0-9]*")) else "1")
+
+
+# No example has a time limit: how long one takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
