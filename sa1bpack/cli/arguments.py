@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib import import_module
 
 from sa1bpack.arguments import refuse_url
@@ -15,9 +15,9 @@ COMMANDS = {
     "pack": "decode tars into shards",
     "verify": "check a pack against its checksums",
     "repair": "rebuild the damaged parts of a pack from its tars",
-    "merge": "make one pack of several, by links where possible",
+    "merge": "merge packs into one, by links where possible",
     "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
-    "subset": "keep a selection of a pack's samples as a small file",
+    "subset": "select samples of a pack, and save their ids in a small file",
     "info": "show what is in a pack, or the versions in use",
     "show": "draw samples of a pack with their masks, as a PNG",
     "report": "write a report on a pack, as an HTML page",
@@ -28,6 +28,8 @@ COMMANDS = {
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse a command line; among the options, `run` is the function of the command.
 
+    `shown_names` of the result has each option's name on the command line, for messages.
+
     Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Options are
     added only for the command that is named: their defaults come from modules that take a while to
     load, and `sa1bpack --help` needs none.
@@ -35,8 +37,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     found = _main_parser().parse_args(arguments)
     command = _command_parser(found.command)
     if "--" in found.arguments:  # only plain parsing treats what follows as arguments
-        return command.parse_args(found.arguments)
-    return command.parse_intermixed_args(found.arguments)
+        options = command.parse_args(found.arguments)
+    else:
+        options = command.parse_intermixed_args(found.arguments)
+    options.shown_names = {
+        action.dest: action.option_strings[-1] if action.option_strings else action.metavar
+        for action in command._actions  # argparse has no public list of them
+    }
+    return options
 
 
 def user_path(text: str) -> str:
@@ -63,16 +71,17 @@ def number(text: str) -> int:
         ) from None
 
 
-def in_flags(message: str, names: Iterable[str]) -> str:
+def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
     """The message of an error, with flags in place of the Python names of options.
 
-    names
-        Names of the command's options: "max_masks" for --max-masks.
+    shown_names
+        Name of each of the command's options in Python → on the command line: "max_masks" →
+        "--max-masks", or "name" → "NAME" for one without a flag.
     """
-    choices = "|".join(map(re.escape, names))
+    choices = "|".join(map(re.escape, shown_names))
     return re.sub(
         rf"(^|\n  )({choices})(?= is | must be |: the pack has )",
-        lambda found: f"{found[1]}--{found[2].replace('_', '-')}",
+        lambda found: found[1] + shown_names[found[2]],
         message,
     )
 

@@ -13,9 +13,9 @@ from sa1bpack.progress import image_bar
 
 _DESCRIPTION = """\
 Compute an array with one row per image, or per mask, for a complete pack:
-embeddings of a teacher, saliency, text features, relations of masks. It lies
-in a folder of its own, PACK/side/NAME or any other; the pack is not changed.
-sa1bpack.open(PACK, side=[NAME]) puts it into samples and batches.
+embeddings of a teacher, saliency, text features, relations of masks. It is
+kept in a folder of its own, by default PACK/side/NAME; the pack does not
+change. sa1bpack.open(PACK, side=[NAME]) adds it to samples and batches.
 
 Work is published shard by shard. Interrupted? Repeat the command: shards that
 are done are kept. A shard that was packed again is computed again."""
@@ -42,14 +42,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
-    parser.add_argument("name", metavar="NAME", help="of the array: a key of samples and batches")
+    parser.add_argument(
+        "name", metavar="NAME", help="name of the array: its key in samples and batches"
+    )
     parser.add_argument(
         "--fn", required=True, metavar="MODULE:FUNCTION", help="the function that computes rows"
     )
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE",
-        help="keyword argument of the function, which is recorded: JSON, or else a string; may be "
-        "repeated",
+        help="keyword argument of the function: JSON, otherwise taken as a string; recorded with "
+        "the array; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--axis", choices=("sample", "mask"), default="sample",
@@ -57,25 +59,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--spatial", action="store_true",
-        help="rows are (C, h, w) over the canvas of the image: a Pipeline moves them with it",
+        help="rows are (C, h, w) and cover the canvas of the image: a Pipeline transforms them "
+        "with it",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=user_path, metavar="SIDE",
         help="folder of the array (default: PACK/side/NAME)",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=int, default=32, metavar="N", help="images (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--device", default="cpu", metavar="DEVICE",
-        help="of the batches: cpu, cuda, cuda:1 (default: %(default)s)",
+        "--batch-size", type=int, default=32, metavar="N",
+        help="images per batch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="that read (default: as the Loader chooses)"
-    )
+        "--device", default="cpu", metavar="DEVICE",
+        help="where the batches are: cpu, cuda, cuda:1 (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
-        "--part", metavar="K/N", help="only every N-th shard, from the K-th on: 1/8 to 8/8"
-    )
+        "--threads", type=int, metavar="N",
+        help="number of reader threads (default: chosen by the Loader)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--part", metavar="K/N",
+        help="only every N-th shard, starting with the K-th, such as 3/8 (default: all)",
+    )  # fmt: skip
     parser.set_defaults(run=run_derive)
 
 
@@ -114,7 +120,7 @@ def _part(text: str) -> tuple[int, int]:
     number, slash, count = text.partition("/")
     if not (slash and number.isascii() and number.isdigit() and count.isascii()
             and count.isdigit()):  # fmt: skip
-        raise OptionError(f"part is {text!r}: choose K/N, such as 1/8 to 8/8")
+        raise OptionError(f"part is {text!r}: choose K/N, such as 3/8")
     return int(number), int(count)
 
 

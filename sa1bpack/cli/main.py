@@ -17,7 +17,7 @@ from sa1bpack.wording import printable
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    options = argparse.Namespace()
+    options = argparse.Namespace(shown_names={})
     try:
         _open_closed_streams()
         _handle_signals()
@@ -97,7 +97,7 @@ def _complain(error: BaseException, options: argparse.Namespace) -> None:
         case exits.Terminated():
             what = "terminated"
         case OptionError() | PackError():
-            what = in_flags(str(error), vars(options))
+            what = in_flags(str(error), options.shown_names)
         case _:
             what = error
     for line in (what, exits.remedy(error), *getattr(error, "__notes__", ())):

@@ -9,11 +9,11 @@ from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Make one pack of several that were made with the same options, such as those of
-several machines. No tar is read and nothing is decoded: the files of OUT are
-hard links to those of the packs where the file system can do that, else clones
-that share their blocks, else copies. The packs stay as they are; removing them
-does not affect OUT. Its bytes are those of one pack of all tars.
+Merge packs that were made with the same options, on several machines for
+example, into one. No tar is read and nothing is decoded: the files of OUT are
+hard links to those of the packs where the file system allows it, otherwise
+clones that share their blocks, otherwise copies. The packs are not changed;
+removing them does not affect OUT, whose bytes are those of a pack of all tars.
 
 Interrupted? Repeat the command. To add packs later, name them in addition to
 the earlier ones."""

@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--fit", choices=FITS, default=default.fit,
         help="pad: longer side scaled to S, the rest zero (SAM); squash: both sides scaled to S "
-        "(SAM 2); native: as pad, stored without the rest (default: %(default)s)",
+        "(SAM 2); native: as pad, but the padding is not stored (default: %(default)s)",
     )  # fmt: skip
     images.add_argument(
         "--pixels", choices=PIXELS, default=default.pixels,

@@ -23,9 +23,9 @@ _EPILOG = (
   sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
 
 Smaller masks are drawn over larger ones; the largest has the first colour.
-Points are white. An image that is smaller than its tile is enlarged by a whole
-factor. If a pack has no bits, its masks are drawn from the exact runs. Only
-the samples shown are read, and compared with their checksums.
+Points are white. An image that is smaller than its tile is enlarged by an
+integer factor. If a pack has no bits, its masks are drawn from the exact runs.
+Only the samples shown are read, and compared with their checksums.
 
 A sample that is damaged or cannot be read is replaced by a tile that says why
 and is named on stderr; the exit code is then 1. With --large no picture is
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, patterns, or one file of `sa1bpack subset`",
+        help="folders of packs, quoted globs, or one selection of `sa1bpack subset`",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.png",

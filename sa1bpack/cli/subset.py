@@ -8,11 +8,11 @@ from sa1bpack.cli.arguments import one_or_several, user_path
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
-Keep a selection of the samples of one or several packs as a small file of
-image ids. sa1bpack.open(OUT) opens it for training; `show` and `subset` take
+Select samples of one or several packs, and save their image ids in a small
+file. sa1bpack.open(OUT) opens it for training; `show` and `subset` accept
 it in place of a pack. No pixels are read or copied.
 
-All conditions given must hold. The samples are in the order of the pack, or
+A sample must meet all conditions. The samples are in the order of the pack, or
 in the order of --ids."""
 
 _EPILOG = (
@@ -37,32 +37,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, patterns, or one file of this command",
+        help="folders of packs, quoted globs, or one selection",
     )  # fmt: skip
     parser.add_argument(
-        "out", type=user_path, metavar="OUT", help="the file; an older selection is replaced"
-    )
+        "out", type=user_path, metavar="OUT",
+        help="file to write; an earlier selection is replaced",
+    )  # fmt: skip
     parser.add_argument(
         "--where", action="append", default=[], metavar="CONDITION",
-        help="a condition as below; may be repeated",
+        help="keep samples that meet this condition, see below; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--source", action="append", default=[], metavar="NAME",
-        help="from this tar, such as sa_000012; may be repeated",
+        help="keep samples of this tar, such as sa_000012; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--fraction", type=float, metavar="F",
-        help="a random part, 0 to 1, by a hash of the image id",
+        help="keep this fraction of the samples, 0 to 1, by a hash of the image id",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of --fraction (default: %(default)s)"
+        "--seed", type=int, default=0, metavar="N", help="seed of --fraction (default: %(default)s)"
     )
     parser.add_argument(
-        "--ids", type=user_path, metavar="FILE", help="these image ids, one per line"
-    )
+        "--ids", type=user_path, metavar="FILE",
+        help="keep the samples with these image ids, one per line",
+    )  # fmt: skip
     parser.add_argument(
         "--duplicates", choices=("error", "first"), default="error",
-        help="image ids that several packs have (default: %(default)s)",
+        help="if packs share an image id: fail, or keep the sample of the first pack "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.set_defaults(run=run_subset)
 

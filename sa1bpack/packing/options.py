@@ -31,7 +31,7 @@ class PackOptions:
         S, the side in pixels of the square that images are stored in.
     fit
         "pad": the longer side becomes S, the rest is zero (SAM). "squash": both become S (SAM 2).
-        "native": as pad, stored without the padding.
+        "native": as pad, but the padding is not stored.
     pixels
         "rgb": 3 bytes per pixel. "yuv420": planes Y, Cb, Cr with chroma at half the size, 1.5 bytes
         per pixel; converted to RGB when read.

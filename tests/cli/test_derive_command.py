@@ -101,6 +101,7 @@ def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(pack, tmp_
     ("arguments", "message"),
     [
         (("ids", "--fn", "made"), "--fn is 'made': choose MODULE:FUNCTION"),
+        (("na me", "--fn", "made:ids"), "sa1bpack: NAME is 'na me': choose a letter"),
         (("ids", "--fn", "nowhere:ids"), "there is no module 'nowhere'"),
         (("ids", "--fn", "made:nothing"), "the module has no 'nothing'"),
         (("ids", "--fn", "made:wrong"), "this is a int, not a function"),
