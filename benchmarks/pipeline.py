@@ -11,7 +11,7 @@ photographs (those with enough masks), which are in memory or in the page cache:
   system, whose page faults a loader pays that allocates for every sample;
 - sa1bpack: Loader and Pipeline with a random flip, from a pack of these photographs, in epochs that
   draw each of them several times, in batches of one and of `--batch`;
-- SAM 2: the steps of its own training dataset for SA-1B, written anew from their description. JSON
+- SAM 2: the steps of its own training dataset for SA-1B, reimplemented from their description. JSON
   and JPEG are read, as many masks drawn at random and decoded with pycocotools at full size; image
   and masks are flipped, resized to 1024 x 1024, made tensors, and the image is normalised.
 

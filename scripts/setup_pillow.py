@@ -3,7 +3,7 @@
 
 Run by `make setup`, with the Python of the environment; prints nothing if there is nothing to do.
 Both install into the same folder, so this script, not a requirement, decides which one is active.
-docs/decisions/0001-pillow-simd.md gives the reasons.
+docs/decisions/0001-pillow-simd.md states the reasons.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""Numbers, and values found in files, as text for messages."""
+"""Numbers, and values found in files, as text for messages; and words that this project avoids."""
+
+import re
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +51,35 @@ def test_a_value_of_any_size_is_shown_briefly(value):
 )  # fmt: skip
 def test_control_characters_are_escaped(text, shown):
     assert printable(text) == shown
+
+
+REPOSITORY = Path(__file__).parents[1]
+AVOIDED = {
+    r"\banew\b": "again",
+    r"\bwhoever\b": "name who",
+    r"\blies? to (one another|each other)\b": "relate",
+    r"\bspeaks? against\b": "what the case is",
+    r"\b(is|are|was|were) told\b": "is notified, is announced",
+    r"\bmended\b": "repaired",
+    r"\b(so many|that many) seconds\b": "at most `name` seconds",
+    r"\bwhole (packs|runs?)\b": "sound, complete",
+    r"\bgives\b": "returns, yields, produces, assigns",
+    r'(""" ?|: )As of [A-Z`]|\bas of [`A-Z]': "as in, like",
+    r"\bgo(es)? on\b": "resume, continue",
+}
+
+
+@pytest.mark.parametrize("avoided", AVOIDED)
+def test_code_and_documents_use_the_words_of_a_native_engineer(avoided):
+    """In all text of the package, the documents, benchmarks and scripts but performance.md."""
+    texts = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    texts += [path for folder in ("sa1bpack", "docs", "benchmarks", "scripts")
+              for path in sorted((REPOSITORY / folder).rglob("*"))
+              if path.suffix in (".py", ".md") and path.name != "performance.md"]  # fmt: skip
+    assert len(texts) > 200
+    found = [
+        f"{path.relative_to(REPOSITORY)}: {match[0]!r}; write {AVOIDED[avoided]}"
+        for path in texts
+        for match in re.finditer(avoided, re.sub(r"\n[ #]*", " ", path.read_text()))
+    ]
+    assert found == []

@@ -1,13 +1,13 @@
 """Reading samples that are not in memory: everything that a part of a batch needs, asked at once.
 
-`copy_samples` takes bytes from memory. What the system has not in memory is read first:
+`copy_samples` takes bytes from memory. What is not in memory is read first:
 
 - past the page cache, if the file can be read so: images and mask bits straight into their place in
   the buffer, where that is possible, everything else into scratch memory;
-- otherwise through the page cache: the system is told of every span before the first is read.
+- otherwise through the page cache: every span is announced to the system before the first is read.
 
 The small arrays, under a hundredth of a pack, are always read through the page cache: they are
-mapped, and the system is told to begin reading them at the same time.
+mapped, and announced at the same time.
 """
 
 import sys
@@ -212,7 +212,7 @@ def read_samples(
     requests = np.empty((most, REQUEST_COLUMNS), np.int64)
     owner = np.empty(most, np.int64)  # twice the sample, counted from `first`, plus which file
     sources = np.empty((2 * count, 2), np.int64)  # what addresses and files become
-    # Addresses as int64: with uint64, which numpy gives, their sums would be floating-point.
+    # Addresses as int64: with uint64, which numpy returns, their sums would be floating-point.
     into, base, n = np.int64(buffer.ctypes.data), np.int64(scratch.ctypes.data), 0
     free = base
     for owned in range(2 * count):

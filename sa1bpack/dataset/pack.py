@@ -241,7 +241,7 @@ class Pack:
     ) -> dict[str, np.ndarray]:
         """All rows of a sample, copied, and compared with its checksum and with the index.
 
-        out, direct  as of `format.checked_rows.read_sample_rows`
+        out, direct  as in `format.checked_rows.read_sample_rows`
 
         Raises FormatError if they are not what was written, OSError if they cannot be read,
         ResourceShortage if the system refuses an open file for lack of resources.

@@ -168,8 +168,8 @@ class Shards:
         Returns those that another thread gave up without an error, such as at Ctrl-C.
         """
         if _state.opening:
-            # In a finalizer that this thread runs while it opens shards: whoever opens these may be
-            # waiting for this thread.
+            # In a finalizer that this thread runs while it opens shards: the thread that opens
+            # these may be waiting for this one.
             for number, entry in todo:
                 _note(number, self._outcome(number, entry), found, failed)
             return []

@@ -167,8 +167,8 @@ def remove_temporaries(folder: Path, keep: Path | None = None) -> list[Path]:
 def put_in_place(folder: Path, final: Path) -> None:
     """Give a complete folder a final name; whatever had that name is removed.
 
-    Readers, and whoever comes after a kill, find the old entry or the new one: the two exchange
-    their names in one step. Where the file system cannot do that (NFS, for one), the old entry is
+    Readers, also after a kill, find the old entry or the new one: the two exchange their names
+    in one step. Where the file system cannot do that (NFS, for one), the old entry is
     renamed first, and renamed back if the second rename fails; after a kill between the two,
     `restore_set_aside` puts it back.
     """

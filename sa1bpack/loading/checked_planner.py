@@ -116,7 +116,7 @@ class CheckedBatchCopy(BatchCopy):
                 self._failed[k] = without_frames(error)
 
     def compile(self) -> None:
-        """As of BatchCopy."""
+        """Like BatchCopy.compile, and the functions that announce reads."""
         super().compile()
         read_ahead_map(0, 0)
         if self._spec.masks.source == "drawn":

@@ -85,7 +85,7 @@ class Host:
     def deliver(self, staged: tuple[Buffer, BatchCopy], spec: BatchSpec, pool: BufferPool) -> Batch:
         """Tensors in the buffer's memory. When the last of them is gone, the buffer is released.
 
-        The small ones are copies: whoever keeps the ids of a batch need not hold its pixels.
+        The small ones are copies, so keeping the ids of a batch does not keep its pixels.
         """
         buffer, copy = staged
         lent = np.asarray(Lease(buffer, copy.nbytes, pool))

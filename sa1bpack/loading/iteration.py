@@ -26,7 +26,7 @@ class Run(Protocol):
         """
 
     def end(self, wait: float) -> None:
-        """End the epoch; wait so many seconds for what it still does."""
+        """End the epoch; wait at most `wait` seconds for reads in progress."""
 
 
 class DroppedSamples:

@@ -1,8 +1,9 @@
-"""Batches of a pack with one copy: threads fill reused buffers, in order.
+"""Batches of a pack with at most one copy: threads fill reused buffers, in order.
 
-`Planner.plan` looks up where the samples of a batch are; reader threads copy them from the page
-cache into a buffer (`copy_samples`); a device takes the buffer over (`devices`); and the consumer
-gets the batches in order (`BatchQueue`).
+`Planner.plan` looks up where the samples of a batch are. Reader threads fill a buffer: bytes in the
+page cache are copied from there (`copy_samples`); others are read from the disk, past the cache
+straight to their place in the buffer where that is possible (`read_samples`). A device takes the
+buffer over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 """
 
 import logging

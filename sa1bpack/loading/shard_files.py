@@ -55,7 +55,7 @@ class ShardFiles:
 
 
 def _tells_what_is_in_memory(path: str, file: int) -> bool:
-    """Whether mincore tells the truth: to others than the owner and writers it says "all"."""
+    """Whether mincore answers truthfully; to others than the owner and writers it says "all"."""
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 
 

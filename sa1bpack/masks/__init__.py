@@ -6,7 +6,7 @@
                 <--encode_counts-     |   --draw_window-->              <--pack_bits---
                                       +-----draw_points--> prompts
 
-`relate` finds how the masks of an image lie to one another, from their runs or from bits.
+`relate` computes how the masks of an image relate, from their runs or from bits.
 
 None of these steps creates a full-size mask.
 """

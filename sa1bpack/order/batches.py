@@ -171,15 +171,15 @@ def _refuse_flags(removed: dict[str, Any]) -> None:
 class DealtBatches:
     """The batches of all ranks in turn: a batch sampler for a library that deals them out itself.
 
-    Hugging Face Accelerate gives batch i of a batch sampler to process i % n of n. Of batches that
-    are cut for a rank already, each process would get a part of its part. Here batch k * n + r is
-    the part of rank r of global batch k, so that each process gets what it gets without Accelerate.
+    Hugging Face Accelerate assigns batch i of a batch sampler to process i % n of n. Of batches
+    that are cut for a rank already, each process would get a part of its part. Here batch k * n + r
+    is the part of rank r of global batch k, so each process gets what it gets without Accelerate.
 
     Only the end of an epoch differs, with last="short": the samples that do not fill a global batch
     are cut into full batches of a rank and one short batch, which is what such libraries expect;
     they complete it, or leave some processes without a batch, by their own rules (`even_batches`).
 
-    Every iteration is an epoch, and ends the one before, as of OrderedBatches, with which it shares
+    Every iteration is an epoch and ends the one before, as in OrderedBatches, with which it shares
     the cursor. Such libraries fetch ahead, so nobody here knows how many batches were used:
     `state_dict` of the cursor raises LoaderError until `set_epoch` or `load_state_dict`.
 
@@ -198,11 +198,11 @@ class DealtBatches:
         return self.batches.batch_size // self.batches.world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """As of OrderedBatches."""
+        """Choose the next epoch, as OrderedBatches.set_epoch does."""
         self.batches.set_epoch(epoch)
 
     def begin(self) -> tuple[int, EpochBatches]:
-        """Begin an iteration as of the cursor; a subclass may prepare for its epoch here."""
+        """Begin an iteration where the cursor is; a subclass may prepare for its epoch here."""
         return self.batches.cursor.begin()
 
     def __len__(self) -> int:

@@ -61,8 +61,8 @@ class EpochCursor:
         """
         Args:
             batches: of the first iteration.
-            join: gives the batches the rank and world size of this process when an iteration
-                begins. A function of a module, so that the cursor can be pickled.
+            join: sets the rank and world size of the batches to those of this process when an
+                iteration begins. A function of a module, so that the cursor can be pickled.
         """
         self._position = _Position(batches)
         self._join = join

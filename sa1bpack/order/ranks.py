@@ -52,7 +52,7 @@ class RankBatches(OrderedBatches):
 
     @property
     def current(self) -> EpochBatches:
-        """As of OrderedBatches, for the rank that this process has now."""
+        """Like OrderedBatches.current, for the rank that this process has now."""
         return _with_rank(self.cursor.batches)
 
 

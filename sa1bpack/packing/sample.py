@@ -177,7 +177,7 @@ def warm_up(options: PackOptions) -> None:
     """
     require_decoder()
     # glibc returns freed memory of an image's size to the system, whose zeroed pages every resize
-    # would take anew, until it has seen a block of that size freed. The block is never touched.
+    # would take again, until it has seen a block of that size freed. The block is never touched.
     np.empty(KEPT_MEMORY, np.uint8)
     black = np.zeros((16, 16, 3), np.uint8)
     jpeg = simplejpeg.encode_jpeg(black, quality=95, colorsubsampling="420")

@@ -18,7 +18,7 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     regions     pixels of a region of each mask, from the exact runs
     prompts     points and boxes drawn from the exact runs
     precision   no autocast
-    relations   how the masks of each sample lie to one another
+    relations   how the masks of each sample relate to one another
     boxes       boxes and points under these maps
     pixels      planes to RGB, bytes to normalised numbers
     color       colour jitter

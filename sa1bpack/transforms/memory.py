@@ -14,7 +14,7 @@ KEPT = 2  # unused blocks; a training loop holds one result while the next one i
 
 
 class Memory:
-    """Gives memory to tensors, and takes it back when their last one is gone.
+    """Lends memory to tensors, and takes it back when the last of them is gone.
 
     Without a lock: a deque is safe between threads, and in a forked child.
     """

@@ -229,7 +229,7 @@ class Relate:
     def with_torch(
         self, masks: torch.Tensor, counts: torch.Tensor, padded: bool, most: int | None = None
     ) -> dict[str, torch.Tensor]:
-        """`of_masks` in torch operations, on any device; `most` as of a call."""
+        """`of_masks` in torch operations, on any device; `most` is that of a call."""
         cells = unpack_bits(masks) if masks.dtype == torch.uint8 else masks
         places = None
         if not padded:

@@ -186,8 +186,9 @@ def test_a_repair_that_ends_at_any_call_leaves_the_pack_as_readable_as_it_was(
             repair.check_repaired_by_the_next(where)
             rounds += 1
     torture.record(
-        f"repair ended at a call ({' + '.join(damage)})", rounds, "opened as before; mended by next"
-    )
+        f"repair ended at a call ({' + '.join(damage)})", rounds,
+        "opened as before; completed by the next",
+    )  # fmt: skip
 
 
 def cannot_exchange() -> None:

@@ -1,4 +1,4 @@
-"""How the masks of an image lie to one another: overlap, containment, neighbours, hierarchy.
+"""How the masks of an image relate: overlap, containment, neighbours, hierarchy.
 
 relate      the relations of a sample, of runs, or of bits; what each of them means
 runs        kernels on exact runs

@@ -120,7 +120,7 @@ def _grow(mask, corners, out):
 def touch_bits(words, boxes, common, corners, out):
     """Whether masks without a common cell have cells that are neighbours: bool (m, m).
 
-    common, corners  as of `runs.touch_runs`
+    common, corners  as in `runs.touch_runs`
     """
     masks, height, width = words.shape
     grown = np.empty((height, width), np.uint64)
@@ -154,7 +154,7 @@ def measure_bits(words, numbers, sums, boxes):
     Args:
         words: uint64 (m, h, w).
         numbers: `_NUMBERS`.
-        sums: int64 (m, 2), out: as of `runs.sum_runs`.
+        sums: int64 (m, 2), out: as in `runs.sum_runs`.
         boxes: int64 (m, 4), out: x0, y0, x1, y1 in cells, ends exclusive; zeros for an empty mask.
     """
     masks, height, width = words.shape

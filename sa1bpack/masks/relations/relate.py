@@ -259,7 +259,7 @@ def relate_bits(
 
     Args:
         masks: uint8 (m, h, w / 8), packed bits, or bool (m, h, w).
-        share, neighbors: as of `relate_runs`.
+        share, neighbors: as in `relate_runs`.
 
     Raises:
         OptionError: an argument cannot be used.
@@ -282,7 +282,7 @@ def relate(
 
     Args:
         sample: a dict with `run_ends`, `run_offset` and `size`, or with `masks`.
-        share, neighbors: as of `relate_runs`.
+        share, neighbors: as in `relate_runs`.
 
     Raises:
         MaskError, OptionError: as `relate_runs` and `relate_bits`; or there are no masks.
