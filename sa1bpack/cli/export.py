@@ -88,9 +88,10 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 def _summary(result) -> str:
     already = f", {result.unchanged:,} existed already" if result.unchanged else ""
+    state = "" if result.complete else ", NOT COMPLETE"
     lines = [
         f"{result.path}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')}; "
-        f"{counted(result.files, 'file')} written{already}"
+        f"{counted(result.files, 'file')} written{already}{state}"
     ]
     if result.left_out:
         lines.append(

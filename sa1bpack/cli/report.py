@@ -88,7 +88,8 @@ def run_report(arguments: argparse.Namespace) -> int:
         lines.append(f"and {more}; `sa1bpack verify` lists all")
     for line in (*lines, *advice(arguments.pack, result.verification.problems)):
         print(f"sa1bpack: {printable(line)}", file=sys.stderr)
-    print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}")
+    state = "" if result.complete else ", NOT COMPLETE"
+    print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}{state}")
     return exits.OK if result.ok else exits.FAILED
 
 

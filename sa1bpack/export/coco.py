@@ -58,7 +58,7 @@ def export_coco(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_file(out, selection.roots))
+    result = ExportResult(check_file(out, selection.roots), complete=selection.complete)
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])

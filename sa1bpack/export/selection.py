@@ -1,5 +1,6 @@
 """Which images of a pack are exported, and the result of the export."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from sa1bpack.format import (
     Layout,
     Shard,
     ShardEntry,
+    completeness_of,
     open_index,
     open_shard,
     read_manifest,
@@ -23,6 +25,8 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksum
 from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.wording import brief, counted
+
+_log = logging.getLogger("sa1bpack")
 
 # The arrays that a record is made from.
 EXPORTED_ARRAYS = (
@@ -51,6 +55,8 @@ class ExportResult:
         Keys of the records that a pack does not store, such as "annotations.score".
     seconds
         Wall time.
+    complete
+        Whether the packs are complete; what an incomplete one holds so far is logged as a warning.
     """
 
     path: Path
@@ -62,6 +68,7 @@ class ExportResult:
     recoded: int = 0
     unknown_keys: set[str] = field(default_factory=set)
     seconds: float = 0.0
+    complete: bool = True
 
     @property
     def lossless(self) -> bool:
@@ -107,6 +114,8 @@ class Selection:
         Folders of the packs.
     images
         Number of selected images.
+    complete
+        Whether all packs are; those that are not are logged as a warning.
     """
 
     def __init__(
@@ -133,6 +142,10 @@ class Selection:
                 )
         if len(self.roots) > 1:
             self._check_apart()
+        self.complete = all(manifest.complete for manifest in self._manifests)
+        for root, manifest in zip(self.roots, self._manifests, strict=True):
+            if not manifest.complete:
+                _log.warning("%s: %s", root.absolute(), completeness_of(root, manifest))
         self._parts = self._choose(set(sources), set(shards), list(image_ids))
         self.images = sum(len(part.rows) for part in self._parts)
 

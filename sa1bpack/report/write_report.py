@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -32,6 +33,8 @@ from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
 
+_log = logging.getLogger("sa1bpack")
+
 DEFAULT_SAMPLES = 12
 _TILE = (450, 600)  # largest height and width of a picture, in pixels
 _QUALITY = 82  # of its JPEG
@@ -51,6 +54,8 @@ class ReportResult:
         What was checked, and the problems found.
     unreadable
         The errors of shards and samples that could not be read for the page.
+    complete
+        Whether the pack is complete; what an incomplete one holds so far is logged as a warning.
     """
 
     path: Path
@@ -58,6 +63,7 @@ class ReportResult:
     surveyed: int
     verification: Verification
     unreadable: tuple[str, ...]
+    complete: bool
 
     @property
     def ok(self) -> bool:
@@ -106,6 +112,9 @@ def write_report(
     if dataset is not None:  # a packer may have published meanwhile
         manifest = dataset.manifest
     check_records(manifest, root)
+    completeness = completeness_of(root, manifest)
+    if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
+        _log.warning("%s: %s", root.absolute(), completeness)
     checked = verification(root, manifest, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     contents = Contents(
@@ -117,7 +126,7 @@ def write_report(
         runs=read_runs(root),
         rejects=_first_rejects(root),
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
-        completeness=completeness_of(root, manifest),
+        completeness=completeness,
         duplicates=find_duplicates(
             manifest, None if dataset is None else dataset.pack.folders[0].index
         ),
@@ -125,7 +134,9 @@ def write_report(
         version=version("sa1bpack"),
     )
     replace_file(path, page(contents).encode())
-    return ReportResult(path, manifest.samples, seen.images, checked, tuple(seen.unreadable))
+    return ReportResult(
+        path, manifest.samples, seen.images, checked, tuple(seen.unreadable), manifest.complete
+    )
 
 
 def _first_rejects(root: Path) -> list[dict[str, Any]]:

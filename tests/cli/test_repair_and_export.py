@@ -4,9 +4,11 @@ import json
 import shutil
 
 import pytest
+from commands import run
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.errors import TooManyRejects
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 
@@ -90,6 +92,29 @@ def test_a_pack_that_is_not_complete_says_so(command, root, tar):
     root.mkdir()
     code, out, error = command("repair", root, tar)
     assert (code, out) == (2, "") and "not a pack" in error
+
+
+@pytest.mark.parametrize(("sound", "said"), [(0, "no images yet: "), (1, "not complete: ")])
+def test_an_export_and_a_report_of_a_pack_that_is_not_complete_say_so(tmp_path, sound, said):
+    """In processes of their own: a dataset reports a pack once per process."""
+    root = tmp_path / "pack"
+    tars = [
+        write_tar(tmp_path / f"{k}.tar", members(range(4 * k, 4 * k + 4))) for k in range(sound)
+    ]
+    bad = members([50]) | {"./sa_50.json": b"{ not json"}
+    tars.append(write_tar(tmp_path / "sa_9.tar", bad))
+    with pytest.raises(TooManyRejects):
+        sa1bpack.pack(tars, root, workers=1, max_rejects=0, **SMALL)
+    for arguments in (
+        ("export", root, tmp_path / "json"),
+        ("export", root, tmp_path / "a.json", "--format", "coco"),
+        ("report", root, "-o", tmp_path / "a.html"),
+    ):
+        code, out, error = run(*arguments)
+        assert code == 0 and out.splitlines()[0].endswith(", NOT COMPLETE"), out
+        assert f": {4 * sound} images, " in out
+        assert error.startswith(f"{root}: {said}") and error.count("\n") == 1
+        assert error.endswith("repeat the pack command\n")
 
 
 def test_the_summary_of_an_export_names_what_the_pack_lacks(command, root, tmp_path):
