@@ -21,7 +21,7 @@
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
     ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
-    ├── MissingPackage     a package that is needed cannot be imported (also ImportError)
+    ├── MissingPackage     a package that is needed is missing or too old (also ImportError)
     └── LoaderError        a loader cannot deliver the next batch, for a reason other than the data
         └── LoaderTimeout      the batch was not ready in time (also TimeoutError)
 
@@ -150,7 +150,7 @@ class ResourceShortage(Sa1bpackError, OSError):
 
 
 class MissingPackage(Sa1bpackError, ImportError):
-    """A package that is needed cannot be imported."""
+    """A package that is needed cannot be imported, or is too old."""
 
 
 class LoaderError(Sa1bpackError):

@@ -106,8 +106,8 @@ def pack(
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
     (OutputLocked, OptionsDiffer, TooManyRejects, a worker that cannot start), FormatError for a
-    damaged pack in `out`, and OSError if the disk fails. After any of them, what was published
-    stays, and nothing unfinished has a final name.
+    damaged pack in `out`, MissingPackage without PIL, and OSError if the disk fails. After any of
+    them, what was published stays, and nothing unfinished has a final name.
     """
     request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
     warm_up(request.options)
@@ -204,7 +204,7 @@ def rejects_so_far(state: PackState, max_rejects: int | None) -> RejectLimit:
 def versions_in_force() -> dict[str, str]:
     """What determines pixels and masks besides the options; every shard records it.
 
-    Raises PackError as `require_decoder` does.
+    Raises MissingPackage as `require_decoder` does.
     """
     require_decoder()
     pil = pil_in_force()

@@ -8,7 +8,7 @@ import numpy as np
 import simplejpeg
 
 from sa1bpack import pixels
-from sa1bpack.errors import AnnotationError, MaskError, PackError
+from sa1bpack.errors import AnnotationError, MaskError
 from sa1bpack.format.append_file import page_aligned
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
@@ -161,11 +161,8 @@ def _decode(
 
 
 def require_decoder() -> None:
-    """Raise PackError, which names the remedy, if PIL is not installed or is broken."""
-    try:
-        _ = pixels.decode_into  # imported on first use
-    except ImportError as error:
-        raise PackError(str(error)) from error
+    """Raise MissingPackage, which names the remedy, if PIL is missing, broken or too old."""
+    _ = pixels.decode_into  # imported on first use
 
 
 @interrupts_held()
@@ -173,7 +170,7 @@ def warm_up(options: PackOptions) -> None:
     """Make a tiny sample, so that every kernel is compiled, or loaded from numba's cache.
 
     Done once by the parent before its workers start, it spares them all compiling the same. Raises
-    PackError as `require_decoder` does.
+    MissingPackage as `require_decoder` does.
     """
     require_decoder()
     # glibc returns freed memory of an image's size to the system, whose zeroed pages every resize

@@ -27,7 +27,8 @@ import numpy as np
 import simplejpeg
 
 from sa1bpack.arguments import choice
-from sa1bpack.errors import ImageError, OptionError
+from sa1bpack.environment import missing_pil
+from sa1bpack.errors import ImageError, MissingPackage, OptionError
 from sa1bpack.kernels import njit
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
@@ -39,14 +40,10 @@ try:
 
     from sa1bpack.pixels.pil_memory import pixel_words
 except ImportError as error:
-    raise ImportError(
-        "sa1bpack needs pillow-simd or Pillow, and neither is installed. Run `make setup` in a "
-        "clone, which installs the faster one that works here, or "
-        "`pip install 'sa1bpack[simd]'` (compiles), or `pip install 'sa1bpack[pillow]'`"
-    ) from error
+    raise missing_pil(error) from error
 # 11.2.1 was the first to export images, but never released their memory.
 if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
-    raise ImportError(
+    raise MissingPackage(
         f"the PIL in force is {PIL.__version__}, and sa1bpack needs Pillow 11.3 or newer, or "
         "pillow-simd of such a version. Run `make setup` in a clone, or install 'sa1bpack[simd]' "
         "or 'sa1bpack[pillow]'"

@@ -78,8 +78,8 @@ def repair(
     process packs into the folder, NotAPack if it is not a pack, FormatError if its manifest is lost
     and no shard records the options, or if a folder has the name of one of its own files,
     VersionError for a pack of another version (also a newer minor one, whose additions would be
-    lost), PackError (a worker that cannot start), and OSError if the disk fails, or if one of the
-    pack's own files may not be read.
+    lost), PackError (a worker that cannot start), MissingPackage if a shard must be rebuilt without
+    PIL, and OSError if the disk fails, or if one of the pack's own files may not be read.
     """
     started = time.perf_counter()
     root = local_path("pack", pack)
