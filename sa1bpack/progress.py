@@ -26,12 +26,23 @@ def image_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def image_steps(images: int, show: bool | None = None) -> Iterator[Callable[[int], object]]:
+    """A bar over a known number of images: yields the function to call with how many were added."""
+    with _tqdm(show, unit=" images", total=images) as bar:
+        yield bar.update
+
+
+@contextmanager
 def _bar(show: bool | None, **options) -> Iterator[Callable[[int, int], None]]:
-    hidden = not (sys.stderr.isatty() if show is None else show)
-    with tqdm(**options, disable=hidden, dynamic_ncols=True, leave=False) as bar:
+    with _tqdm(show, **options) as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
         yield advance
+
+
+def _tqdm(show: bool | None, **options) -> tqdm:
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    return tqdm(**options, disable=hidden, dynamic_ncols=True, leave=False)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.export.output import check_file, progress_bar, replacing
+from sa1bpack.export.output import check_file, replacing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
 from sa1bpack.export.selection import ExportResult, Selection
 from sa1bpack.format import Shard
 from sa1bpack.masks import mask_bbox
+from sa1bpack.progress import image_steps
 
 # SA-1B's masks have no classes.
 CATEGORIES = [{"id": 1, "name": "object", "supercategory": "object"}]
@@ -66,7 +67,7 @@ def export_coco(
     _check_image_ids(np.concatenate([np.empty(0, np.int64), *images]))
     if not renumber:
         _check_annotation_ids(selection, result.masks)
-    with progress_bar(2 * result.images, progress) as advance, replacing(result.path) as file:
+    with image_steps(2 * result.images, progress) as advance, replacing(result.path) as file:
         head = {"info": INFO, "licenses": [], "categories": CATEGORIES}
         file.write(json.dumps(head)[:-1].encode())
         file.write(b', "images": ')

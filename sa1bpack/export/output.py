@@ -1,13 +1,10 @@
-"""The output of an export: its path is checked first, and its progress is shown."""
+"""The output of an export: its path is checked first, and a file has its name when complete."""
 
 import glob
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tqdm import tqdm
 
 from sa1bpack.arguments import local_path
 from sa1bpack.errors import OptionError, OutputRefused
@@ -38,14 +35,6 @@ def _outside(path: Path, packs: Iterable[Path]) -> Path:
     if any(path.resolve().is_relative_to(pack.resolve()) for pack in packs):
         raise OptionError(f"{path} is inside the pack; choose a place outside it")
     return path
-
-
-@contextmanager
-def progress_bar(images: int, show: bool | None) -> Iterator[Callable[[int], object]]:
-    """A bar over images; yields the function to call per step. None: shown on a terminal."""
-    hidden = not (sys.stderr.isatty() if show is None else show)
-    with tqdm(total=images, unit=" images", disable=hidden, dynamic_ncols=True) as bar:
-        yield bar.update
 
 
 class NewFile:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from sa1bpack.errors import OutputRefused
-from sa1bpack.export.output import check_folder, progress_bar
+from sa1bpack.export.output import check_folder
 from sa1bpack.export.records import annotations_of, image_of
 from sa1bpack.export.selection import ExportResult, Selection
 from sa1bpack.format.files import remove_temporaries, temporary_beside
 from sa1bpack.format.manifest import check_shard_name
+from sa1bpack.progress import image_steps
 
 
 def export_sa1b(
@@ -50,7 +51,7 @@ def export_sa1b(
     selection = Selection(pack, sources, shards, image_ids)
     result = ExportResult(check_folder(out, selection.roots), complete=selection.complete)
     cleaned: set[Path] = set()
-    with progress_bar(selection.images, progress) as advance:
+    with image_steps(selection.images, progress) as advance:
         for shard, rows in selection.shards(check=True):
             check_shard_name(shard.entry.source, f"{shard.folder}: source")
             folder = result.path / shard.entry.source

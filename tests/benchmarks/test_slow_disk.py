@@ -116,7 +116,9 @@ def test_the_benchmark_reports_every_line_with_every_delay(figures):
     assert all(len(one["chain"]) == len(one["reads"]) for one in figures["single"])
 
 
-def test_a_sample_past_the_page_cache_is_two_round_trips_if_the_index_is_in_memory(figures):
+def test_two_round_trips_suffice_for_a_sample_past_the_page_cache_if_its_index_is_in_memory(
+    figures,
+):
     """The first has its size, the second everything else. A read that depends on another one comes
     after its answer, so no chain of dependent reads is longer than the longest chain."""
     [one] = [

@@ -266,13 +266,13 @@ def test_tensors_of_a_batch_other_than_images_and_masks_hold_no_buffer(ds):
     assert [batch["annotation_ids"][0].tolist() for batch in kept] == ids
 
 
-def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds):
-    def state() -> tuple[int, int, list[str]]:
+def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, packed):
+    def state() -> tuple[list[str], list[str], list[str]]:
         gc.collect()
-        files = len(list(Path("/proc/self/fd").iterdir()))
+        files = sorted(open_files_of(packed.root))
         own = f"_{os.getpid()}_"  # torch names its files so; other processes have theirs
         shared = sorted(path.name for path in Path("/dev/shm").iterdir() if own in path.name)
-        return threading.active_count(), files, shared
+        return readers(), files, shared
 
     def epochs(count: int) -> None:
         with Loader(ds, 3, threads=3, masks="padded") as loader:
@@ -283,6 +283,7 @@ def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds):
 
     epochs(2)
     before = state()
+    assert before[0] == [] and before[1]
     epochs(50)
     assert state() == before
 
