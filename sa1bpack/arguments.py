@@ -49,6 +49,13 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return a bool, also one of numpy. Raises OptionError for anything else."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name} is {value!r}: choose True or False")
+    return bool(value)
+
+
 def share(name: str, value: Any) -> float:
     """Return a part of a total as a float. Raises OptionError unless it is a number from 0 to 1."""
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value <= 1:

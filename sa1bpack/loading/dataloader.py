@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from sa1bpack.arguments import choice, whole_number
+from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
@@ -30,20 +30,25 @@ from sa1bpack.loading.plans import LargestBatch, LoadingPlan
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
-from sa1bpack.wording import size_text
+from sa1bpack.wording import counted, size_text
 
 # Batches of worker processes are sent through this folder.
 _SHARED_MEMORY = Path("/dev/shm")
 _MOST_WORKERS = 8
 
+# What `workers` and `prefetch_factor` may be: far beyond what helps.
+MAX_WORKERS = MAX_AHEAD = 1024
+
 # How long the workers that did start have to end when another one fails to start.
 _END_SECONDS = 5.0
 
+_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "workers")
 _OTHER_NAMES = {
     "num_workers": "workers",
     "threads": "workers",
     "ahead": "prefetch_factor",
     "device": "Loader, or move the batches",
+    "io": "Loader, which reads past the page cache",
 }
 
 _log = logging.getLogger("sa1bpack")
@@ -139,7 +144,7 @@ class PackDataLoader(BatchReader, DataLoader):
             self._iterator._shutdown_workers()
 
     def __repr__(self) -> str:
-        return self._described(f"{self.num_workers} workers")
+        return self._described(counted(self.num_workers, "worker"))
 
     def plan(self) -> LoadingPlan:
         """The memory that its batches take, not counting transforms. Allocates nothing."""
@@ -239,9 +244,9 @@ def make_dataloader(
         ds, batch_size: as in `Loader`; batch_size counts the samples of all ranks together.
         workers: processes. None: one per core available to this process, at most 8, if the
             dataset has a transform; otherwise none, because sending a batch from a worker takes
-            longer than making it.
-        prefetch_factor: batches that each worker makes ahead.
-        pin_memory: None: if there is a CUDA device.
+            longer than making it. At most 1024.
+        prefetch_factor: batches that each worker makes ahead, 1 to 1024.
+        pin_memory: True or False. None: if there is a CUDA device.
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default.
         options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
@@ -253,11 +258,12 @@ def make_dataloader(
         OptionError: a value that cannot be used, or options that do not fit together.
     """
     ds = as_dataset(ds)
-    chosen = reading_options("make_dataloader", options, _OTHER_NAMES)
+    chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)
     if workers is None:
         workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
-    workers = whole_number("workers", workers, 0)
-    prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
+    workers = whole_number("workers", workers, 0, MAX_WORKERS)
+    prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1, MAX_AHEAD)
+    pin_memory = torch.cuda.is_available() if pin_memory is None else flag("pin_memory", pin_memory)
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
@@ -280,7 +286,7 @@ def make_dataloader(
         }
     loader = PackDataLoader(
         ds, batches, collate, chosen, num_workers=workers,
-        pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory, **of_workers,
+        pin_memory=pin_memory, **of_workers,
     )  # fmt: skip
     _check_shared_memory(loader)
     return loader

@@ -33,6 +33,7 @@ from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
+from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.
 MOST_THREADS = 12
@@ -40,10 +41,14 @@ MOST_THREADS = 12
 # Past the page cache, threads mostly wait: so many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
+# What `threads` and `ahead` may be: far beyond what helps, and within what a machine can start.
+MAX_THREADS = MAX_AHEAD = 1024
+
 # How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 _END_SECONDS, _CLOSE_SECONDS = 1.0, 5.0
 
+_OWN = ("ahead", "device", "io", "threads")
 _OTHER_NAMES = {
     "num_workers": "threads",
     "workers": "threads",
@@ -101,8 +106,8 @@ class Loader(BatchReader):
             device: "cpu", "cuda" or "cuda:1". "cuda" is the current device when an iteration
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
-                read past the page cache.
-            ahead: batches that are ready or in progress while one is used.
+                read past the page cache. At most 1024 can be chosen.
+            ahead: batches that are ready or in progress while one is used, 1 to 1024.
             io: how to read images and masks that are not in the page cache; what is there is copied
                 from there. "direct": past it, many samples at once, which is the fastest way for a
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
@@ -115,7 +120,7 @@ class Loader(BatchReader):
             OptionError: a value that cannot be used, or options that do not fit together.
         """
         ds = as_dataset(ds)
-        chosen = reading_options("Loader", options, _OTHER_NAMES)
+        chosen = reading_options("Loader", options, _OWN, _OTHER_NAMES)
         if ds.options.transform is not None:
             raise OptionError(
                 "the dataset has a transform, which would run Python for every sample: transform "
@@ -126,12 +131,12 @@ class Loader(BatchReader):
                 "a Loader cannot yield runs with check='read': run lengths are unknown until read; "
                 "open the pack with a mask_size, or use make_dataloader"
             )
-        self._ahead = whole_number("ahead", ahead, 1)
+        self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
         self._mode = reading_mode(io, ds)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
-        self._threads = whole_number("threads", threads, 1)
+        self._threads = whole_number("threads", threads, 1, MAX_THREADS)
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
         self._choice = chosen.mask_choice(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
@@ -150,7 +155,7 @@ class Loader(BatchReader):
         return self._dataset
 
     def __repr__(self) -> str:
-        return self._described(f"{self._device.device}, {self._threads} threads")
+        return self._described(f"{self._device.device}, {counted(self._threads, 'thread')}")
 
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""

@@ -1,13 +1,14 @@
 """The options that Loader and make_dataloader share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import choice, seconds
+from sa1bpack.arguments import choice, flag, seconds
 from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_choice import Choose, MaskChoice, MaskWeights
@@ -29,7 +30,7 @@ _ELSEWHERE = {
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "transform of sa1bpack.open, with make_dataloader",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
-    "persistent_workers": "nothing: workers always persist",
+    "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
 
 
@@ -90,6 +91,7 @@ class ReadingOptions:
 
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)
+        flag("pad_to_max", self.pad_to_max)
         share = self.max_dropped
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
             raise OptionError(f"max_dropped is {share!r}: choose a share of the samples, 0 to 1")
@@ -132,20 +134,24 @@ class ReadingOptions:
 
 
 def reading_options(
-    reader: str, given: Mapping[str, Any], own: Mapping[str, str]
+    reader: str, given: Mapping[str, Any], own: Collection[str], elsewhere: Mapping[str, str]
 ) -> ReadingOptions:
     """The options given to `reader`.
 
-    own  options of other loaders → their names in this one
+    own        options that it has besides
+    elsewhere  options of other loaders → what to use in this one
 
     Raises OptionError for an unknown name, with the name to use instead.
     """
-    known = {field.name for field in fields(ReadingOptions)}
-    for name in given.keys() - known:
-        meant = {**_ELSEWHERE, **own}.get(name)
+    shared = {field.name for field in fields(ReadingOptions)}
+    known = sorted(shared.union(own))
+    for name in sorted(given.keys() - shared):
+        meant = {**_ELSEWHERE, **elsewhere}.get(name)
         if meant is not None:
             raise OptionError(f"{reader} has no option {name!r}: use {meant}")
+        near = get_close_matches(name, known, 1)
         raise OptionError(
-            f"{reader} has no option {name!r}; valid options: {', '.join(sorted(known))}"
+            f"{reader} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
+            f"options: {', '.join(known)}"
         )
     return ReadingOptions(**given)

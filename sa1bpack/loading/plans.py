@@ -54,7 +54,7 @@ class LoadingPlan:
 
     def __str__(self) -> str:
         text = (
-            f"{self.batches:,} batches at once, of up to "
+            f"{counted(self.batches, 'batch')} at once, of up to "
             f"{counted(self.samples, 'sample')} with up to {counted(self.most_masks, 'mask')}, "
             f"{size_text(self.batch_bytes)} each: {size_text(self.host_bytes)} of host memory"
         )

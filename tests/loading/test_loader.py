@@ -214,7 +214,7 @@ TIMEOUTS = (0, -1, float("inf"), float("nan"), "a", None, True, 1e10)
     ({"pad_to_max": True}, "pad_to_max needs max_masks"),
     ({"device": "tpu"}, "device is 'tpu'"),
     ({"device": "meta"}, "device is 'meta'.*'cpu' or 'cuda'"),
-    ({"threads": 0}, "threads is 0: choose a whole number of at least 1"),
+    ({"threads": 0}, "threads is 0: choose a whole number from 1 to 1024"),
     ({"threads": 1.5}, "threads is 1.5"),
     ({"ahead": 0}, "ahead is 0"),
     ({"ahead": True}, "ahead is True"),

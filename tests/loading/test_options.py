@@ -1,6 +1,8 @@
 """Options of Loader and make_dataloader: refused by name, with the name to use instead."""
 
+import inspect
 import pickle
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.order.orders import (
     LocalShuffleOrder,
     SequentialOrder,
@@ -34,7 +37,8 @@ def ds(packed):
     [
         ("shuffle", "use order"), ("drop_last", "use last='drop'"), ("pad_last", "last='pad'"),
         ("sampler", "use order"), ("collate_fn", "use sa1bpack.Collate"), ("mask_transform", "use"),
-        ("maxmasks", "valid options: choose, .*max_masks"),
+        ("persistent_workers", "use it without this one: threads and workers"),
+        ("maxmasks", "is max_masks meant\\? valid options: "), ("xyz", "; valid options: "),
     ],
 )  # fmt: skip
 def test_an_option_of_other_loaders_is_refused_with_its_name_here(ds, make, option, named):
@@ -48,6 +52,44 @@ def test_num_workers_are_threads_or_workers(ds):
         Loader(ds, 4, num_workers=2)
     with pytest.raises(OptionError, match=r"make_dataloader has no .* 'num_workers': use workers"):
         make_dataloader(ds, 4, num_workers=2)
+
+
+@BOTH
+def test_the_valid_options_are_all_that_the_reader_takes(ds, make):
+    """And the nearest of them is named."""
+    with pytest.raises(OptionError) as found:
+        make(ds, 2, worker_init_fn=print)
+    listed = str(found.value).partition("valid options: ")[2].split(", ")
+    parameters = {*inspect.signature(make).parameters} - {"ds", "batch_size", "options"}
+    assert listed == sorted(parameters | {field.name for field in fields(ReadingOptions)})
+    slips = {"prefetch": "prefetch_factor", "worker": "workers"}
+    if make is Loader:
+        slips = {"thread": "threads", "devise": "device"}
+    for slip, meant in (slips | {"mask": "masks", "onerror": "on_error"}).items():
+        with pytest.raises(OptionError, match=f"no option '{slip}': is {meant} meant"):
+            make(ds, 2, **{slip: 4})
+
+
+def test_options_of_the_loader_alone_name_it(ds):
+    for name, value in (("io", "direct"), ("device", "cuda")):
+        with pytest.raises(OptionError, match=f"make_dataloader has no option '{name}': use Load"):
+            make_dataloader(ds, 2, **{name: value})
+
+
+@BOTH
+def test_values_that_no_machine_can_serve_and_flags_that_are_none_are_refused(ds, make):
+    flags, numbers = {"pad_to_max": "no", "pin_memory": "yes"}, {"workers": 0, "prefetch_factor": 1}
+    if make is Loader:
+        flags, numbers = {"pad_to_max": 1}, {"threads": 1, "ahead": 1}
+    for name, value in flags.items():
+        with pytest.raises(OptionError, match=f"{name} is {value!r}: choose True or False"):
+            make(ds, 2, max_masks=3, **{name: value})
+    for name, low in numbers.items():
+        for value in (10**9, 1025, low - 1):
+            message = f"{name} is {value}: choose a whole number from {low} to 1024"
+            with pytest.raises(OptionError, match=message):
+                make(ds, 2, **{name: value})
+    make(ds, 2, max_masks=3, pad_to_max=np.True_)
 
 
 @BOTH
@@ -114,6 +156,10 @@ def test_the_repr_names_the_dataset_and_the_position_in_the_order(ds, make):
     loader.set_epoch(3)
     text = repr(loader)
     assert text.startswith(f"<{type(loader).__name__} of <Dataset {str(ds.root)!r}: 12 samples>")
+    one = make(ds, 12, **{"threads" if make is Loader else "workers": 1})
+    assert ": 1 batch of 12, " in repr(
+        one
+    ) and f"1 {'thread' if make is Loader else 'worker'}>" in repr(one)
     assert "3 batches of 5, local-shuffle order, epoch 3" in text
 
 
