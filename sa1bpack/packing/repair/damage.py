@@ -120,7 +120,9 @@ def find_damage(
     known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
     folders = {folder.name for folder in shard_folders(root)}
     if unknown := sorted(only - known.keys() - folders):
-        raise OptionError(f"{root} has no shard {unknown[0]!r}")
+        names = known.keys() | folders
+        there = f"{min(names)} to {max(names)} ({len(names):,})" if names else "none"
+        raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
     report = check_pack(root, manifest, findings, quick=bool(only), full=only, progress=progress)
     own_files, shards = lost, {}
     extra = [problem for problem in report.problems if problem.extra]
