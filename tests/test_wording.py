@@ -13,6 +13,7 @@ from sa1bpack.wording import brief, counted, printable, size_text
 )
 def test_a_noun_is_singular_for_one_only(number, text):
     assert counted(number, "shard") == text
+    assert counted(number, "batch") == text.replace("shards", "batches").replace("shard", "batch")
 
 
 @pytest.mark.parametrize(
