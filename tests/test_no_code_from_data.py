@@ -23,7 +23,7 @@ ALLOWED = {
         for package in ("", "masks/", "pixels/")
     },
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
-    ("sa1bpack/deriving/named.py", "import_module"): "the user's function, named on the command line",
+    ("sa1bpack/deriving/named.py", "import_module"): "the function that the user names",
     ("sa1bpack/transforms/ways.py", "import_module"): "kernels that its own callers name",
     **{
         (
