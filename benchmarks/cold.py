@@ -40,7 +40,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
-from mmap import mmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,9 +51,10 @@ from page_cache import drop_all, drop_pages, resident_bytes
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
+from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.loading.loader import Loader
 
-BLOCK = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of the disk's block
+_HUGE = 16 << 20  # bytes of a buffer that numpy asks the system to make of huge pages
 
 
 class Line(NamedTuple):
@@ -159,12 +159,13 @@ def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
     spans_per_job = max(map(len, jobs))
     place = -(-most // BLOCK) * BLOCK
     places = spans_per_job * line.at_once if line.at_once > 1 else 1
-    buffers = [mmap(-1, place * places) for _ in range(line.threads)]
+    # Large enough for huge pages, as buffers of a Loader are: a request is split into fewer parts.
+    buffers = [aligned(max(place * places, _HUGE)) for _ in range(line.threads)]
     for buffer in buffers:
-        buffer[:] = bytes(len(buffer))  # no page is touched for the first time later
+        buffer[:] = 0  # no page is touched for the first time later
     waiting, errors = iter(jobs), []
 
-    def work(buffer: mmap) -> None:
+    def work(buffer: np.ndarray) -> None:
         view = memoryview(buffer)
         try:
             for job in waiting:  # taking the next one holds the GIL; `preadv` does not
@@ -175,8 +176,8 @@ def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
         except OSError as error:
             errors.append(error)
 
-    def work_at_once(buffer: mmap) -> None:
-        base, context = np.frombuffer(buffer, np.uint8).ctypes.data, Context()
+    def work_at_once(buffer: np.ndarray) -> None:
+        base, context = buffer.ctypes.data, Context()
         try:
             while some := list(islice(waiting, line.at_once)):
                 asked = [span for job in some for span in job]
