@@ -101,7 +101,8 @@ class Collate:
             canvas: S, for images without a canvas (fit native): they are put at the top left of
                 one, which is zero elsewhere. At least `ds.layout.image_size`.
             sample_spec: `ds.spec` of a dataset without transforms: it defines the canvas, whether
-                masks are bits, and `spec` in the batch.
+                masks are bits, side arrays (which become tensors, (B, ...) or like other arrays of
+                masks), and `spec` in the batch.
             relations: names of relations of the kept masks, or a `transforms.Relate`.
 
         Raises:
@@ -122,6 +123,7 @@ class Collate:
             canvas = whole_number("canvas", canvas, 1, MAX_IMAGE_SIZE)
         self._canvas = canvas
         self._relate = Relate.of(relations)
+        self._sides = () if sample_spec is None else sample_spec.sides
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
         self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
@@ -147,6 +149,7 @@ class Collate:
             self.capacity,
             self._canvas,
             self._as_bool,
+            self._sides,
         )
 
     def __call__(
@@ -182,9 +185,12 @@ class Collate:
         for k in range(len(plan)):
             plan.copy_sample(k, buffers)
         batch: Batch = tensors
+        for side in self._sides:
+            if side.dtype == "bfloat16" and shapes.get(side.name, ((), None))[1] == side.stored:
+                batch[side.name] = tensors[side.name].view(torch.bfloat16)
         if "run_ends" in samples[0]:
             batch["runs"] = _joined_runs(plan)
-        for key in samples[0].keys() - OWN_KEYS:
+        for key in samples[0].keys() - OWN_KEYS - {side.name for side in self._sides}:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():

@@ -87,7 +87,7 @@ def copy_bytes(target, source, file, position, count, stream=True):
 
 
 @njit(nogil=True, cache=True)
-def _copy_rows(target, source, file, rows, width):
+def copy_rows(target, source, file, rows, width):
     """Copy rows of `width` bytes of an array; neighbours go together. Returns as `copy_bytes`."""
     start = 0
     while start < len(rows):
@@ -149,12 +149,12 @@ def _copy_masks(masks, first_row, capacity, rows, source, file, at, width, as_bo
         pass
     elif as_bool:
         bits = np.empty((masks, width), np.uint8)
-        status = _copy_rows(bits.ctypes.data, source, file, rows, width)
+        status = copy_rows(bits.ctypes.data, source, file, rows, width)
         if status == 0:
             words = buffer[start : start + masks * out_width].view(np.uint64)
             unpack_words(bits, np.arange(masks), words.reshape(masks, width))
     else:
-        status = _copy_rows(buffer.ctypes.data + start, source, file, rows, width)
+        status = copy_rows(buffer.ctypes.data + start, source, file, rows, width)
     if capacity > masks:
         end = buffer.ctypes.data + start + masks * out_width
         memset(end, 0, (capacity - masks) * out_width)

@@ -24,6 +24,7 @@ from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.specs import RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.errors import OptionError
 from sa1bpack.format.image_bytes import half
+from sa1bpack.format.side.spec import SideSpec
 
 _BATCH_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS if field.batch)
 _BATCH_MASK_FIELDS = tuple(field for field in MASK_FIELDS if field.batch)
@@ -45,6 +46,7 @@ class BatchPlan:
     capacity  masks per sample in padded arrays
     canvas    side of the canvas that images without one are put on; None: all have the same shape
     as_bool   masks are known to be bool, so uint8 masks are not bits
+    sides     side arrays of the samples
     """
 
     samples: Sequence[Sample]
@@ -55,6 +57,7 @@ class BatchPlan:
     capacity: int
     canvas: int | None = None
     as_bool: bool = False
+    sides: tuple[SideSpec, ...] = ()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -66,13 +69,13 @@ class BatchPlan:
             shapes["mask_offsets"] = ((len(self) + 1,), np.dtype(np.int64))
         first = self.samples[0]
         masks = (len(self), self.capacity) if self.layout.padded else (int(self.offsets[-1]),)
-        for field in present(_BATCH_SAMPLE_FIELDS, first):
+        for field in present(_BATCH_SAMPLE_FIELDS + side_fields(self.sides, "sample"), first):
             value = np.asarray(first[field.sample])
             shape = value.shape
             if field.batch == "images" and self.canvas is not None:
                 shape = _canvas_shape(value, self.canvas)
             shapes[field.batch] = ((len(self), *shape), field.dtype or value.dtype)
-        for field in present(_BATCH_MASK_FIELDS, first):
+        for field in present(_BATCH_MASK_FIELDS + side_fields(self.sides, "mask"), first):
             row, dtype = _mask_row(field, np.asarray(first[field.sample]), self)
             shapes[field.batch] = ((*masks, *row), field.dtype or dtype)
         return shapes
@@ -92,7 +95,7 @@ class BatchPlan:
         or type from those of the first sample.
         """
         sample, rows = self.samples[k], self.chosen[k]
-        for field in present(_BATCH_SAMPLE_FIELDS, sample):
+        for field in present(_BATCH_SAMPLE_FIELDS + side_fields(self.sides, "sample"), sample):
             value = np.asarray(sample[field.sample])
             target = buffers[field.batch]
             if field.batch == "images" and self.canvas is not None:
@@ -101,7 +104,7 @@ class BatchPlan:
             _check_fits(sample, field, value.shape, value.dtype, target)
             target[k] = value
         start, count = int(self.offsets[k]), int(self.counts[k])
-        for field in present(_BATCH_MASK_FIELDS, sample):
+        for field in present(_BATCH_MASK_FIELDS + side_fields(self.sides, "mask"), sample):
             value = np.asarray(sample[field.sample])
             if self.layout.padded:
                 row = buffers[field.batch][k]
@@ -200,6 +203,7 @@ def plan_batch(
     capacity: int | None = None,
     canvas: int | None = None,
     as_bool: bool = False,
+    sides: tuple[SideSpec, ...] = (),
 ) -> BatchPlan:
     """Plan a batch of samples as a dataset yields them.
 
@@ -207,7 +211,7 @@ def plan_batch(
     choice    which masks to keep; None for all
     epoch     of a random choice
     capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
-    canvas, as_bool  see BatchPlan
+    canvas, as_bool, sides  see BatchPlan
 
     Raises OptionError for an empty list, and for samples that are not dicts, whose keys differ from
     those of the first, or whose per-mask arrays have different lengths.
@@ -217,7 +221,7 @@ def plan_batch(
     choice = choice or MaskChoice()
     counts, chosen = [], []
     for sample in samples:
-        masks = _mask_count(sample, samples[0])
+        masks = _mask_count(sample, samples[0], sides)
         rows = choice.rows(sample, masks, epoch)
         chosen.append(rows)
         counts.append(masks if rows is None else len(rows))
@@ -225,10 +229,15 @@ def plan_batch(
     if capacity is None:
         capacity = int(counts.max(initial=0))
     offsets = offsets_of(counts)
-    return BatchPlan(samples, layout, chosen, counts, offsets, capacity, canvas, as_bool)
+    return BatchPlan(samples, layout, chosen, counts, offsets, capacity, canvas, as_bool, sides)
 
 
-def _mask_count(sample: Sample, first: Sample) -> int:
+def side_fields(sides: tuple[SideSpec, ...], axis: str) -> tuple[Field, ...]:
+    """The fields of side arrays with a row per sample, or per mask."""
+    return tuple(Field("", side.name, side.name, None, 0) for side in sides if side.axis == axis)
+
+
+def _mask_count(sample: Sample, first: Sample, sides: tuple[SideSpec, ...]) -> int:
     """The common length of a sample's per-mask arrays."""
     if not isinstance(sample, Mapping):
         raise OptionError(f"transform returned {type(sample).__name__}: it must return a dict")
@@ -238,7 +247,8 @@ def _mask_count(sample: Sample, first: Sample) -> int:
             f"{sorted(first)}: the transform must return the same keys for all samples"
         )
     lengths = {
-        field.sample: len(sample[field.sample]) for field in present(_BATCH_MASK_FIELDS, sample)
+        field.sample: len(sample[field.sample])
+        for field in present(_BATCH_MASK_FIELDS + side_fields(sides, "mask"), sample)
     }
     if "run_offset" in sample:
         lengths["run_offset - 1"] = len(sample["run_offset"]) - 1

@@ -59,7 +59,7 @@ if sys.platform.startswith("linux"):
             _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
     @njit(nogil=True, cache=True)
-    def _map_in_memory(address, file, position):
+    def map_in_memory(address, file, position):
         """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
         Of a file that was cut short, the rest of the last page is in memory, but zero.
@@ -81,26 +81,26 @@ else:
         pass
 
     @njit(nogil=True, cache=True)
-    def _map_in_memory(address, file, position):
+    def map_in_memory(address, file, position):
         return False
 
 
 @njit(nogil=True, cache=True)
-def _floor(position):
+def block_floor(position):
     return position // BLOCK * BLOCK
 
 
 @njit(nogil=True, cache=True)
 def _request_cover(requests, n, file, begin, end, address):
     """Request the blocks that cover a span of a file, the first of them to this address."""
-    first = _floor(begin)
+    first = block_floor(begin)
     requests[n, FILE], requests[n, POSITION], requests[n, ADDRESS] = file, first, address
-    requests[n, COUNT] = _floor(end + BLOCK - 1) - first
+    requests[n, COUNT] = block_floor(end + BLOCK - 1) - first
     requests[n, NEEDED] = end - first
 
 
 @njit(nogil=True, cache=True)
-def _extent(spans, first, stop):
+def extent_of(spans, first, stop):
     """The lowest start and the highest end of spans, and whether each adjoins the one before."""
     low, high, adjoin = spans[first, 0], spans[first, 1], True
     for n in range(first + 1, stop):
@@ -134,7 +134,7 @@ def _read_ahead_fields(chosen, first, stop, addresses, at, fields):
 
 
 @njit(nogil=True, cache=True)
-def _read_image(requests, n, file, direct, begin, end, sources, owned, target, scratch):
+def request_span(requests, n, file, direct, begin, end, sources, owned, target, scratch):
     """Request one image, or begin to read it into the page cache.
 
     sources  int64 (n, 2), out: in row `owned`, its new address and file
@@ -151,22 +151,22 @@ def _read_image(requests, n, file, direct, begin, end, sources, owned, target, s
         sources[owned, 1] = IN_PLACE
     else:
         _request_cover(requests, n, direct, begin, end, scratch)
-        sources[owned, 0], sources[owned, 1] = scratch - _floor(begin), IN_MEMORY
+        sources[owned, 0], sources[owned, 1] = scratch - block_floor(begin), IN_MEMORY
     return 1
 
 
 @njit(nogil=True, cache=True)
-def _read_masks(
+def request_rows(
     requests, n, file, direct, spans, first, stop, width, sources, owned, target, scratch
 ):
-    """Request one sample's masks, or begin to read them into the page cache; as `_read_image`."""
-    low, high, adjoin = _extent(spans, first, stop)
+    """Request one sample's masks, or begin to read them into the page cache; as `request_span`."""
+    low, high, adjoin = extent_of(spans, first, stop)
     in_place = direct != NO_FILE and adjoin and target != 0
     if in_place and _aligned(low * width, (high - low) * width, target):
         _request_cover(requests, n, direct, low * width, high * width, target)
         sources[owned, 1] = IN_PLACE
         return 1
-    made, base = 0, scratch - _floor(low * width)
+    made, base = 0, scratch - block_floor(low * width)
     while first < stop:
         following = _group_end(spans, first, stop, width)
         begin, end = spans[first, 0] * width, spans[following - 1, 1] * width
@@ -174,7 +174,7 @@ def _read_masks(
         if end > begin and direct == NO_FILE:
             _read_ahead(file, begin, end - begin)
         elif end > begin:
-            _request_cover(requests, n + made, direct, begin, end, base + _floor(begin))
+            _request_cover(requests, n + made, direct, begin, end, base + block_floor(begin))
             made += 1
     if direct != NO_FILE:
         sources[owned, 0], sources[owned, 1] = base, IN_MEMORY
@@ -225,7 +225,7 @@ def read_samples(
         if c:
             begin = end = 0
             if masks_end > masks:
-                lowest, highest, _ = _extent(mask_spans, masks, masks_end)
+                lowest, highest, _ = extent_of(mask_spans, masks, masks_end)
                 begin, end = lowest * mask_bytes, highest * mask_bytes
         if files[at, c] < 0 or begin < 0 or end <= begin:
             continue
@@ -233,7 +233,7 @@ def read_samples(
             cached = in_memory(files[at, c], end - 1)
         else:  # not by trying to read, which begins to read ahead
             last = addresses[at, c] + end - 1
-            cached = direct[at, 2] and _map_in_memory(last, direct[at, c], end - 1)
+            cached = direct[at, 2] and map_in_memory(last, direct[at, c], end - 1)
         if cached:
             sources[owned, 1] = IN_MEMORY
             continue
@@ -242,7 +242,7 @@ def read_samples(
             if masks_at >= 0 and not as_bool:
                 row = masks - offsets[low] if mask_capacity < 0 else k * mask_capacity
                 target = into + masks_at + row * mask_bytes
-            n += _read_masks(
+            n += request_rows(
                 requests, n, files[at, c], direct[at, c], mask_spans, masks, masks_end, mask_bytes,
                 sources, owned, target, free,
             )  # fmt: skip
@@ -250,13 +250,13 @@ def read_samples(
             _read_ahead_fields(chosen, masks, masks_end, addresses, at, fields)
             if how == AS_STORED and image_bytes == end - begin:
                 target = into + images_at + k * image_bytes
-            n += _read_image(
+            n += request_span(
                 requests, n, files[at, c], direct[at, c], begin, end, sources, owned, target, free
             )
         for r in range(before, n):
             owner[r] = owned
         if n > before and sources[owned, 1] == IN_MEMORY:
-            free += _floor(end + BLOCK - 1) - _floor(begin)
+            free += block_floor(end + BLOCK - 1) - block_floor(begin)
     used = free - base
     if used > len(scratch):
         return used

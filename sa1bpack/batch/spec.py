@@ -13,6 +13,7 @@ from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.relations import Relate
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
@@ -37,12 +38,16 @@ FIELD_TABLE = np.array(
 
 
 class Region(NamedTuple):
-    """Where an array of a batch is in the buffer: first byte, shape, dtype, bytes."""
+    """Where an array of a batch is in the buffer: first byte, shape, dtype, bytes.
+
+    large  it begins at a multiple of a disk's block, and is not copied out of the buffer on a CPU
+    """
 
     start: int
     shape: tuple[int, ...]
     dtype: np.dtype
     nbytes: int
+    large: bool = False
 
     def view(self, buffer: np.ndarray) -> np.ndarray:
         """The array in a uint8 (n,) buffer."""
@@ -64,6 +69,7 @@ class BatchSpec:
                 and are laid out on the device: neither padding nor unpacked masks are sent
     to_rgb      the planes in the buffer become RGB on the device
     relate      relations that are added to the batch; None: none
+    sides       side arrays
     """
 
     shards: Layout
@@ -73,6 +79,7 @@ class BatchSpec:
     to_device: bool
     to_rgb: bool
     relate: Relate | None = None
+    sides: tuple[SideSpec, ...] = ()
 
     @classmethod
     def of(
@@ -94,10 +101,16 @@ class BatchSpec:
                 f"{relate!r} on a device needs masks, but the dataset yields their runs: use "
                 "Pipeline(relations=...), or open the pack with a mask_size"
             )
+        if relate is not None and (
+            taken := set(relate.names) & {side.name for side in ds.spec.sides}
+        ):
+            raise OptionError(f"{relate!r} has the names of side arrays: {sorted(taken)}")
         to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")
-        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate)
+        return cls(
+            ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.sides
+        )  # fmt: skip
 
     @property
     def as_bool(self) -> bool:
@@ -145,10 +158,18 @@ class BatchSpec:
             wanted["mask_offsets"] = ((samples + 1,), _INT64)
         for field in COPIED_FIELDS:
             wanted[field.batch] = ((*rows, *field.row_shape), field.dtype)
+        sides = {
+            side.name: (
+                ((samples,) if side.axis == "sample" else rows) + side.row_shape, side.stored
+            )
+            for side in self.sides
+        }  # fmt: skip
+        # The small ones lie with the other small arrays, the large ones at the end.
+        wanted |= {name: sides[name] for name in sides.keys() - self._large}
         if self.masks.source == "runs":
             wanted["run_offset"] = ((total + 1,), _INT64)
             wanted["run_ends"] = ((runs,), _INT32)
-            return _regions(wanted)
+            return _regions(wanted | sides, self._large)
         if self.to_device and self.layout.padded:
             # Per mask: sample * capacity + its number in the sample.
             wanted["mask_positions"] = ((total,), _INT64)
@@ -157,16 +178,23 @@ class BatchSpec:
             wanted["masks"] = ((*rows, grid, grid), _BOOL)
         else:
             wanted["masks"] = ((*rows, grid, grid // 8), _UINT8)
-        return _regions(wanted)
+        return _regions(wanted | sides, self._large)
+
+    @property
+    def _large(self) -> frozenset[str]:
+        """Names of the large arrays: LARGE_ARRAYS, and side arrays whose rows fill a block."""
+        return LARGE_ARRAYS | {side.name for side in self.sides if side.row_bytes >= BLOCK}
 
 
-def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regions, int]:
+def _regions(
+    wanted: dict[str, tuple[tuple[int, ...], np.dtype]], large: frozenset[str]
+) -> tuple[Regions, int]:
     regions, start = {}, 0
     for key, (shape, dtype) in wanted.items():
         nbytes = prod(shape) * dtype.itemsize
-        if key in LARGE_ARRAYS:
+        if key in large:
             start = -(-start // _LARGE_ALIGNMENT) * _LARGE_ALIGNMENT
-        regions[key] = Region(start, shape, dtype, nbytes)
+        regions[key] = Region(start, shape, dtype, nbytes, key in large)
         start += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return regions, start
 
@@ -174,11 +202,10 @@ def _regions(wanted: dict[str, tuple[tuple[int, ...], np.dtype]]) -> tuple[Regio
 def split_regions(regions: Regions) -> tuple[Regions, Regions, slice]:
     """The large regions, the small ones, and the bytes of the buffer that hold the small ones.
 
-    The small ones are all but images, masks and ends of runs; their starts are relative to the
-    slice.
+    The starts of the small ones are relative to the slice.
     """
-    large = {key: region for key, region in regions.items() if key in LARGE_ARRAYS}
-    small = {key: region for key, region in regions.items() if key not in LARGE_ARRAYS}
+    large = {key: region for key, region in regions.items() if region.large}
+    small = {key: region for key, region in regions.items() if not region.large}
     low = min(region.start for region in small.values())
     end = max(region.start + region.nbytes for region in small.values())
     high = -(-end // ALIGNMENT) * ALIGNMENT  # a multiple of the size of every dtype

@@ -24,6 +24,7 @@ from sa1bpack.dataset.sample_info import SampleInfo, sample_info
 from sa1bpack.dataset.select import as_ids
 from sa1bpack.dataset.selectable import Selectable
 from sa1bpack.dataset.shards import Shards
+from sa1bpack.dataset.sides import with_sides
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Manifest
 
@@ -57,6 +58,7 @@ class Dataset(Selectable):
     size                      int32 (4,)           source height, width, stored height, width
     file_name                 str
     index                     int                  row in the pack, or in all packs together
+    NAME                      (...) or (m, ...)    a side array, with side=["NAME"]
     ========================  ===================  ==========================================
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
@@ -76,7 +78,7 @@ class Dataset(Selectable):
         self._pack = pack
         self._rows = rows
         self._options = options
-        self._spec = SampleSpec.of(pack.manifest, options)
+        self._spec = SampleSpec.of(pack.manifest, options, tuple(side.spec for side in pack.sides))
         self._fingerprint: str | None = None
         self._mask_offsets: np.ndarray | None = None
         self._lookup: IdLookup | None = None
@@ -102,7 +104,11 @@ class Dataset(Selectable):
         return self._sample(self._row(position))
 
     def _over(self, rows: Rows, options: SampleOptions | None = None) -> "Dataset":
-        return Dataset(self._pack, rows, self._options if options is None else options)
+        if options is None:
+            return Dataset(self._pack, rows, self._options)
+        changed = options.side != self._options.side
+        pack = with_sides(self._pack, rows, options.side) if changed else self._pack
+        return Dataset(pack, rows, options)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at several indices: what torch's DataLoader calls for a batch.
@@ -348,4 +354,4 @@ def _reopened(
                 f"{folder.root}: its index is {folder.manifest.index}, but was {index} when the "
                 "dataset was pickled: the pack has changed since; open it again"
             )
-    return Dataset(pack, rows, options)
+    return Dataset(with_sides(pack, rows, options.side), rows, options)

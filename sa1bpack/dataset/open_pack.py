@@ -1,5 +1,6 @@
 """`sa1bpack.open`: a pack, or several, opened as one Dataset."""
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -37,6 +38,7 @@ def open(
     min_iou: float | None = None,
     min_stability: float | None = None,
     duplicates: str = "error",
+    side: str | os.PathLike | Iterable[str | os.PathLike] = (),
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
@@ -76,6 +78,8 @@ def open(
         duplicates: what becomes of image ids that several packs have. "error" raises OptionError.
             "first" keeps one sample per id, that of the pack that is first in the list; of several
             in one pack, the first. The log says how many are left out.
+        side: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
+            Each is a key of samples and batches. Every shard must have its part.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
     passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
@@ -93,12 +97,13 @@ def open(
             index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a path that is a URL, a pattern that
-            matches nothing, packs that differ in their layout, or that have an image id in common.
+            matches nothing, packs that differ in their layout, or that have an image id in common,
+            and a side array that lacks the part of a shard, or has it for other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
     """
     options = SampleOptions(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels,
-        min_area, max_area_frac, min_iou, min_stability,
+        min_area, max_area_frac, min_iou, min_stability, side,
     )  # fmt: skip
     choice("duplicates", duplicates, DUPLICATES)
     paths = paths_of("path", path)
@@ -111,8 +116,9 @@ def open(
     check_alike(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
-    ds = Dataset(pack, rows_once(pack), options)
-    return ds if saved is None else ds.select(saved)
+    ds = Dataset(pack, rows_once(pack), dataclasses.replace(options, side=()))
+    ds = ds if saved is None else ds.select(saved)
+    return ds.with_options(side=options.side) if options.side else ds
 
 
 def _report_missing(pack: Pack) -> None:

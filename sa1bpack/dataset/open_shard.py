@@ -1,7 +1,7 @@
 """An open shard: everything checked that reading relies on, and its arrays as memory maps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from sa1bpack.format import Layout, Shard, ShardEntry, open_shard
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.format.side.part import SidePart
 
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
@@ -39,6 +40,7 @@ class OpenShard:
     image_edges  int64 (N + 1,): where images without a canvas begin in `image`; None with canvases
     run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
     mappings     memory maps that the shard has once all its arrays are in use
+    sides        parts of the side arrays of the dataset
     """
 
     shard: Shard
@@ -50,6 +52,7 @@ class OpenShard:
     image_edges: np.ndarray | None
     run_offset: np.ndarray | None
     mappings: int
+    sides: tuple[SidePart, ...] = ()
 
     @classmethod
     def of(cls, shard: Shard) -> "OpenShard":
@@ -77,6 +80,11 @@ class OpenShard:
             run_offset=arrays.get("run_offset"),
             mappings=sum(rows > 0 for rows in shard.layout.array_rows(shard.extent).values()),
         )  # fmt: skip
+
+    def with_sides(self, parts: tuple[SidePart, ...]) -> "OpenShard":
+        """The shard with parts of side arrays, each found to be that of this shard."""
+        mappings = self.mappings + sum(len(part.values) > 0 for part in parts)
+        return replace(self, sides=parts, mappings=mappings)
 
     def image_span(self, row: int) -> tuple[int, int]:
         """First byte in the chunk file of `image`, and number of bytes, of one sample's image.

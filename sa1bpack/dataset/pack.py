@@ -11,9 +11,11 @@ read from the index of the shard's own folder, at a distance that is the same fo
 rows: two numbers per shard, and nothing per sample, make several packs one.
 """
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +31,8 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
 from sa1bpack.format.side.binding import ShardIdentity
+from sa1bpack.format.side.part import SidePart, open_part
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.wording import counted
 
 
@@ -44,6 +48,18 @@ class _Indexed(NamedTuple):
     rows: np.ndarray
 
 
+@dataclass(frozen=True)
+class Side:
+    """A side array of a Pack.
+
+    spec     of its rows
+    folders  the folder that has the part of each shard, by the shard's number; None: none has
+    """
+
+    spec: SideSpec
+    folders: tuple[Path | None, ...]
+
+
 class Pack:
     """One pack, or several of one layout as one; datasets over rows of it share it.
 
@@ -57,6 +73,7 @@ class Pack:
     shards      its Shards
     duplicates  what becomes of image ids that several samples have, see `sa1bpack.open`
     rows        the rows that `duplicates` leaves; None: not found yet, see `duplicates.rows_once`
+    sides       its side arrays, see `with_sides`
     """
 
     def __init__(self, folders: Sequence[PackFolder], duplicates: str = "error"):
@@ -73,6 +90,7 @@ class Pack:
             places.sort(key=lambda place: (place.entry.source, place.entry.part))
             self.manifest = _joined(self.folders, places)
         self.shards = Shards(places, self.layout)
+        self.sides: tuple[Side, ...] = ()
         self._first_row = np.array(self.shards.first_row)
         self._first_mask = np.array([place.first_mask for place in places])
         # Rows in the folder of the shard, minus rows in the Pack.
@@ -121,6 +139,14 @@ class Pack:
             ShardIdentity(entry.name, digest, entry.extent)
             for entry, digest in zip(entries, self.digests, strict=True)
         )
+
+    def with_sides(self, sides: Sequence[Side]) -> "Pack":
+        """The same pack with side arrays, whose parts are opened with the shards."""
+        found = copy.copy(self)
+        found.sides = tuple(sides)
+        open_parts = partial(_open_parts, found.sides, self.identities)
+        found.shards = Shards(self.shards.places, self.layout, open_parts)
+        return found
 
     def check_index(self) -> None:
         """Compare the index with its digests, once. Raises FormatError naming the array."""
@@ -257,6 +283,41 @@ class Pack:
                 f"index says {expected}; {REPAIR}"
             )
         return rows
+
+    def read_sides(self, row: int, direct: bool = False) -> dict[str, np.ndarray]:
+        """The rows of a sample in the side arrays, copied and compared with their checksums.
+
+        By name, (*row_shape) or (m, *row_shape), read-only. Raises as `read_rows` does.
+        """
+        number, local, first, stop = self.locate(row)
+        found = {}
+        for part in self.shards.open(number).sides:
+            span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
+            rows = shard_cache.CACHE.with_resources(partial(part.read, local, *span, direct=direct))
+            rows.flags.writeable = False
+            found[part.spec.name] = rows[0] if part.spec.axis == "sample" else rows
+        return found
+
+
+def _open_parts(
+    sides: Sequence[Side], identities: Sequence[ShardIdentity], number: int
+) -> tuple[SidePart, ...]:
+    """The parts for a shard. Raises FormatError if one is missing or damaged."""
+    shard = identities[number]
+    parts = []
+    for side in sides:
+        folder = side.folders[number]
+        if folder is None:
+            if shard.extent.samples:
+                raise FormatError(
+                    f"side array {side.spec.name} has no part for shard {shard.name}; run "
+                    "`sa1bpack derive` again"
+                )
+            empty = np.empty((0, *side.spec.row_shape), side.spec.stored)
+            parts.append(SidePart(Path(), side.spec, empty, 0))
+        else:
+            parts.append(open_part(folder, side.spec, shard))
+    return tuple(parts)
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Manifest:

@@ -13,6 +13,7 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset.fields import MASK_FIELDS, SCALED_KEYS, STORED_SAMPLE_FIELDS
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.sides import side_paths
 from sa1bpack.dataset.specs import (
     AS_STORED,
     MASKS,
@@ -28,6 +29,7 @@ from sa1bpack.format import Layout, Manifest
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
+from sa1bpack.format.side.spec import SideSpec
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
@@ -55,6 +57,7 @@ class SampleOptions:
     max_area_frac: float | None = None
     min_iou: float | None = None
     min_stability: float | None = None
+    side: tuple[str, ...] = ()
 
     def __post_init__(self):
         choice("masks", self.masks, MASKS)
@@ -62,6 +65,7 @@ class SampleOptions:
         choice("coordinates", self.coordinates, COORDINATES)
         choice("on_error", self.on_error, ON_ERROR)
         choice("check", self.check, CHECKS)
+        object.__setattr__(self, "side", side_paths(self.side))
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {self.transform!r}: choose a function or None")
         _ = self.rule  # checks the thresholds
@@ -81,12 +85,15 @@ class SampleSpec:
     image: ImageSpec
     masks: MaskSpec
     coordinates: str
+    sides: tuple[SideSpec, ...] = ()
 
     @classmethod
-    def of(cls, manifest: Manifest, options: SampleOptions) -> "SampleSpec":
+    def of(
+        cls, manifest: Manifest, options: SampleOptions, sides: tuple[SideSpec, ...] = ()
+    ) -> "SampleSpec":
         """What the options ask for. Raises OptionError if the pack cannot provide it."""
         masks = mask_spec(manifest, options.masks, options.mask_size, options.mask_sampling)
-        return cls(image_spec(manifest.layout, options.pixels), masks, options.coordinates)
+        return cls(image_spec(manifest.layout, options.pixels), masks, options.coordinates, sides)
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, source coordinates".
@@ -97,9 +104,10 @@ class SampleSpec:
         fit = "squash" if self.masks.fit == "squash" else "pad"
         pixels = "rgb" if len(self.image.shape) == 3 else "yuv420"
         kind = "runs" if self.masks.source == "runs" else "masks"
+        sides = "".join(f", {side.name} {side.to_text()}" for side in self.sides)
         return (
             f"{fit} {self.image.side} {pixels}, {kind} {self.masks.size} {self.masks.sampling}, "
-            f"{self.coordinates} coordinates"
+            f"{self.coordinates} coordinates{sides}"
         )
 
 
@@ -140,6 +148,9 @@ def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: Samp
         sample["image"] = opened.arrays["image"][start : start + nbytes]
     if spec.masks.source != "bits":
         sample |= _runs(opened, first, stop)
+    for part in opened.sides:
+        rows = part.values
+        sample[part.spec.name] = rows[row] if part.spec.axis == "sample" else rows[first:stop]
     return sample
 
 
@@ -170,7 +181,7 @@ def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
-    return sample
+    return sample | pack.read_sides(row)
 
 
 def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
@@ -185,6 +196,10 @@ def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
         if field.sample in sample and (field.columns or spec.masks.source == "bits"):
             sample[field.sample] = sample[field.sample][kept]
             sample[field.sample].flags.writeable = False
+    for side in spec.sides:
+        if side.axis == "mask":
+            sample[side.name] = sample[side.name][kept]
+            sample[side.name].flags.writeable = False
     if "run_ends" in sample:
         runs = kernels.take_masks(sample["run_ends"], sample["run_offset"], kept)
         for array in runs:

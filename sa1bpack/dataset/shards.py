@@ -3,7 +3,7 @@
 import _thread
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from sa1bpack.dataset.shard_cache import CacheEntry
 from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format import Layout, Shard, ShardEntry
 from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.side.part import SidePart
 
 # Shards that one call opens at the same time: opening waits for a file system, not for a processor.
 MAX_OPENERS = 16
@@ -83,7 +84,14 @@ class Shards:
     first_row  first row of each shard, counted over all of them, and the number of all rows
     """
 
-    def __init__(self, places: list[ShardPlace], layout: Layout):
+    def __init__(
+        self,
+        places: list[ShardPlace],
+        layout: Layout,
+        open_parts: Callable[[int], tuple[SidePart, ...]] | None = None,
+    ):
+        """open_parts: opens the parts of side arrays for a shard, by its number; None: none."""
+        self._open_parts = open_parts
         self._cache = shard_cache.CACHE
         self._entries: dict[int, CacheEntry] = {}
         self._layout = layout
@@ -252,10 +260,11 @@ class Shards:
 
     def _checked(self, number: int) -> OpenShard:
         place = self.places[number]
-        return open_checked(
+        opened = open_checked(
             place.path, place.entry, self._layout, place.image_id, place.mask_offset,
             place.folder.index_path(""),
         )  # fmt: skip
+        return opened if self._open_parts is None else opened.with_sides(self._open_parts(number))
 
 
 def _note(number: int, outcome: OpenShard | Exception, found: dict, failed: dict) -> None:

@@ -154,11 +154,12 @@ def _stored(rows: Any, spec: SideSpec) -> np.ndarray:
 def _compare(target: Target, shard: ShardToDo, pieces) -> None:
     """Raise OutputRefused unless a part that exists has these rows."""
     part, sample = open_part(target.folder, target.spec, shard.identity), 0
+    stored = part.checksum
     for rows, counts in pieces:
         data, first = byte_view(rows), 0
         for count in counts.tolist():
             end = first + count * target.spec.row_bytes
-            if xxhash.xxh3_64_intdigest(data[first:end]) != int(part.checksum[sample]):
+            if xxhash.xxh3_64_intdigest(data[first:end]) != int(stored[sample]):
                 raise OutputRefused(
                     f"{part.folder}: it has other rows for sample {sample}; remove that folder, "
                     "or choose another one for the array"

@@ -9,6 +9,7 @@ import numpy as np
 
 from sa1bpack.batch.copy_samples import NO_FILE, copy_samples, copy_spans
 from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.side_rows import copy_sides
 from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.dataset import Dataset
@@ -18,7 +19,7 @@ from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.sample_reader import SampleReader
-from sa1bpack.loading.shard_files import ShardFiles, shard_files
+from sa1bpack.loading.shard_files import ShardFiles, shard_files, side_files
 from sa1bpack.masks import check_image_runs
 
 _RUN_BYTES = 4
@@ -58,6 +59,26 @@ class BatchSource:
         return error
 
 
+class SideLookup(NamedTuple):
+    """Where the rows of the samples in k side arrays are; changed by reading, see `read_sides`."""
+
+    addresses: np.ndarray  # int64 (n, k)
+    files: np.ndarray  # int64 (n, k)
+    direct: np.ndarray  # int64 (n, 2 k)
+
+    @classmethod
+    def of(cls, shards: list[OpenShard], count: int) -> "SideLookup":
+        """Of samples in these shards, with no file open yet."""
+        addresses = [
+            [part.values.__array_interface__["data"][0] for part in shard.sides] if count else []
+            for shard in shards
+        ]
+        return cls(
+            np.array(addresses, np.int64).reshape(len(shards), count),
+            np.full((len(shards), count), NO_FILE), np.full((len(shards), 2 * count), NO_FILE),
+        )  # fmt: skip
+
+
 class Lookup(NamedTuple):
     """Where the samples of one or more batches are: n samples, T kept masks."""
 
@@ -79,6 +100,7 @@ class Lookup(NamedTuple):
     direct: np.ndarray  # int64 (n, 3), of the same files, see read_samples
     spans: np.ndarray  # int64 (n, 2), first byte and number of bytes of the image
     epoch: int
+    sides: SideLookup
 
 
 class BatchCopy:
@@ -104,6 +126,15 @@ class BatchCopy:
             high - low, self.capacity, self.total, int(self.run_offset[-1])
         )
         self._status = np.zeros((high - low, 2), np.int64)
+        sides = self._spec.sides
+        self._side_status = np.zeros((high - low, len(sides)), np.int64)
+        self._sides = np.array(
+            [
+                (self.regions[side.name].start, side.row_bytes, side.axis == "mask")
+                for side in sides
+            ],
+            np.int64,
+        ).reshape(-1, 3)
         self._failed: dict[int, Exception] = {}
         self._fields = FIELD_TABLE.copy()
         self._fields[:, 0] = [self.regions[field.batch].start for field in COPIED_FIELDS]
@@ -178,6 +209,21 @@ class BatchCopy:
             self._low, first, stop, buffer, found.addresses, found.files, found.spans,
             found.mask_rows, found.offsets, found.sizes, found.scales,
         )  # fmt: skip
+        if self._spec.sides:
+            self._read_sides(first, stop, buffer, reader)
+
+    def _read_sides(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
+        """Read and copy the rows of these samples in the side arrays, whose files are open."""
+        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
+        found, sides = self._lookup, self._lookup.sides
+        rest = (
+            found.local, found.mask_rows, found.offsets,
+            self.capacity if self._spec.layout.padded else -1, self._sides, self._side_status,
+        )  # fmt: skip
+        reader.read_sides(
+            self._low, first, stop, buffer, sides.addresses, sides.files, sides.direct, *rest
+        )
+        copy_sides(self._low, first, stop, buffer, sides.addresses, sides.files, *rest)
 
     def _open_files(self, first: int, stop: int, direct: bool) -> list[ShardFiles]:
         """Enter the files of samples into the lookup; they stay open as long as the list lives."""
@@ -186,7 +232,12 @@ class BatchCopy:
             at = self._low + k
             try:
                 held.append(shard_files(found.shards[at], self._spec.arrays[:2], direct))
-                found.files[at], found.direct[at] = held[-1].descriptors, held[-1].direct
+                found.files[at] = held[-1].descriptors
+                found.direct[at] = *held[-1].direct, held[-1].tells[0]
+                if self._spec.sides:
+                    held.append(side_files(found.shards[at], direct))
+                    found.sides.files[at] = held[-1].descriptors
+                    found.sides.direct[at] = *held[-1].direct, *held[-1].tells
             except ResourceShortage:
                 raise
             except OSError as error:
@@ -294,7 +345,8 @@ class BatchCopy:
 
     def errors(self) -> list[tuple[int, ReadError]]:
         """(position in the batch, error) of every sample that could not be copied."""
-        causes = {k: self._cause(k) for k in np.flatnonzero(self._status.any(axis=1)).tolist()}
+        wrong = self._status.any(axis=1) | self._side_status.any(axis=1)
+        causes = {k: self._cause(k) for k in np.flatnonzero(wrong).tolist()}
         causes |= self._failed
         found, errors = self._lookup, []
         for k in sorted(causes):
@@ -305,9 +357,13 @@ class BatchCopy:
 
     def _cause(self, k: int) -> Exception:
         """Why sample k was not copied, by its status."""
-        which = int(np.flatnonzero(self._status[k])[0])
-        code = int(self._status[k, which])
-        path = self._lookup.shards[self._low + k].path(self._spec.arrays[which])
+        shard = self._lookup.shards[self._low + k]
+        if self._status[k].any():
+            which = int(np.flatnonzero(self._status[k])[0])
+            code, path = int(self._status[k, which]), shard.path(self._spec.arrays[which])
+        else:
+            which = int(np.flatnonzero(self._side_status[k])[0])
+            code, path = int(self._side_status[k, which]), shard.sides[which].path
         if code != CUT_SHORT:
             return OSError(code, os.strerror(code), path)
         return FormatError(

@@ -17,7 +17,13 @@ from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
-from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
+from sa1bpack.loading.batch_copy import (
+    BatchCopy,
+    BatchSource,
+    Lookup,
+    SideLookup,
+    without_frames,
+)
 from sa1bpack.loading.planner import Planner, masks_outside, masks_to_choose
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks import passes
@@ -51,6 +57,7 @@ class CheckedPlanner(Planner):
             mask_rows=unknown, mask_spans=np.zeros((int(offsets[-1]), 2), np.int64),
             sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
             files=unknown, direct=unknown, spans=unknown, epoch=epoch,
+            sides=SideLookup.of([], len(self.source.spec.sides)),
         )  # fmt: skip
 
     def _count_masks(self, numbers, local, first, stop, shards, wrong) -> np.ndarray:
@@ -163,9 +170,22 @@ class CheckedBatchCopy(BatchCopy):
         self._addresses[k] = [rows[name].ctypes.data for name in spec.arrays]
         self._spans[k] = 0, rows["image"].nbytes
         self._copy_part(k, k + 1, buffer, reader)
+        self._put_sides(k, ds.pack.read_sides(row, reader.direct), kept, buffer)
         if spec.masks.source == "drawn":
             offset = rows["run_offset"] - rows["run_offset"][0]
             self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)
+
+    def _put_sides(self, k: int, rows: dict[str, np.ndarray], kept: np.ndarray, buffer) -> None:
+        """Copy the rows of sample k in the side arrays, which have been read."""
+        for side in self._spec.sides:
+            target, found = self.regions[side.name].view(buffer), rows[side.name]
+            if side.axis == "sample":
+                target[k] = found
+            elif self._spec.layout.padded:
+                target[k, : len(kept)] = found[kept]
+                target[k, len(kept) :] = 0
+            else:
+                target[self._offsets[k] : self._offsets[k + 1]] = found[kept]
 
     def _kept(self, k: int, rows: dict[str, np.ndarray]) -> np.ndarray:
         """The masks of sample k that are kept, exactly as many as were planned."""

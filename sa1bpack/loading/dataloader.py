@@ -82,7 +82,7 @@ class _SendingCollate(Collate):
             pad_to_max=options.pad_to_max, canvas=canvas, relations=options.relations,
             sample_spec=None if ds.options.transform is not None else ds.spec,
         )  # fmt: skip
-        self._as_bool = gives_bool(ds.spec)
+        self._as_bool, self._sides = gives_bool(ds.spec), ds.spec.sides
         self._spec_text = ds.spec_text
 
     def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> _SentBatch:

@@ -23,7 +23,11 @@ def host_views(data: np.ndarray, regions: Regions) -> Batch:
     Without operations of torch: each releases the GIL, and waits for it while reader threads use
     it. For a batch of a few small samples that was a third of the time.
     """
-    return {key: torch.from_numpy(region.view(data)) for key, region in regions.items()}
+    views = {key: torch.from_numpy(region.view(data)) for key, region in regions.items()}
+    for key, region in regions.items():
+        if region.dtype == np.uint16:  # bfloat16, see _TORCH
+            views[key] = views[key].view(torch.bfloat16)
+    return views
 
 
 def batch_views(data: torch.Tensor, regions: Regions) -> Batch:
@@ -52,6 +56,11 @@ _TORCH = {
     np.dtype("i4"): torch.int32,
     np.dtype("i8"): torch.int64,
     np.dtype("f4"): torch.float32,
+    np.dtype("i1"): torch.int8,
+    np.dtype("i2"): torch.int16,
+    np.dtype("u2"): torch.bfloat16,  # of side arrays alone: numpy has no such type
+    np.dtype("f2"): torch.float16,
+    np.dtype("f8"): torch.float64,
 }
 
 

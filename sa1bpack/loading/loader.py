@@ -179,7 +179,8 @@ class Loader(BatchReader):
                 largest.capacity if options.layout.padded else largest.most_masks
             )
             related = 2 * self._spec.relate.nbytes(rows, largest.capacity)
-        shards = min(most_open_shards() + self._threads * OPEN_SAMPLES, len(ds.shards))
+        per_shard = 2 + len(ds.spec.sides)
+        files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
         return LoadingPlan(
             samples=largest.samples,
             most_masks=largest.most_masks,
@@ -191,7 +192,9 @@ class Loader(BatchReader):
             scratch_bytes=self._scratch_bytes(largest),
             threads=self._threads,
             # Checked reading opens files as it reads them, one at a time per thread.
-            files=self._threads if ds.options.check == "read" else 2 * shards,
+            files=self._threads
+            if ds.options.check == "read"
+            else min(files, per_shard * len(ds.shards)),
             io=str(self._mode),
         )
 
@@ -202,7 +205,8 @@ class Loader(BatchReader):
         spec = self._spec
         placed = {"images"} if spec.image.how == AS_STORED and not spec.shards.flat else set()
         part = min(OPEN_SAMPLES, largest.samples) / max(largest.samples, 1)
-        outside = (LARGE_ARRAYS - placed) & largest.regions.keys()
+        outside = (LARGE_ARRAYS - placed) | {side.name for side in spec.sides}
+        outside &= largest.regions.keys()
         return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 
     # ----------------------------------------------------------------------------------- batches

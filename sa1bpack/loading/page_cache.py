@@ -21,7 +21,11 @@ def reading_mode(io: str, ds: Dataset) -> ReadingMode:
 
 def dataset_bytes(ds: Dataset) -> int:
     """Bytes of the dataset's samples on disk, by the average of the pack."""
-    total = sum(shard.bytes for shard in ds.manifest.shards)
+    manifest = ds.manifest
+    total = sum(shard.bytes for shard in manifest.shards)
+    for side in ds.spec.sides:
+        rows = manifest.samples if side.axis == "sample" else manifest.masks
+        total += rows * side.row_bytes
     return total * len(ds) // max(ds.manifest.samples, 1)
 
 

@@ -27,7 +27,13 @@ from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
-from sa1bpack.loading.batch_copy import BatchCopy, BatchSource, Lookup, without_frames
+from sa1bpack.loading.batch_copy import (
+    BatchCopy,
+    BatchSource,
+    Lookup,
+    SideLookup,
+    without_frames,
+)
 
 _FIELDS = {field.sample: field for field in NUMBER_FIELDS}
 
@@ -142,6 +148,7 @@ class Planner:
             self._mask_spans(table, offsets, mask_rows), sizes, scales,
             np.ascontiguousarray(table[:, FIRST_ADDRESS:]),
             np.full((len(rows), 2), NO_FILE), np.full((len(rows), 3), NO_FILE), spans, epoch,
+            SideLookup.of(found, len(self.source.spec.sides)),
         )  # fmt: skip
 
     def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from sa1bpack.batch.read_samples import read_samples
+from sa1bpack.batch.side_rows import read_sides
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned
 
@@ -25,12 +26,20 @@ class SampleReader:
         self._context: Context | None = CONTEXTS.take() if direct else None
 
     def read(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """`read_samples` with this reader's context and scratch memory; see there.
+        """`read_samples` with this reader's context and scratch memory; see there."""
+        self._call(read_samples, low, first, stop, buffer, *rest)
+
+    def read_sides(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
+        """`read_sides` with this reader's context and scratch memory; see there."""
+        self._call(read_sides, low, first, stop, buffer, *rest)
+
+    def _call(self, kernel, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
+        """Call a kernel until its scratch memory suffices.
 
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """
         context = 0 if self._context is None else self._context.value
-        while outcome := read_samples(context, low, first, stop, buffer, self._scratch, *rest):
+        while outcome := kernel(context, low, first, stop, buffer, self._scratch, *rest):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed

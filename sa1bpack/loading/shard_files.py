@@ -9,6 +9,7 @@ import resource
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
@@ -17,6 +18,9 @@ from sa1bpack.dataset.shard_cache import CACHE
 from sa1bpack.disk.direct import open_direct_if_possible
 
 _MOST_SHARDS = 4096
+
+# (path, rows of the array) of some files of a shard.
+Files = tuple[tuple[str, int], ...]
 
 
 def most_open_shards() -> int:
@@ -28,25 +32,27 @@ def most_open_shards() -> int:
 
 
 class ShardFiles:
-    """The files of two arrays of a shard, open as long as this object lives.
+    """Files of a shard and of its side arrays, open as long as this object lives.
 
-    descriptors  of the two; NO_FILE for an array without rows
-    direct       the same two if they were opened past the page cache, else NO_FILE; and whether the
-                 system tells this process which of their pages are in memory: 1 or 0
+    descriptors  of each; NO_FILE for an array without rows
+    direct       the same files if they were opened past the page cache, else NO_FILE
+    tells        whether the system tells this process which of their pages are in memory: 1 or 0;
+                 known of the files in `direct`
     """
 
-    def __init__(self, shard: OpenShard, names: tuple[str, str], direct: bool):
+    def __init__(self, files: Files, direct: bool):
         """Open them. Raises OSError."""
-        self.descriptors, self.direct = [NO_FILE, NO_FILE], [NO_FILE, NO_FILE, 0]
-        for number, name in enumerate(names):
-            if len(shard.arrays[name]):
-                path = shard.path(name)
-                if direct and (file := open_direct_if_possible(path)) is not None:
-                    self.direct[number] = self.descriptors[number] = file
-                if self.descriptors[number] == NO_FILE:
-                    self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                elif number == 0:
-                    self.direct[2] = _tells_what_is_in_memory(path, self.direct[0])
+        count = len(files)
+        self.descriptors, self.direct = [NO_FILE] * count, [NO_FILE] * count
+        self.tells = [0] * count
+        for number, (path, rows) in enumerate(files):
+            if not rows:
+                continue
+            if direct and (file := open_direct_if_possible(path)) is not None:
+                self.direct[number] = self.descriptors[number] = file
+                self.tells[number] = int(_tells_what_is_in_memory(path, file))
+            else:
+                self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
         for descriptor in self.descriptors:
@@ -57,6 +63,9 @@ class ShardFiles:
 def _tells_what_is_in_memory(path: str, file: int) -> bool:
     """Whether mincore answers truthfully; to others than the owner and writers it says "all"."""
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
+
+
+FindFiles = Callable[[], Files]
 
 
 class _Cache:
@@ -72,8 +81,8 @@ class _Cache:
         # that was reopened, perhaps after a repair, has other shards.
         self._files: OrderedDict[tuple, tuple[weakref.ref, ShardFiles]] = OrderedDict()
 
-    def get(self, shard: OpenShard, names: tuple[str, str], direct: bool) -> ShardFiles:
-        key = (id(shard), names, direct)
+    def get(self, shard: OpenShard, key: tuple, find: FindFiles, direct: bool) -> ShardFiles:
+        key = (id(shard), key, direct)
         with self._lock:
             held = self._files.pop(key, None)
             if held is not None:
@@ -81,18 +90,20 @@ class _Cache:
                 return held[1]
         # Without holding the lock: other threads need not wait for a slow file system.
         try:
-            files = ShardFiles(shard, names, direct)
+            files = ShardFiles(find(), direct)
         except OSError as error:
             if not is_shortage(error):
                 raise
             self._drop_half()
-            files = CACHE.with_resources(lambda: ShardFiles(shard, names, direct))
+            files = CACHE.with_resources(lambda: ShardFiles(find(), direct))
         reference = weakref.ref(shard, lambda _: self._files.pop(key, None))
         most, dropped = most_open_shards(), []
         with self._lock:
             self._files[key] = (reference, files)
-            while len(self._files) > most:
-                dropped.append(self._files.popitem(last=False))
+            count = sum(len(held[1].descriptors) for held in list(self._files.values()))
+            while count > 2 * most and len(self._files) > 1:
+                dropped.append(self._files.popitem(last=False)[1])
+                count -= len(dropped[-1][1].descriptors)
         return files
 
     def _drop_half(self) -> None:
@@ -110,11 +121,24 @@ _cache = _Cache()
 os.register_at_fork(after_in_child=_cache.begin_in_child)
 
 
-def shard_files(shard: OpenShard, names: tuple[str, str], direct: bool = False) -> ShardFiles:
-    """The files of these two arrays, open as long as the caller keeps them.
+def shard_files(shard: OpenShard, names: tuple[str, ...], direct: bool = False) -> ShardFiles:
+    """The files of these arrays, open as long as the caller keeps them.
 
     direct  open them past the page cache, if their file system can do that
 
     Raises OSError if one cannot be opened, ResourceShortage if the system refuses more open files.
     """
-    return _cache.get(shard, names, direct)
+
+    def find() -> Files:
+        return tuple((shard.path(name), len(shard.arrays[name])) for name in names)
+
+    return _cache.get(shard, names, find, direct)
+
+
+def side_files(shard: OpenShard, direct: bool = False) -> ShardFiles:
+    """As `shard_files`, of the rows of the shard's side arrays."""
+
+    def find() -> Files:
+        return tuple((part.path, len(part.values)) for part in shard.sides)
+
+    return _cache.get(shard, ("side",), find, direct)

@@ -10,6 +10,7 @@ subject        a sample, with what a picture needs of it
 unreadable     the tile that replaces a damaged sample
 drawing        the image under masks, boxes and points; palette has the colours
 lettering      text in pictures
+sides          the side arrays of a pack
 records        what the packer recorded beside the data, checked
 survey         distributions, from some of the shards
 histogram      counts in bins with round edges

@@ -13,6 +13,7 @@ from sa1bpack.format.duplicates import Duplicates, find_duplicates
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
     check_attributes,
@@ -20,6 +21,7 @@ from sa1bpack.report.records import (
     of_which_images,
     text_of,
 )
+from sa1bpack.report.sides import SideInfo, side_infos
 from sa1bpack.wording import counted, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
@@ -50,6 +52,8 @@ class PackInfo:
         How much of the pack is published.
     duplicates
         Sources and image ids that the pack holds more than once.
+    sides
+        The side arrays in PACK/side; their files are not counted above.
     """
 
     root: Path
@@ -63,6 +67,7 @@ class PackInfo:
     unknown_keys: list[str]
     completeness: Completeness
     duplicates: Duplicates
+    sides: tuple[SideInfo, ...] = ()
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
         """Images by number of masks: counts int64 (b,), edges int64 (b + 1,), upper excluded."""
@@ -120,6 +125,7 @@ class PackInfo:
         for label, text in [
             *(("state", str(line)) for line in state),
             *(("duplicates", line) for line in self.duplicates.lines()),
+            *(("side array", line) for line in map(str, self.sides)),
         ]:
             lines += textwrap.wrap(
                 text, _WIDTH, initial_indent=f"  {label:<10} ", subsequent_indent=" " * 13
@@ -185,13 +191,14 @@ def info(root: str | Path) -> PackInfo:
         unknown_keys=unknown,
         completeness=completeness_of(root, manifest),
         duplicates=find_duplicates(manifest, index),
+        sides=side_infos(root, manifest),
     )
 
 
 def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
     """Paths of a pack outside its shards, without working files of a packer."""
     shown = [path for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
-             if not path.name.startswith(".")]  # fmt: skip
+             if not path.name.startswith(".") and path != root / SIDES_NAME]  # fmt: skip
     return shown + ([] if manifest.index is None else [*(root / manifest.index).rglob("*")])
 
 

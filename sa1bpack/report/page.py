@@ -14,6 +14,7 @@ from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
 from sa1bpack.report.records import REJECTS_PREFIX, of_which_images, text_of
+from sa1bpack.report.sides import SideInfo
 from sa1bpack.report.style import STYLE
 from sa1bpack.report.survey import Survey
 from sa1bpack.report.verification import Verification
@@ -51,6 +52,8 @@ class Contents:
         Seed of every random choice.
     version
         Version of sa1bpack that writes the report.
+    sides
+        The side arrays in the pack's own folder.
     """
 
     root: Path
@@ -65,6 +68,7 @@ class Contents:
     duplicates: Duplicates
     seed: int
     version: str
+    sides: tuple[SideInfo, ...] = ()
 
 
 def page(contents: Contents) -> str:
@@ -167,6 +171,9 @@ def _state(contents: Contents) -> list[Markup]:
     if contents.duplicates:
         shown = _shortened_list(contents.duplicates.lines(), "finding")
         cards.append(_card("warn", "Held more than once.", "", shown))
+    if contents.sides:
+        shown = _shortened_list(list(map(str, contents.sides)), "side array")
+        cards.append(_card("good", counted(len(contents.sides), "side array") + ".", "", shown))
     when = f"{_when(checked.finished)}, in {_duration(checked.seconds)}."
     if checked.how == "none":
         cards.append(_card("warn", "Not verified.", checked.covered))

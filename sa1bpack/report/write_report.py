@@ -29,6 +29,7 @@ from sa1bpack.report.markup import Markup, element
 from sa1bpack.report.output import check_output
 from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
 from sa1bpack.report.records import check_records
+from sa1bpack.report.sides import side_infos
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
@@ -132,6 +133,7 @@ def write_report(
         ),
         seed=seed,
         version=version("sa1bpack"),
+        sides=side_infos(root, manifest),
     )
     replace_file(path, page(contents).encode())
     return ReportResult(

@@ -49,6 +49,7 @@ from sa1bpack.transforms.random import uniform
 from sa1bpack.transforms.relations import Relate
 from sa1bpack.transforms.resample import channels_first, enlarge, resample
 from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_rows, draw_with_torch
+from sa1bpack.transforms.spatial import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.tables import Table
 
 Batch = dict[str, Any]
@@ -93,6 +94,10 @@ class Pipeline:
     mix_lambda     float32  (B,) and
     mix_partner    int64    (B,) with `Mixup`, see there
     =============  =======  ====================================================================
+
+    Spatial side arrays of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
+    with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other side
+    arrays stay as they are. `Mixup` mixes neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
     same order, without padding or with padding that has no run ends. Otherwise they are sampled
@@ -156,6 +161,7 @@ class Pipeline:
         self.coordinates, self.mask_sampling = ds.options.coordinates, ds.mask_sampling
         self.cells = ds.mask_size  # side of the grid in the batch
         self.spec = getattr(ds, "spec_text", None)
+        self._spatial = spatial_sides(ds)
         side = self.image_size
         self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
         if mask_size is None:
@@ -233,6 +239,10 @@ class Pipeline:
         done["images"] = self._images(batch, frame, epoch)
         done["maps"] = self._to_source(batch).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
+        for name in self._spatial.keys() & batch.keys():
+            done[name] = move_spatial(
+                batch[name], frame, self.image_size, self.canvas, bool(self._geometric)
+            )
         if self.steps and isinstance(self.steps[-1], Mixup):
             numbers = self._uniform(batch, epoch, len(self.steps) - 1)
             done["images"], done["mix_lambda"], done["mix_partner"] = self.steps[-1](
@@ -253,6 +263,9 @@ class Pipeline:
             raise OptionError(f"{self._relate!r} needs masks or runs, but the batch has neither")
         if "masks" in batch and "runs" not in batch:
             check_grids(batch["masks"], self.cells)
+        for name, shape in self._spatial.items():
+            if name in batch:
+                check_spatial(batch[name], name, len(batch["images"]), shape)
 
     # ------------------------------------------------------------------------------------ images
 

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.batch.collate import Collate
@@ -158,3 +159,14 @@ def test_cuda_is_the_device_that_is_current_when_an_iteration_begins(packed):
 def test_a_device_that_is_not_there_is_named():
     with pytest.raises(OptionError, match=r"cuda:99.*CUDA devices"):
         open_device("cuda:99")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_side_arrays_on_cuda_are_those_of_the_cpu(with_sides, layout):  # noqa: F811
+    ds = open_pack(with_sides.root, side=list(SPECS))
+    options = {"masks": layout, "max_masks": 3, "seed": 1}
+    with Loader(ds, 5, **options) as cpu, Loader(ds, 5, device="cuda", **options) as cuda:
+        for one, other in zip(cpu, cuda, strict=True):
+            for name in SPECS:
+                assert other[name].is_cuda
+                assert torch.equal(one[name], other[name].cpu()), name

@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import os
 import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 from scenarios import Case, Stage
+from side_arrays import write_side
 from small_tars import SMALL, changed, members, write_tar
 
 import sa1bpack
 from sa1bpack.errors import FormatError, NotAPack, TooManyRejects
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.wording import size_text
 
@@ -208,3 +211,25 @@ def test_a_pack_without_the_packers_own_records_is_an_error_with_the_file(pack, 
     (root / "manifest.json").write_text(json.dumps(manifest | {"counts": counts}))
     with pytest.raises(FormatError, match=r"manifest\.json: counts"):
         sa1bpack.info(root)
+
+
+def test_side_arrays_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    root = shutil.copytree(pack, tmp_path / "pack")
+    before = sa1bpack.info(root)
+    assert before.sides == ()
+    names = [shard.name for shard in before.manifest.shards]
+    write_side(root, SideSpec("teacher", "sample", "bfloat16", (3,)))
+    write_side(root, SideSpec("depth", "mask", "int8", ()), shards=names[1:])
+    (root / "side" / "broken").mkdir()
+    info = sa1bpack.info(root)
+    text = " ".join(info.as_text().split())
+    assert "side array teacher: bfloat16 (3,) per image" in text
+    assert "by 'test', complete" in text
+    assert f"1 shards missing (1 without a part): {names[0]}" in text
+    assert "side array broken: " in text and "not a side array" in text
+    assert (info.files, info.folders, info.bytes) == (before.files, before.folders, before.bytes)
+    out = tmp_path / "report.html"
+    sa1bpack.write_report(root, out, samples=1)
+    page = out.read_text()
+    assert "3 side arrays." in page and "teacher: bfloat16 (3,) per image" in page

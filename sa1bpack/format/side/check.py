@@ -173,19 +173,20 @@ def _check_rows(
 ) -> None:  # fmt: skip
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
     if part.spec.axis == "sample":
-        counts = np.ones(len(part.checksum), np.int64)
+        counts = np.ones(part.samples, np.int64)
     rows = len(part.values)
     if counts is None or int(counts.sum()) != rows:  # nobody knows which rows are whose
         check_digest(part.folder, part.spec.values.chunk_path, expected or "", findings, **place)
         return
     with ArrayStreams(direct) as opened:
+        stored = part.checksum
         stream = opened.open(part.folder, part.spec.values, rows)
         for sample, count in enumerate(counts.tolist()):
             found = xxhash.xxh3_64_intdigest(byte_view(stream.take(count)))
-            if found != int(part.checksum[sample]):
+            if found != int(stored[sample]):
                 findings.add(
                     f"checksum of sample {sample} is {found:016x}, but "
-                    f"{int(part.checksum[sample]):016x} is stored; {REMAKE}",
+                    f"{int(stored[sample]):016x} is stored; {REMAKE}",
                     **place,
                 )
         findings.files += 1

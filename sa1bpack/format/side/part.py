@@ -37,13 +37,18 @@ class SidePart:
     folder    its folder
     spec      SideSpec of the array
     values    (rows, *row_shape), read-only memory map: a row per sample or mask of the shard
-    checksum  uint64 (N,), read-only memory map
+    samples   N, of the shard
     """
 
     folder: Path
     spec: SideSpec
     values: np.ndarray
-    checksum: np.ndarray
+    samples: int
+
+    @property
+    def checksum(self) -> np.ndarray:
+        """uint64 (N,), of the rows of each sample: a memory map, made at every call."""
+        return map_array(self.folder, CHECKSUM, self.samples)
 
     @property
     def path(self) -> str:
@@ -121,10 +126,8 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
             check_length(part / array.chunk_path, chunk_file(array, rows).file_bytes)
     except FormatError as error:
         raise FormatError(f"{str(error).partition('; restore')[0]}; {REMAKE}") from None
-    values, checksum = (
-        map_array(part, array, rows) for array, rows in spec.arrays(shard.extent).items()
-    )
-    return SidePart(part, spec, values, checksum)
+    values = map_array(part, spec.values, spec.values.rows(shard.extent))
+    return SidePart(part, spec, values, shard.extent.samples)
 
 
 def part_bytes(spec: SideSpec, extent: Extent) -> int:

@@ -1,0 +1,75 @@
+"""The side arrays of a dataset: which folder has the part of each shard."""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.arguments import local_path
+from sa1bpack.dataset.fields import check_side_name
+from sa1bpack.dataset.pack import Pack, Side
+from sa1bpack.dataset.rows import Rows, row_array
+from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.format.side.binding import coverage, part_names
+from sa1bpack.format.side.spec import SIDES_NAME, read_side_manifest
+
+
+def side_paths(value: Any) -> tuple[str, ...]:
+    """The option `side` as names and absolute paths. Raises OptionError for anything else."""
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
+    found = []
+    for each in value if several else [value]:
+        path = local_path("side", each)
+        plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")
+        found.append(each if plain else str(path.absolute()))
+    return tuple(found)
+
+
+def with_sides(pack: Pack, rows: Rows, side: Sequence[str]) -> Pack:
+    """The pack with these side arrays, names in its folders or paths.
+
+    rows  of the dataset: every shard that they are in must have a part
+
+    Raises OptionError if one has not, or for two arrays of one name; NotAPack, FormatError and
+    VersionError for what is not a side array or is damaged; OSError.
+    """
+    if not side:
+        return pack.with_sides(()) if pack.sides else pack
+    needed = set(np.unique(pack.shard_numbers(row_array(rows))).tolist())
+    sides = [_side(pack, name, needed) for name in side]
+    names = [found.spec.name for found in sides]
+    for name in names:
+        check_side_name(name)
+        if names.count(name) > 1:
+            raise OptionError(f"side has {name!r} more than once")
+    return pack.with_sides(sides)
+
+
+def _side(pack: Pack, name: str, needed: set[int]) -> Side:
+    folders = [Path(name)]
+    if not folders[0].is_absolute():
+        folders = [folder.root / SIDES_NAME / name for folder in pack.folders]
+        folders = [folder for folder in folders if folder.is_dir()]
+        if not folders:
+            raise NotAPack(
+                f"side {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
+                f"with `sa1bpack derive`, or give the path of its folder"
+            )
+    spec = read_side_manifest(folders[0]).spec
+    parts: dict[str, Path] = {}
+    for folder in folders:
+        if (other := read_side_manifest(folder).spec) != spec:
+            raise OptionError(
+                f"side {name!r} is {spec.to_text()} in {folders[0]}, but {other.to_text()} in "
+                f"{folder}"
+            )
+        parts |= dict.fromkeys(part_names(folder), folder)
+    found = coverage(parts, (pack.identities[number] for number in sorted(needed)))
+    if found.missing:
+        raise OptionError(
+            f"side {name!r} does not fit: {found}; run `sa1bpack derive` again, or select what it "
+            "has and add it with ds.with_options(side=...)"
+        )
+    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities))

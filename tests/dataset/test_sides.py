@@ -1,0 +1,138 @@
+"""Side arrays in samples: views of the right rows, and named errors for what does not fit."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packs_with_sides import SPECS, expected_rows, with_sides  # noqa: F401 - a fixture
+from reading_packs import write_pack
+from side_arrays import write_side
+
+import sa1bpack
+from sa1bpack.errors import NotAPack, OptionError, ReadError
+from sa1bpack.format.side.binding import part_names
+
+NAMES = list(SPECS)
+
+
+@pytest.fixture
+def pack(with_sides, tmp_path) -> Path:  # noqa: F811
+    return Path(shutil.copytree(with_sides.root, tmp_path / "pack"))
+
+
+def check_samples(ds) -> None:
+    for sample in ds:
+        for name in NAMES:
+            expected = expected_rows(name, sample["image_id"], len(sample["areas"]))
+            assert sample[name].dtype == SPECS[name].stored
+            np.testing.assert_array_equal(sample[name], expected)
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_samples_have_their_rows_read_only(with_sides, check):  # noqa: F811
+    ds = sa1bpack.open(with_sides.root, side=NAMES, check=check)
+    check_samples(ds)
+    check_samples(ds[::-2])
+    check_samples(ds.where(lambda columns: columns["mask_count"] > 2))
+    assert not ds[0]["teacher"].flags.writeable and not ds[0]["quality"].flags.writeable
+    assert "teacher float16 (4, 32, 32) per image, spatial" in ds.spec_text
+    assert ds.fingerprint == sa1bpack.open(with_sides.root).fingerprint
+
+
+def test_a_sample_is_a_view_of_the_part(with_sides):  # noqa: F811
+    ds = sa1bpack.open(with_sides.root, side="teacher")
+    part = ds.shards.open(0).sides[0]
+    assert np.shares_memory(ds[1]["teacher"], part.values)
+
+
+def test_a_pickled_dataset_has_its_side_arrays_again(pack, tmp_path, monkeypatch):
+    shutil.move(pack / "side" / "odd", tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    ds = sa1bpack.open(pack, side=["teacher", Path("elsewhere")])
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickle.dumps(ds[2:7]))
+    for one, other in zip(ds[2:7], again, strict=True):
+        for name in ("teacher", "odd"):
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_several_packs_have_the_parts_of_all(with_sides, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    write_pack(tmp_path / "b", {"sa_000009-000": (2, 3)}, first_id=100)
+    for spec in SPECS.values():
+        write_side(tmp_path / "b", spec)
+    ds = sa1bpack.open([with_sides.root, tmp_path / "b"], side=NAMES)
+    check_samples(ds)
+    shutil.rmtree(tmp_path / "b" / "side" / "odd")
+    with pytest.raises(OptionError, match=r"1 shards missing .*: sa_000009-000"):
+        sa1bpack.open([with_sides.root, tmp_path / "b"], side=["odd"])
+
+
+def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
+    folder = pack / "side" / "odd"
+    name = next(name for name in part_names(folder) if name.startswith("sa_000001-000"))
+    (folder / name).rename(folder / f"{name[:-8]}00000000")
+    with pytest.raises(OptionError, match=r"1 shards missing \(1 changed since\): sa_000001-000"):
+        sa1bpack.open(pack, side=["odd"])
+    ds = sa1bpack.open(pack)
+    check = ds.source("sa_000000").with_options(side=["odd"])
+    np.testing.assert_array_equal(check[0]["odd"], expected_rows("odd", check[0]["image_id"], 0))
+    with pytest.raises(OptionError, match="changed since"):
+        ds.source("sa_000001").with_options(side=["odd"])
+    (folder / f"{name[:-8]}00000000").rename(folder / name)
+    assert len(sa1bpack.open(pack, side=["odd"])) == len(ds)
+
+
+def test_what_is_not_a_side_array_is_refused(pack, tmp_path):
+    for side, error, message in (
+        (["nothing"], NotAPack, "make it with `sa1bpack derive`"),
+        ([tmp_path / "nothing"], NotAPack, "not a side array"),
+        (pack, NotAPack, "this is not a side array"),
+        (["odd", pack / "side" / "odd"], OptionError, "'odd' more than once"),
+        ([5], OptionError, "side is 5"),
+        (["s3://a/b"], OptionError, "URLs are not supported"),
+    ):
+        with pytest.raises(error, match=message):
+            sa1bpack.open(pack, side=side)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("name", ["teacher", "features", "level"])
+def test_a_part_that_was_damaged_before_it_is_opened_is_a_read_error(pack, name):
+    ds = sa1bpack.open(pack, side=[name])
+    [path] = (pack / "side" / name).glob("sa_000001-000-*/values/c*")
+    cut(path)
+    with pytest.raises(ReadError, match=r"sa_000001-000.*cut short.*remove that folder"):
+        list(ds)
+    assert len(ds.source("sa_000000")[0][name]) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_checked_reading_a_changed_byte_is_a_read_error(pack, name):
+    ds = sa1bpack.open(pack, side=[name], check="read")
+    check = next(i for i, n in enumerate(ds.column("mask_count")) if n)
+    ds[check]
+    [path] = (pack / "side" / name).glob("sa_000000-000-*/values/c*")
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ReadError, match="checksum of sample 0 is"):
+        ds[0]
+
+
+def test_side_arrays_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_path):
+    shutil.rmtree(next((pack / "side" / "odd").glob("sa_000002-000-*")))
+    sa1bpack.open(pack).source("sa_000001").save(tmp_path / "part.sel")
+    ds = sa1bpack.open(tmp_path / "part.sel", side=["odd"])
+    for sample in ds:
+        expected = expected_rows("odd", sample["image_id"], 0)
+        np.testing.assert_array_equal(sample["odd"], expected)
+    assert "odd" not in ds.with_options(side=())[0]
+    train, val = ds.split(0.5)
+    assert all("odd" in sample for part in (train, val) for sample in part)

@@ -1,0 +1,41 @@
+"""A pack with side arrays of every kind of row, and its samples' rows."""
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from reading_packs import write_pack
+from side_arrays import side_rows, write_side
+
+from sa1bpack.format.side.spec import SideSpec
+
+SPECS = {
+    spec.name: spec
+    for spec in (
+        SideSpec("teacher", "sample", "float16", (4, 32, 32), spatial=True),  # two blocks
+        SideSpec("odd", "sample", "int8", (5,)),
+        SideSpec("score", "sample", "float64", ()),
+        SideSpec("quality", "mask", "bfloat16", (3,)),
+        SideSpec("features", "mask", "float32", (2, 1024)),  # two blocks
+        SideSpec("level", "mask", "uint8", ()),
+    )
+}
+
+
+@pytest.fixture(scope="session")
+def with_sides(tmp_path_factory) -> SimpleNamespace:
+    """A pack that no test may change, with all SPECS in its folder: `root` and `samples`."""
+    root = tmp_path_factory.mktemp("with-sides") / "pack"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        samples = write_pack(root)
+        for spec in SPECS.values():
+            write_side(root, spec)
+    return SimpleNamespace(root=root, samples=samples)
+
+
+def expected_rows(name: str, image_id: int, masks: int) -> np.ndarray:
+    """The rows of a sample, as stored: (*row_shape) or (masks, *row_shape)."""
+    rows = side_rows(SPECS[name], image_id, masks)
+    return rows[0] if SPECS[name].axis == "sample" else rows

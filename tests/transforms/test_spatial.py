@@ -1,0 +1,144 @@
+"""Spatial side arrays move as an image of as many pixels as they have cells."""
+
+import numpy as np
+import pytest
+import torch
+from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
+from PIL import Image
+
+import sa1bpack
+from sa1bpack import transforms as T
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.geometric import Frame, fit_frame
+from sa1bpack.transforms.spatial import move_spatial
+
+STEPS = [T.RandomFlip(0.5), T.RandomResizedCrop()]
+NAMES = list(SPECS)
+
+
+@pytest.fixture
+def ds(with_sides):  # noqa: F811
+    return sa1bpack.open(with_sides.root, side=NAMES)
+
+
+def batches(ds, size=4):
+    with sa1bpack.Loader(ds, size, seed=1) as loader:
+        return [
+            {key: value.clone() if hasattr(value, "clone") else value
+             for key, value in batch.items()} for batch in loader
+        ]  # fmt: skip
+
+
+def frame_of(maps: AxisMaps) -> Frame:
+    """A frame whose image fills a canvas of 48 x 48."""
+    return Frame(maps, torch.full((len(maps.scale), 2), 48.0).double(), (48, 48))
+
+
+def by_pil(rows: torch.Tensor, maps: torch.Tensor, side: int, canvas: int, out: int) -> np.ndarray:
+    """One sample's (C, h, w) moved by PIL's resize of a box, and mirrored.
+
+    maps  (2, 3), from the canvas to the stored canvas, within it
+    """
+    cells = rows.shape[-1]
+    planes = []
+    for plane in rows.float().numpy():
+        ends = maps.numpy() @ np.array([[0, canvas], [0, canvas], [1, 1]])
+        box = ends * cells / side
+        flipped = box[0, 0] > box[0, 1]
+        left, right = sorted(box[0])
+        image = Image.fromarray(plane).resize(
+            (out, out), Image.Resampling.BILINEAR, (left, box[1, 0], right, box[1, 1])
+        )
+        planes.append(np.array(image)[:, ::-1] if flipped else np.array(image))
+    return np.stack(planes)
+
+
+def test_without_steps_rows_are_unchanged(ds):
+    pipeline = T.Pipeline(ds)
+    for batch in batches(ds):
+        done = pipeline(batch)
+        for name in NAMES:
+            assert torch.equal(done[name], batch[name]), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mirror", [False, True])
+def test_a_window_is_what_pil_makes_of_it(seed, mirror):
+    rng = np.random.default_rng(seed)
+    rows = torch.from_numpy(rng.random((3, 2, 32, 32), np.float32))
+    low, high = rng.uniform(0, 20, (3, 2)), rng.uniform(30, 64, (3, 2))
+    scale, offset = (high - low) / 48, low.copy()
+    if mirror:
+        scale[:, 0], offset[:, 0] = -scale[:, 0], high[:, 0]
+    maps = AxisMaps(torch.from_numpy(scale), torch.from_numpy(offset))
+    canvas = (48, 48)
+    found = move_spatial(rows, frame_of(maps), 64, canvas, mirror)
+    assert found.shape == (3, 2, 24, 24)
+    for k in range(3):
+        expected = by_pil(rows[k], maps.matrix()[k], 64, 48, 24)
+        np.testing.assert_allclose(found[k], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "steps", [STEPS, [T.RandomFlip(1.0)], [T.ScaleJitter()]], ids=["crop", "flip", "scale"]
+)
+def test_rows_move_with_the_images(ds, steps):
+    side = ds.layout.image_size
+    pipeline = T.Pipeline(ds, steps, seed=4)
+    for batch in batches(ds):
+        done = pipeline(batch)
+        frame = fit_frame(batch["sizes"], pipeline.canvas)
+        for number, step in enumerate(steps):
+            frame = step(frame, pipeline._uniform(batch, batch["epoch"], number))
+        columns, rows = (flags.numpy() for flags in frame.covered((32, 32)))
+        for k, maps in enumerate(done["maps"]):
+            size = batch["sizes"][k].double()
+            to_stored = torch.stack([maps[0] * size[3] / size[1], maps[1] * size[2] / size[0]])
+            np.testing.assert_allclose(to_stored, frame.maps.matrix()[k], atol=1e-9)
+            wide = torch.zeros(4, 672, 672)  # zero beyond the canvas, as far as a step reaches
+            wide[:, 320:352, 320:352] = batch["teacher"][k].float()
+            shifted = to_stored + torch.tensor([[0, 0, 10 * side], [0, 0, 10 * side]])
+            expected = by_pil(wide, shifted, 21 * side, side, 32)
+            kept = rows[k][:, None] & columns[k]
+            found = done["teacher"][k].float().numpy()
+            assert not found[:, ~kept].any()
+            there = torch.zeros(1, 672, 672)
+            there[:, 320:352, 320:352] = 1
+            [whole] = by_pil(there, shifted, 21 * side, side, 32)
+            inside = kept & (whole > 0.999)
+            assert inside.any() or not kept.any()
+            np.testing.assert_allclose(found[:, inside], expected[:, inside], atol=0.1, rtol=2e-3)
+        for name in NAMES[1:]:
+            assert torch.equal(done[name], batch[name]), name
+
+
+def test_types_and_sizes_of_the_result(ds):
+    batch = batches(ds)[0]
+    half = T.Pipeline(ds, size=(12, 24))(batch)["teacher"]
+    assert half.dtype == torch.float16 and half.shape == (4, 4, 16, 32)
+    rows = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4)
+    identity = AxisMaps(torch.ones(1, 2).double(), torch.zeros(1, 2).double())
+    for geometric in (False, True):
+        found = move_spatial(rows, frame_of(identity), 48, (48, 48), geometric)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, rows.float())
+
+
+def test_beyond_the_stored_canvas_is_zero():
+    rows = torch.ones(1, 1, 4, 4)
+    maps = AxisMaps(torch.full((1, 2), 2.0).double(), torch.full((1, 2), -24.0).double())
+    found = move_spatial(rows, frame_of(maps), 24, (48, 48), True)[0, 0]
+    expected = torch.zeros(8, 8)
+    expected[2:4, 2:4] = 1  # 12 to 24 of 48 pixels
+    assert torch.equal(found, expected)
+
+
+def test_rows_of_another_shape_are_refused(ds):
+    batch = batches(ds)[0]
+    with pytest.raises(OptionError, match=r"teacher is \(4, 4, 32, 31\)"):
+        T.Pipeline(ds)({**batch, "teacher": batch["teacher"][..., :31]})
+    with pytest.raises(OptionError, match="teacher is list"):
+        T.Pipeline(ds)({**batch, "teacher": [1]})
+    del batch["teacher"]
+    assert "teacher" not in T.Pipeline(ds)(batch)
