@@ -6,15 +6,19 @@ Batches of one sample each, so that a batch is compared with its sample.
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from batches import clone
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
+from page_cache import drop, resident, why_not_direct
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.loading import shard_files
 from sa1bpack.masks import rasterize
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -31,8 +35,30 @@ def hostile(tmp_path_factory):
         yield Hostile(tmp_path_factory.mktemp("hostile"))
 
 
-def load_everything(root: Path, masks: str, choose: str | None, check: str, loader: str) -> int:
-    """Load samples one by one; returns how many loaded. Raises AssertionError otherwise."""
+@pytest.fixture(scope="module")
+def ios(tmp_path_factory) -> tuple[str, ...]:
+    """The values of `io` that the file system of the packs allows."""
+    return ways_to_read(tmp_path_factory.mktemp("probe"))
+
+
+def ways_to_read(folder: Path) -> tuple[str, ...]:
+    return ("cached",) if why_not_direct(folder) else ("cached", "direct")
+
+
+def not_asked(io: str):
+    """With "direct", what is in memory is not asked, so that all of it is read from the disk."""
+    if io == "cached":
+        return nullcontext()
+    return patch.object(shard_files, "_tells_what_is_in_memory", lambda path, file: False)
+
+
+def load_everything(
+    root: Path, masks: str, choose: str | None, check: str, loader: str, io: str = "cached"
+) -> int:
+    """Load samples one by one; returns how many loaded. Raises AssertionError otherwise.
+
+    io  of the Loader; make_dataloader has none
+    """
     by_rule = choose == "of a rule"
     ds = sa1bpack.open(root, check=check, **(RULE if by_rule else {}))[list(READ)]
     given = {"masks": masks, "order": "sequential", "on_error": "raise"}
@@ -43,7 +69,10 @@ def load_everything(root: Path, masks: str, choose: str | None, check: str, load
         one = ds[index : index + 1]
         try:
             if loader == "Loader":
-                with sa1bpack.Loader(one, 1, device="cpu", threads=1, **given) as batches:
+                with (
+                    not_asked(io),
+                    sa1bpack.Loader(one, 1, device="cpu", threads=1, io=io, **given) as batches,
+                ):
                     [batch] = map(clone, batches)
             else:
                 [batch] = sa1bpack.make_dataloader(one, 1, workers=0, pin_memory=False, **given)
@@ -104,7 +133,7 @@ CASES = [(name, target) for name, layout in LAYOUTS.items() for target in target
 
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
 @pytest.mark.parametrize("name, target", CASES)
-def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, target, loader):
+def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, name, target, loader):
     """Each array with another of the layouts, choices and checks; with options that affect it."""
     number = CASES.index((name, target))
     combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
@@ -113,17 +142,34 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, name, ta
     if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
         chosen = combinations
     for seed, (masks, choose, check) in enumerate(chosen):
-        load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, loader)
+        io = ios[seed // 2 % len(ios)]  # each with either check
+        load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, loader, io)
 
 
 @pytest.mark.parametrize("loader", ["Loader", "make_dataloader"])
 @pytest.mark.parametrize("choose", CHOICES)
 @pytest.mark.parametrize("masks", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_an_intact_pack_is_loaded_completely(hostile, name, masks, choose, loader):
+def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, choose, loader):
     for check in ("open", "read"):
-        root = hostile.pack(name, None)
-        assert load_everything(root, masks, choose, check, loader) == len(READ)
+        for io in ios if loader == "Loader" else ("cached",):
+            root = hostile.pack(name, None)
+            assert load_everything(root, masks, choose, check, loader, io) == len(READ)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_with_io_direct_these_tests_read_past_the_page_cache(hostile, ios, name):
+    """The images of an intact pack are not in the page cache after all were loaded."""
+    if "direct" not in ios:
+        pytest.skip("the file system has no direct reads")
+    root = hostile.pack(name, None)
+    images = [path for path in root.glob("shards/*/image/c.*") if path.stat().st_size]
+    assert images
+    drop(*images)
+    ds = sa1bpack.open(root)
+    with not_asked("direct"), sa1bpack.Loader(ds, 1, device="cpu", io="direct") as batches:
+        assert sum(1 for _ in batches) == len(ds)
+    assert not any(resident(path).any() for path in images)
 
 
 PROGRAM = """
@@ -132,17 +178,18 @@ sys.path[:0] = sys.argv[1:3]
 from pathlib import Path
 from guard_pages import guard_maps
 from hostile_packs import LAYOUTS, Hostile, targets
-from test_hostile_metadata import CHOICES, LAYOUT_NAMES, load_or_refuse
+from test_hostile_metadata import CHOICES, LAYOUT_NAMES, load_or_refuse, ways_to_read
 
 folder, name, side = sys.argv[3:]
-hostile = Hostile(Path(folder))
+hostile, ios = Hostile(Path(folder)), ways_to_read(Path(folder))
 maps, loaded = guard_maps(side), 0
 for number, target in enumerate([None, *targets(LAYOUTS[name])]):
     masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
     for seed, check in enumerate(("open", "read", "open")):
         root = hostile.pack(name, target, seed)
         for loader in ("Loader", "make_dataloader"):
-            loaded += load_or_refuse(root, masks, choose, check, loader)
+            io = ios[(number + seed) % len(ios)]
+            loaded += load_or_refuse(root, masks, choose, check, loader, io)
 assert maps[0] > 100 and loaded > 20
 print("alive")
 """
