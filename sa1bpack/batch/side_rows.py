@@ -59,7 +59,7 @@ def read_sides(
     for m in range(len(spans)):
         row = chosen[offsets[low + first] + m]
         spans[m, 0], spans[m, 1] = row, row + 1
-    # Addresses as int64: with uint64, which numpy gives, their sums would be floating-point.
+    # Addresses as int64: with uint64, which numpy returns, their sums would be floating-point.
     into, base, n = np.int64(buffer.ctypes.data), np.int64(scratch.ctypes.data), 0
     free = base
     for owned in range(count * arrays):
