@@ -57,7 +57,8 @@ def of_batches():
 
 
 def test_the_documentation_of_a_sample_lists_each_key_once(of_samples):
-    assert of_samples.keys() == {field.sample for field in FIELDS} | {"run_ends", "run_offset"}
+    optional = {"run_ends", "run_offset", "NAME"}  # the last stands for side arrays
+    assert of_samples.keys() == {field.sample for field in FIELDS} | optional
 
 
 def test_the_documentation_of_a_sample_has_the_types_of_the_arrays(of_samples):
@@ -74,7 +75,7 @@ def test_the_documentation_of_a_sample_has_the_types_of_the_arrays(of_samples):
 
 def test_the_documentation_of_a_sample_is_true(of_samples, packed):
     sample = open_pack(packed.root)[4]
-    assert sample.keys() == of_samples.keys() - {"run_ends", "run_offset"}
+    assert sample.keys() == of_samples.keys() - {"run_ends", "run_offset", "NAME"}
     for field in FIELDS:
         value = sample[field.sample]
         kind = value.dtype.name if isinstance(value, np.ndarray) else type(value).__name__
