@@ -46,7 +46,9 @@ def run_parts(names: list[str], tmp_path: Path, sample_tar: Path) -> tuple[dict,
     return results, {f["way"]: f for f in figures if f.get("speed", 0) > 0}
 
 
-def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(tmp_path, sample_tar):
+def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
+    tmp_path, sample_tar, complete_runs
+):
     names = ["machine", "packs", "loading", "compact"]
     results, ways = run_parts(names, tmp_path, sample_tar)
     assert "there is no CUDA device" in results["parts"]["machine"]["figures"][0]["device"]
@@ -59,7 +61,7 @@ def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(tmp_path, sample
     assert [target["met"] for target in found[1:]] == [None, None]
 
 
-def test_the_parts_that_compute_run(tmp_path, sample_tar):
+def test_the_parts_that_compute_run(tmp_path, sample_tar, complete_runs):
     names = ["model", "steps", "sam2", "peers", "tests"]
     results, ways = run_parts(names, tmp_path, sample_tar)
     assert len(ways) >= 19 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()

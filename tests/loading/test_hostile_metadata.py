@@ -138,9 +138,9 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
     number = CASES.index((name, target))
     combinations = [(masks, choose, check) for masks in LAYOUT_NAMES for choose in CHOICES
                     for check in ("open", "read")]  # fmt: skip
-    chosen = combinations[number % 5 :: 5]
+    chosen = combinations[number % 11 :: 11]
     if target in ("area", "predicted_iou", "stability_score", "mask_offset", "run_offset", "size"):
-        chosen = combinations
+        chosen = combinations[number % 3 :: 3]
     for seed, (masks, choose, check) in enumerate(chosen):
         io = ios[seed // 2 % len(ios)]  # each with either check
         load_or_refuse(hostile.pack(name, target, seed), masks, choose, check, loader, io)
@@ -152,7 +152,7 @@ def test_random_metadata_is_an_error_or_the_data_of_its_sample(hostile, ios, nam
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_an_intact_pack_is_loaded_completely(hostile, ios, name, masks, choose, loader):
     for check in ("open", "read"):
-        for io in ios if loader == "Loader" else ("cached",):
+        for io in ios if loader == "Loader" and check == "open" else ("cached",):
             root = hostile.pack(name, None)
             assert load_everything(root, masks, choose, check, loader, io) == len(READ)
 

@@ -26,7 +26,7 @@ from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader
 
-SEEDS = 60  # of each kind
+SEEDS = 30  # of each kind
 LATE = ("images", "masks")  # of flat bits: the tensors that are part of what was sent
 
 
