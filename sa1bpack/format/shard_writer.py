@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format.append_file import AppendFile
-from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
-from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_durably
+from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
+from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import FORMAT_VERSION, ArraySpec, Extent, Layout
 from sa1bpack.format.manifest import ShardEntry, check_shard_name
 from sa1bpack.format.sample_rows import sample_extent, stored_height
 from sa1bpack.format.zarr_metadata import (
-    METADATA_NAME,
-    ChunkFile,
-    array_metadata,
     canonical_json,
     chunk_file,
     group_metadata,
@@ -133,20 +129,7 @@ class ShardWriter:
 
     def _complete(self, group: bytes) -> None:
         """Finish all files, write metadata and checksums, and flush everything."""
-        digests = {METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
-        for spec, file in self._files.items():
-            rows = spec.rows(self.extent)
-            if rows == 0:
-                file.path.unlink()
-            else:
-                digests[spec.chunk_path] = _finish(file, chunk_file(spec, rows))
-            metadata = canonical_json(array_metadata(spec, rows))
-            digests[f"{spec.name}/{METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
-            write_durably(self.folder / spec.name / METADATA_NAME, metadata)
-            flush_folder(self.folder / spec.name)
-        write_durably(self.folder / METADATA_NAME, group)
-        write_durably(self.folder / CHECKSUMS_NAME, format_checksums(digests))
-        flush_folder(self.folder)
+        complete_group(self.folder, group, self._files, self.extent)
 
     def discard(self) -> None:
         """Remove the working folder; does nothing after publication.
@@ -166,14 +149,6 @@ class ShardWriter:
 
     def __exit__(self, *_) -> None:
         self.discard()
-
-
-def _finish(file: AppendFile, sizes: ChunkFile) -> str:
-    """Complete a chunk file with its zero rows and its shard index; returns its digest."""
-    zeros = sizes.padded_bytes - sizes.data_bytes
-    file.skip(zeros)
-    file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
-    return file.finish()
 
 
 def shard_bytes(layout: Layout, extent: Extent) -> int:

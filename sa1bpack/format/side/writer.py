@@ -13,12 +13,12 @@ import xxhash
 
 from sa1bpack.errors import OptionError, OutputLocked
 from sa1bpack.format.append_file import AppendFile
-from sa1bpack.format.checksums import CHECKSUMS_NAME, format_checksums
-from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder, write_durably
+from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
+from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.part import part_metadata
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.format.zarr_metadata import METADATA_NAME, array_metadata, canonical_json, chunk_file
+from sa1bpack.format.zarr_metadata import canonical_json
 
 _LOCK_SUFFIX = ".lock"
 
@@ -103,24 +103,8 @@ class PartWriter:
                 f"{self.shard.name}, but must have {expected[1]} for {expected[0]}"
             )
         group = canonical_json(part_metadata(spec, self.shard))
-        digests = {METADATA_NAME: xxhash.xxh3_128_hexdigest(group)}
-        for array, rows in spec.arrays(extent).items():
-            file = self._files[array.name]
-            if rows:
-                sizes = chunk_file(array, rows)
-                zeros = sizes.padded_bytes - sizes.data_bytes
-                file.skip(zeros)
-                file.append(np.frombuffer(sizes.tail(), np.uint8)[zeros:])
-                digests[array.chunk_path] = file.finish()
-            else:
-                file.path.unlink()
-            metadata = canonical_json(array_metadata(array, rows))
-            digests[f"{array.name}/{METADATA_NAME}"] = xxhash.xxh3_128_hexdigest(metadata)
-            write_durably(self._folder / array.name / METADATA_NAME, metadata)
-            flush_folder(self._folder / array.name)
-        write_durably(self._folder / METADATA_NAME, group)
-        write_durably(self._folder / CHECKSUMS_NAME, format_checksums(digests))
-        flush_folder(self._folder)
+        files = {array: self._files[array.name] for array in spec.arrays(extent)}
+        complete_group(self._folder, group, files, extent)
         try:
             self._folder.rename(self._final)
         except OSError as error:
