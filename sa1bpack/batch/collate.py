@@ -16,8 +16,8 @@ from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
-from sa1bpack.transforms.relations import Relate
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 ON_ERROR = ("raise", "drop")
 Batch = dict[str, Any]

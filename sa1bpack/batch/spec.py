@@ -14,7 +14,7 @@ from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.format.side.spec import SideSpec
-from sa1bpack.transforms.relations import Relate
+from sa1bpack.transforms.masks.relations import Relate
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64

@@ -17,7 +17,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.named import make_batches, order_seed
 from sa1bpack.order.orders import Order
-from sa1bpack.transforms.relations import Relate
+from sa1bpack.transforms.masks.relations import Relate
 
 # Options of other loaders, and their names here.
 _ELSEWHERE = {

@@ -5,8 +5,8 @@ whole numbers of units. With P units per source pixel, D units per cell and a gr
 source pixel x covers [x·P, (x + 1)·P) and cell j covers [O + j·D, O + (j + 1)·D). A mirrored axis
 numbers its cells from the other end.
 
-The compiled kernels (`sa1bpack.masks.raster`) and the device (`sa1bpack.transforms.runs`) use the
-same units, so they cannot differ.
+The compiled kernels (`sa1bpack.masks.raster`) and the device (`sa1bpack.transforms.masks.runs`)
+use the same units, so they cannot differ.
 """
 
 from functools import lru_cache

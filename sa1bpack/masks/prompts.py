@@ -9,8 +9,8 @@ x0, y0, x1, y1 = left, top, right + 1, bottom + 1 of the pixels, that is (x, y, 
 encoder adds 1/2 itself: subtract it after all maps. The `bbox` of an SA-1B record is
 (x0, y0, x1 - x0 - 1, y1 - y0 - 1).
 
-Random prompts depend only on (seed, epoch, id, draw); `sa1bpack.transforms.prompts` draws the same
-ones on a device.
+Random prompts depend only on (seed, epoch, id, draw); `sa1bpack.transforms.masks.prompts` draws
+the same ones on a device.
 """
 
 from typing import Any

@@ -11,7 +11,7 @@ import torch
 
 from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 BOX_REACH = 1.1  # how far boxes may extend, relative to the size of their image
 

@@ -3,16 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import MAX_MASK_SIZE
-from sa1bpack.pixels.resample import Normal, normal
 from sa1bpack.transforms import ways
-from sa1bpack.transforms.affine import AxisMaps, pair, scaling
-from sa1bpack.transforms.boxes import box_edges, move_boxes, points_inside
 from sa1bpack.transforms.checks import (
     check_boxes,
     check_dataset,
@@ -24,40 +20,22 @@ from sa1bpack.transforms.checks import (
     check_spec,
     check_tensors,
 )
-from sa1bpack.transforms.color import ColorJitter
-from sa1bpack.transforms.compiled import (
-    draw_images,
-    draw_masks,
-    planes_as_rgb,
-    take_masks,
-    unpack_masks,
-)
-from sa1bpack.transforms.geometric import Frame, GeometricStep, Uniform, fit_frame
-from sa1bpack.transforms.masks import (
-    count_cells,
-    grid_index,
-    take_cells,
-    take_counted,
-    unpack_bits,
-)
-from sa1bpack.transforms.memory import Memory
-from sa1bpack.transforms.mix import Mixup
+from sa1bpack.transforms.geometry.boxes import box_edges, move_boxes, points_inside
+from sa1bpack.transforms.geometry.frame import Frame, fit_frame, stored_to_source
+from sa1bpack.transforms.geometry.steps import GeometricStep, Uniform
+from sa1bpack.transforms.images.color import ColorJitter
+from sa1bpack.transforms.images.make import ImageMaker
+from sa1bpack.transforms.images.mix import Mixup
+from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
+from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
+from sa1bpack.transforms.masks.make import MaskMaker
+from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
-from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
 from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.random import uniform
-from sa1bpack.transforms.relations import Relate
-from sa1bpack.transforms.resample import channels_first, enlarge, resample
-from sa1bpack.transforms.runs import RunBatch, compiled_samples, draw_rows, draw_with_torch
-from sa1bpack.transforms.spatial import check_spatial, move_spatial, spatial_sides
-from sa1bpack.transforms.tables import Table
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | Mixup
-
-COMPILED_ON = ("cpu",)  # devices where compiled kernels take the place of torch operations
-_IMAGES = "images.sample_images"  # the Triton kernel for images
-_UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (
@@ -183,22 +161,23 @@ class Pipeline:
         self.dtype, self.mask_dtype = dtype, mask_dtype
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
-        # What Triton kernels write masks as; relations are counted in bools.
-        self._cells_as = torch.bool if self._relate else mask_dtype
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        means, stds = np.array(means, np.float32), np.array(stds, np.float32)
-        self._mean, self._std = Table(means), Table(stds)
-        self._normal = normal(means, stds)
-        self._image_memory, self._mask_memory = Memory(), Memory()
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
-        # Whether the result needs the masks of the batch unchanged.
-        self._untouched = not self._geometric and self.canvas[0] == self.canvas[1]
-        self._as_stored = not self._geometric and self.canvas == (side, side)
-        # The largest factor by which an image may be reduced.
-        self._shrinks = side / min(self.canvas)
+        shrinks = side / min(self.canvas)
         for step in self._geometric:
-            self._shrinks *= step.shrinks
+            shrinks *= step.shrinks
+        as_stored = not self._geometric and self.canvas == (side, side)
+        self._make_images = ImageMaker(self.canvas, dtype, means, stds, shrinks, as_stored)
+        self._masks = MaskMaker(
+            grid=self.grid,
+            cells=self.cells,
+            fit=self.fit,
+            sampling=self.mask_sampling,
+            geometric=bool(self._geometric),
+            untouched=not self._geometric and self.canvas[0] == self.canvas[1],
+            dtype=torch.bool if self._relate else mask_dtype,  # relations are counted in bools
+        )
 
     def __repr__(self) -> str:
         """Steps and sizes, and which way images and masks are made."""
@@ -236,8 +215,13 @@ class Pipeline:
             frame = step(frame, self._uniform(batch, epoch, number))
         done = dict(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
-        done["images"] = self._images(batch, frame, epoch)
-        done["maps"] = self._to_source(batch).after(frame.maps).matrix()
+        colors = [
+            (step, self._uniform(batch, epoch, number))
+            for number, step in enumerate(self.steps)
+            if isinstance(step, ColorJitter)
+        ]
+        done["images"] = self._make_images(batch["images"], batch["sizes"], frame, colors)
+        done["maps"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
         for name in self._spatial.keys() & batch.keys():
             done[name] = move_spatial(
@@ -267,70 +251,6 @@ class Pipeline:
             if name in batch:
                 check_spatial(batch[name], name, len(batch["images"]), shape)
 
-    # ------------------------------------------------------------------------------------ images
-
-    def _images(self, batch: Mapping, frame: Frame, epoch: int | None) -> torch.Tensor:
-        """(B, 3, H, W), normalised."""
-        colors = [(n, step) for n, step in enumerate(self.steps) if isinstance(step, ColorJitter)]
-        if batch["images"].device.type not in COMPILED_ON:
-            values, dtype = (_UNCHANGED, torch.float32) if colors else (self._normal, self.dtype)
-            images = self._sampled(batch, frame, values, dtype)
-            if images is not None and not colors:
-                return images
-            if images is None:
-                images = self._resampled(batch, frame)
-        elif colors:
-            images = self._compiled_images(batch, frame, _UNCHANGED)
-        else:
-            return self._compiled_images(batch, frame, self._normal).to(self.dtype)
-        columns, rows = frame.covered(self.canvas)
-        inside = (rows[:, :, None] & columns[:, None, :])[:, None]
-        for number, step in colors:
-            images = step(images, inside, self._uniform(batch, epoch, number))
-        mean, std = self._mean.on(images.device), self._std.on(images.device)
-        return normalize(images, mean, std, inside).to(self.dtype)
-
-    def _sampled(
-        self, batch: Mapping, frame: Frame, values: Normal, dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        """`dtype` (B, 3, H, W), normalised, by a Triton kernel; None where there is none."""
-        images, stored = batch["images"], batch["sizes"][:, 2:]
-        if not ways.uses_triton(images.device, _IMAGES):
-            return None
-        if images.dim() == 3:
-            images = yuv420_to_rgb(images, stored)
-        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
-        kind = dtype if dtype in ways.FLOATS else torch.float32
-        out = torch.empty((len(images), 3, *self.canvas), dtype=kind, device=images.device)
-        done = not out.numel() or ways.launch(
-            images.device, _IMAGES, images.contiguous(), maps, stored, frame.kept(self.canvas),
-            values.mean.tolist(), values.std.tolist(), self._shrinks, out,
-        )  # fmt: skip
-        return out.to(dtype) if done else None
-
-    def _resampled(self, batch: Mapping, frame: Frame) -> torch.Tensor:
-        """float32 (B, 3, H, W), 0 to 255, in torch operations."""
-        images, sizes = batch["images"], batch["sizes"]
-        if images.dim() == 3:
-            images = yuv420_to_rgb(images, sizes[:, 2:])
-        if self._as_stored:
-            return channels_first(images).float()
-        way = enlarge if self._shrinks <= 1 else resample
-        return way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
-
-    def _compiled_images(self, batch: Mapping, frame: Frame, values: Normal) -> torch.Tensor:
-        """float32 (B, 3, H, W) on a CPU, zero outside the image."""
-        images, sizes = batch["images"], batch["sizes"]
-        if images.dim() == 3:
-            images = planes_as_rgb(images, sizes[:, 2:])
-        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
-        out = self._image_memory.empty((len(images), 3, *self.canvas), torch.float32)
-        keep = frame.kept(self.canvas)
-        draw_images(images, maps, sizes[:, 2:].flip(1), keep, values, out)
-        return out
-
-    # ------------------------------------------------------------------------------- annotations
-
     def _put_annotations(self, done: Batch, batch: Mapping, frame: Frame) -> None:
         """Move masks, boxes and points: the arrays with one row per mask."""
         leading = [batch[key].shape for key in MASK_KEYS if key in batch]
@@ -339,16 +259,17 @@ class Pipeline:
         owner, shape, valid = _owners(batch, leading[0])
         extent = frame.extent[owner]
         if "runs" in batch:
-            masks, areas = self._drawn(batch, owner, shape, frame)
+            check_runs(batch["runs"], batch["mask_counts"], shape)
+            masks, areas = self._masks.draw(batch, owner, shape, frame)
         elif "masks" in batch:
-            masks, areas = self._taken(batch, owner, shape, frame)
+            masks, areas = self._masks.take(batch, owner, frame)
         else:
             masks = None
         if masks is not None:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
             if self._relate is not None:
-                compiled = masks.device.type in COMPILED_ON
+                compiled = masks.device.type in ways.COMPILED_ON
                 way = self._relate.of_masks if compiled else self._relate.with_torch
                 # A kernel on a device may have written them in another type.
                 cells = masks if masks.dtype == torch.bool else masks > 0
@@ -371,93 +292,6 @@ class Pipeline:
             done["point_coords"] = points.float().view(*shape, 2)
             done["point_inside"] = points_inside(points, extent).view(shape)
         done["valid"] = valid.view(shape)
-
-    def _taken(
-        self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """bool (T, h, w) from the grids in the batch, bits or bool, and the cells of each, (T,)."""
-        masks, side = batch["masks"].flatten(0, len(shape) - 1), self.cells
-        compiled = masks.device.type in COMPILED_ON
-        if self._untouched and self.grid == (side, side):
-            if compiled and masks.dtype == torch.uint8:
-                out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
-                return out, unpack_masks(masks, out)
-            if masks.dtype == torch.bool:
-                return masks, count_cells(masks)
-            steps = torch.arange(side, device=masks.device).expand(len(batch["sizes"]), -1)
-            keep = torch.full((len(steps), 2), side, device=masks.device)
-            taken = take_counted(masks, owner, steps, steps, keep, self._cells_as)
-            if taken:
-                return taken
-            masks = unpack_bits(masks)
-            return masks, count_cells(masks)
-        maps = self._source_to_grid(batch).after(self._cells_to_source(batch, frame))
-        columns, rows = (grid_index(at, side) for at in maps.centers(*self.grid))
-        if compiled:
-            out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
-            return out, take_masks(masks, owner, columns, rows, frame.kept(self.grid), out)
-        keep = frame.kept(self.grid)
-        taken = take_counted(masks, owner, columns, rows, keep, self._cells_as)
-        if taken:
-            return taken
-        masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
-        return masks, count_cells(masks)
-
-    def _drawn(
-        self, batch: Mapping, owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """bool (T, h, w) from the runs, and the cells of each, (T,)."""
-        runs: RunBatch = batch["runs"]
-        check_runs(runs, batch["mask_counts"], shape)
-        maps = self._cells_to_source(batch, frame)
-        numbers = place = torch.arange(runs.masks, device=owner.device)
-        if runs.masks != len(owner):  # padding has no runs
-            place = numbers + runs.owner * shape[1] - runs.mask_offset[runs.owner]
-        if owner.device.type in COMPILED_ON:
-            out = self._mask_memory.empty((len(owner), *self.grid), torch.bool)
-            # What a step cropped remains cropped.
-            keep = frame.kept(self.grid) if self._geometric else None
-            samples = compiled_samples(runs, place)
-            return out, draw_masks(samples, maps.matrix(), self.mask_sampling, keep, out)
-        source = place
-        if runs.masks != len(owner):
-            source = torch.full_like(owner, -1).index_copy_(0, place, numbers)
-        keep = frame.kept(self.grid) if self._geometric else None
-        drawn = draw_rows(
-            runs, maps, self.grid, self.mask_sampling, source, owner, keep, self._cells_as
-        )
-        if drawn:
-            return drawn
-        masks = draw_with_torch(runs, maps, self.grid, self.mask_sampling)
-        if runs.masks != len(owner):
-            masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if self._geometric:
-            columns, rows = (keep[owner] for keep in frame.covered(self.grid))
-            masks &= columns[:, None, :]
-            masks &= rows[:, :, None]
-        return masks, count_cells(masks)
-
-    # -------------------------------------------------------------------------------------- maps
-
-    def _to_source(self, batch: Mapping) -> AxisMaps:
-        """From stored to source coordinates."""
-        sizes = batch["sizes"].double()
-        return scaling((sizes[:, :2] / sizes[:, 2:]).flip(1))
-
-    def _cells_to_source(self, batch: Mapping, frame: Frame) -> AxisMaps:
-        """From cells of the resulting mask grid to source coordinates."""
-        grid = pair(self.grid[1], self.grid[0], frame.extent.device)
-        if self._untouched:  # the rule of the pack, not rounded to stored pixels
-            to_source = self._source_to_grid(batch).inverse()
-            return to_source.after(scaling(self.cells / grid))
-        return self._to_source(batch).after(frame.maps).after(scaling(frame.sides / grid))
-
-    def _source_to_grid(self, batch: Mapping) -> AxisMaps:
-        """From source coordinates to cells of the batch's grid, by the rule of docs/format.md."""
-        source = batch["sizes"][:, :2].flip(1).double()
-        if self.fit != "squash":
-            source = source.amax(1, keepdim=True).expand(-1, 2)
-        return scaling(self.cells / source)
 
     def _scales(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 (B, 2) each, x and y: the size of a source pixel in the dataset's coordinates,

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-TRITON_ON = ("cuda",)  # types of devices
+COMPILED_ON = ("cpu",)  # types of devices where compiled kernels take the place of torch operations
+TRITON_ON = ("cuda",)  # and where Triton kernels do
 VARIABLE = "SA1BPACK_TRITON"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels write, besides bytes
 

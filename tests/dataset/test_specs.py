@@ -253,8 +253,8 @@ def test_a_batch_of_native_images_is_on_canvases(packs):
 
 
 def test_runs_of_a_batch_draw_the_masks_that_the_dataset_draws(packs):
-    from sa1bpack.transforms.affine import scaling
-    from sa1bpack.transforms.runs import draw_runs
+    from sa1bpack.transforms.geometry.affine import scaling
+    from sa1bpack.transforms.masks.runs import draw_runs
 
     path = packs("native", "yuv420", "runs")
     ds, drawn = sa1bpack.open(path, masks="runs"), sa1bpack.open(path, masks="runs", mask_size=40)

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
 from sa1bpack.format import Layout
-from sa1bpack.transforms import Pipeline, RandomFlip, ScaleJitter, pipeline, ways
+from sa1bpack.transforms import Pipeline, RandomFlip, ScaleJitter, ways
 
 GENERATIONS = (80, 90)  # compute capability: A100, H100
 POINTERS = {
@@ -43,7 +43,7 @@ def recorded_launches() -> dict[str, tuple]:
         found[name] = kernel, signature, constants, options
 
     JITFunction.run = record
-    pipeline.COMPILED_ON, ways.TRITON_ON = (), ("cpu",)
+    ways.COMPILED_ON, ways.TRITON_ON = (), ("cpu",)
     for masks, sampling, pixels in (
         ("bits", "area", "rgb"), ("bool", "area", "rgb"), ("runs", "area", "yuv420"),
         ("runs", "center", "yuv420"),

@@ -7,7 +7,7 @@ import torch
 
 from sa1bpack.format import Layout
 from sa1bpack.transforms import unpack_bits
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 LAYOUT = Layout(image_size=96, mask_size=96)
 # In images of 150 x 225 pixels: x0, y0, x1, y1.

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from sa1bpack.transforms import pipeline, ways
+from sa1bpack.transforms import ways
 
 CUDA = pytest.param(
     "cuda",
@@ -63,7 +63,7 @@ def triton_device(request, monkeypatch) -> torch.device:
 def _take_way(name: str, monkeypatch) -> torch.device:
     if name in ("cpu", "cuda"):
         return torch.device(name)
-    monkeypatch.setattr(pipeline, "COMPILED_ON", ())
+    monkeypatch.setattr(ways, "COMPILED_ON", ())
     if name.startswith("Triton"):
         monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
     return torch.device("cpu")

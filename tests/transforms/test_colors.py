@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageEnhance
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.color import (
+from sa1bpack.transforms.images.color import (
     ColorJitter,
     adjust_brightness,
     adjust_contrast,

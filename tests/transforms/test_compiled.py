@@ -16,10 +16,12 @@ from sa1bpack.transforms import (
     RandomFlip,
     RandomResizedCrop,
     ScaleJitter,
-    compiled,
+    ways,
 )
-from sa1bpack.transforms import pipeline as module
-from sa1bpack.transforms.masks import count_cells
+from sa1bpack.transforms.images import compiled as compiled_images
+from sa1bpack.transforms.jobs import run_jobs
+from sa1bpack.transforms.masks import compiled as compiled_masks
+from sa1bpack.transforms.masks.cells import count_cells
 
 STEPS = {
     "none": [],
@@ -33,7 +35,7 @@ KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
 
 def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "COMPILED_ON", ())
+        patch.setattr(ways, "COMPILED_ON", ())
         return pipeline(batch, epoch)
 
 
@@ -84,8 +86,8 @@ def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
     try:
         torch.set_num_threads(1)
         expected = pipeline(batch, 0)
-        monkeypatch.setattr(compiled, "_BITS", 1)
-        monkeypatch.setattr(compiled, "_ROWS", 7)
+        monkeypatch.setattr(compiled_masks, "_BITS", 1)
+        monkeypatch.setattr(compiled_images, "_ROWS", 7)
         for count in (1, 3):
             torch.set_num_threads(count)
             found = pipeline(batch, 0)
@@ -101,7 +103,7 @@ def test_an_error_in_a_thread_reaches_the_caller():
         for count in (1, 2):
             torch.set_num_threads(count)
             with pytest.raises(ZeroDivisionError):
-                compiled.run_jobs(jobs)
+                run_jobs(jobs)
     finally:
         torch.set_num_threads(threads)
 

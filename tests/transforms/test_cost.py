@@ -23,7 +23,7 @@ from sa1bpack.transforms import (
     ways,
     yuv420_to_rgb,
 )
-from sa1bpack.transforms import runs as runs_module
+from sa1bpack.transforms.masks import runs as runs_module
 
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sa1bpack.pixels import yuv420
-from sa1bpack.transforms.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
+from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, normalize, yuv420_to_rgb
 
 
 def canvas_of(planes, side: int, filling: int) -> np.ndarray:

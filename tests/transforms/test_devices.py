@@ -27,11 +27,10 @@ from sa1bpack.transforms import (
     RunBatch,
     ScaleJitter,
     draw_runs,
-    pipeline,
-    prompts,
-    regions,
+    ways,
 )
-from sa1bpack.transforms.pixels import yuv420_to_rgb
+from sa1bpack.transforms.images.pixels import yuv420_to_rgb
+from sa1bpack.transforms.masks import prompts, regions
 from sa1bpack.transforms.tables import Table
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -141,7 +140,7 @@ def test_a_table_made_in_inference_mode_takes_part_in_training():
 
 def test_threads_with_a_device_each_share_a_pipeline(monkeypatch):
     """A table that moved to the device of one thread would be missing in the other."""
-    monkeypatch.setattr(pipeline, "COMPILED_ON", ())
+    monkeypatch.setattr(ways, "COMPILED_ON", ())
     made = Pipeline(dataset(LAYOUT), [Mixup()])
     here = rectangle_batch(LAYOUT, RECTANGLES)
     there, failed = moved(here, META), []

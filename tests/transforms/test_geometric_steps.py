@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.affine import AxisMaps
-from sa1bpack.transforms.geometric import (
+from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.frame import fit_frame
+from sa1bpack.transforms.geometry.steps import (
     RandomFlip,
     RandomResizedCrop,
     ScaleJitter,
-    fit_frame,
 )
 from sa1bpack.transforms.random import uniform
 

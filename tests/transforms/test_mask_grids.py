@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.transforms.masks import grid_index, take_cells, unpack_bits
+from sa1bpack.transforms.masks.cells import grid_index, take_cells, unpack_bits
 
 
 @settings(max_examples=20, deadline=None)

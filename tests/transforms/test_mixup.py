@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.mix import Mixup
+from sa1bpack.transforms.images.mix import Mixup
 
 
 def beta_cdf(x: float, alpha: float) -> float:

@@ -28,7 +28,7 @@ from sa1bpack.transforms import (
     ScaleJitter,
     unpack_bits,
 )
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 GEOMETRIC = {
     "none": [],

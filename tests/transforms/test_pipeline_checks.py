@@ -8,7 +8,7 @@ from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_b
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.transforms import ColorJitter, Mixup, Pipeline, RandomFlip, ScaleJitter
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sa1bpack import masks
 from sa1bpack.errors import MaskError, OptionError
-from sa1bpack.transforms import RunBatch, prompts
+from sa1bpack.transforms import RunBatch
+from sa1bpack.transforms.masks import prompts
 
 
 @pytest.fixture(params=["its own kernels", "torch"])

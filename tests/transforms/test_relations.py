@@ -10,10 +10,11 @@ from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_b
 
 from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms import pipeline, relations
-from sa1bpack.transforms.masks import take_cells
-from sa1bpack.transforms.relations import Relate
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms import ways
+from sa1bpack.transforms.masks import make, relations
+from sa1bpack.transforms.masks.cells import take_cells
+from sa1bpack.transforms.masks.relations import Relate
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 NAMES = tuple(masks.RELATIONS)
 
@@ -184,7 +185,7 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
 
 
 def test_masks_that_a_kernel_wrote_as_floats_are_related_alike(monkeypatch):
-    monkeypatch.setattr(pipeline, "COMPILED_ON", ())
+    monkeypatch.setattr(ways, "COMPILED_ON", ())
     steps, ds = [transforms.RandomResizedCrop((0.2, 0.5))], dataset(LAYOUT)
     made = transforms.Pipeline(ds, steps, relations=NAMES, mask_dtype=torch.half)
     expected, written = made(ragged("padded"), epoch=1), []
@@ -195,7 +196,7 @@ def test_masks_that_a_kernel_wrote_as_floats_are_related_alike(monkeypatch):
         written.append(cells.to(torch.half))
         return written[-1], cells.flatten(1).sum(1)
 
-    monkeypatch.setattr(pipeline, "take_counted", as_floats)
+    monkeypatch.setattr(make, "take_counted", as_floats)
     found = made(ragged("padded"), epoch=1)
     assert len(written) == 1
     for name in (*NAMES, "masks"):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from sa1bpack.transforms.affine import AxisMaps
-from sa1bpack.transforms.resample import enlarge, resample
+from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.images.resample import enlarge, resample
 
 S = 40
 # Rectangles x0, y0, x1, y1 of stored images, whether mirrored, and stored width and height.

@@ -11,8 +11,8 @@ from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs
-from sa1bpack.transforms import runs as module
-from sa1bpack.transforms.runs import draw_with_torch
+from sa1bpack.transforms.masks import runs as module
+from sa1bpack.transforms.masks.runs import draw_with_torch
 
 SAMPLINGS = ("area", "center")
 

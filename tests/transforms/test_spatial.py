@@ -9,9 +9,9 @@ from PIL import Image
 import sa1bpack
 from sa1bpack import transforms as T
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.affine import AxisMaps
-from sa1bpack.transforms.geometric import Frame, fit_frame
-from sa1bpack.transforms.spatial import move_spatial
+from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.frame import Frame, fit_frame
+from sa1bpack.transforms.images.spatial import move_spatial
 
 STEPS = [T.RandomFlip(0.5), T.RandomResizedCrop()]
 NAMES = list(SPECS)

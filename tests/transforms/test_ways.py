@@ -10,7 +10,6 @@ from made_batches import dataset, noisy_batch
 
 from sa1bpack.format import Layout
 from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, describe_kernels, ways
-from sa1bpack.transforms import pipeline as module
 
 CUDA = torch.device("cuda")
 LAYOUT = Layout(image_size=48, mask_size=48)
@@ -22,7 +21,7 @@ def triton_on_cpu(monkeypatch):
     monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
     monkeypatch.setattr(ways, "_failed", {})
     monkeypatch.setattr(ways, "find_spec", lambda name: types.SimpleNamespace(name=name))
-    monkeypatch.setattr(module, "COMPILED_ON", ())
+    monkeypatch.setattr(ways, "COMPILED_ON", ())
     monkeypatch.delenv(ways.VARIABLE, raising=False)
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AxisMaps
 
 MAX_BATCH = 65535  # samples: CUDA's limit for all but the first axis of a grid
 BLOCK = 128  # filters of a program

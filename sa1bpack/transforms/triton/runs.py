@@ -1,10 +1,10 @@
 """Masks drawn from their runs: a program draws a strip of columns of one mask.
 
 The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.grid`; the method
-for the area rule is that of `sa1bpack.transforms.runs`, without its grids of differences. A program
-finds the run ends of each of its cell columns by bisection, and then goes down its rows in blocks:
-it walks the run ends, and adds for every cell what lies below and to the right of them. Most strips
-of most masks have no run ends, and are only cleared.
+for the area rule is that of `sa1bpack.transforms.masks.upright`, without its grids of differences.
+A program finds the run ends of each of its cell columns by bisection, and then goes down its rows
+in blocks: it walks the run ends, and adds for every cell what lies below and to the right of them.
+Most strips of most masks have no run ends, and are only cleared.
 """
 
 import torch

@@ -21,7 +21,6 @@ from sa1bpack.transforms import (
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
-    pipeline,
     ways,
 )
 
@@ -37,7 +36,7 @@ STEPS = {
 def by_compiled(made: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
     with monkeypatch.context() as patch:
         patch.setattr(ways, "TRITON_ON", ())
-        patch.setattr(pipeline, "COMPILED_ON", ("cpu",))
+        patch.setattr(ways, "COMPILED_ON", ("cpu",))
         return made(batch, epoch)
 
 

@@ -8,8 +8,8 @@ from PIL import Image
 from sa1bpack.pixels import yuv420
 from sa1bpack.pixels.resample import normal
 from sa1bpack.transforms import AxisMaps, ways
-from sa1bpack.transforms.compiled import draw_images
-from sa1bpack.transforms.pixels import TRITON, yuv420_to_rgb
+from sa1bpack.transforms.images.compiled import draw_images
+from sa1bpack.transforms.images.pixels import TRITON, yuv420_to_rgb
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 VALUES = normal(np.array(MEAN, np.float32), np.array(STD, np.float32))

@@ -11,8 +11,8 @@ from pycocotools import mask as coco
 
 from sa1bpack.masks import parse_counts, window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs, ways
-from sa1bpack.transforms.masks import written_cells
-from sa1bpack.transforms.runs import TRITON, draw_rows
+from sa1bpack.transforms.masks.cells import written_cells
+from sa1bpack.transforms.masks.runs import TRITON, draw_rows
 
 SAMPLINGS = ("area", "center")
 any_way = settings(

@@ -14,7 +14,7 @@ Where both can be used, the results are the same. On a CPU a pipeline uses neith
 import torch
 from torch.nn.functional import grid_sample
 
-from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AxisMaps
 
 
 def enlarge(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometric import Uniform
+from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.options import as_numbers, is_number
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.

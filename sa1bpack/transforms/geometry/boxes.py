@@ -8,7 +8,7 @@ off.)
 
 import torch
 
-from sa1bpack.transforms.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AxisMaps
 
 
 def box_edges(bboxes: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:

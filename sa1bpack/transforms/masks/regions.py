@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from sa1bpack.transforms.runs import RunBatch
+from sa1bpack.transforms.masks.run_batch import RunBatch
 
 # Run ends that are processed together. A boundary takes up to 1000 bytes per run end, most of them
 # to sort the five copies of it.

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometric import Uniform
+from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.options import is_number
 from sa1bpack.transforms.tables import Table
 

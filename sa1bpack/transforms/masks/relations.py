@@ -25,10 +25,10 @@ from sa1bpack.masks.relations.relate import (
     relate_bits,
     relate_runs,
 )
-from sa1bpack.transforms.compiled import run_jobs
-from sa1bpack.transforms.masks import unpack_bits
+from sa1bpack.transforms.jobs import run_jobs
+from sa1bpack.transforms.masks.cells import unpack_bits
+from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.precision import full_precision
-from sa1bpack.transforms.runs import RunBatch, compiled_samples
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
 _CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.affine import pair, scaling
-from sa1bpack.transforms.geometric import Frame
-from sa1bpack.transforms.resample import triangle_filter
+from sa1bpack.transforms.geometry.affine import pair, scaling
+from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.images.resample import triangle_filter
 
 
 def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:

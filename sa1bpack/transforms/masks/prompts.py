@@ -25,9 +25,9 @@ from sa1bpack.masks.prompts import (
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
 from sa1bpack.masks.regions import REGIONS
+from sa1bpack.transforms.masks.regions import bounds, regions
+from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.random import words
-from sa1bpack.transforms.regions import bounds, regions
-from sa1bpack.transforms.runs import RunBatch, compiled_samples
 from sa1bpack.transforms.tables import Table
 
 

@@ -1,0 +1,1 @@
+"""Images under their maps, their pixels and their colours."""

@@ -1,0 +1,124 @@
+"""The images of a batch, made by whichever way its device has."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sa1bpack.pixels.resample import Normal, normal
+from sa1bpack.transforms import ways
+from sa1bpack.transforms.geometry.affine import scaling
+from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.images.color import ColorJitter
+from sa1bpack.transforms.images.compiled import draw_images, planes_as_rgb
+from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
+from sa1bpack.transforms.images.resample import channels_first, enlarge, resample
+from sa1bpack.transforms.memory import Memory
+from sa1bpack.transforms.tables import Table
+
+_TRITON = "images.sample_images"
+_UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
+
+
+class ImageMaker:
+    """Makes the images of batches on one canvas: moved, normalised and cast."""
+
+    def __init__(
+        self,
+        canvas: tuple[int, int],
+        dtype: torch.dtype,
+        mean: Sequence[float],
+        std: Sequence[float],
+        shrinks: float,
+        as_stored: bool,
+    ):
+        """
+        canvas     (H, W) in pixels
+        dtype      of the results, a floating-point type
+        mean, std  of R, G, B in 0 to 255
+        shrinks    the largest factor by which an image may be reduced
+        as_stored  whether every pixel of the canvas is that of the stored image
+        """
+        self.canvas, self.dtype = canvas, dtype
+        self._shrinks, self._as_stored = shrinks, as_stored
+        means, stds = np.array(mean, np.float32), np.array(std, np.float32)
+        self._mean, self._std = Table(means), Table(stds)
+        self._normal = normal(means, stds)
+        self._memory = Memory()
+
+    def __call__(
+        self,
+        images: torch.Tensor,
+        sizes: torch.Tensor,
+        frame: Frame,
+        colors: Sequence[tuple[ColorJitter, Uniform]],
+    ) -> torch.Tensor:
+        """`dtype` (B, 3, H, W), normalised, zero outside the images.
+
+        images  of the batch: RGB (B, S, S, 3) or planes (B, S * 3 / 2, S), uint8
+        sizes   (B, 4) of the batch
+        colors  steps that change colours, each with its random numbers
+        """
+        compiled = images.device.type in ways.COMPILED_ON
+        if compiled and not colors:
+            return self._compiled(images, sizes, frame, self._normal).to(self.dtype)
+        if compiled:
+            made = self._compiled(images, sizes, frame, _UNCHANGED)
+        else:
+            values, dtype = (_UNCHANGED, torch.float32) if colors else (self._normal, self.dtype)
+            made = self._sampled(images, sizes, frame, values, dtype)
+            if made is not None and not colors:
+                return made
+            if made is None:
+                made = self._resampled(images, sizes, frame)
+        columns, rows = frame.covered(self.canvas)
+        inside = (rows[:, :, None] & columns[:, None, :])[:, None]
+        for step, uniform in colors:
+            made = step(made, inside, uniform)
+        mean, std = self._mean.on(made.device), self._std.on(made.device)
+        return normalize(made, mean, std, inside).to(self.dtype)
+
+    def _sampled(
+        self,
+        images: torch.Tensor,
+        sizes: torch.Tensor,
+        frame: Frame,
+        values: Normal,
+        dtype: torch.dtype,
+    ) -> torch.Tensor | None:
+        """`dtype` (B, 3, H, W), normalised, by a Triton kernel; None where there is none."""
+        stored = sizes[:, 2:]
+        if not ways.uses_triton(images.device, _TRITON):
+            return None
+        if images.dim() == 3:
+            images = yuv420_to_rgb(images, stored)
+        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
+        kind = dtype if dtype in ways.FLOATS else torch.float32
+        out = torch.empty((len(images), 3, *self.canvas), dtype=kind, device=images.device)
+        done = not out.numel() or ways.launch(
+            images.device, _TRITON, images.contiguous(), maps, stored, frame.kept(self.canvas),
+            values.mean.tolist(), values.std.tolist(), self._shrinks, out,
+        )  # fmt: skip
+        return out.to(dtype) if done else None
+
+    def _resampled(self, images: torch.Tensor, sizes: torch.Tensor, frame: Frame) -> torch.Tensor:
+        """float32 (B, 3, H, W), 0 to 255, in torch operations."""
+        if images.dim() == 3:
+            images = yuv420_to_rgb(images, sizes[:, 2:])
+        if self._as_stored:
+            return channels_first(images).float()
+        way = enlarge if self._shrinks <= 1 else resample
+        return way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
+
+    def _compiled(
+        self, images: torch.Tensor, sizes: torch.Tensor, frame: Frame, values: Normal
+    ) -> torch.Tensor:
+        """float32 (B, 3, H, W) on a CPU, zero outside the image."""
+        if images.dim() == 3:
+            images = planes_as_rgb(images, sizes[:, 2:])
+        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
+        out = self._memory.empty((len(images), 3, *self.canvas), torch.float32)
+        keep = frame.kept(self.canvas)
+        draw_images(images, maps, sizes[:, 2:].flip(1), keep, values, out)
+        return out

@@ -1,0 +1,1 @@
+"""Masks under the map of their image, and what follows from their runs or cells."""

@@ -1,0 +1,119 @@
+"""The exact runs of the masks of a batch."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from sa1bpack.masks._arrays import check_image_runs
+
+
+@dataclass(frozen=True)
+class RunBatch:
+    """The runs of T masks of B samples; all tensors but `host_offset` are on one device.
+
+    run_ends     int32 (R,), of all masks, concatenated: column-major source pixels where runs end,
+                 background first, the last one H·W
+    run_offset   int64 (T + 1,), mask t has the ends run_offset[t] to run_offset[t + 1]; the first
+                 offset is 0; a mask without ends is padding, and background
+    mask_offset  int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1]
+    sizes        int64 (B, 2), source height and width
+    host_offset  int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device
+    """
+
+    run_ends: torch.Tensor
+    run_offset: torch.Tensor
+    mask_offset: torch.Tensor
+    sizes: torch.Tensor
+    host_offset: torch.Tensor
+
+    @classmethod
+    def collate(cls, samples: Sequence[tuple[np.ndarray, np.ndarray, int, int]]) -> "RunBatch":
+        """Join samples (run_ends int32, run_offset int64, height, width), on the CPU.
+
+        The offsets of a sample may be a slice of a larger array.
+
+        Raises:
+            MaskError: a mask's run ends decrease or do not end with its image's pixels.
+            OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+        """
+        ends, offsets, counts, total = [], [np.zeros(1, np.int64)], [0], 0
+        for run_ends, run_offset, height, width in samples:
+            run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
+            ends.append(run_ends[run_offset[0] : run_offset[-1]])
+            offsets.append(run_offset[1:] - run_offset[0] + total)
+            counts.append(len(run_offset) - 1)
+            total += len(ends[-1])
+        offset = torch.from_numpy(np.concatenate(offsets))
+        return cls(
+            torch.from_numpy(np.concatenate([np.empty(0, np.int32), *ends])),
+            offset,
+            torch.from_numpy(np.cumsum(counts)),
+            torch.from_numpy(np.array([sample[2:] for sample in samples], np.int64).reshape(-1, 2)),
+            offset,
+        )
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "RunBatch":
+        """A copy on a device."""
+        tensors = (self.run_ends, self.run_offset, self.mask_offset, self.sizes)
+        moved = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
+        return RunBatch(*moved, self.host_offset)
+
+    def pin_memory(self, device: str | None = None) -> "RunBatch":
+        """A copy in pinned memory; a DataLoader with `pin_memory` calls this."""
+        names = ("run_ends", "run_offset", "mask_offset", "sizes")
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in names})
+
+    @property
+    def masks(self) -> int:
+        """T, the number of masks."""
+        return len(self.run_offset) - 1
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """int64 (T,), the sample of each mask."""
+        samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
+        return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
+
+    def part(self, start: int, stop: int) -> "RunBatch":
+        """The masks start..stop, without waiting for the device. All samples remain."""
+        first, last = (int(self.host_offset[mask]) for mask in (start, stop))
+        return RunBatch(
+            self.run_ends[first:last],
+            self.run_offset[start : stop + 1] - self.run_offset[start],
+            (self.mask_offset - start).clamp(0, stop - start),
+            self.sizes,
+            self.host_offset[start : stop + 1] - first,
+        )
+
+    def ends_of(self, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The run ends of masks start..stop: three int64 (r,), position, mask minus `start`, and
+        the index of the end within its mask."""
+        first, last = (int(self.host_offset[mask]) for mask in (start, stop))
+        begin, end = self.run_offset[start:stop], self.run_offset[start + 1 : stop + 1]
+        masks = torch.arange(stop - start, device=begin.device)
+        mask = masks.repeat_interleave(end - begin, output_size=last - first)
+        number = torch.arange(first, last, device=begin.device) - begin[mask]
+        return self.run_ends[first:last].long(), mask, number
+
+
+def compiled_samples(
+    runs: RunBatch, places: torch.Tensor | None = None
+) -> Iterator[tuple[int, np.ndarray, tuple[np.ndarray, np.ndarray, int, int]]]:
+    """The samples of a batch on the CPU, as the kernels of `sa1bpack.masks` expect them.
+
+    places  int64 (T,), the row of each mask in the result; by default its number
+
+    Yields, per sample, its number; int64 (m,), the rows of its masks without padding; and their
+    runs: run_ends, run_offset, height and width.
+    """
+    run_ends, run_offset = runs.run_ends.numpy(), runs.run_offset.numpy()
+    places = np.arange(runs.masks) if places is None else places.numpy()
+    present = np.diff(run_offset) > 0  # the others are padding
+    for sample, (first, last) in enumerate(itertools.pairwise(runs.mask_offset.tolist())):
+        masks = first + np.flatnonzero(present[first:last])
+        offset = np.append(run_offset[masks], run_offset[last])
+        height, width = runs.sizes[sample].tolist()
+        yield sample, places[masks], (run_ends, offset, height, width)

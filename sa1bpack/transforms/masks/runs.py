@@ -1,0 +1,193 @@
+"""Masks of a batch drawn from their exact runs on the device, under one map per sample.
+
+The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so the cells equal those
+of `masks.draw_window` bit for bit. On a device there are no loops over samples or masks: an upright
+map takes a few additions per run end and two cumulative sums over the grid. On a CPU the compiled
+kernels, which draw sample by sample, are some 30 times faster than that; where a device has Triton
+(`sa1bpack.transforms.ways`), a kernel draws upright maps without grids of differences.
+"""
+
+import numpy as np
+import torch
+
+from sa1bpack.errors import OptionError
+from sa1bpack.masks.grid import check_sampling
+from sa1bpack.masks.window import UNIT, check_maps, check_size
+from sa1bpack.transforms import ways
+from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.masks.cells import written_cells
+from sa1bpack.transforms.masks.compiled import draw_masks
+from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
+from sa1bpack.transforms.masks.skew import SkewDrawer
+from sa1bpack.transforms.masks.upright import UprightAxis, UprightDrawer
+
+# Limit of the temporary grids of one chunk of masks. On CUDA a chunk may take a quarter of the free
+# memory instead: many small chunks are bound by the time to launch them.
+CHUNK_BYTES = 1 << 28
+CHUNK_SHARE = 4
+
+
+def draw_runs(
+    runs: RunBatch,
+    maps: AxisMaps | torch.Tensor,
+    size: tuple[int, int],
+    sampling: str = "area",
+) -> torch.Tensor:
+    """Draw the masks of a batch on the device that their runs are on.
+
+    A Triton kernel draws upright maps without further memory. Torch operations draw masks in
+    chunks, which use up to 256 MiB besides the result, on CUDA up to a quarter of what is free.
+
+    Args:
+        runs: the masks.
+        maps: per sample, from output cells to source pixels, see `sa1bpack.masks.window`:
+            `AxisMaps`, or float64 (B, 2, 3), which may rotate and shear. Maps on the CPU are
+            checked. With `AxisMaps` on a device the call does not wait for it: a map that reaches
+            too far or is not finite draws background. With a tensor on a device it waits.
+        size: (h, w), cells of the output, 1 to 4096 each.
+        sampling: "area" or "center", see `sa1bpack.masks.window`.
+
+    Returns:
+        bool (T, h, w), the cells of `masks.draw_window` bit for bit; masks without runs are False.
+
+    Raises:
+        OptionError: an invalid size or sampling, or invalid maps on the CPU.
+        MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
+            they are not checked; whatever they are, nothing outside the result is written.
+    """
+    size = check_size(size)
+    check_sampling(sampling)
+    if len(_matrices(maps)) != len(runs.sizes):
+        raise OptionError(
+            f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
+        )
+    device = runs.run_ends.device
+    if ways.uses_triton(device, TRITON):
+        axes = _checked_axes(maps, size)
+        numbers = torch.arange(runs.masks, device=device)
+        drawn = axes and draw_rows(runs, axes, size, sampling, numbers, runs.owner)
+        if drawn:
+            return drawn[0]
+    elif device.type == "cpu":
+        return _draw_compiled(runs, _matrices(maps), size, sampling)
+    return draw_with_torch(runs, maps, size, sampling)
+
+
+def _matrices(maps: AxisMaps | torch.Tensor) -> torch.Tensor:
+    return maps.matrix() if isinstance(maps, AxisMaps) else maps
+
+
+def _draw_compiled(
+    runs: RunBatch, maps: torch.Tensor, size: tuple[int, int], sampling: str
+) -> torch.Tensor:
+    """`draw_runs` with the kernels of `sa1bpack.masks`."""
+    out = torch.from_numpy(np.empty((runs.masks, *size), np.bool_))
+    draw_masks(compiled_samples(runs), maps.cpu(), sampling, None, out)
+    return out
+
+
+TRITON = "runs.draw_runs"
+
+
+def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisMaps | None:
+    """Upright maps on their device, checked if they are on the CPU; None if one is not upright."""
+    if isinstance(maps, AxisMaps):
+        if maps.offset.device.type == "cpu":
+            check_maps(maps.matrix().numpy(), size)
+        return maps
+    maps = maps.cpu()
+    if not check_maps(maps.numpy(), size).all():
+        return None
+    return AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
+
+
+def draw_rows(
+    runs: RunBatch,
+    maps: AxisMaps,
+    size: tuple[int, int],
+    sampling: str,
+    source: torch.Tensor,
+    owner: torch.Tensor,
+    keep: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bool,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Draw masks with a Triton kernel.
+
+    maps    upright, one per sample
+    source  int64 (n,): the mask that each row of the result shows, -1 for none
+    owner   int64 (n,): the sample of each row
+    keep    int64 (B, 2): rows and columns that the image covers; cells beyond them are 0. None: all
+    dtype   one of `ways.FLOATS`; bool for any other
+
+    Returns (n, h, w), the cells of `draw_runs`, and int32 (n,), how many of each mask are set; None
+    if the kernel cannot be run.
+    """
+    device, (height, width) = runs.run_ends.device, size
+    if not ways.uses_triton(device, TRITON):
+        return None
+    scale, offset = maps.scale.to(device), maps.offset.to(device)
+    x, y = (
+        UprightAxis(cells, scale[:, axis], offset[:, axis], False)
+        for axis, cells in enumerate((width, height))
+    )
+    # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
+    cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
+    least = (cells[0] * cells[1] + 1) // 2
+    kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
+    frames = torch.stack(
+        [
+            *runs.sizes.unbind(1), cells[0], y.start, y.mirrored.long(), cells[1], x.start,
+            x.mirrored.long(), least, *kept.expand(-1, 2).unbind(1),
+        ], 1,
+    )  # fmt: skip
+    most = int(runs.host_offset.diff().max()) if runs.masks else 0
+    return written_cells(
+        TRITON, (len(source), *size), dtype, device,
+        runs.run_ends, runs.run_offset, source, owner, frames, most, UNIT, sampling == "area",
+    )  # fmt: skip
+
+
+def draw_with_torch(
+    runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
+) -> torch.Tensor:
+    """`draw_runs` with torch operations, on any device; `size` and `sampling` must be checked."""
+    device = runs.run_ends.device
+    if isinstance(maps, AxisMaps):
+        if maps.offset.device.type == "cpu":
+            check_maps(maps.matrix().numpy(), size)
+        drawers = [UprightDrawer(runs, maps, size, sampling)]
+    else:
+        maps = maps.cpu()
+        upright = torch.from_numpy(check_maps(maps.numpy(), size))
+        axes = AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
+        drawers = [
+            make(runs, given, size, sampling)
+            for make, given, wanted in (
+                (UprightDrawer, axes, upright),
+                (SkewDrawer, maps, ~upright),
+            )
+            if wanted.any()
+        ]
+        chosen = upright.to(device)[runs.owner][:, None, None]
+    out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
+    room = _room(device)
+    chunk = max(1, room // max((drawer.mask_bytes for drawer in drawers), default=1))
+    for start in range(0, runs.masks, chunk):
+        stop = min(start + chunk, runs.masks)
+        drawn = [drawer.draw(start, stop) for drawer in drawers]
+        if len(drawn) == 2:
+            torch.where(chosen[start:stop], *drawn, out=out[start:stop])
+        else:
+            out[start:stop] = drawn[0]
+    return out
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that the temporary grids of a chunk may take on a device."""
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use is free as well.
+    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // (
+        CHUNK_SHARE
+    )
