@@ -26,7 +26,6 @@ from sa1bpack.errors import Sa1bpackError
 
 LEARNING_RATE = 1e-2
 SAVE_EVERY, PRINT_EVERY = 100, 10  # steps
-PROGRESS = "step {step:5}  epoch {epoch:4}  loss {loss:.4f}  IoU {iou:.4f}"
 
 
 class MaskPredictor(nn.Module):
@@ -51,7 +50,10 @@ class MaskPredictor(nn.Module):
         owner    int64 (T,), the image of each prompt
         prompts  (T, 5): x0, y0, x1, y1 as fractions of the image (a point has x0 = x1); 1 for boxes
         """
-        features = self.encoder(images)  # (B, C, G/4, G/4)
+        return self.decode(self.encoder(images), owner, prompts)
+
+    def decode(self, features, owner, prompts):
+        """Logits (T, G, G) from features (B, C, G/4, G/4)."""
         side = features.shape[-1]
         center = (prompts[:, :4].view(-1, 2, 2).mean(1) * side).long().clamp(0, side - 1)
         query = self.query(features[owner, :, center[:, 1], center[:, 0]])  # (T, C)
@@ -78,8 +80,16 @@ def prompt_maps(prompts: torch.Tensor, side: int) -> torch.Tensor:
     return torch.cat([*maps, torch.stack([torch.exp(-10 * outside), is_box], 1)], 1)
 
 
-def draw_prompts(batch: dict, image_size: int, seed: int) -> torch.Tensor:
+def edges(bboxes: torch.Tensor) -> torch.Tensor:
+    """x0, y0, x1, y1 from x, y, w, h."""
+    corner, extent = bboxes.split(2, 1)
+    return torch.cat([corner, corner + extent], 1)
+
+
+def draw_prompts(batch: dict, seed: int) -> torch.Tensor:
     """For each mask a point inside it or its box, (T, 5), random by (seed, epoch, image).
+
+    `masks` are bool (T, G, G), `boxes` (T, 4) x0, y0, x1, y1 as fractions of the image.
 
     They are the same on any number of ranks, and there is no generator state to save.
     """
@@ -94,10 +104,9 @@ def draw_prompts(batch: dict, image_size: int, seed: int) -> torch.Tensor:
     cell = torch.searchsorted(inside, nth[:, None]).squeeze(1)
     side = masks.shape[-1]
     point = torch.stack([cell % side, cell // side], 1).add(0.5) / side
-    corner, extent = (batch["bboxes"] / image_size).split(2, 1)
     is_box = (kind < 0.5)[:, None]
-    box = torch.cat([corner, corner + extent], 1)
-    return torch.cat([torch.where(is_box, box, point.repeat(1, 2)), is_box], 1).float()
+    prompts = torch.where(is_box, batch["boxes"], point.repeat(1, 2))
+    return torch.cat([prompts, is_box], 1).float()
 
 
 def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,10 +122,11 @@ def score(logits: torch.Tensor, masks: torch.Tensor) -> tuple[torch.Tensor, torc
 class Trainer:
     """Model, optimizer, batches, and the state to resume from."""
 
+    PROGRESS = "step {step:5}  epoch {epoch:4}  loss {loss:.4f}  IoU {iou:.4f}"
+
     def __init__(self, args: argparse.Namespace, device: torch.device):
         self.args, self.device, self.step = args, device, 0
-        # Boxes in pixels of the stored image, which the mask grid covers.
-        ds = sa1bpack.open(args.pack, coordinates="stored")
+        ds = self.open()
         self.layout = ds.layout
         # Both take rank and world size from torch.distributed. The last batch of an epoch is short,
         # so that every sample occurs exactly once; `train_step` weights the ranks' unequal parts.
@@ -128,7 +138,8 @@ class Trainer:
             self.loader = sa1bpack.make_dataloader(ds, workers=args.workers, **options)
         self.rank, self.world = self.loader.batches.rank, self.loader.batches.world_size
         torch.manual_seed(args.seed)
-        self.model = self.parallel = MaskPredictor().to(device, memory_format=torch.channels_last)
+        model = self.make_model()
+        self.model = self.parallel = model.to(device, memory_format=torch.channels_last)
         if dist.is_initialized():
             self.parallel = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
@@ -136,6 +147,33 @@ class Trainer:
         fp16 = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
         self.half = torch.float16 if fp16 else torch.bfloat16
         self.scaler = torch.amp.GradScaler(device.type, enabled=fp16)
+
+    def open(self) -> sa1bpack.Dataset:
+        # Boxes in pixels of the stored image, which the mask grid covers.
+        return sa1bpack.open(self.args.pack, coordinates="stored")
+
+    def make_model(self) -> nn.Module:
+        return MaskPredictor()
+
+    def prepare(self, batch: dict) -> dict:
+        """A batch on the device with `images` float (B, 3, G, G), and `masks` bool (T, G, G)."""
+        images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
+        images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
+        return {**batch, "images": images, "boxes": edges(batch["bboxes"]) / self.layout.image_size}
+
+    def measure(self, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """Name → (sum, of how many), over this rank's part; what has a gradient is minimised."""
+        counts = batch["mask_counts"]
+        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
+        prompts = draw_prompts(batch, self.args.seed)
+        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
+            logits = self.parallel(batch["images"], owner, prompts)
+        return self.measure_masks(logits, batch["masks"])
+
+    def measure_masks(self, logits, masks) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        losses, ious = score(logits, masks)
+        use = masks.flatten(1).any(1)  # the smallest masks have no cell on the grid
+        return {"loss": ((losses * use).sum(), use.sum()), "iou": ((ious * use).sum(), use.sum())}
 
     def load(self) -> None:
         # On the CPU: each part moves what belongs on the device. The optimizer's step counts do not
@@ -164,35 +202,30 @@ class Trainer:
             key: value.to(self.device, non_blocking=True) if torch.is_tensor(value) else value
             for key, value in batch.items()
         }
+        batch = self.prepare(batch)
         if not len(batch["masks"]):
             # Every rank must take part in DDP's sums: with an empty mask, which has no weight.
             batch["masks"] = batch["masks"].new_zeros((1, *batch["masks"].shape[1:]))
-            batch["bboxes"] = batch["bboxes"].new_zeros((1, 4))
+            batch["boxes"] = batch["boxes"].new_zeros((1, 4))
             batch["mask_counts"] = (torch.arange(len(batch["images"])) == 0).long().to(self.device)
-        masks, counts = batch["masks"], batch["mask_counts"]
-        images = batch["images"].permute(0, 3, 1, 2)  # channels last: no copy
-        images = F.interpolate(images.float() / 255, self.layout.mask_size, mode="area")
-        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
-        prompts = draw_prompts(batch, self.layout.image_size, self.args.seed)
-        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
-            logits = self.parallel(images, owner, prompts)
-        losses, ious = score(logits, masks)
-        use = masks.flatten(1).any(1)  # the smallest masks have no cell on the grid
-        loss = (losses * use).sum()
-        sums = torch.stack([use.sum(), loss.detach(), (ious * use).sum(), use.new_tensor(stop)])
+        found = self.measure(batch)
+        sums = [part.detach().double() for pair in found.values() for part in pair]
+        sums = torch.stack([*sums, sums[0].new_tensor(stop)])
         if dist.is_initialized():
             dist.all_reduce(sums)
-        total, loss_sum, iou_sum, stops = sums.tolist()
-        total = max(total, 1)
+        *sums, stops = sums.tolist()
+        totals = {name: max(total, 1) for name, total in zip(found, sums[1::2], strict=True)}
         self.optimizer.zero_grad()
         # DDP averages gradients over ranks. With this scale they are those of the mean over all
         # masks of the global batch, however samples and masks are distributed over the ranks.
-        self.scaler.scale(loss * (self.world / total)).backward()
+        loss = sum(part * (self.world / totals[name])
+                   for name, (part, _) in found.items() if part.requires_grad)  # fmt: skip
+        self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return {"step": self.step, "epoch": batch["epoch"], "loss": loss_sum / total,
-                "iou": iou_sum / total, "images": batch["image_ids"].tolist(),
-                "stop": stops > 0}  # fmt: skip
+        means = {name: part / totals[name] for name, part in zip(found, sums[::2], strict=True)}
+        return {"step": self.step, "epoch": batch["epoch"], **means,
+                "images": batch["image_ids"].tolist(), "stop": stops > 0}  # fmt: skip
 
     def train(self, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set on any rank; returns whether it was set."""
@@ -206,7 +239,7 @@ class Trainer:
                     with (args.history / f"rank{self.rank}.jsonl").open("a") as history:
                         print(json.dumps(line), file=history)
                 if self.rank == 0 and (ends or self.step == first or self.step % PRINT_EVERY == 0):
-                    print(PROGRESS.format(**line), flush=True)
+                    print(self.PROGRESS.format(**line), flush=True)
                 if ends:
                     return stopped
                 if self.step % SAVE_EVERY == 0:
@@ -214,10 +247,12 @@ class Trainer:
         return False
 
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
+def make_parser(file: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+        Path(file).name, description=description.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    parser.set_defaults(prog=parser.prog)
     add = parser.add_argument
     add("pack", type=Path, help="folder of the pack")
     add("--epochs", type=int, default=150, help="passes over the pack")
@@ -243,6 +278,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         type=Path,
         help="folder; each rank writes one JSON line per step to rank<r>.jsonl",
     )
+    return parser
+
+
+def arguments(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.resume and args.checkpoint is None:
         parser.error("--resume needs --checkpoint FILE")
@@ -251,8 +290,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = arguments(argv)
+def run(make_trainer: type[Trainer], args: argparse.Namespace) -> int:
+    """Train with the options of `args`; returns the exit status."""
     if args.history is not None:
         args.history.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
@@ -265,9 +304,9 @@ def main(argv: list[str] | None = None) -> int:
     if "WORLD_SIZE" in os.environ:  # set by torchrun
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        trainer = Trainer(args, device)
+        trainer = make_trainer(args, device)
     except Sa1bpackError as error:  # an invalid path or option
-        print(f"train_example.py: {error}", file=sys.stderr)
+        print(f"{args.prog}: {error}", file=sys.stderr)
         return 2
     if args.resume and args.checkpoint.exists():
         trainer.load()
@@ -279,6 +318,10 @@ def main(argv: list[str] | None = None) -> int:
     if dist.is_initialized():
         dist.destroy_process_group()
     return 128 + signal.SIGTERM if stopped else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run(Trainer, arguments(make_parser(__file__, __doc__), argv))
 
 
 if __name__ == "__main__":

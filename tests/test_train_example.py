@@ -1,105 +1,47 @@
 """scripts/train_example.py, in its own processes."""
 
-import importlib.util
-import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import example_runs
 import numpy as np
 import pytest
 import torch
+from example_runs import BATCH, TORCHRUN, finish, lines, same_as, start, train, weights
 from small_tars import members, write_tar
 
 import sa1bpack
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "train_example.py"
-IDS = range(100, 107)
-BATCH = 4  # two steps per epoch; the second has three images
-_PATIENCE = 90  # seconds; a process that takes longer has hung
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+IDS = example_runs.IDS
+SCRIPT = "train_example"
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory) -> Path:
-    """Seven images in two shards; the third has no masks."""
-    folder = tmp_path_factory.mktemp("train")
-    tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=lambda number: (number - 102) % 5))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
-                      samples_per_shard=4)  # fmt: skip
-    return folder / "pack"
-
-
-def start(*arguments, launcher=()) -> subprocess.Popen:
-    environment = {key: value for key, value in os.environ.items()
-                   if key not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")}  # fmt: skip
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [sys.executable, *launcher, SCRIPT, *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen) -> tuple[int, str]:
-    with process:
-        try:
-            out, _ = process.communicate(timeout=_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    return process.returncode, out
-
-
-def train(pack: Path, folder: Path, *options, launcher=()) -> list[dict]:
-    """Train to the end, with history and checkpoint in `folder`; returns the lines of rank 0."""
-    files = ("--history", folder, "--checkpoint", folder / "run.pt", "--batch-size", BATCH)
-    code, out = finish(start(pack, *files, *options, launcher=launcher))
-    assert code == 0, out
-    return lines(folder)
-
-
-def lines(folder: Path, rank: int = 0) -> list[dict]:
-    found = (folder / f"rank{rank}.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in found]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return torch.load(folder / "run.pt", weights_only=True)["model"]
+    return example_runs.write_pack(tmp_path_factory.mktemp("train"))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(pack, tmp_path_factory) -> Path:
     """The folder of a run of seven steps, three and a half epochs, in one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert [line["step"] for line in train(pack, folder, "--steps", 7)] == list(range(1, 8))
+    assert [line["step"] for line in train(SCRIPT, pack, folder, "--steps", 7)] == list(range(1, 8))
     return folder
-
-
-def same_as(undisturbed: Path, folder: Path) -> bool:
-    """Whether a run had exactly the same images, losses and weights."""
-    expected, found = weights(undisturbed), weights(folder)
-    return lines(undisturbed) == lines(folder) and all(
-        torch.equal(expected[name], found[name]) for name in expected | found
-    )
 
 
 def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
     pack, undisturbed, tmp_path
 ):
-    assert train(pack, tmp_path, "--steps", 3)[-1]["epoch"] == 1
+    assert train(SCRIPT, pack, tmp_path, "--steps", 3)[-1]["epoch"] == 1
     assert not same_as(undisturbed, tmp_path)
-    train(pack, tmp_path, "--steps", 7, "--resume")
+    train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume")
     assert same_as(undisturbed, tmp_path)
 
 
 def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undisturbed, tmp_path):
     options = ("--history", tmp_path, "--checkpoint", tmp_path / "run.pt", "--batch-size", BATCH,
                "--resume", "--epochs", 100_000)  # fmt: skip
-    process = start(pack, *options)
+    process = start(SCRIPT, pack, *options)
     for line in process.stdout:
         if line.startswith("step     1 "):
             process.send_signal(signal.SIGTERM)
@@ -109,7 +51,7 @@ def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undistu
     steps = len(lines(tmp_path))
     assert torch.load(tmp_path / "run.pt", weights_only=True)["step"] == steps
     target = max(7, steps + 1)
-    train(pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
+    train(SCRIPT, pack, tmp_path, "--steps", target, "--resume", "--epochs", 100_000)
     found = lines(tmp_path)
     assert [line["step"] for line in found] == list(range(1, target + 1))
     assert found[:7] == lines(undisturbed)
@@ -118,7 +60,7 @@ def test_sigterm_saves_after_the_step_and_the_same_command_resumes(pack, undistu
 def test_two_ranks_see_every_sample_once_per_epoch_with_the_losses_of_one(
     pack, undisturbed, tmp_path
 ):
-    train(pack, tmp_path, "--steps", 7, launcher=TORCHRUN)
+    train(SCRIPT, pack, tmp_path, "--steps", 7, launcher=TORCHRUN)
     alone, ranks = lines(undisturbed), [lines(tmp_path, rank) for rank in (0, 1)]
     for expected, *parts in zip(alone, *ranks, strict=True):
         assert parts[0]["images"] + parts[1]["images"] == expected["images"]
@@ -134,8 +76,8 @@ def test_two_ranks_see_every_sample_once_per_epoch_with_the_losses_of_one(
 
 
 def test_a_run_of_one_process_resumes_as_two(pack, undisturbed, tmp_path):
-    train(pack, tmp_path, "--steps", 3)
-    train(pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
+    train(SCRIPT, pack, tmp_path, "--steps", 3)
+    train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
     rest = lines(undisturbed)[3:]
     for expected, first, second in zip(rest, lines(tmp_path)[3:], lines(tmp_path, 1), strict=True):
         assert first["images"] + second["images"] == expected["images"]
@@ -161,7 +103,7 @@ def test_a_batch_without_masks_is_a_step_without_a_loss(script, deterministic, s
 
 def test_a_rank_without_masks_takes_part(script, deterministic, sparse, tmp_path):
     options = ["--epochs", "2", "--batch-size", "2", "--history"]
-    code, out = finish(start(sparse, *options, tmp_path / "two", launcher=TORCHRUN))
+    code, out = finish(start(SCRIPT, sparse, *options, tmp_path / "two", launcher=TORCHRUN))
     assert code == 0, out
     assert script.main([str(sparse), *options, str(tmp_path / "one")]) == 0
     ranks = [lines(tmp_path / "two", rank) for rank in (0, 1)]
@@ -173,29 +115,24 @@ def test_a_rank_without_masks_takes_part(script, deterministic, sparse, tmp_path
 
 @pytest.fixture(scope="module")
 def script():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("train_example", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_runs.load(SCRIPT)
 
 
 @pytest.fixture
 def deterministic(monkeypatch):
     """The settings of the script on a CPU, in this process for one test."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
-    signal.signal(signal.SIGTERM, handler)
+    with example_runs.in_this_process(monkeypatch):
+        yield
+
+
+def parsed(script, argv):
+    return script.arguments(script.make_parser(script.__file__, script.__doc__), argv)
 
 
 def test_a_checkpoint_of_any_device_leaves_step_counts_on_the_cpu(script, deterministic, pack,
                                                                   undisturbed):  # fmt: skip
     """Where the optimizer reads them without waiting for a device; weights go to the model's."""
-    args = script.arguments([str(pack), "--checkpoint", str(undisturbed / "run.pt"), "--resume"])
+    args = parsed(script, [str(pack), "--checkpoint", str(undisturbed / "run.pt"), "--resume"])
     trainer = script.Trainer(args, torch.device("cpu"))
     trainer.device = torch.device("meta")  # in place of a GPU
     trainer.load()
@@ -215,7 +152,7 @@ def test_a_run_on_cuda_resumes_with_step_counts_on_the_cpu(script, pack, tmp_pat
     options = ["--checkpoint", str(tmp_path / "run.pt"), "--batch-size", str(BATCH), "--resume"]
     try:
         assert script.main([str(pack), *options, "--steps", "3"]) == 0
-        trainer = script.Trainer(script.arguments([str(pack), *options]), torch.device("cuda:0"))
+        trainer = script.Trainer(parsed(script, [str(pack), *options]), torch.device("cuda:0"))
         trainer.load()
         states = list(trainer.optimizer.state.values())
         assert all(state["step"].device.type == "cpu" and state["step"] == 3 for state in states)
@@ -250,7 +187,8 @@ def test_a_drawn_point_is_in_its_mask_and_a_box_is_that_of_the_sample(script, pa
     (batch,) = sa1bpack.Loader(ds, len(ds), order="sequential", masks="flat")
     kinds = set()
     for epoch in range(5):
-        prompts = script.draw_prompts({**batch, "epoch": epoch}, 64, 0).double()
+        boxes = script.edges(batch["bboxes"]) / 64
+        prompts = script.draw_prompts({**batch, "boxes": boxes, "epoch": epoch}, 0).double()
         assert len(prompts) == len(batch["masks"]) == batch["mask_counts"].sum()
         for mask, box, prompt in zip(batch["masks"], batch["bboxes"], prompts, strict=True):
             x0, y0, x1, y1, is_box = prompt.tolist()

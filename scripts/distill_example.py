@@ -1,0 +1,148 @@
+"""Distil a teacher's image embeddings into a small student, which also learns promptable masks.
+
+    python scripts/distill_example.py packed
+    python scripts/distill_example.py packed --teacher my_teacher:embed --checkpoint run.pt --resume
+    torchrun --nproc-per-node 2 scripts/distill_example.py packed --checkpoint run.pt --resume
+
+The teacher runs once over the pack, without augmentation; its embeddings are kept as a side array.
+The student is trained with crops, flips and colour jitter: a Pipeline moves the embeddings with
+their images. Copy this file together with train_example.py, which it extends; docs/side-data.md
+describes both.
+"""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+# The folder of the script, for train_example and for this module's own teacher.
+from train_example import MaskPredictor, Trainer, arguments, draw_prompts, make_parser, run
+
+import sa1bpack
+from sa1bpack import transforms as T
+from sa1bpack.errors import OptionError
+
+TINY_TEACHER = "distill_example:tiny_teacher"
+
+
+def tiny_teacher(batch: dict) -> torch.Tensor:
+    """float16 (B, 32, S/16, S/16): random features of each patch, in place of a large network.
+
+    A teacher of your own is a function like this one: a batch of a Loader in, rows (C, h, w) over
+    the canvas of the stored image out.
+    """
+    images = batch["images"].permute(0, 3, 1, 2).float() / 255  # (B, 3, S, S)
+    weights = torch.randn((32, 3, 4, 4), generator=torch.Generator().manual_seed(0)) / 4
+    patches = F.avg_pool2d(images - 0.5, 4)
+    return F.conv2d(patches, weights.to(images.device), stride=4).tanh().half()
+
+
+class Student(MaskPredictor):
+    """A mask per prompt, and from the same features an embedding like the teacher's."""
+
+    def __init__(self, channels: int, width: int = 32):
+        super().__init__(width)
+        self.embed = nn.Conv2d(width, channels, 1)
+
+    def forward(self, images, owner, prompts, cells):
+        """Logits (T, G, G) as MaskPredictor has them, and the embedding (B, C, *cells)."""
+        features = self.encoder(images)
+        pooled = F.interpolate(features, cells, mode="area")
+        return self.decode(features, owner, prompts), self.embed(pooled)
+
+
+class Distiller(Trainer):
+    """Trains a Student; a step's loss is that of its masks plus that of its embedding."""
+
+    PROGRESS = Trainer.PROGRESS + "  teacher {teacher:.4f}"
+
+    def open(self) -> sa1bpack.Dataset:
+        """The dataset with the embeddings, which are computed if they are not there yet."""
+        args = self.args
+        ds, side = sa1bpack.open(args.pack, coordinates="stored"), args.side
+        if side is None:
+            teacher = function_of(args.teacher)
+            # Under torchrun, every rank makes the embeddings of its own shards.
+            made = sa1bpack.derive(
+                ds, side := teacher.__name__, teacher,
+                batch_size=args.batch_size, device=str(self.device), spatial=True,
+            )  # fmt: skip
+            if made.made:
+                print(made, flush=True)
+            if dist.is_initialized():
+                dist.all_reduce(torch.zeros(1, device=self.device))  # wait for the others
+        ds = ds.with_options(side=[side])
+        (self.teacher,) = ds.spec.sides
+        if not self.teacher.spatial:
+            raise OptionError(f"{side}: not a spatial side array; derive it with --spatial")
+        size = ds.layout.mask_size if args.size is None else args.size
+        self.pipeline = T.Pipeline(
+            ds, [T.RandomResizedCrop((0.3, 1)), T.RandomFlip(), T.ColorJitter(0.2, 0.2, 0.2)],
+            size=size, mask_size=size, seed=args.seed,
+        )  # fmt: skip
+        return ds
+
+    def make_model(self) -> nn.Module:
+        return Student(self.teacher.row_shape[0])
+
+    def prepare(self, batch: dict) -> dict:
+        batch = self.pipeline(batch)  # images, masks, boxes and embeddings, by one map per image
+        return {**batch, "boxes": batch["boxes"] / batch["images"].shape[-1]}
+
+    def measure(self, batch: dict) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        images, counts, target = batch["images"], batch["mask_counts"], batch[self.teacher.name]
+        owner = torch.arange(len(counts), device=self.device).repeat_interleave(counts)
+        prompts = draw_prompts(batch, self.args.seed)
+        with torch.autocast(self.device.type, self.half, enabled=self.device.type == "cuda"):
+            logits, embedding = self.parallel(images, owner, prompts, target.shape[2:])
+        known = inside(batch, target.shape[2:])[:, None]
+        error = (embedding.float() - target.float()).square().mean(1, keepdim=True)
+        error = (error * known).sum((1, 2, 3)) / known.sum((1, 2, 3)).clamp(min=1)
+        found = self.measure_masks(logits, batch["masks"])
+        return {**found, "teacher": (error.sum(), torch.ones_like(error).sum())}
+
+
+def inside(batch: dict, cells: tuple[int, int]) -> torch.Tensor:
+    """bool (B, h, w): cells of the canvas whose centre shows the image, not padding."""
+    size = batch["sizes"][:, :2].flip(1)  # width and height of the source
+    canvas = batch["images"].shape[-2:]
+    y, x = (
+        (torch.arange(n, device=size.device, dtype=torch.float64) + 0.5) * side / n
+        for n, side in zip(cells, canvas, strict=True)
+    )
+    at = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1)  # (h, w, 2)
+    maps = batch["maps"][:, None, None]  # (B, 1, 1, 2, 3), from the canvas to the source
+    source = (maps[..., :2] @ at[..., None]).squeeze(-1) + maps[..., 2]
+    return ((source >= 0) & (source <= size[:, None, None])).all(-1)
+
+
+def function_of(name: str) -> Callable[[dict], torch.Tensor]:
+    """The function that MODULE:FUNCTION names."""
+    module, _, function = name.partition(":")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"--teacher is {name!r}: {error}; choose MODULE:FUNCTION") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser(__file__, __doc__)
+    teacher = parser.add_mutually_exclusive_group()
+    teacher.add_argument(
+        "--teacher", default=TINY_TEACHER, metavar="MODULE:FUNCTION",
+        help="computes the embeddings, kept as PACK/side/FUNCTION; a module in the current folder "
+        "or an installed one",
+    )  # fmt: skip
+    teacher.add_argument("--side", help="use this side array, from `sa1bpack derive --spatial`")
+    parser.add_argument("--size", type=int, help="side of the student's images, a multiple of 4; "
+                        "by default the mask size of the pack")  # fmt: skip
+    sys.path.insert(0, "")  # the current folder, as `python -m` has it
+    return run(Distiller, arguments(parser, argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
