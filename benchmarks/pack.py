@@ -134,9 +134,10 @@ def run_pack(tar: Path, out: Path, images: int, workers: int, **options) -> tupl
 
     md5 = options.pop("md5", False)
     warm_up(sa1bpack.PackOptions(**options))
+    pack = sa1bpack.pack  # imports the packer
 
     def work():
-        result = sa1bpack.pack(tar, out, workers=workers, md5=md5, **options)
+        result = pack(tar, out, workers=workers, md5=md5, **options)
         assert (result.images, result.rejects, result.failed) == (images, 0, {}), result
 
     if workers == 1 or not Path("/proc/stat").exists():
