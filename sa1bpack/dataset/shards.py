@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -130,8 +131,8 @@ class Shards:
     ) -> tuple[dict[int, OpenShard], dict[int, Exception]]:
         """Several shards by number, and the error of each that cannot be opened.
 
-        Those that are not open yet are opened at the same time, by at most MAX_OPENERS threads,
-        which end with the call. Call it with no lock held.
+        Those that are not open yet are opened at the same time, by at most MAX_OPENERS threads.
+        None of them opens anything after the call. Call it with no lock held.
 
         An error is a FormatError or an OSError. Raises ResourceShortage, which is not the fault of
         a shard, and IndexError for a number that does not exist, before anything is opened.
@@ -207,45 +208,38 @@ class Shards:
         return again
 
     def _open_claims(self, claims: list[_Claim]) -> None:
-        """Open shards in this thread and in others that help it, which end with the call."""
-        todo = deque(claims)
+        """Open shards in this thread and in others that help it.
+
+        It returns after those that have begun to open one. A helper that begins later finds nothing
+        to do, and has hold of nothing: neither of this object nor of a shard.
+        """
+        todo = deque(partial(self._open_claim, *claim) for claim in claims)
         running: list[_thread.LockType] = []  # of each helper: held until it ends
         try:
             for _ in range(min(MAX_OPENERS, len(claims)) - 1):
                 # Not a threading.Thread: its `start` waits for ever for a thread that begins
                 # without memory to run in. This one is not missed, the others do its work.
                 try:
-                    _thread.start_new_thread(self._help, (todo, running))
+                    _thread.start_new_thread(_help, (todo, running))
                 except (RuntimeError, MemoryError):  # the system refuses more threads
                     break
-            self._open_all(todo)
+            _call_all(todo)
         finally:
             todo.clear()
             for helper in list(running):
                 helper.acquire()
 
-    def _help(self, todo: "deque[_Claim]", running: list) -> None:
-        ends = _thread.allocate_lock()
-        with ends, _opening():
-            running.append(ends)
-            self._open_all(todo)
-
-    def _open_all(self, todo: "deque[_Claim]") -> None:
-        """Open one shard after another until none is left."""
-        while todo:
-            try:
-                number, entry, future = todo.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            try:
-                outcome = self._outcome(number, entry)
-                with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
-                    if isinstance(outcome, OpenShard):
-                        future.set_result(outcome)
-                    else:
-                        future.set_exception(outcome)
-            finally:
-                self._cache.release(entry, future)
+    def _open_claim(self, number: int, entry: CacheEntry, future: "Future[OpenShard]") -> None:
+        """Open one shard for whoever waits for it."""
+        try:
+            outcome = self._outcome(number, entry)
+            with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C
+                if isinstance(outcome, OpenShard):
+                    future.set_result(outcome)
+                else:
+                    future.set_exception(outcome)
+        finally:
+            self._cache.release(entry, future)
 
     def _outcome(self, number: int, entry: CacheEntry) -> OpenShard | Exception:
         """The shard, opened if it is not yet, or why it cannot be."""
@@ -265,6 +259,24 @@ class Shards:
             place.folder.index_path(""),
         )  # fmt: skip
         return opened if self._open_parts is None else opened.with_sides(self._open_parts(number))
+
+
+def _help(todo: deque[Callable[[], None]], running: list) -> None:
+    """What a helper does: a part of the calls. `running` gets a lock that it holds until then."""
+    ends = _thread.allocate_lock()
+    with ends, _opening():
+        running.append(ends)
+        _call_all(todo)
+
+
+def _call_all(todo: deque[Callable[[], None]]) -> None:
+    """Make one call after another until none is left. Several threads may share them."""
+    while todo:
+        try:
+            call = todo.popleft()
+        except IndexError:  # another thread was quicker
+            return
+        call()
 
 
 def _note(number: int, outcome: OpenShard | Exception, found: dict, failed: dict) -> None:

@@ -1,5 +1,6 @@
 """Open shards keep within one budget of memory maps; what the system refuses is no damage."""
 
+import _thread
 import errno
 import os
 import subprocess
@@ -81,6 +82,18 @@ def test_a_dataset_that_is_gone_counts_no_longer(packed, cache):
     assert cache.mappings > 0
     del ds
     assert cache.mappings == 0 and maps_below(packed.root) <= before - 4 * (ARRAYS - 4)
+
+
+def test_a_thread_that_begins_after_its_call_has_hold_of_nothing(packed, cache, monkeypatch):
+    late = []
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *call: late.append(call))
+    ds = open_pack(packed.root)
+    found, failed = ds.shards.open_many(range(5))
+    assert sorted(found) == [*range(5)] and not failed and len(late) == 4
+    del ds, found
+    assert cache.mappings == 0
+    for function, arguments in late:
+        function(*arguments)
 
 
 def test_threads_can_share_a_dataset_while_shards_come_and_go(packed, monkeypatch):
