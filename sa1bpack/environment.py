@@ -22,7 +22,7 @@ from sa1bpack.errors import MissingPackage
 PIL_PACKAGES = ("pillow-simd", "pillow")
 _NAMES = {"pillow-simd": "pillow-simd", "pillow": "Pillow"}
 # Of control groups, as containers see their own: version 2, version 1.
-_MEMORY_LIMITS = (
+MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
@@ -89,7 +89,7 @@ def available_cpus() -> int:
 def memory_bytes() -> int:
     """Bytes of memory that this process may use: of the machine, or of its control group."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _MEMORY_LIMITS:
+    for path in MEMORY_LIMITS:
         try:
             found = min(found, int(path.read_text()))
         except (OSError, ValueError):  # no such limit: "max", for one

@@ -144,5 +144,5 @@ def test_memory_is_that_of_the_machine_or_of_its_control_group(
     for path, text in zip(paths, contents, strict=False):
         if text is not None:
             path.write_text(text)
-    monkeypatch.setattr(environment, "_MEMORY_LIMITS", tuple(paths))
+    monkeypatch.setattr(environment, "MEMORY_LIMITS", tuple(paths))
     assert environment.memory_bytes() == expected

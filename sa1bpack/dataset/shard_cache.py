@@ -74,7 +74,7 @@ class ShardCache:
             entry.opened = opened
             self._recent[entry] = opened.mappings
             self._mappings += opened.mappings
-            self._drop_until(limit, dropped)
+            self.drop_until(limit, dropped)
         return opened  # `dropped` goes here, after the lock
 
     def leave(self, entries: Iterable[CacheEntry]) -> None:
@@ -88,7 +88,7 @@ class ShardCache:
         dropped: list[OpenShard | None] = []
         with self._lock:
             self._settle()
-            self._drop_until(self._mappings // 2, dropped)
+            self.drop_until(self._mappings // 2, dropped)
         dropped.clear()
         gc.collect()
 
@@ -128,8 +128,11 @@ class ShardCache:
         while self._left:
             self._mappings -= self._recent.pop(self._left.popleft(), 0)
 
-    def _drop_until(self, limit: int, dropped: list[OpenShard | None]) -> None:
-        """Drop shards until the others keep within a limit, all but the last. Holds the lock."""
+    def drop_until(self, limit: int, dropped: list[OpenShard | None]) -> None:
+        """Drop shards until the others keep within a limit, all but the last.
+
+        `dropped` gets them: they must outlive the lock, which the caller holds.
+        """
         while self._mappings > limit and len(self._recent) > 1:
             entry, mappings = self._recent.popitem(last=False)
             self._mappings -= mappings

@@ -22,7 +22,7 @@ from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.wording import counted
 
 # Bytes of rows that are copied at once.
-_PIECE = 1 << 26
+PIECE_BYTES = 1 << 26
 
 
 def attach(
@@ -136,8 +136,8 @@ class _Lookup:
 
 
 def _pieces(array: Any, positions: np.ndarray, counts: np.ndarray, spec: SideSpec):
-    """Rows and counts of some samples at a time, about _PIECE bytes."""
-    each = max(1, _PIECE // max(1, spec.row_bytes * int(counts.max(initial=1))))
+    """Rows and counts of some samples at a time, about PIECE_BYTES bytes."""
+    each = max(1, PIECE_BYTES // max(1, spec.row_bytes * int(counts.max(initial=1))))
     edges = np.concatenate([[0], np.cumsum(counts)])
     for first in range(0, len(counts), each):
         stop = min(first + each, len(counts))

@@ -35,13 +35,13 @@ REQUEST_COLUMNS = 5
 
 # io_setup, io_destroy, io_submit, io_getevents; by the kernel's tables of system calls.
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4), "riscv64": (0, 1, 2, 4)}
-_SETUP, _DESTROY, _SUBMIT, _GET_EVENTS = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
+_SETUP, _DESTROY, _SUBMIT, GET_EVENTS = _NUMBERS.get(platform.machine(), (0, 0, 0, 0))
 _LINUX = sys.platform.startswith("linux")
-_KNOWN = _LINUX and platform.machine() in _NUMBERS
+SUPPORTED = _LINUX and platform.machine() in _NUMBERS
 
 EINTR, _EAGAIN, _EIO = 4, 11, 5
 # A read transfers at most 2 GiB - 4 KiB.
-_MOST = 1 << 30
+MAX_READ_BYTES = 1 << 30
 
 _word = types.uintp
 _syscall = types.ExternalFunction(
@@ -60,7 +60,7 @@ def errno():
 
 
 @njit(nogil=True, cache=True)
-def _setup(depth):
+def set_up(depth):
     """A new context, or -errno."""
     context = np.zeros(1, np.int64)
     if _syscall(_SETUP, depth, context.ctypes.data, 0, 0, 0) < 0:
@@ -74,14 +74,14 @@ def _destroy(context):
 
 
 @njit(nogil=True, cache=True)
-def _fill(blocks, requests, k):
+def fill_block(blocks, requests, k):
     """Make the control block of request k, int64 (8,): struct iocb of linux/aio_abi.h."""
     for n in range(8):
         blocks[k, n] = 0
     blocks[k, 0] = k
     blocks[k, 2] = requests[k, FILE] << 32  # the operation, in the low half, is PREAD: 0
     blocks[k, 3] = requests[k, ADDRESS]
-    blocks[k, 4] = min(requests[k, COUNT], _MOST)
+    blocks[k, 4] = min(requests[k, COUNT], MAX_READ_BYTES)
     blocks[k, 5] = requests[k, POSITION]
 
 
@@ -111,7 +111,7 @@ def read_all(context, requests, count, status):
             want = min(waiting, DEPTH - flying)
             for n in range(want):
                 k = todo[waiting - 1 - n]
-                _fill(blocks, requests, k)
+                fill_block(blocks, requests, k)
                 pointers[n] = np.int64(blocks.ctypes.data) + k * 64
             got = _syscall(_SUBMIT, context, want, pointers.ctypes.data, 0, 0)
             if got > 0:
@@ -128,7 +128,7 @@ def read_all(context, requests, count, status):
             left -= 1
         if flying == 0:
             continue
-        got = _syscall(_GET_EVENTS, context, 1, DEPTH, events.ctypes.data, 0)
+        got = _syscall(GET_EVENTS, context, 1, DEPTH, events.ctypes.data, 0)
         if got < 0:
             code = errno()
             if code == EINTR:
@@ -161,10 +161,10 @@ class Context:
     def __init__(self):
         """Raises ResourceShortage if all that the system allows are in use, OSError if it forbids
         them."""
-        if not _KNOWN:
+        if not SUPPORTED:
             reason = f"it is not used on {sys.platform} {platform.machine()}"
             raise OSError(errno_numbers.ENOSYS, reason)
-        found = _setup(DEPTH)
+        found = set_up(DEPTH)
         if found == -errno_numbers.EAGAIN:
             raise ResourceShortage(
                 "the system refuses another Linux AIO context: all processes together have reached "
@@ -200,11 +200,17 @@ def _limit() -> str:
         return ""
 
 
-class _Contexts:
-    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds."""
+class Contexts:
+    """Contexts that no thread uses at the moment: making and destroying one takes milliseconds.
+
+    Their number is its length.
+    """
 
     def __init__(self):
         self._free: list[Context] = []
+
+    def __len__(self) -> int:
+        return len(self._free)
 
     def take(self) -> Context:
         """A context for this thread alone. Raises as Context does."""
@@ -222,5 +228,5 @@ class _Contexts:
         self._free = []
 
 
-CONTEXTS = _Contexts()
+CONTEXTS = Contexts()
 os.register_at_fork(after_in_child=CONTEXTS.begin_in_child)

@@ -12,7 +12,8 @@ import numpy as np
 BLOCK = 4096
 
 _log = logging.getLogger("sa1bpack")
-_warned: set[int] = set()  # file systems
+# File systems that a warning of this process has named.
+warned: set[int] = set()
 
 
 def aligned(nbytes: int) -> np.ndarray:
@@ -42,8 +43,8 @@ def open_direct_if_possible(path: str) -> int | None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    if (device := Path(path).stat().st_dev) not in _warned:
-        _warned.add(device)
+    if (device := Path(path).stat().st_dev) not in warned:
+        warned.add(device)
         _log.warning(
             "%s: its file system does not support O_DIRECT: files there are read through the page "
             "cache",

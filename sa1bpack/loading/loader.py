@@ -46,7 +46,7 @@ MAX_THREADS = MAX_AHEAD = 1024
 
 # How long ending an iteration, and closing the loader, wait for copies in progress. Nothing depends
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
-_END_SECONDS, _CLOSE_SECONDS = 1.0, 5.0
+END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 
 _OWN = ("ahead", "device", "io", "threads")
 _OTHER_NAMES = {
@@ -247,11 +247,11 @@ class Loader(BatchReader):
             count=self._threads, ahead=self._ahead,
         )  # fmt: skip
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
-        self._end_threads = weakref.finalize(iteration, threads.end, _END_SECONDS)
+        self._end_threads = weakref.finalize(iteration, threads.end, END_SECONDS)
         _log.info("epoch %d begins: %r", batches.epoch, self)
         return threads
 
-    def _end_epoch(self, wait: float = _END_SECONDS) -> None:
+    def _end_epoch(self, wait: float = END_SECONDS) -> None:
         """End the threads of the current iteration, if any."""
         found = self._end_threads.detach() if self._end_threads is not None else None
         self._end_threads = None
@@ -264,7 +264,7 @@ class Loader(BatchReader):
         """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
         self._cursor.end()
-        self._end_epoch(_CLOSE_SECONDS)
+        self._end_epoch(CLOSE_SECONDS)
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None

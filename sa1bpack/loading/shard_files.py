@@ -50,7 +50,7 @@ class ShardFiles:
                 continue
             if direct and (file := open_direct_if_possible(path)) is not None:
                 self.direct[number] = self.descriptors[number] = file
-                self.tells[number] = int(_tells_what_is_in_memory(path, file))
+                self.tells[number] = int(tells_what_is_in_memory(path, file))
             else:
                 self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -60,7 +60,7 @@ class ShardFiles:
                 close(descriptor)
 
 
-def _tells_what_is_in_memory(path: str, file: int) -> bool:
+def tells_what_is_in_memory(path: str, file: int) -> bool:
     """Whether mincore answers truthfully; to others than the owner and writers it says "all"."""
     return os.fstat(file).st_uid == os.geteuid() or os.access(path, os.W_OK)
 

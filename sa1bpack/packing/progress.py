@@ -18,7 +18,7 @@ from sa1bpack.wording import counted
 _REFRESH_SECONDS = 0.5
 
 # Without a terminal a line is written this often, so that the log of a long job shows its pace.
-_LINE_SECONDS = 60
+LINE_SECONDS = 60
 
 # Rejects that TooManyRejects quotes.
 _REJECTS_NAMED = 10
@@ -153,7 +153,7 @@ class Progress:
             self._read[source.name] = bytes_read
             self._bar.update(bytes_read - before)
         now = time.perf_counter()
-        if self._lines and now - self._lined > _LINE_SECONDS:
+        if self._lines and now - self._lined > LINE_SECONDS:
             self._lined = now
             self._write_line()
         if self._bar.disable or not (force or now - self._drawn > _REFRESH_SECONDS):

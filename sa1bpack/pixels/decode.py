@@ -51,7 +51,7 @@ if tuple(map(int, PIL.__version__.split(".")[:2])) < (11, 3):
 
 RESAMPLES = ("fast", "exact")
 
-_PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
+PIL_HAS_TURBO = bool(features.check_feature("libjpeg_turbo"))
 # 4:4:4, 4:2:2 and 4:2:0. Every libjpeg-turbo upsamples their chroma in the same way, so that pixels
 # of simplejpeg and PIL agree bit for bit, and DCT scaling loses almost no chroma.
 _COMMON_SAMPLINGS = {
@@ -59,7 +59,7 @@ _COMMON_SAMPLINGS = {
     ((2, 1), (1, 1), (1, 1)),
     ((2, 2), (1, 1), (1, 1)),
 }
-_KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
+KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
 
 
 def decode_into(
@@ -217,7 +217,7 @@ def decodes_like_pil(header: JpegHeader) -> bool:
     differently: unusual sampling, a guessed colour space, or a progressive file with missing scans
     (which are smoothed).
     """
-    if not _PIL_HAS_TURBO or not header.sequential:
+    if not PIL_HAS_TURBO or not header.sequential:
         return False
     if len(header.sampling) == 1:
         return True
@@ -234,7 +234,7 @@ class Scratch(threading.local):
 
     def take(self, size: int) -> np.ndarray:
         """Return at least `size` bytes as uint8, with arbitrary content."""
-        if size > _KEPT_SCRATCH:
+        if size > KEPT_SCRATCH:
             return np.empty(size, np.uint8)
         if self.buffer.size < size:
             self.buffer = np.empty(size, np.uint8)

@@ -22,6 +22,11 @@ class Memory:
     def __init__(self):
         self._free: deque[np.ndarray] = deque(maxlen=KEPT)
 
+    @property
+    def unused(self) -> int:
+        """Blocks that no tensor has, at most KEPT."""
+        return len(self._free)
+
     def __reduce__(self):
         return Memory, ()  # a copy starts without memory
 

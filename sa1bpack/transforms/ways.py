@@ -23,7 +23,8 @@ TRITON_ON = ("cuda",)  # and where Triton kernels do
 VARIABLE = "SA1BPACK_TRITON"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels write, besides bytes
 
-_failed: dict[str, str] = {}  # kernel → why it does not run
+# Kernel → why it does not run in this process, see `launch`.
+failed: dict[str, str] = {}
 
 
 class KernelWarning(RuntimeWarning):
@@ -37,7 +38,7 @@ def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
     """
     return (
         device.type in TRITON_ON
-        and kernel not in _failed
+        and kernel not in failed
         and os.environ.get(VARIABLE) != "0"
         and find_spec("triton") is not None
     )
@@ -54,7 +55,7 @@ def describe_kernels(device: torch.device | str) -> str:
         return f"torch operations ({VARIABLE}=0)"
     if find_spec("triton") is None:
         return "torch operations (Triton is not installed)"
-    without = ", ".join(f"{kernel}: {reason}" for kernel, reason in _failed.items())
+    without = ", ".join(f"{kernel}: {reason}" for kernel, reason in failed.items())
     return f"Triton kernels, but torch operations for {without}" if without else "Triton kernels"
 
 
@@ -80,10 +81,10 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
     except Exception as error:  # of Triton, its compiler, the C compiler, the file system
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises if the device itself has failed
-        _failed[kernel] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        failed[kernel] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         warnings.warn(
             f"the Triton kernel {kernel} does not run here, and slower torch operations take its "
-            f"place ({_failed[kernel]}); Triton needs a C compiler and a writable TRITON_CACHE_DIR "
+            f"place ({failed[kernel]}); Triton needs a C compiler and a writable TRITON_CACHE_DIR "
             f"(~/.triton); {VARIABLE}=0 chooses torch operations without this warning",
             KernelWarning,
             stacklevel=3,

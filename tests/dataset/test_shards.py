@@ -277,11 +277,11 @@ def test_a_child_forked_while_a_thread_drops_shards_can_open_others(packed, monk
     parent = os.getpid()
 
     class Slow(ShardCache):
-        def _drop_until(self, limit, dropped):
+        def drop_until(self, limit, dropped):
             if os.getpid() == parent:
                 holding.set()
                 assert go_on.wait(PATIENCE)
-            super()._drop_until(limit, dropped)
+            super().drop_until(limit, dropped)
 
     monkeypatch.setattr(shard_cache, "CACHE", Slow(3 * ARRAYS))
     ds = open_pack(packed.root)
@@ -325,12 +325,12 @@ def test_a_finalizer_may_read_samples_while_shards_are_dropped(packed, monkeypat
     found, made = [], []
 
     class Collecting(ShardCache):
-        def _drop_until(self, limit, dropped):
+        def drop_until(self, limit, dropped):
             if not made:
                 made.append(True)
                 Reads(ds, 5, found)
                 gc.collect()
-            super()._drop_until(limit, dropped)
+            super().drop_until(limit, dropped)
 
     monkeypatch.setattr(shard_cache, "CACHE", Collecting(2 * ARRAYS))
     ds = open_pack(packed.root)

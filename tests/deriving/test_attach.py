@@ -30,7 +30,7 @@ def given(ds):
 
 
 def test_rows_are_matched_by_image_id(ds, pack, given, monkeypatch):
-    monkeypatch.setattr("sa1bpack.deriving.attach._PIECE", 16)  # two rows at a time
+    monkeypatch.setattr("sa1bpack.deriving.attach.PIECE_BYTES", 16)  # two rows at a time
     ids, rows = given
     result = sa1bpack.attach(ds, "a", rows, ids)
     expected = ds.column("image_id")[:, None] * np.array([1, -1], np.float32)

@@ -139,13 +139,13 @@ def test_no_queue_is_an_error_of_every_request(file):
 def variant(**changes):
     """`read_all`, compiled with other values of the module's constants."""
     found = {**vars(aio), **changes}
-    if "_MOST" in changes:
-        found["_fill"] = njit(FunctionType(aio._fill.py_func.__code__, found))
+    if "MAX_READ_BYTES" in changes:
+        found["fill_block"] = njit(FunctionType(aio.fill_block.py_func.__code__, found))
     return njit(FunctionType(aio.read_all.py_func.__code__, found))
 
 
 def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path):
-    read_all = variant(_MOST=3 * BLOCK)
+    read_all = variant(MAX_READ_BYTES=3 * BLOCK)
     spans = [(0, SIZE), (5, 6), (BLOCK + 1, 9 * BLOCK), (SIZE - 7 * BLOCK, SIZE)]
     requests, memory = requests_of(file, spans)
     asked, status = requests.copy(), np.full(len(spans), 9)
@@ -156,7 +156,7 @@ def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path)
 
 
 def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, monkeypatch):
-    monkeypatch.setattr(aio, "read_all", variant(_GET_EVENTS=100_000))  # no such system call
+    monkeypatch.setattr(aio, "read_all", variant(GET_EVENTS=100_000))  # no such system call
     broken = Context()
     requests, memory = requests_of(file, [(0, SIZE)])
     with pytest.raises(OSError) as found:
@@ -170,7 +170,7 @@ def test_a_queue_that_cannot_be_waited_for_is_an_error_and_can_be_closed(file, m
 
 
 def test_a_context_is_used_again():
-    contexts = aio._Contexts()
+    contexts = aio.Contexts()
     first, second = contexts.take(), contexts.take()
     assert first.value != second.value
     contexts.give_back(first)
@@ -214,20 +214,20 @@ def test_a_forked_child_makes_its_own_contexts(file, path):
 
 
 def test_a_context_that_the_system_refuses_is_an_error_with_its_number(monkeypatch):
-    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EPERM)
+    monkeypatch.setattr(aio, "set_up", lambda depth: -errno.EPERM)
     with pytest.raises(OSError) as found:
-        aio._Contexts().take()
+        aio.Contexts().take()
     assert found.value.errno == errno.EPERM
 
 
 def test_when_all_contexts_of_the_system_are_taken_the_error_names_limit_and_remedy(monkeypatch):
-    monkeypatch.setattr(aio, "_setup", lambda depth: -errno.EAGAIN)
+    monkeypatch.setattr(aio, "set_up", lambda depth: -errno.EAGAIN)
     with pytest.raises(ResourceShortage, match=r"fs\.aio-max-nr = \d+\. .*io='cached'.*sysctl -w"):
-        aio._Contexts().take()
+        aio.Contexts().take()
 
 
 def test_an_unknown_machine_is_an_error_that_names_it(monkeypatch):
-    monkeypatch.setattr(aio, "_KNOWN", False)
+    monkeypatch.setattr(aio, "SUPPORTED", False)
     monkeypatch.setattr(aio.platform, "machine", lambda: "vax")
     with pytest.raises(OSError, match="vax") as found:
         Context()

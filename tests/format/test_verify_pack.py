@@ -436,17 +436,15 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
         (problem,) = verify(pack).problems
         assert problem.shard == SHARD and not problem.denied
         assert problem.what == f"{failing}: cannot be read: Input/output error"
-    read = script.Array._read
+    open_file = Path.open
 
-    def fail(self, nbytes):
-        if str(self.path) != failing:
-            return read(self, nbytes)
-        self._file.close()
-        self._file = FailingFile()
-        return read(self, nbytes)
+    def opened(path, *options, **named):
+        fails = str(path) == failing and not named  # not for the digest of the whole file
+        return FailingFile() if fails else open_file(path, *options, **named)
 
-    monkeypatch.setattr(script.Array, "_read", fail)
-    code, text = script_finds(pack)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        code, text = script_finds(pack)
     assert code == 1 and f"{failing}: cannot be read: Input/output error" in text
     with monkeypatch.context() as patch:
         patch.setattr(script, "file_digest", fail_to_read)

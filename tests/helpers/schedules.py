@@ -124,7 +124,7 @@ class Schedule:
 
     def _next(self, task: _Task) -> None:
         """Pass the turn on; returns when this task has it again, at once if it has ended."""
-        chosen = self._chosen()
+        chosen = self.chosen()
         if chosen is None:
             self._ended.set()
             return
@@ -135,7 +135,7 @@ class Schedule:
         if self._failed and not task.done:
             raise SystemExit  # another thread has failed; this one ends, too
 
-    def _chosen(self) -> _Task | None:
+    def chosen(self) -> _Task | None:
         while True:
             alive = [task for task in self._tasks if not task.done]
             if not alive:

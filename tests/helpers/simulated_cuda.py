@@ -112,7 +112,7 @@ class SimulatedCuda:
         self._threads = threading.local()
         self._capture: int | None = None  # the thread that captures
         self.capture_is_lost = False
-        self._pid = os.getpid()
+        self.process = os.getpid()
         self._stepping = threading.RLock()  # an operation has ended before the next one begins
 
     # ------------------------------------------------------------------------- state of this thread
@@ -128,7 +128,7 @@ class SimulatedCuda:
 
     def call(self, index: int, *, unsafe: bool = False, failing: str = "") -> None:
         """A call of CUDA on a device."""
-        assert os.getpid() == self._pid, "CUDA is called in a forked child"
+        assert os.getpid() == self.process, "CUDA is called in a forked child"
         self.switch()
         self.contexts.add(index)
         elsewhere = self._capture not in (None, threading.get_ident())
@@ -153,7 +153,7 @@ class SimulatedCuda:
         return self.devices
 
     def used_before_fork(self) -> bool:
-        return self.forked or (os.getpid() != self._pid and bool(self.contexts))
+        return self.forked or (os.getpid() != self.process and bool(self.contexts))
 
     def current(self) -> int:
         return self.thread.index
@@ -184,7 +184,7 @@ class SimulatedCuda:
 
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         self.call(index, unsafe=True, failing="empty")
-        self._collect()
+        self.collect()
         rounded = _rounded(nbytes)
         if self.memory is not None and self.live[index] + rounded > self.memory:
             raise torch.cuda.OutOfMemoryError(
@@ -289,7 +289,7 @@ class SimulatedCuda:
         return block
 
     def freed(self, block: _Block) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self.process:
             os._exit(86)  # torch records events then, which ends a forked child
         if block.stream is None:
             self.pinned_bytes -= len(block.data)
@@ -301,9 +301,9 @@ class SimulatedCuda:
             stream.add(lambda event=event: setattr(event, "reached", 1))
             events.append(event)
         self._waiting.append((block, events))
-        self._collect()
+        self.collect()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         """Memory whose streams are done can be used again."""
         still = []
         for block, events in self._waiting:

@@ -26,6 +26,7 @@ from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading import page_cache
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.sample_reader import SampleReader
 
 LARGE = ("image", "mask_bits", "run_ends")  # arrays that are read past the page cache
 SEQUENTIAL = {"order": "sequential", "io": "direct"}
@@ -185,16 +186,17 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     collate = Collate("flat_bits", sample_spec=ds.spec, on_error="drop")
     expected = tensors(collate([ds[row] for row in (0, 1, 3)]))
     del expected["dropped"]
-    real = BatchCopy._read_samples
+    real = SampleReader.read
 
-    def failing(self, first, stop, buffer, reader):
-        real(self, first, stop, buffer, reader)
+    def failing(self, low, first, stop, buffer, addresses, files, opened, spans, *rest):
+        real(self, low, first, stop, buffer, addresses, files, opened, spans, *rest)
+        status = rest[-1]
         for k in range(first, stop):
-            if self.indices[k] == 2:
-                self._status[k, array] = errno.EIO
-                self._lookup.files[self._low + k, array] = IN_PLACE
+            begin, nbytes = spans[low + k]
+            if begin == 2 * nbytes:  # the third image of the shard
+                status[k, array], files[low + k, array] = errno.EIO, IN_PLACE
 
-    monkeypatch.setattr(BatchCopy, "_read_samples", failing)
+    monkeypatch.setattr(SampleReader, "read", failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")
     with Loader(ds, 4, masks="flat_bits", **SEQUENTIAL) as loader, failure as found:
         next(iter(loader))
@@ -327,7 +329,7 @@ def test_a_shard_whose_file_system_cannot_is_read_through_the_page_cache_with_on
         return real(path)
 
     monkeypatch.setattr(direct, "open_direct", opened)
-    monkeypatch.setattr(direct, "_warned", set())
+    monkeypatch.setattr(direct, "warned", set())
     caplog.set_level(logging.WARNING, "sa1bpack")
     found = batches_of(root, {}, io="direct", masks="flat_bits")
     images = files_of(root, "image")
@@ -361,25 +363,27 @@ def join_readers() -> None:
 
 def test_an_epoch_left_while_samples_are_being_read_corrupts_nothing(root, monkeypatch):
     """Reads finish late, into buffers that no later batch has."""
-    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.0)
+    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
     options = {"threads": 2, "masks": "flat_bits", "seed": 3, "io": "direct"}
     with Loader(open_pack(root), 1, **options) as undisturbed:
         epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
-    opened, waits, late, real = threading.Event(), threading.Event(), [], BatchCopy._read_samples
+    opened, waits, left = threading.Event(), threading.Event(), threading.Event()
+    late, real = [], BatchCopy.copy
 
     def slow(self, first, stop, buffer, reader):
         first_batch = self.indices.tolist() == epochs[0][0]["indices"].tolist()
-        if stop > first and self._lookup.epoch == 0 and not first_batch and not opened.is_set():
+        if not first_batch and not left.is_set():
             late.append(self.indices.tolist())
             waits.set()
             assert opened.wait(60)
         real(self, first, stop, buffer, reader)
 
-    monkeypatch.setattr(BatchCopy, "_read_samples", slow)
+    monkeypatch.setattr(BatchCopy, "copy", slow)
     loader = Loader(open_pack(root), 1, **options)
     for _ in loader:
         assert waits.wait(60)
         break
+    left.set()
     del _  # it has a buffer, and the late reads have others
     batches = iter(loader)
     found = [clone(next(batches)) for _ in range(2)]
@@ -405,10 +409,10 @@ def test_nothing_is_left_open_but_what_the_caches_keep(root):
 
     run()  # makes the contexts of two threads at most, and what torch keeps open
     files = _descriptors()
-    contexts = len(CONTEXTS._free)
+    contexts = len(CONTEXTS)
     for _ in range(3):
         run()
-    assert len(CONTEXTS._free) <= max(contexts, 2)
+    assert len(CONTEXTS) <= max(contexts, 2)
     assert _descriptors() == files
     assert not [name for name in files if str(root) in name]
 

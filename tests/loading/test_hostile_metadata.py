@@ -49,7 +49,7 @@ def not_asked(io: str):
     """With "direct", what is in memory is not asked, so that all of it is read from the disk."""
     if io == "cached":
         return nullcontext()
-    return patch.object(shard_files, "_tells_what_is_in_memory", lambda path, file: False)
+    return patch.object(shard_files, "tells_what_is_in_memory", lambda path, file: False)
 
 
 def load_everything(

@@ -21,6 +21,10 @@ def ds(packed):
     return open_pack(packed.root)
 
 
+def readers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
+
+
 def rows_of(batches) -> list[list[int]]:
     return [batch["indices"].tolist() for batch in batches]
 
@@ -189,16 +193,16 @@ def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, m
 @BOTH
 def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, monkeypatch):
     loader = make(ds, 4)
-    start = type(loader)._start
+    check = EpochCursor.check
 
-    def started(self, batches, iteration):
-        run = start(self, batches, iteration)
+    def checked(self, generation):  # the first time: as soon as there are threads
+        monkeypatch.undo()
+        assert make is make_dataloader or readers()
         loader.set_epoch(5)
-        return run
+        check(self, generation)
 
-    monkeypatch.setattr(type(loader), "_start", started)
+    monkeypatch.setattr(EpochCursor, "check", checked)
     with pytest.raises(LoaderError, match="ended by"):
         next(iter(loader))
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
-    monkeypatch.undo()
+    assert not readers()
     assert next(iter(loader))["epoch"] == 5

@@ -47,7 +47,7 @@ def slow_copies(monkeypatch):
         gate.pass_through()
         copy(self, *arguments)
 
-    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.0)
+    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
     monkeypatch.setattr(BatchCopy, "copy", slow)
     try:
         yield gate
@@ -132,7 +132,7 @@ def test_many_epochs_left_while_copies_hang_share_the_buffers(ds, monkeypatch):
 
 
 def test_closing_does_not_wait_beyond_its_limit_for_a_copy_that_hangs(ds, monkeypatch):
-    monkeypatch.setattr("sa1bpack.loading.loader._CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr("sa1bpack.loading.loader.CLOSE_SECONDS", 0.0)
     with slow_copies(monkeypatch) as gate:
         loader = Loader(ds, 2, threads=1)
         batch = clone(next(batches := iter(loader)))

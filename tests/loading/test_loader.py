@@ -1,12 +1,12 @@
 """The Loader's batches: those of Collate, for every layout, order, rank and point of resumption."""
 
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from batches import clone, same
+from simulated_cuda import SimulatedCuda
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
@@ -14,6 +14,7 @@ from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
+from sa1bpack.loading import devices
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
@@ -172,12 +173,10 @@ def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
 
 
 @pytest.mark.parametrize("layout, row", [("padded", 16), ("flat", 16), ("flat_bits", 2)])
-def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row):
-    """Those of two batches; of a device that is only pretended."""
-    loader = Loader(ds, 4, masks=layout)
-    loader._device = SimpleNamespace(pinned=True)
-    loader._spec = BatchSpec.of(ds, LAYOUTS[layout], to_device=True)
-    plan = loader.plan()
+def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monkeypatch):
+    """Those of two batches; of a device that is simulated."""
+    monkeypatch.setattr(devices, "CUDA", SimulatedCuda())
+    plan = Loader(ds, 4, masks=layout, device="cuda").plan()
     made = 2 * 4 * 12 * 16 * row if layout != "flat_bits" else 0
     temporary = 4 * 12 * 32 if layout == "padded" else 0
     # Besides, small tensors are copied, and every allocation is rounded up.

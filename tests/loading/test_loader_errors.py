@@ -211,7 +211,7 @@ def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed
         original(self, *arguments)
 
     monkeypatch.setattr(BatchCopy, "copy", hanging)
-    monkeypatch.setattr("sa1bpack.loading.loader._END_SECONDS", 0.05)
+    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.05)
     ds = open_pack(packed.root)
     loader = Loader(ds, 3, threads=1, order="sequential", timeout=0.2)
     try:

@@ -9,13 +9,16 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.epoch import BatchQueue, BufferPool
+from sa1bpack.loading import epoch
+from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
@@ -120,29 +123,31 @@ def test_a_new_iteration_ends_the_one_before_with_a_message(ds):
 
 
 def test_close_wakes_a_consumer_that_waits(ds, monkeypatch):
+    found, waiting, ended = [], threading.Event(), threading.Event()
+
+    class Condition(threading.Condition):
+        def wait(self, timeout=None):
+            if threading.current_thread().name == "consumer":
+                waiting.set()  # under the lock: close() wakes only threads that already wait
+            return super().wait(timeout)
+
+    monkeypatch.setattr(epoch, "threading", SimpleNamespace(Condition=Condition))
+    monkeypatch.setattr(BatchCopy, "copy", lambda *arguments: ended.wait(60))
+    monkeypatch.setattr("sa1bpack.loading.loader.CLOSE_SECONDS", 0.0)
     loader = Loader(ds, 2)
-    iterator = iter(loader)
-    next(iterator)
-    found, waiting = [], threading.Event()
-
-    def starved(self):
-        waiting.set()  # asked under the lock: close() wakes only threads that already wait
-        return self._closed
-
-    monkeypatch.setattr(BatchQueue, "_is_next", starved)
-    monkeypatch.setattr(BatchQueue, "_starves", lambda self: False)
 
     def wait():
         try:
-            next(iterator)
+            next(iter(loader))
         except LoaderError as error:
             found.append(str(error))
 
-    thread = threading.Thread(target=wait)
+    thread = threading.Thread(target=wait, name="consumer")
     thread.start()
     assert waiting.wait(30)
     loader.close()
     thread.join(30)
+    ended.set()
     assert not thread.is_alive() and "close()" in found[0]
 
 

@@ -138,14 +138,14 @@ def test_a_seed_makes_the_same_interleaving_again(ds, monkeypatch):
     for _ in range(2):
         steps: list[str] = []
         with monkeypatch.context() as patch:
-            chosen = Schedule._chosen
+            chosen = Schedule.chosen
 
             def noted(self, chosen=chosen, steps=steps):
                 task = chosen(self)
                 steps.append(task.name if task else "")
                 return task
 
-            patch.setattr(Schedule, "_chosen", noted)
+            patch.setattr(Schedule, "chosen", noted)
             run_epochs(ds, patch, seed=3)
         runs.append(steps)
     assert runs[0] == runs[1] and len(set(runs[0])) == 6 and len(runs[0]) > 100
@@ -391,7 +391,7 @@ def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
             cuda.synchronize()
             del tensor, storage, pixels, batch
             cuda.synchronize()
-            cuda._collect()
+            cuda.collect()
             assert cuda.live[0] == 0 and len(small[0])
 
 
@@ -499,7 +499,7 @@ def test_a_forked_child_frees_no_memory_of_cuda(ds, cuda):
     held = next(found)
     with forked_child() as child:
         if child == 0:
-            batches._pool.close()
+            batches.close()
             held.clear()
             del found, held, batches
     held = None
@@ -523,7 +523,7 @@ def test_a_loader_that_was_not_used_before_the_fork_works_in_the_child(ds, monke
     batches = Loader(ds, 2, device="cuda")
     with forked_child() as child:
         if child == 0:
-            made._pid = os.getpid()
+            made.process = os.getpid()
             assert sum(len(batch["images"]) for batch in batches) == len(ds)
             batches.close()
     assert made.contexts == set()

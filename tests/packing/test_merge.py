@@ -1,10 +1,12 @@
 """One pack from several: the bytes of a pack of all sources, without reading or decoding any."""
 
 import errno
+import fcntl
 import os
 import shutil
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,7 +130,7 @@ def test_any_other_error_of_a_link_ends_the_merge_and_the_next_completes_it(
 
 def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
-    monkeypatch.setattr(place_files, "_clone", lambda read, write: False)
+    monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
     rng = np.random.default_rng(0)
     block = 1 << 16
     for name, stretches in {
@@ -160,8 +162,8 @@ def test_a_disk_without_room_for_copies_is_refused_before_anything_is_copied(
     machines, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
-    monkeypatch.setattr(place_files, "_clone", lambda read, write: False)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1000))
+    monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(OSError, match="must be copied") as caught:
         sa1bpack.merge(tmp_path / "pack", machines)
     assert caught.value.errno == errno.ENOSPC

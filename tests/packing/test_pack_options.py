@@ -249,7 +249,7 @@ def test_an_argument_that_cannot_be_used_is_an_option_error(tmp_path, wrong):
 
 
 def test_without_a_terminal_a_long_run_writes_a_line_now_and_then(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
     tar = write_tar(tmp_path / "sa_1.tar", members(range(3)))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
     lines = capsys.readouterr().err.splitlines()

@@ -100,7 +100,7 @@ def psnr(a, b):
 @pytest.mark.parametrize("has_turbo", [True, False])
 def test_exact_is_pil_bit_for_bit(kind, fit, has_turbo, monkeypatch):
     """For every kind of JPEG, reduced and enlarged, also if PIL has another libjpeg."""
-    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", has_turbo and decode._PIL_HAS_TURBO)
+    monkeypatch.setattr(decode, "PIL_HAS_TURBO", has_turbo and decode.PIL_HAS_TURBO)
     data = KINDS[kind]()
     for size in (1, 37, 64, 158, 301):
         out, (h, w) = decoded(data, size, fit, "exact")
@@ -177,9 +177,9 @@ def test_exact_uses_pil_for_every_doubtful_file(changes, alike, monkeypatch):
     """simplejpeg replaces PIL only where all versions of libjpeg-turbo agree."""
     usual = JpegHeader(9, 9, True, ((2, 2), (1, 1), (1, 1)), True, None)
     header = dataclasses.replace(usual, **changes)
-    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", True)
+    monkeypatch.setattr(decode, "PIL_HAS_TURBO", True)
     assert decode.decodes_like_pil(header) == alike
-    monkeypatch.setattr(decode, "_PIL_HAS_TURBO", False)
+    monkeypatch.setattr(decode, "PIL_HAS_TURBO", False)
     assert not decode.decodes_like_pil(header)
 
 
@@ -297,7 +297,7 @@ def test_threads_do_not_share_their_buffers():
 
 def test_a_large_image_does_not_keep_its_buffer(monkeypatch):
     """Only buffers up to a limit are kept between images."""
-    monkeypatch.setattr(decode, "_KEPT_SCRATCH", 1000)
+    monkeypatch.setattr(decode, "KEPT_SCRATCH", 1000)
     monkeypatch.setattr(decode, "scratch", decode.Scratch())
     small = decode.scratch.take(900)
     assert decode.scratch.take(2000).size == 2000

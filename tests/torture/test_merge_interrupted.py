@@ -1,6 +1,7 @@
 """A merge that fails or is killed at any call leaves a pack that the next merge completes."""
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -15,7 +16,6 @@ from small_tars import contents
 
 import sa1bpack
 from sa1bpack.errors import FormatError
-from sa1bpack.packing.merge import place_files
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
@@ -32,10 +32,14 @@ def no_links(*arguments, **named) -> None:
     raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
+def no_clones(*arguments) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 def only_copies() -> None:
     """As between two file systems."""
     os.link = no_links
-    place_files._clone = lambda read, write: False
+    fcntl.ioctl = no_clones
 
 
 HOW = {"links": lambda: None, "copies": only_copies}

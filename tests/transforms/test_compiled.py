@@ -86,8 +86,8 @@ def test_jobs_and_threads_do_not_change_the_result(steps, masks, monkeypatch):
     try:
         torch.set_num_threads(1)
         expected = pipeline(batch, 0)
-        monkeypatch.setattr(compiled_masks, "_BITS", 1)
-        monkeypatch.setattr(compiled_images, "_ROWS", 7)
+        monkeypatch.setattr(compiled_masks, "PART_BYTES", 1)
+        monkeypatch.setattr(compiled_images, "PART_ROWS", 7)
         for count in (1, 3):
             torch.set_num_threads(count)
             found = pipeline(batch, 0)

@@ -54,7 +54,7 @@ def counted(monkeypatch):
     On a device without Triton memory for the parts in which masks are drawn is that of CUDA with
     64 GB free.
     """
-    monkeypatch.setattr(runs_module, "_room", lambda device: 16 << 30)
+    monkeypatch.setattr(runs_module, "CHUNK_BYTES", 16 << 30)
 
     def count(work, triton: bool):
         mode = Launches()

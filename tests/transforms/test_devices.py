@@ -167,10 +167,16 @@ def test_threads_with_a_device_each_share_a_pipeline(monkeypatch):
     assert not failed
 
 
-def test_the_quantiles_of_box_noise_are_copied_to_each_device_once():
-    first = prompts._quantiles().on(META)
-    prompts._quantiles().on(CPU)
-    assert prompts._quantiles().on(META) is first
+def test_the_quantiles_of_box_noise_are_copied_to_each_device_once(monkeypatch):
+    def jitter() -> None:
+        for device in (META, CPU):
+            boxes, extent = torch.ones((2, 4)).double(), torch.ones(2).double()
+            ids = torch.arange(2, device=device)
+            prompts.jitter_boxes(boxes.to(device), extent.to(device), ids, seed=0, epoch=0)
+
+    jitter()
+    monkeypatch.setattr(torch, "tensor", lambda *a, **options: pytest.fail("copied again"))
+    jitter()
 
 
 # ------------------------------------------------------------------------- memory on other devices
@@ -209,11 +215,11 @@ def many_masks(count: int, ends: int) -> RunBatch:
 
 
 def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
-    monkeypatch.setattr(prompts, "_on_cpu", lambda runs: False)
+    monkeypatch.setattr(prompts, "on_cpu", lambda runs: False)
     for region in ("inside", "boundary", "outside"):
         expected, peaks = None, []
         for most in (1 << 30, 1 << 12):
-            monkeypatch.setattr(regions, "_PART_ENDS", most)
+            monkeypatch.setattr(regions, "PART_ENDS", most)
             runs = many_masks(64, 1000)
             with Peak() as peak:
                 count = prompts.count_pixels(runs, region)

@@ -40,7 +40,7 @@ def test_no_more_is_kept_than_two_results_of_the_same_size():
     memory = Memory()
     many = [memory.empty((LEAST,), torch.uint8) for _ in range(5)]
     del many
-    assert len(memory._free) == KEPT
+    assert memory.unused == KEPT
     large = memory.empty((3 * LEAST,), torch.uint8)
     del large
     assert memory.empty((LEAST,), torch.uint8).untyped_storage().nbytes() == LEAST
@@ -51,11 +51,11 @@ def test_small_and_empty_tensors_are_torchs_own():
     assert memory.empty((0, 5), torch.bool).shape == (0, 5)
     small = memory.empty((7,), torch.float32)
     del small
-    assert len(memory._free) == 0
+    assert memory.unused == 0
 
 
 def test_a_copy_of_a_memory_has_none():
     memory = Memory()
     tensor = memory.empty((LEAST,), torch.uint8)
     del tensor
-    assert len(pickle.loads(pickle.dumps(memory))._free) == 0
+    assert memory.unused == 1 and pickle.loads(pickle.dumps(memory)).unused == 0

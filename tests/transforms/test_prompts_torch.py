@@ -17,7 +17,7 @@ from sa1bpack.transforms.masks import prompts
 def way(request, monkeypatch) -> None:
     """The device's own implementation, and on a CPU that of other devices as well."""
     if request.param == "torch":
-        monkeypatch.setattr(prompts, "_on_cpu", lambda runs: False)
+        monkeypatch.setattr(prompts, "on_cpu", lambda runs: False)
 
 
 either_way = pytest.mark.usefixtures("way")

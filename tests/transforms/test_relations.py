@@ -106,7 +106,7 @@ def test_memory_of_the_products_is_limited_by_parts_of_the_cells(monkeypatch):
     expected = relations.common_cells(first, second)
     exact = first.flatten(2).double() @ second.flatten(2).double().transpose(1, 2)
     assert torch.equal(expected, exact.long())
-    monkeypatch.setattr(relations, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(relations, "CHUNK_BYTES", 1)
     assert torch.equal(relations.common_cells(first, second), expected)
 
 

@@ -1,5 +1,7 @@
 """Spatial side arrays move as an image of as many pixels as they have cells."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame, fit_frame
 from sa1bpack.transforms.images.spatial import move_spatial
+from sa1bpack.transforms.random import uniform
 
 STEPS = [T.RandomFlip(0.5), T.RandomResizedCrop()]
 NAMES = list(SPECS)
@@ -90,7 +93,7 @@ def test_rows_move_with_the_images(ds, steps):
         done = pipeline(batch)
         frame = fit_frame(batch["sizes"], pipeline.canvas)
         for number, step in enumerate(steps):
-            frame = step(frame, pipeline._uniform(batch, batch["epoch"], number))
+            frame = step(frame, partial(uniform, 4, batch["epoch"], batch["image_ids"], number))
         columns, rows = (flags.numpy() for flags in frame.covered((32, 32)))
         for k, maps in enumerate(done["maps"]):
             size = batch["sizes"][k].double()

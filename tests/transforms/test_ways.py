@@ -19,7 +19,7 @@ LAYOUT = Layout(image_size=48, mask_size=48)
 def triton_on_cpu(monkeypatch):
     """As if Triton were installed and a CPU were its device; nothing has failed yet."""
     monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
-    monkeypatch.setattr(ways, "_failed", {})
+    monkeypatch.setattr(ways, "failed", {})
     monkeypatch.setattr(ways, "find_spec", lambda name: types.SimpleNamespace(name=name))
     monkeypatch.setattr(ways, "COMPILED_ON", ())
     monkeypatch.delenv(ways.VARIABLE, raising=False)
@@ -69,7 +69,7 @@ def test_the_way_of_a_device_is_described(triton_on_cpu, monkeypatch):
     assert describe_kernels("meta") == "torch operations"
     monkeypatch.setattr(ways, "TRITON_ON", ("cuda",))
     assert describe_kernels("cuda:1") == "Triton kernels"
-    ways._failed["runs.draw_runs"] = "OSError: disk full"
+    ways.failed["runs.draw_runs"] = "OSError: disk full"
     assert describe_kernels("cuda") == (
         "Triton kernels, but torch operations for runs.draw_runs: OSError: disk full"
     )
@@ -101,4 +101,4 @@ def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch):
     fails(monkeypatch, torch.OutOfMemoryError("out of memory"))
     with pytest.raises(torch.OutOfMemoryError):
         ways.launch(torch.device("cpu"), "runs.draw_runs")
-    assert ways._failed == {}
+    assert ways.failed == {}

@@ -14,7 +14,8 @@ from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.geometry.affine import AxisMaps
 from sa1bpack.transforms.jobs import Job, run_jobs
 
-_ROWS = 256  # of an image, in one job: small enough for the cache, large enough to be worth a start
+# Rows of an image in one job: small enough for the cache, large enough to be worth a start.
+PART_ROWS = 256
 
 
 def planes_as_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -58,8 +59,8 @@ def draw_images(
                 make_taps(centers[axis][k], scales[k][axis], int(lengths[k][axis]))
                 for axis in range(2)
             )
-            for start in range(0, height, _ROWS):
-                rows = start, min(start + _ROWS, height)
+            for start in range(0, height, PART_ROWS):
+                rows = start, min(start + PART_ROWS, height)
                 yield partial(resample_rows, data[k], y, x, values, tuple(kept[k]), rows, target[k])
 
     run_jobs(jobs())

@@ -16,7 +16,7 @@ from sa1bpack.masks.window import draw_window
 from sa1bpack.transforms.jobs import Job, run_jobs
 
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
-_BITS = 1 << 20
+PART_BYTES = 1 << 20
 
 
 def draw_masks(
@@ -41,7 +41,7 @@ def draw_masks(
     affine = maps.numpy()
     kept = [size] * len(affine) if keep is None else [tuple(both) for both in keep.tolist()]
     counts = np.full(len(target), -1)
-    share = max(1, _BITS // (size[0] * -(-size[1] // 8)))
+    share = max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
 
     def draw(sample: int, rows: np.ndarray, runs: tuple) -> None:
         bits = draw_window(*runs, affine[sample], size, sampling)
@@ -114,7 +114,7 @@ def take_masks(
 
 def _parts(masks: int, size: tuple[int, int]) -> list[slice]:
     """Masks 0..masks in the parts of jobs."""
-    share = max(1, 8 * _BITS // (size[0] * size[1]))
+    share = max(1, 8 * PART_BYTES // (size[0] * size[1]))
     return [slice(start, min(start + share, masks)) for start in range(0, masks, share)]
 
 

@@ -46,7 +46,7 @@ def count_pixels(
             they are not checked.
     """
     _check_region(runs, region, boxes)
-    if not _on_cpu(runs):
+    if not on_cpu(runs):
         return torch.cat([found.count for _, found in regions(runs, region, boxes)])
     count = np.zeros(runs.masks, np.int64)
     for _, rows, image in compiled_samples(runs):
@@ -70,7 +70,7 @@ def nth_pixels(
     """
     _check_region(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
-    if not _on_cpu(runs):
+    if not on_cpu(runs):
         found = regions(runs, region, boxes)
         return torch.cat([part.nth(numbers[masks]) for masks, part in found])
     pixels = np.full((*numbers.shape, 2), -1)
@@ -113,7 +113,7 @@ def draw_points(
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
-    if _on_cpu(runs):
+    if on_cpu(runs):
         return _draw_compiled(runs, ids, points, region, boxes, seed=seed, epoch=epoch, draw=draw)
     drawn = (words(seed, epoch, ids, prompt_draw(region, draw), points) >> 1) & (2**63 - 1)
     counts, chosen = [], []
@@ -142,7 +142,8 @@ def _check_region(runs: RunBatch, region: str, boxes: torch.Tensor | None) -> No
         check_array("boxes", boxes, "int64", (runs.masks, 4), kind=torch.Tensor)
 
 
-def _on_cpu(runs: RunBatch) -> bool:
+def on_cpu(runs: RunBatch) -> bool:
+    """Whether compiled kernels make the prompts; torch operations do on other devices."""
     return runs.run_ends.device.type == "cpu"
 
 
@@ -156,7 +157,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
     Returns int64 (T, 4), x0, y0, x1, y1, edges in source pixels; 0, 0, 0, 0 for an empty mask.
     Raises MaskError, see `count_pixels`.
     """
-    if not _on_cpu(runs):
+    if not on_cpu(runs):
         return bounds(runs)
     edges = np.zeros((runs.masks, 4), np.int64)
     for _, rows, image in compiled_samples(runs):

@@ -13,7 +13,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch
 
 # Run ends that are processed together. A boundary takes up to 1000 bytes per run end, most of them
 # to sort the five copies of it.
-_PART_ENDS = 1 << 18
+PART_ENDS = 1 << 18
 
 
 class _Stretches(NamedTuple):
@@ -149,7 +149,7 @@ def regions(
 
 def _part_stop(offset: torch.Tensor, start: int) -> int:
     """The mask after a part that begins with mask `start`: it has one mask, or few enough ends."""
-    most = int(offset[start]) + _PART_ENDS
+    most = int(offset[start]) + PART_ENDS
     stop = int(torch.searchsorted(offset, most, right=True)) - 1
     return min(max(stop, start + 1), len(offset) - 1)
 

@@ -31,7 +31,7 @@ from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.precision import full_precision
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
-_CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
+CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
 
 # Types in a batch, by that in `Relations`.
 _TYPES = {"int64": torch.int64, "float64": torch.float32, "bool": torch.bool}
@@ -362,7 +362,7 @@ def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     samples, cells = len(first), first.shape[2] * first.shape[3]
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
     per_cell = 2 * samples * max(first.shape[1], second.shape[1], 1)
-    step = max(_CHUNK_BYTES // (per_cell * _EXACT), 1) * _EXACT
+    step = max(CHUNK_BYTES // (per_cell * _EXACT), 1) * _EXACT
     for start in range(0, cells, step):
         end = min(start + step, cells)
         a, b = (_grouped(masks.flatten(2)[:, :, start:end]) for masks in (first, second))

@@ -65,10 +65,10 @@ def test_rows_made_in_a_slot_are_those_made_elsewhere_and_both_sides_see_them(sl
 
 
 def test_memory_that_cannot_be_given_back_ends_the_run(tmp_path, monkeypatch):
-    def fail(self, start, used):
+    def fail(self, slot):
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(SharedSlots, "_return_memory", fail)
+    monkeypatch.setattr(SharedSlots, "free", fail)
     tar = write_tar(tmp_path / "a.tar", members(range(12)))
     with pytest.raises(OSError, match="Invalid argument"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)

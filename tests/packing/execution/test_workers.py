@@ -19,8 +19,9 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
 from sa1bpack.packing import writer_threads
-from sa1bpack.packing.execution import processes, worker_pool
+from sa1bpack.packing.execution import worker_pool
 from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.source_packer import SourcePacker
 
 # What a worker does differently with one picture, or at its start.
 DEADLY = """
@@ -124,9 +125,10 @@ def test_a_run_that_is_interrupted_leaves_no_process_thread_or_descriptor(
     tar, tmp_path, monkeypatch, leaves_nothing
 ):
     def interrupt(self):
+        monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes._Dispatcher, "_poll_packers", interrupt)
+    monkeypatch.setattr(SourcePacker, "poll", interrupt)
     with pytest.raises(KeyboardInterrupt):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
     assert temporaries(tmp_path / "pack") == []
