@@ -1,5 +1,6 @@
 """Fixtures and options that every test folder shares."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -32,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--torture-seed", type=int, default=0, help="of all that is random there (default: 0)"
     )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Garbage collections pass over what is there before the first test: millions of objects of
+    torch, numba and the collected tests, which take a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

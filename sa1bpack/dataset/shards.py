@@ -230,7 +230,7 @@ class Shards:
                 helper.acquire()
 
     def _open_claim(self, number: int, entry: CacheEntry, future: "Future[OpenShard]") -> None:
-        """Open one shard for whoever waits for it."""
+        """Open one shard for those who wait for it."""
         try:
             outcome = self._outcome(number, entry)
             with suppress(InvalidStateError):  # given up meanwhile, at Ctrl-C

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,15 @@ def pack(packed, tmp_path) -> Path:  # noqa: F811
     return Path(shutil.copytree(packed.root, tmp_path / "pack"))
 
 
+@pytest.fixture
+def in_folder(command, tmp_path, monkeypatch):
+    """in_folder(*arguments): the command, called within this process, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    yield command
+    sys.modules.pop("made", None)
+
+
 def values(pack: Path, folder: Path) -> np.ndarray:
     spec = read_side_manifest(folder).spec
     shards = shard_identities(pack, read_manifest(pack))
@@ -48,7 +58,7 @@ def values(pack: Path, folder: Path) -> np.ndarray:
     return np.concatenate(found)
 
 
-def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path):
+def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path, command):
     out = tmp_path / "elsewhere"
     code, printed, error = run(
         "derive", pack, "ids", "--fn", "made:ids", "--option", "scale=3", "--option", "name=a b",
@@ -60,22 +70,24 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
     assert read_side_manifest(out).provenance["function"] == "made:ids"
     np.testing.assert_array_equal(values(pack, out), 3 * sa1bpack.open(pack).column("image_id"))
     assert not (pack / "side").exists()
-    code, printed, _ = run("verify", out)
+    code, printed, _ = command("verify", out)
     assert (code, printed) == (0, f"{out}: side array, sound; 4 parts, every byte read\n")
 
 
-def test_parts_of_a_job_array_complete_the_array(pack, tmp_path):
+def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
     command = ("derive", pack, "ids", "--fn", "made:ids", "--part")
-    code, printed, _ = run(*command, "1/2", cwd=tmp_path)
+    code, printed, _ = in_folder(*command, "1/2")
     assert code == 0 and printed.endswith(": 2 parts made, 0 present, 2 shards missing\n")
-    code, printed, _ = run(*command, "2/2", cwd=tmp_path)
+    code, printed, _ = in_folder(*command, "2/2")
     assert code == 0 and printed.endswith(": 2 parts made, 2 present, complete\n")
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
-def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(pack, tmp_path, number, code):
+def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(
+    pack, tmp_path, in_folder, number, code
+):
     command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 2)
     process = start(*command, cwd=tmp_path)
     while not (tmp_path / "waiting").exists():
@@ -90,7 +102,7 @@ def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(pack, tmp_
     assert verify(pack).ok  # what is missing is a note
     before = {name: (folder / name).stat().st_ino for name in part_names(folder)}
     (tmp_path / "go").touch()
-    code, printed, error = run(*command, cwd=tmp_path)
+    code, printed, error = in_folder(*command)
     assert (code, error) == (0, "") and ": 3 parts made, 1 present, complete" in printed
     assert {name: (folder / name).stat().st_ino for name in before} == before
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
@@ -112,13 +124,13 @@ def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(pack, tmp_
         (("ids", "--fn", "made:ids", "--device", "tpu"), "--device is 'tpu'"),
     ],
 )
-def test_wrong_arguments_are_exit_code_2(pack, tmp_path, arguments, message):
-    code, printed, error = run("derive", pack, *arguments, cwd=tmp_path)
+def test_wrong_arguments_are_exit_code_2(pack, in_folder, arguments, message):
+    code, printed, error = in_folder("derive", pack, *arguments)
     assert (code, printed) == (2, "")
     assert message in error
 
 
-def test_a_folder_with_something_else_is_exit_code_3(pack, tmp_path):
-    assert run("derive", pack, "ids", "--fn", "made:ids", cwd=tmp_path)[0] == 0
-    code, _, error = run("derive", pack, "ids", "--fn", "made:slow", cwd=tmp_path)
+def test_a_folder_with_something_else_is_exit_code_3(pack, in_folder):
+    assert in_folder("derive", pack, "ids", "--fn", "made:ids")[0] == 0
+    code, _, error = in_folder("derive", pack, "ids", "--fn", "made:slow")
     assert code == 3 and "made with function 'made:ids', not 'made:slow'" in error

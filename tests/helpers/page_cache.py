@@ -33,7 +33,6 @@ def resident(path: Path) -> np.ndarray:
 
 def drop(*paths: Path) -> None:
     """Drop files from the page cache; asserts that they are out of it."""
-    gc.collect()  # maps in reference cycles keep their pages in memory
     for path in paths:
         _drop(path)
         if resident(path).any():
