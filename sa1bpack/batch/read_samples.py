@@ -28,6 +28,10 @@ from sa1bpack.disk.aio import (
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.kernels import njit, types
 
+# What is counted of the images, masks and side rows that are read: bytes in the page cache, bytes
+# read past it, bytes to be read through it, and requests to the system.
+CACHED, PAST, THROUGH, REQUESTS = range(4)
+
 # Spans of one array that are closer than this are read together: a request costs more.
 _GAP = 1 << 16
 
@@ -110,6 +114,17 @@ def extent_of(spans, first, stop):
 
 
 @njit(nogil=True, cache=True)
+def count_bytes(counted, cached, direct, nbytes):
+    """Count the bytes of one sample in one file; `direct`: it is opened past the page cache."""
+    if cached:
+        counted[CACHED] += nbytes
+    elif direct == NO_FILE:
+        counted[THROUGH] += nbytes
+    else:
+        counted[PAST] += nbytes
+
+
+@njit(nogil=True, cache=True)
 def _group_end(spans, first, stop, width):
     """The spans from `first` on that are read together end before this one."""
     n = first + 1
@@ -183,7 +198,7 @@ def request_rows(
 
 @njit(nogil=True, cache=True)
 def read_samples(
-    context, low, first, stop, buffer, scratch, addresses, files, direct, spans, chosen,
+    context, low, first, stop, buffer, scratch, counts, addresses, files, direct, spans, chosen,
     mask_spans, offsets, mask_capacity, how, images_at, image_bytes, masks_at, mask_bytes, as_bool,
     fields, status,
 ):  # fmt: skip
@@ -194,6 +209,8 @@ def read_samples(
     Args:
         context: of `disk.aio`; not used if all of `direct` is NO_FILE.
         scratch: uint8 (s,), its address a multiple of BLOCK.
+        counts: int64 (4,), see CACHED: added to, unless scratch memory is too small. What is in the
+            page cache is judged by the last page of a sample's image or masks.
         addresses, files: changed. What was read to scratch memory is IN_MEMORY there; what was read
             to its place, or could not be read, is IN_PLACE; what is in the page cache is IN_MEMORY
             in its map; what is to be read through the page cache stays as it is.
@@ -214,7 +231,7 @@ def read_samples(
     sources = np.empty((2 * count, 2), np.int64)  # what addresses and files become
     # Addresses as int64: with uint64, which numpy returns, their sums would be floating-point.
     into, base, n = np.int64(buffer.ctypes.data), np.int64(scratch.ctypes.data), 0
-    free = base
+    free, counted = base, np.zeros(4, np.int64)
     for owned in range(2 * count):
         c = owned % 2
         k = first + owned // 2
@@ -222,8 +239,11 @@ def read_samples(
         sources[owned, 0], sources[owned, 1] = addresses[at, c], files[at, c]
         masks, masks_end = offsets[at], offsets[at + 1]
         begin, end = spans[at, 0], spans[at, 0] + spans[at, 1]
+        nbytes = end - begin
         if c:
-            begin = end = 0
+            begin = end = nbytes = 0
+            for m in range(masks, masks_end):
+                nbytes += (mask_spans[m, 1] - mask_spans[m, 0]) * mask_bytes
             if masks_end > masks:
                 lowest, highest, _ = extent_of(mask_spans, masks, masks_end)
                 begin, end = lowest * mask_bytes, highest * mask_bytes
@@ -234,6 +254,7 @@ def read_samples(
         else:  # not by trying to read, which begins to read ahead
             last = addresses[at, c] + end - 1
             cached = direct[at, 2] and map_in_memory(last, direct[at, c], end - 1)
+        count_bytes(counted, cached, direct[at, c], nbytes)
         if cached:
             sources[owned, 1] = IN_MEMORY
             continue
@@ -260,6 +281,9 @@ def read_samples(
     used = free - base
     if used > len(scratch):
         return used
+    counted[REQUESTS] = n
+    for column in range(len(counted)):
+        counts[column] += counted[column]
     if n:
         results = np.empty(n, np.int64)
         code = read_all(context, requests, n, results)

@@ -16,7 +16,9 @@ from sa1bpack.batch.copy_samples import (
     in_memory,
 )
 from sa1bpack.batch.read_samples import (
+    REQUESTS,
     block_floor,
+    count_bytes,
     map_in_memory,
     request_rows,
     request_span,
@@ -33,13 +35,13 @@ START, ROW_BYTES, PER_MASK = range(3)
 
 @njit(nogil=True, cache=True)
 def read_sides(
-    context, low, first, stop, buffer, scratch, addresses, files, direct, local, chosen, offsets,
-    capacity, sides, status,
+    context, low, first, stop, buffer, scratch, counts, addresses, files, direct, local, chosen,
+    offsets, capacity, sides, status,
 ):  # fmt: skip
     """Bring the rows of samples `first` to `stop` of a batch into memory, for `copy_sides`.
 
     Args:
-        context, low, buffer, scratch, chosen, offsets: as in `read_samples`.
+        context, low, buffer, scratch, counts, chosen, offsets: as in `read_samples`.
         addresses, files: int64 (n, k), changed as there, of the k side arrays.
         direct: int64 (n, 2 k): the files opened past the page cache, or NO_FILE; then whether the
             system reports truly which pages of their maps are in memory.
@@ -61,7 +63,7 @@ def read_sides(
         spans[m, 0], spans[m, 1] = row, row + 1
     # Addresses as int64: with uint64, which numpy returns, their sums would be floating-point.
     into, base, n = np.int64(buffer.ctypes.data), np.int64(scratch.ctypes.data), 0
-    free = base
+    free, counted = base, np.zeros(4, np.int64)
     for owned in range(count * arrays):
         c = owned % arrays
         k = first + owned // arrays
@@ -84,6 +86,8 @@ def read_sides(
         else:
             last = addresses[at, c] + end - 1
             cached = direct[at, arrays + c] and map_in_memory(last, past, end - 1)
+        rows = masks_end - masks if sides[c, PER_MASK] else 1
+        count_bytes(counted, cached, past, rows * width)
         if cached:
             sources[owned, 1] = IN_MEMORY
             continue
@@ -107,6 +111,9 @@ def read_sides(
     used = free - base
     if used > len(scratch):
         return used
+    counted[REQUESTS] = n
+    for column in range(len(counted)):
+        counts[column] += counted[column]
     if n:
         results = np.empty(n, np.int64)
         code = read_all(context, requests, n, results)

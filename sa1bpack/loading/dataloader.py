@@ -24,12 +24,13 @@ from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.foreign import EpochDataset, LoaderBatchSampler
-from sa1bpack.loading.iteration import BatchReader, Iteration
+from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
+from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text
 
 # Batches of worker processes are sent through this folder.
@@ -202,13 +203,21 @@ class _TorchRun:
     def __init__(self, batches: Iterator[_SentBatch]):
         self._batches = batches
 
-    def take(self) -> tuple[Batch | None, list[ReadError]]:
-        """The next batch, and the errors of samples dropped from it."""
+    def take(self) -> Taken:
+        """The next batch."""
         sent = next(self._batches)
-        return dict(sent) or None, list(sent.errors)
+        nbytes = sum(_nbytes(value) for value in sent.values())
+        return Taken(dict(sent) or None, list(sent.errors), nbytes, None)
 
     def end(self, wait: float) -> None:
         """Nothing: torch's next iteration resets its workers."""
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors of runs; what a transform has added may be neither."""
+    if isinstance(value, RunBatch):
+        return sum(_nbytes(part) for part in vars(value).values())
+    return value.nbytes if isinstance(value, torch.Tensor) else 0
 
 
 _loaders: weakref.WeakSet[PackDataLoader] = weakref.WeakSet()
@@ -250,7 +259,7 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default.
         options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
-            world_size, on_error, max_dropped, timeout: see ReadingOptions.
+            world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

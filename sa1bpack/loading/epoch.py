@@ -177,6 +177,16 @@ class BatchQueue:
             if buffer is not None:
                 self._pool.release(buffer)
 
+    @property
+    def taken(self) -> int:
+        """How many batches the consumer has taken."""
+        return self._taken
+
+    @property
+    def ready(self) -> int:
+        """How many batches are complete and not taken."""
+        return len(self._ready)
+
     # ----------------------------------------------------------------------- threads that fill
 
     @property

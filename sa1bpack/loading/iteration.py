@@ -3,27 +3,44 @@
 import os
 import threading
 import traceback
+import weakref
 from math import floor
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
 
 from sa1bpack.batch.collate import Batch, warn_of_dropped
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.statistics.counting import EpochCounts
+from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.loading.statistics.trace import Trace
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.wording import counted
 
 
+class Taken(NamedTuple):
+    """What came of a batch.
+
+    batch   None if no sample of it remained
+    errors  of dropped samples
+    nbytes  bytes of the batch, see LoadingStats
+    ready   batches that were complete when it was asked for; None if that is not known
+    """
+
+    batch: Batch | None
+    errors: list[ReadError]
+    nbytes: int
+    ready: int | None
+
+
 class Run(Protocol):
     """An epoch in progress."""
 
-    def take(self) -> tuple[Batch | None, list[ReadError]] | None:
-        """The next batch, None if no sample of it remained; and the errors of dropped samples.
-
-        None if the epoch was ended.
-        """
+    def take(self) -> Taken | None:
+        """The next batch; None if the epoch was ended."""
 
     def end(self, wait: float) -> None:
         """End the epoch; wait at most `wait` seconds for reads in progress."""
@@ -81,6 +98,8 @@ class BatchReader:
     _options: ReadingOptions
     _dropped: DroppedSamples
     _dataset: Dataset
+    _counts: EpochCounts | None = None  # of the latest epoch
+    _trace: Trace | None = None
 
     def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
         self._dataset, self._batches, self._options = ds, batches, options
@@ -103,6 +122,31 @@ class BatchReader:
     def dropped(self) -> list[ReadError]:
         """With on_error="drop": the errors of samples dropped from the batches so far."""
         return self._dropped.errors
+
+    def stats(self) -> LoadingStats:
+        """What the latest epoch waited for, up to now; `print` it for one line with a verdict.
+
+        Raises LoaderError if no epoch has begun in this process, OSError if the trace cannot be
+        written.
+        """
+        counts = self._counts
+        if counts is None or not counts.here:
+            raise LoaderError("no epoch has begun here: take a batch first")
+        return counts.stats()
+
+    def _begin_counting(self, batches: EpochBatches, now: float) -> EpochCounts:
+        """The counts of an epoch that begins now. Raises OptionError or OSError for the trace."""
+        if self._counts is not None and self._counts.here:  # the loop over it was left
+            self._counts.leave()
+            self._counts.add_up()
+        path, trace = self._options.trace, self._trace
+        if path is not None and (trace is None or not trace.here):
+            trace = self._trace = Trace(path, batches.rank, batches.world_size)
+        self._counts = EpochCounts(batches.epoch, now, trace)
+        return self._counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_counts": None, "_trace": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.
@@ -145,6 +189,7 @@ class Iteration:
         self._pid: int | None = None  # process in which it began
         self._done = self._dropped = 0  # batches and samples
         self._yielded = False  # any batch
+        self.counts: EpochCounts | None = None
         self._over: str | None = None  # why any further `next` is an error; "": complete
 
     def __iter__(self) -> "Iteration":
@@ -176,13 +221,17 @@ class Iteration:
             if batch is not None:
                 return batch
             self._end("")
+            if self.counts is not None and self._reader._options.on_epoch_end is not None:
+                self._reader._options.on_epoch_end(self.counts.stats())
         if self._over:
             raise LoaderError(self._over)
         raise StopIteration
 
-    def _begin(self) -> None:
+    def _begin(self, now: float) -> None:
         self._generation, self._batches = self._reader._cursor.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
+        self.counts = self._reader._begin_counting(self._batches, now)
+        weakref.finalize(self, self.counts.leave).atexit = False
         self._run = self._reader._start(self._batches, self)
         try:
             self._reader._cursor.check(self._generation)
@@ -192,8 +241,9 @@ class Iteration:
 
     def _next(self) -> Batch | None:
         """The next batch; None if all have been taken."""
+        begin = perf_counter()
         if self._run is None:
-            self._begin()
+            self._begin(begin)
         reader, cursor = self._reader, self._reader._cursor
         while self._done < self._total:
             cursor.check(self._generation)
@@ -201,7 +251,10 @@ class Iteration:
             if taken is None:
                 cursor.check(self._generation)
                 raise LoaderError("the loader was closed while waiting for a batch")
-            batch, errors = taken
+            batch, errors, nbytes, ready = taken
+            samples = 0 if batch is None else len(batch["image_ids"])
+            self.counts.took(self._done, begin, samples, nbytes, len(errors), ready)
+            begin = perf_counter()
             if errors:
                 self._note(batch, errors)
             number = self._batches.number(self._done)
@@ -240,6 +293,7 @@ class Iteration:
     def _end(self, why: str) -> None:
         """Keep only the reason. Ends the epoch, unless a later iteration is running."""
         if self._run is not None:
+            self.counts.end()
             self._reader._cursor.end(self._generation)
         self._over = self._over or why
         self._run = None

@@ -114,7 +114,7 @@ class Loader(BatchReader):
                 "auto": "cached" if the dataset takes at most half of the memory of this machine or
                 container, else "direct"; `plan()` says which, and why.
             options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
-                world_size, on_error, max_dropped, timeout: see ReadingOptions.
+                world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
@@ -240,10 +240,11 @@ class Loader(BatchReader):
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
-        planner = kind(source)
+        planner, counts = kind(source), iteration.counts
+        counts.reads_known = kind is Planner
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
-            self._pool, device, planner, batches, self._options, self._mode,
+            self._pool, device, planner, batches, self._options, self._mode, counts,
             count=self._threads, ahead=self._ahead,
         )  # fmt: skip
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
@@ -265,6 +266,9 @@ class Loader(BatchReader):
         self._closed = True
         self._cursor.end()
         self._end_epoch(CLOSE_SECONDS)
+        if self._counts is not None and self._counts.here:
+            self._counts.leave()
+            self._counts.add_up()
         if self._pool is not None and self._pid == os.getpid():
             self._pool.close()
         self._pool = None
@@ -279,7 +283,7 @@ class Loader(BatchReader):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pool": None, "_end_threads": None}
+        return super().__getstate__() | {"_pool": None, "_end_threads": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -1,6 +1,7 @@
 """The options that Loader and make_dataloader share."""
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from numbers import Real
@@ -8,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import choice, flag, seconds
+from sa1bpack.arguments import choice, flag, local_path, seconds
 from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_choice import Choose, MaskChoice, MaskWeights
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.named import make_batches, order_seed
 from sa1bpack.order.orders import Order
@@ -73,6 +75,13 @@ class ReadingOptions:
         since.
     timeout
         Seconds after which a batch that has not arrived is an error.
+    on_epoch_end
+        A function that is called with the `LoadingStats` of every epoch that was taken to its end:
+        `print`, or one that logs them.
+    trace
+        A file for a trace of what every thread did when, which chrome://tracing and Perfetto show:
+        about 1 kB per batch. It is replaced by the first epoch, and extended by all others; several
+        ranks need "{rank}" in its name.
     """
 
     order: str | Order = "shuffle"
@@ -88,6 +97,8 @@ class ReadingOptions:
     on_error: str = "raise"
     max_dropped: float = 0.01
     timeout: float = 120.0
+    on_epoch_end: Callable[[LoadingStats], object] | None = None
+    trace: str | os.PathLike | None = None
 
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)
@@ -96,6 +107,13 @@ class ReadingOptions:
         if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share <= 1:
             raise OptionError(f"max_dropped is {share!r}: choose a share of the samples, 0 to 1")
         object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        if self.on_epoch_end is not None and not callable(self.on_epoch_end):
+            raise OptionError(
+                f"on_epoch_end is {self.on_epoch_end!r}: choose a function that takes the stats of "
+                "an epoch, such as print"
+            )
+        if self.trace is not None:
+            local_path("trace", self.trace)
         _ = self.relate  # checks relations
         _ = self.capacity  # checks masks, max_masks, choose, pad_to_max and seed
 

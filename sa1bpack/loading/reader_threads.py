@@ -12,10 +12,12 @@ from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.devices import Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
-from sa1bpack.loading.finish import Batch
+from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.statistics.counting import EpochCounts
+from sa1bpack.loading.statistics.work import CONSUMER
 from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
@@ -52,11 +54,12 @@ class ReaderThreads:
 
     def __init__(
         self, pool: BufferPool, device: Host | Cuda, planner: Planner, batches: EpochBatches,
-        options: ReadingOptions, mode: ReadingMode, *, count: int, ahead: int,
+        options: ReadingOptions, mode: ReadingMode, counts: EpochCounts, *, count: int, ahead: int,
     ):  # fmt: skip
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
-        self._direct = mode.direct
+        self._direct, self._counts = mode.direct, counts
+        counts.threads = count
         self._queue, self._pid = BatchQueue(pool, len(batches), ahead), os.getpid()
         self._changed = threading.Condition()  # guards the following; nothing slow happens under it
         self._parts: deque[tuple[_Job, int, int]] = deque()
@@ -87,6 +90,7 @@ class ReaderThreads:
             self._failed = error  # of the next batch
         while (part := self._next_part(name)) is not None:
             job, first, stop = part
+            begin = self._counts.clock()
             self._doing[name] = (job.copy, time.monotonic())
             try:
                 reader = reader or SampleReader(self._direct)
@@ -94,11 +98,13 @@ class ReaderThreads:
                     job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
             except BaseException as error:
                 job.error = error
+            reads = () if reader is None else reader.taken()
+            self._counts.worked("copy", name, job.ticket.number, begin, reads)
             with self._changed:
                 job.parts_left -= 1
                 last = job.parts_left == 0
             if last:
-                self._finish(job, reader)
+                self._finish(name, job, reader)
             self._doing.pop(name, None)
         if reader is not None:
             reader.close()
@@ -134,7 +140,9 @@ class ReaderThreads:
         try:
             if self._failed is not None:
                 raise self._failed
+            begin = self._counts.clock()
             copy, errors = self._plan(ticket.number)
+            self._counts.worked("plan", name, ticket.number, begin)
             if errors and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
                 self._queue.abort(ticket, errors[0])
@@ -144,6 +152,9 @@ class ReaderThreads:
                 if ticket.buffer.event is not None:
                     text = f"waiting for the end of a copy to {self._device.device}"
                     self._doing[name] = (text, time.monotonic())
+                    begin = self._counts.clock()
+                    self._device.wait(ticket.buffer, self._timeout)
+                    self._counts.worked("stage", name, ticket.number, begin)
                 self._share_out(_Job(ticket, copy, errors))
         except BaseException as error:
             self._queue.abort(ticket, error)
@@ -162,7 +173,6 @@ class ReaderThreads:
 
     def _share_out(self, job: _Job) -> None:
         buffer, copy = job.ticket.buffer, job.copy
-        self._device.wait(buffer, self._timeout)
         if copy.nbytes > len(buffer.bytes):
             self._device.grow(buffer, copy.nbytes)
         copy.write_heads(buffer.bytes)
@@ -173,16 +183,21 @@ class ReaderThreads:
             self._parts.extend((job, edges[n], edges[n + 1]) for n in range(count))
             self._changed.notify_all()
 
-    def _finish(self, job: _Job, reader: SampleReader | None) -> None:
+    def _finish(self, name: str, job: _Job, reader: SampleReader | None) -> None:
         """All parts are done: pass on the batch, or the error in its place."""
         failed, job.error = job.error, None  # its traceback references the job
         if failed is None and self._queue.closed:
             failed = LoaderError("the epoch was ended before this batch was complete")
-        staged = None
+        staged, begin = None, self._counts.clock()
         try:
             failed = failed or self._settle(job, reader)
+            if reader is not None and (reads := reader.taken()):  # it was copied again
+                self._counts.worked("copy", name, job.ticket.number, begin, reads)
             if failed is None and len(job.copy):
+                begin = self._counts.clock()
                 staged = self._device.stage(job.ticket.buffer, job.copy)
+                if self._device.pinned:
+                    self._counts.worked("stage", name, job.ticket.number, begin)
         except BaseException as error:
             failed = error
         if failed is not None:
@@ -206,12 +221,13 @@ class ReaderThreads:
 
     # ------------------------------------------------------------------------------ in the consumer
 
-    def take(self) -> tuple[Batch | None, list[ReadError]] | None:
-        """The next batch, None if no sample of it remained, and the errors of dropped samples.
+    def take(self) -> Taken | None:
+        """The next batch; None if the epoch was ended.
 
-        None if the epoch was ended. Raises the error that came instead of the batch, LoaderTimeout,
-        or an error from allocating a buffer.
+        Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
+        a buffer.
         """
+        number, ready = self._queue.taken, self._queue.ready
         entry = self._queue.take(self._timeout, self._doing_text)
         if entry is None:
             return None
@@ -219,8 +235,11 @@ class ReaderThreads:
             raise entry.error
         staged, dropped = entry.batch
         if staged is None:
-            return None, dropped
-        return self._device.deliver(staged, self._planner.source.spec, self._pool), dropped
+            return Taken(None, dropped, 0, ready)
+        begin = self._counts.clock()
+        batch = self._device.deliver(staged, self._planner.source.spec, self._pool)
+        self._counts.worked("deliver", CONSUMER, number, begin)
+        return Taken(batch, dropped, staged[-1].nbytes, ready)  # last in what is staged: the copy
 
     def _doing_text(self) -> str:
         """The state of every thread, for messages."""

@@ -1,6 +1,8 @@
 """What one thread of a Loader reads with."""
 
 import os
+import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +15,24 @@ from sa1bpack.disk.direct import aligned
 _FIRST_SCRATCH = 1 << 20
 
 
+class Read(NamedTuple):
+    """One call that brought samples into memory.
+
+    begin, end  seconds of `time.perf_counter`
+    cached      bytes that were in the page cache
+    past        bytes read past it
+    through     bytes announced to the system, which the copy that follows reads through it
+    requests    made at once, past the page cache
+    """
+
+    begin: float
+    end: float
+    cached: int
+    past: int
+    through: int
+    requests: int
+
+
 class SampleReader:
     """Scratch memory and, to read past the page cache, a context of the system.
 
@@ -22,6 +42,8 @@ class SampleReader:
     def __init__(self, direct: bool):
         """Raises ResourceShortage or OSError if the system refuses a context."""
         self.direct = direct
+        self._counts = np.zeros(4, np.int64)  # see CACHED
+        self._reads: list[Read] = []
         self._scratch = aligned(_FIRST_SCRATCH)
         self._context: Context | None = CONTEXTS.take() if direct else None
 
@@ -38,14 +60,23 @@ class SampleReader:
 
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """
+        begin = time.perf_counter()
         context = 0 if self._context is None else self._context.value
-        while outcome := kernel(context, low, first, stop, buffer, self._scratch, *rest):
+        counts = self._counts
+        counts[:] = 0
+        while outcome := kernel(context, low, first, stop, buffer, self._scratch, counts, *rest):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
             self._scratch = aligned(outcome * 5 // 4)
+        self._reads.append(Read(begin, time.perf_counter(), *counts.tolist()))
+
+    def taken(self) -> list[Read]:
+        """The calls since this was asked last, in their order."""
+        reads, self._reads = self._reads, []
+        return reads
 
     def close(self) -> None:
         """Return the context."""

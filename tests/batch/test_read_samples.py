@@ -71,13 +71,14 @@ class Batch:
         self.buffer = aligned(self.masks_at + len(rows) * mask_bytes)
         self.buffer[:] = 7
         self.scratch = aligned(IMAGE_FILE + 20 * MASK_FILE)
+        self.counts = np.zeros(4, np.int64)
 
     def read(self, context: int, first: int = 0, stop: int | None = None) -> int:
         return read_samples(
             context, 0, first, self.count if stop is None else stop, self.buffer, self.scratch,
-            self.addresses, self.files, self.direct, self.spans, self.chosen, self.mask_spans,
-            self.offsets, -1, self.how, 0, self.image_bytes, self.masks_at, self.mask_bytes,
-            self.as_bool, np.empty((0, 4), np.int64), self.status,
+            self.counts, self.addresses, self.files, self.direct, self.spans, self.chosen,
+            self.mask_spans, self.offsets, -1, self.how, 0, self.image_bytes, self.masks_at,
+            self.mask_bytes, self.as_bool, np.empty((0, 4), np.int64), self.status,
         )  # fmt: skip
 
     def image(self, k: int) -> bytes:
@@ -206,8 +207,10 @@ def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(conte
     assert (batch.buffer == 7).all() and (batch.scratch == 7).all()
     after = (batch.files, batch.addresses, batch.status)
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert not batch.counts.any()
     batch.scratch = aligned(needed)
     assert batch.read(context) == 0
+    assert batch.counts.tolist() == [0, 2 + BLOCK + 3 * 64, 0, 4]
     batch.check(paths)
 
 
@@ -258,6 +261,7 @@ def test_what_is_in_memory_is_left_there(context, paths, opened, mapped):
     batch.scratch = aligned(0)
     assert batch.read(context) == 0
     assert batch.files.tolist() == [[IN_MEMORY] * 2] and (batch.addresses == expected).all()
+    assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
     batch.check(paths)
 
 
@@ -268,6 +272,7 @@ def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opene
     in_maps(batch, mapped)
     assert batch.read(context) == 0
     assert not any(resident(path).any() for path in paths)
+    assert batch.counts[:3].tolist() == [0, 5 * BLOCK + 7 + 3 * 64, 0]
     batch.check(paths)
 
 
@@ -280,6 +285,8 @@ def test_without_direct_files_the_page_cache_is_told_to_read(paths, opened, mapp
     assert batch.read(0) == 0  # and needs no context
     # Asking for a byte begins to read it, and a fast disk may have it by then.
     assert ((batch.files == files) | (batch.files == IN_MEMORY)).all()
+    cached, past, through, requests = batch.counts.tolist()
+    assert (cached + through, past, requests) == (BLOCK + 2 * 64, 0, 0)
     assert (batch.addresses == addresses).all()
     end = time.monotonic() + 30
     while not (resident(paths[0])[10] and resident(paths[1])[1]):

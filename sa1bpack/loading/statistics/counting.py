@@ -1,0 +1,184 @@
+"""Counting of one epoch: threads leave records of their work, and the consumer adds them up.
+
+Each piece of work, a batch planned, some of its samples copied, a batch staged or taken, is one
+record in a deque of the epoch. Appending takes no lock, so threads never wait for one another here.
+The epoch owns the deque: what a thread of an ended epoch still appends reaches no later epoch.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sa1bpack.disk.aio import DEPTH
+from sa1bpack.loading.sample_reader import Read
+from sa1bpack.loading.statistics.busy import BusyTime
+from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.loading.statistics.trace import Trace
+from sa1bpack.loading.statistics.work import CONSUMER, Work
+
+# Records that are added up together, while the epoch runs.
+_TOGETHER = 512
+
+
+class EpochCounts:
+    """The counts of one epoch of a loader.
+
+    Threads call `worked` and the consumer calls `took`; `stats` may be called by any thread.
+    """
+
+    def __init__(
+        self, epoch: int, begun: float, trace: Trace | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        """
+        begun  when the consumer asked for the first batch, by the clock
+        trace  receives every record as well
+        """
+        self.clock, self._begun = clock, begun
+        self._epoch, self._trace, self._pid = epoch, trace, os.getpid()
+        self._ended: float | None = None
+        self._records: deque[Work] = deque()
+        self._lock = threading.RLock()  # of what follows
+        self._adding = False  # a finalizer may end the epoch in the middle of adding
+        self._seconds = dict.fromkeys(("plan", "read", "copy", "stage", "wait", "deliver"), 0.0)
+        self._disk, self._in_flight = BusyTime(), 0.0
+        self._cached = self._past = self._through = 0
+        self._batches = self._samples = self._bytes = self._dropped = 0
+        self._ready = [0, 0]  # requests for a batch, and the sum of what was ready then
+        self._first, self._last = 0.0, self._begun  # seconds; the end of the last wait
+        # What only some loaders know.
+        self.threads: int | None = None
+        self.reads_known = False
+        self.disk_ceiling: float | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether the epoch belongs to this process."""
+        return self._pid == os.getpid()
+
+    def worked(
+        self, kind: str, thread: str, batch: int, begin: float, reads: Sequence[Read] = ()
+    ) -> None:
+        """Note a piece of work that ends now."""
+        self._records.append(Work(kind, thread, batch, begin, self.clock(), reads))
+
+    def took(
+        self, batch: int, begin: float, samples: int, nbytes: int, dropped: int, ready: int | None
+    ) -> None:
+        """Note that the consumer has a batch now, for which it has waited since `begin`.
+
+        samples  0 if none of the batch remained
+        nbytes   bytes of the batch
+        ready    batches that were complete when it asked; None if that is not known
+        """
+        self._last = end = self.clock()
+        found = Work("wait", CONSUMER, batch, begin, end, (), samples, nbytes, dropped, ready)
+        self._records.append(found)
+        if len(self._records) >= _TOGETHER:
+            self.add_up()
+
+    def end(self) -> None:
+        """The epoch has ended, unless it had before. Raises OSError as `add_up` does."""
+        if self._ended is None:
+            self._ended = self.clock()
+        self.add_up()
+
+    def leave(self) -> None:
+        """The loop over the epoch was left after the batch that was taken last. Takes no lock."""
+        if self._ended is None:
+            self._ended = self._last
+
+    def add_up(self) -> None:
+        """Add up all records so far, and write them to the trace.
+
+        Raises OSError if the trace cannot be written.
+        """
+        with self._lock:
+            if self._adding:
+                return
+            self._adding = True
+            try:
+                records = []
+                while self._records:
+                    records.append(self._records.popleft())
+                self._add(records)
+                if self._trace is not None and records:
+                    self._trace.write(self._epoch, records)
+            finally:
+                self._adding = False
+
+    def _add(self, records: list[Work]) -> None:
+        busy = []
+        for work in records:
+            taken = work.end - work.begin
+            if work.kind == "copy" and work.reads:
+                reading = self._add_reads(work, busy)
+                self._seconds["read"] += reading
+                taken -= reading
+            elif work.kind == "wait":
+                self._add_batch(work)
+            self._seconds[work.kind] += taken
+        if busy:
+            self._disk.add(busy)
+
+    def _add_reads(self, work: Work, busy: list[tuple[float, float]]) -> float:
+        """Add what was read; the seconds of reading."""
+        reading, following = 0.0, work.end
+        for read in reversed(work.reads):
+            reading += read.end - read.begin
+            self._cached += read.cached
+            self._past += read.past
+            self._through += read.through
+            if read.past:
+                self._in_flight += min(read.requests, DEPTH) * (read.end - read.begin)
+                busy.append((read.begin, read.end))
+            if read.through:  # it is the copy after this call that waits for the disk
+                busy.append((read.begin, following))
+            following = read.begin
+        return reading
+
+    def _add_batch(self, work: Work) -> None:
+        if not self._batches:
+            self._first = work.end - self._begun
+        self._batches += 1
+        self._samples += work.samples
+        self._bytes += work.nbytes
+        self._dropped += work.dropped
+        if work.ready is not None:
+            self._ready[0] += 1
+            self._ready[1] += work.ready
+
+    def stats(self) -> LoadingStats:
+        """The figures so far."""
+        with self._lock:
+            self.add_up()
+            asked, ready = self._ready
+            now = self.clock() if self._ended is None else self._ended
+            needed = self._cached + self._past + self._through
+            disk = self._disk.seconds if self.reads_known else None
+            known = self.threads is not None
+            return LoadingStats(
+                epoch=self._epoch,
+                ended=self._ended is not None,
+                batches=self._batches,
+                samples=self._samples,
+                bytes=self._bytes,
+                dropped=self._dropped,
+                seconds=now - self._begun,
+                waited_seconds=self._seconds["wait"],
+                first_batch_seconds=self._first,
+                threads=self.threads,
+                plan_seconds=self._seconds["plan"] if known else None,
+                read_seconds=self._seconds["read"] if self.reads_known else None,
+                copy_seconds=self._seconds["copy"] if known else None,
+                stage_seconds=self._seconds["stage"] if known else None,
+                deliver_seconds=self._seconds["deliver"] if known else None,
+                cached_share=self._cached / needed if self.reads_known and needed else None,
+                disk_bytes=self._past + self._through if self.reads_known else None,
+                disk_seconds=disk,
+                reads_in_flight=self._in_flight / disk if disk and self._past else None,
+                ready=ready / asked if asked else None,
+                disk_ceiling=self.disk_ceiling,
+            )

@@ -1,0 +1,203 @@
+"""The figures of an epoch of a loader, and the verdict that follows from them."""
+
+from dataclasses import asdict, dataclass
+
+from sa1bpack.wording import counted, size_text
+
+# Waiting for less than this share of the epoch is no reason to change anything.
+_LITTLE = 0.05
+# From this share on, a part of the loader was busy all the time, as far as figures can tell.
+_BUSY = 0.7
+# A disk that delivers this part of its ceiling delivers what it can.
+_NEAR_CEILING = 0.8
+
+_GUIDE = "docs/tuning.md#verdicts"
+
+
+@dataclass(frozen=True)
+class LoadingStats:
+    """What a loader did in one epoch so far, and what the consumer waited for.
+
+    None stands for what this loader cannot know: a DataLoader knows nothing of what happens within
+    torch and its worker processes, and with check="read" it is not known where bytes come from.
+
+    epoch           its number
+    ended           whether it has ended; if not, the figures are those up to now
+    batches         that the consumer took, on this rank, since the epoch began or was resumed
+    samples         in them
+    bytes           in them: of a Loader as they were read, before masks are unpacked or planes are
+                    converted; of a DataLoader those of the tensors
+    dropped         samples that could not be read
+    seconds         from the first request for a batch to the end of the epoch
+    waited_seconds  of these, how long the consumer waited for batches, the first one included
+    first_batch_seconds  how long it waited for the first batch: threads start, and once per process
+                    compiled code is loaded
+    threads         of a Loader
+    plan_seconds    of all threads together: looking up where samples are, and opening shards
+    read_seconds    as before: waiting for reads past the page cache, and announcing others
+    copy_seconds    as before: copying, and reading through the page cache; with check="read", also
+                    reading past it, and hashing
+    stage_seconds   as before: waiting for copies to a device to end, and starting them
+    deliver_seconds the part of `waited_seconds` in which the batch was there, and its tensors were
+                    made: on a CPU, masks are unpacked then
+    cached_share    share of the bytes of images, masks and side rows that were in the page cache
+    disk_bytes      the others: they came from the disk
+    disk_seconds    how long at least one thread read from the disk. Through the page cache, the
+                    copy of what was read counts as well
+    reads_in_flight requests past the page cache that the disk had at once, averaged over
+                    `disk_seconds`; an upper bound, because requests made together count until the
+                    last of them is done
+    ready           batches that were complete when the consumer asked for one, on average
+    disk_ceiling    bytes per second that `sa1bpack tune` measured on this pack's disk, if the
+                    loader was made with `tuned`
+    """
+
+    epoch: int
+    ended: bool
+    batches: int
+    samples: int
+    bytes: int
+    dropped: int
+    seconds: float
+    waited_seconds: float
+    first_batch_seconds: float
+    threads: int | None = None
+    plan_seconds: float | None = None
+    read_seconds: float | None = None
+    copy_seconds: float | None = None
+    stage_seconds: float | None = None
+    deliver_seconds: float | None = None
+    cached_share: float | None = None
+    disk_bytes: int | None = None
+    disk_seconds: float | None = None
+    reads_in_flight: float | None = None
+    ready: float | None = None
+    disk_ceiling: float | None = None
+
+    @property
+    def waited_share(self) -> float:
+        """The share of the epoch that the consumer waited, 0 to 1."""
+        return min(self.waited_seconds / self.seconds, 1.0) if self.seconds > 0 else 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples per second of the epoch, whatever else the consumer did in it."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes per second of the epoch."""
+        return self.bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def disk_bytes_per_second(self) -> float | None:
+        """Bytes per second from the disk while it was read."""
+        return self.disk_bytes / self.disk_seconds if self.disk_seconds else None
+
+    @property
+    def cause(self) -> str:
+        """What limits the epoch: a heading of the table of verdicts in docs/tuning.md.
+
+        "nothing yet"  no batch was taken
+        "consumer"     the epoch waited for less than 5 % of its time: the loader keeps up
+        "first batch"  more than half of the waiting was for the first batch
+        "tensors"      more than half of the waiting was to make the tensors of batches
+        "disk"         the disk was read for 70 % of the epoch or more
+        "threads"      the threads were at work for 70 % of their time or more, mostly copying
+        "bursts"       neither: batches come in time on average, but not one by one
+        "unknown"      this loader does not know
+        """
+        if not self.batches:
+            return "nothing yet"
+        if self.waited_share < _LITTLE:
+            return "consumer"
+        if self.batches > 1 and self.first_batch_seconds > self.waited_seconds / 2:
+            return "first batch"
+        if self.deliver_seconds is not None and self.deliver_seconds > self.waited_seconds / 2:
+            return "tensors"
+        if self.disk_seconds is not None and self.disk_seconds >= _BUSY * self.seconds:
+            return "disk"
+        if self.threads is None:
+            return "unknown"
+        if self._busy_share >= _BUSY:
+            return "threads"
+        return "bursts"
+
+    @property
+    def _busy_share(self) -> float:
+        """The share of their time that the threads were at work."""
+        parts = (self.plan_seconds, self.read_seconds, self.copy_seconds, self.stage_seconds)
+        return sum(part or 0.0 for part in parts) / (self.threads * max(self.seconds, 1e-9))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what the epoch waited for, and where the remedy is."""
+        waited = f"{_percent(self.waited_share)} of the epoch waited for data"
+        match self.cause:
+            case "nothing yet":
+                return "no batch was taken yet"
+            case "consumer":
+                return f"not input-bound: {waited}"
+            case "first batch":
+                why = f"most of it for the first batch, {self.first_batch_seconds:.2g} s"
+            case "tensors":
+                why = "most of it while the tensors of batches were made"
+            case "disk":
+                why = self._of_the_disk()
+            case "threads":
+                why = (
+                    f"{counted(self.threads, 'thread')} worked {_percent(self._busy_share)} of the "
+                    "time, mostly copying"
+                )
+            case "bursts":
+                why = f"the threads worked only {_percent(self._busy_share)} of the time"
+            case _:
+                why = "what torch and its workers waited for is not known here"
+        return f"input-bound: {waited}; {why} ({_GUIDE}, {self.cause})"
+
+    def _of_the_disk(self) -> str:
+        found, ceiling = self.disk_bytes_per_second, self.disk_ceiling
+        text = f"the disk delivers {size_text(found)}/s"
+        if ceiling is None:
+            return f"{text}, read {_percent(self.disk_seconds / self.seconds)} of the time"
+        text += f" of {size_text(ceiling)}/s"
+        return text if found >= _NEAR_CEILING * ceiling else f"{text}: more requests at once"
+
+    def scalars(self) -> dict[str, float]:
+        """Name → number of all that is known, for TensorBoard, W&B and the like."""
+        found = asdict(self) | {
+            name: getattr(self, name)
+            for name in (
+                "waited_share", "samples_per_second", "bytes_per_second", "disk_bytes_per_second",
+            )
+        }  # fmt: skip
+        del found["epoch"], found["ended"]
+        return {name: float(value) for name, value in found.items() if value is not None}
+
+    def __str__(self) -> str:
+        """The line at the end of an epoch."""
+        parts = [
+            f"epoch {self.epoch}{'' if self.ended else ' so far'}: "
+            f"{counted(self.samples, 'sample')} in {self.seconds:.3g} s",
+            f"{_number(self.samples_per_second)} samples/s",
+            f"{size_text(self.bytes_per_second)}/s",
+            f"waited {self.waited_seconds:.3g} s ({_percent(self.waited_share)})",
+        ]
+        if self.cached_share is not None:
+            parts.append(f"{_percent(self.cached_share)} from the page cache")
+        if self.ready is not None:
+            parts.append(f"{self.ready:.1f} batches ready")
+        if self.reads_in_flight is not None:
+            parts.append(f"{self.reads_in_flight:.0f} reads in flight")
+        if self.dropped:
+            parts.append(f"{self.dropped:,} dropped")
+        return f"{', '.join(parts)}; {self.verdict}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    """A share as text: 0.4 %, 31 %."""
+    return f"{100 * share:.2g} %" if share < 0.095 else f"{100 * share:.0f} %"
