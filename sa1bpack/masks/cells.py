@@ -7,6 +7,7 @@ unpacked, eight cells at a time through a table. What lies beyond the image, `ke
 import numpy as np
 
 from sa1bpack.kernels import njit
+from sa1bpack.masks.skew import FRACTION
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
 _CELLS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(
@@ -82,6 +83,36 @@ def _take(masks, packed, places, rows, columns, keep, out, counts):
         counts[places[m]] = count
 
 
+@njit(nogil=True, cache=True)
+def _take_turned(masks, packed, places, steps, side, visible, out, counts):
+    for m in range(len(places)):
+        mask, grid = out[places[m]], masks[m]
+        count = np.int64(0)
+        for i in range(mask.shape[0]):
+            x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
+            for j in range(mask.shape[1]):
+                cell = np.int64(0)
+                if visible[i, j]:
+                    x = min(max((steps[0, 0] * j + x_row) >> FRACTION, 0), side - 1)
+                    y = min(max((steps[1, 0] * j + y_row) >> FRACTION, 0), side - 1)
+                    cell = (grid[y, x >> 3] >> (x & 7)) & 1 if packed else np.int64(grid[y, x])
+                mask[i, j] = cell
+                count += cell
+        counts[places[m]] = count
+
+
+@njit(nogil=True, cache=True)
+def _clear_hidden(places, visible, out, counts):
+    for place in places:
+        count = np.int64(0)
+        mask = out[place]
+        for i in range(mask.shape[0]):
+            for j in range(mask.shape[1]):
+                mask[i, j] &= visible[i, j]
+                count += mask[i, j]
+        counts[place] = count
+
+
 def fill_cells(
     bits: np.ndarray, places: np.ndarray, keep: tuple[int, int], out: np.ndarray, counts: np.ndarray
 ) -> None:
@@ -129,6 +160,51 @@ def take_cells(
             raise ValueError(f"cells {index.min()} to {index.max()} of a grid of {sides}")
     masks = _read(masks.view(np.uint8))
     _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
+
+
+def take_turned(
+    masks: np.ndarray,
+    places: np.ndarray,
+    steps: np.ndarray,
+    visible: np.ndarray,
+    out: np.ndarray,
+    counts: np.ndarray,
+) -> None:
+    """Put cells of masks under a map that may rotate into some rows of a larger array.
+
+    Args:
+        masks: bool (n, s, s), or bits uint8 (n, s, s / 8), C-contiguous, lowest bit first.
+        steps: int64 (2, 3): cell (i, j) of the output is the cell of the grid at x and y, which are
+            [..., 0] j + [..., 1] i + [..., 2] in units of 2**-32 cells; the nearest one if that is
+            outside.
+        visible: bool (h, w): False makes a cell of the output False.
+        places, out, counts: see `fill_cells`.
+    """
+    _check(places, out.shape[1:], out, counts)
+    side = masks.shape[1]
+    packed = masks.dtype == np.uint8
+    if len(masks) != len(places) or masks.shape[2] * (8 if packed else 1) != side:
+        raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
+    masks = _read(masks.view(np.uint8))
+    visible = _visible(visible, out)
+    _take_turned(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
+
+
+def clear_hidden(
+    places: np.ndarray, visible: np.ndarray, out: np.ndarray, counts: np.ndarray
+) -> None:
+    """Make cells of some masks False where `visible`, bool (h, w), is, and count the others.
+
+    places, out, counts  see `fill_cells`
+    """
+    _check(places, out.shape[1:], out, counts)
+    _clear_hidden(places, _visible(visible, out), out.view(np.uint8), counts)
+
+
+def _visible(visible: np.ndarray, out: np.ndarray) -> np.ndarray:
+    if visible.shape != out.shape[1:]:
+        raise ValueError(f"{visible.shape} is visible of masks of {out.shape}")
+    return _read(visible.view(np.uint8))
 
 
 def _check(places, keep, out, counts) -> None:

@@ -165,9 +165,26 @@ def draw_window(
         y = _axis(height, rows, affine[1, 1], affine[1, 2])
         x = _axis(width, columns, affine[0, 0], affine[0, 2])
         return draw_grid(run_ends, run_offset, y, x, sampling, out)
+    return draw_turned(run_ends, run_offset, height, width, affine, (rows, columns), sampling, out)
+
+
+def draw_turned(
+    run_ends: np.ndarray,
+    run_offset: np.ndarray,
+    height: int,
+    width: int,
+    affine: np.ndarray,
+    size: tuple[int, int],
+    sampling: str,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """`draw_window` at the sample points of a map that rotates, whatever the map does.
+
+    Size, sampling and map must be checked. Raises MaskError as `draw_window` does.
+    """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
-    out = bits_for(len(run_offset) - 1, rows, columns, out)
+    out = bits_for(len(run_offset) - 1, *size, out)
     level = LEVELS[sampling]
     steps = sample_steps(affine[None], level)[0]
-    draw_skew(run_ends, run_offset, height, steps, level, columns, out)
+    draw_skew(run_ends, run_offset, height, steps, level, size[1], out)
     return out

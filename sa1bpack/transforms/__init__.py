@@ -18,16 +18,18 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     precision   no autocast
 """
 
-from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import (
+    CenterCrop,
     GeometricStep,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     ScaleJitter,
 )
 from sa1bpack.transforms.images.color import ColorJitter
-from sa1bpack.transforms.images.mix import Mixup
+from sa1bpack.transforms.images.mix import CutMix, Mixup
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD, yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.prompts import (
@@ -46,13 +48,17 @@ from sa1bpack.transforms.ways import KernelWarning, describe_kernels
 __all__ = [
     "SAM_MEAN",
     "SAM_STD",
+    "AffineMaps",
     "AxisMaps",
+    "CenterCrop",
     "ColorJitter",
+    "CutMix",
     "Frame",
     "GeometricStep",
     "KernelWarning",
     "Mixup",
     "Pipeline",
+    "RandomAffine",
     "RandomFlip",
     "RandomResizedCrop",
     "Relate",

@@ -25,7 +25,7 @@ from sa1bpack.transforms.geometry.frame import Frame, fit_frame, stored_to_sourc
 from sa1bpack.transforms.geometry.steps import GeometricStep, Uniform
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
-from sa1bpack.transforms.images.mix import Mixup
+from sa1bpack.transforms.images.mix import MixStep
 from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.masks.make import MaskMaker
@@ -35,7 +35,7 @@ from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.random import uniform
 
 Batch = dict[str, Any]
-Step = GeometricStep | ColorJitter | Mixup
+Step = GeometricStep | ColorJitter | MixStep
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (
@@ -64,22 +64,26 @@ class Pipeline:
     images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero outside the
                             image
     masks          `mask_dtype`  (..., h, w), over the canvas
-    boxes          float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image; replaces `bboxes`
+    boxes          float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image; replaces `bboxes`.
+                            Of a rotated box, the upright box around it
     point_coords   float32  (..., 2) x, y
     point_inside   bool     (...): the point is still inside the image
     valid          bool     (...): the mask still has `min_area` cells and is not padding
     maps           float64  (B, 2, 3): [xs, ys] = maps @ [x, y, 1] in pixels of the source image
     mix_lambda     float32  (B,) and
-    mix_partner    int64    (B,) with `Mixup`, see there
+    mix_partner    int64    (B,) with `Mixup` or `CutMix`, see there
+    mix_box        int64    (B, 4) with `CutMix`
     =============  =======  ====================================================================
 
     Spatial side arrays of the dataset, (B, C, h, w) over the canvas of the stored image, are moved
     with the image, and have as many pixels per cell as before (`spatial.move_spatial`). Other side
-    arrays stay as they are. `Mixup` mixes neither: use `mix_lambda` and `mix_partner`.
+    arrays stay as they are. `Mixup` and `CutMix` mix neither: use `mix_lambda` and `mix_partner`.
 
     Masks are drawn from the exact runs if the batch has `runs`, a `RunBatch` of its masks in the
-    same order, without padding or with padding that has no run ends. Otherwise they are sampled
-    from the grid in the batch, at the centres of the cells.
+    same order, without padding or with padding that has no run ends: by the rule of the dataset's
+    `mask_sampling`, which in a pipeline that may rotate takes sample points of each cell (see
+    `sa1bpack.masks.draw_window`). Otherwise they are sampled from the grid in the batch, at the
+    centres of the cells.
 
     With `relations` there is one more key for each of them, see `Relate`: they are those of the
     resulting masks, of what is left of them in the picture, in cells. Relations in the batch, of
@@ -118,7 +122,8 @@ class Pipeline:
         Args:
             ds: the dataset that the batches come from, or a torch Subset of it. Its layout,
                 mask_size and options define the meaning of the numbers of a batch.
-            steps: geometric steps, then at most one ColorJitter, then at most one Mixup.
+            steps: geometric steps, of which one may rotate or shear, then at most one ColorJitter,
+                then at most one Mixup or CutMix.
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
             mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
@@ -164,11 +169,11 @@ class Pipeline:
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
-        shrinks = side / min(self.canvas)
+        self._shrinks = side / min(self.canvas)
         for step in self._geometric:
-            shrinks *= step.shrinks
+            self._shrinks *= step.shrinks
         as_stored = not self._geometric and self.canvas == (side, side)
-        self._make_images = ImageMaker(self.canvas, dtype, means, stds, shrinks, as_stored)
+        self._make_images = ImageMaker(self.canvas, dtype, means, stds, self._shrinks, as_stored)
         self._masks = MaskMaker(
             grid=self.grid,
             cells=self.cells,
@@ -212,7 +217,7 @@ class Pipeline:
         """The result for a checked batch."""
         frame = fit_frame(batch["sizes"], self.canvas)
         for number, step in enumerate(self._geometric):
-            frame = step(frame, self._uniform(batch, epoch, number))
+            frame = _moved(step, frame, self._uniform(batch, epoch, number))
         done = dict(batch)
         done.pop("spec", None)  # it describes the images of the batch, not those of the result
         colors = [
@@ -225,13 +230,16 @@ class Pipeline:
         self._put_annotations(done, batch, frame)
         for name in self._spatial.keys() & batch.keys():
             done[name] = move_spatial(
-                batch[name], frame, self.image_size, self.canvas, bool(self._geometric)
+                batch[name],
+                frame,
+                self.image_size,
+                self.canvas,
+                bool(self._geometric),
+                self._shrinks,
             )
-        if self.steps and isinstance(self.steps[-1], Mixup):
+        if self.steps and isinstance(self.steps[-1], MixStep):
             numbers = self._uniform(batch, epoch, len(self.steps) - 1)
-            done["images"], done["mix_lambda"], done["mix_partner"] = self.steps[-1](
-                done["images"], numbers
-            )
+            done |= self.steps[-1](done["images"], numbers)
         return done
 
     def _uniform(self, batch: Mapping, epoch: int, number: int) -> Uniform:
@@ -287,10 +295,10 @@ class Pipeline:
             valid &= (boxes[:, 2:] > boxes[:, :2]).all(1)
             done["boxes"] = boxes.float().view(*shape, 4)
         if "point_coords" in batch:
-            points = batch["point_coords"].reshape(-1, 2) * to_stored[owner]
-            points = to_canvas.apply(points)
+            stored = batch["point_coords"].reshape(-1, 2) * to_stored[owner]
+            points = to_canvas.apply(stored)
             done["point_coords"] = points.float().view(*shape, 2)
-            done["point_inside"] = points_inside(points, extent).view(shape)
+            done["point_inside"] = points_inside(points, stored, frame, owner).view(shape)
         done["valid"] = valid.view(shape)
 
     def _scales(self, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
@@ -321,8 +329,19 @@ def _owners(
     return samples.repeat_interleave(shape[1]), shape, (row < counts[:, None]).flatten()
 
 
+def _moved(step: GeometricStep, frame: Frame, uniform: Uniform) -> Frame:
+    """The next frame. Raises OptionError if it may be rotated, but the step does not say so."""
+    after = step(frame, uniform)
+    if after.window is not None and frame.window is None and not step.turns:
+        raise OptionError(
+            f"{type(step).__name__} returned AffineMaps: set its attribute `turns` to True, so "
+            "that a pipeline knows in advance"
+        )
+    return after
+
+
 def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:
-    """The steps, and the kind of each: 0 for geometric steps, 1 for colours, 2 for mixup.
+    """The steps, and the kind of each: 0 for geometric steps, 1 for colours, 2 for mixing.
 
     Raises OptionError for anything but steps, and for steps in another order.
     """
@@ -331,20 +350,27 @@ def _checked_steps(steps: Sequence[Step]) -> tuple[tuple[Step, ...], list[int]]:
     except TypeError:
         raise OptionError(f"steps is {steps!r}: pass a list of steps") from None
     kinds = [_kind(step) for step in given]
+    names = [type(step).__name__ for step in given]
     if kinds != sorted(kinds) or kinds.count(1) > 1 or kinds.count(2) > 1:
         raise OptionError(
-            f"steps are {[type(step).__name__ for step in given]}: pass the geometric ones "
-            "first, then at most one ColorJitter, then at most one Mixup"
+            f"steps are {names}: pass the geometric ones first, then at most one ColorJitter, then "
+            "at most one Mixup or CutMix"
+        )
+    if sum(step.turns for step in given[: kinds.count(0)]) > 1:
+        raise OptionError(
+            f"steps are {names}: only one may rotate or shear; RandomAffine does both"
         )
     return given, kinds
 
 
 def _kind(step: Step) -> int:
-    """0 for geometric steps, 1 for colours, 2 for mixup. Raises OptionError for anything else."""
-    for kind, known in enumerate((GeometricStep, ColorJitter, Mixup)):
+    """0 for geometric steps, 1 for colours, 2 for mixing. Raises OptionError for anything else."""
+    for kind, known in enumerate((GeometricStep, ColorJitter, MixStep)):
         if isinstance(step, known):
             return kind
-    raise OptionError(f"{step!r} is not a step: pass GeometricStep, ColorJitter or Mixup objects")
+    raise OptionError(
+        f"{step!r} is not a step: pass GeometricStep, ColorJitter, Mixup or CutMix objects"
+    )
 
 
 def _is_floating(dtype: torch.dtype) -> bool:

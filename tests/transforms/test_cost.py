@@ -16,14 +16,15 @@ from sa1bpack.transforms import (
     ColorJitter,
     Mixup,
     Pipeline,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
+    room,
     ways,
     yuv420_to_rgb,
 )
-from sa1bpack.transforms.masks import runs as runs_module
 
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
@@ -54,7 +55,7 @@ def counted(monkeypatch):
     On a device without Triton memory for the parts in which masks are drawn is that of CUDA with
     64 GB free.
     """
-    monkeypatch.setattr(runs_module, "CHUNK_BYTES", 16 << 30)
+    monkeypatch.setattr(room, "CHUNK_BYTES", 16 << 30)
 
     def count(work, triton: bool):
         mode = Launches()
@@ -96,6 +97,7 @@ def made_batch(masks: str) -> dict:
 
 
 CROP = [RandomResizedCrop(), RandomFlip()]
+TURN = [RandomResizedCrop(), RandomFlip(), RandomAffine(15)]
 JITTER = [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4), Mixup()]
 # Name → steps, masks, cells of a side; launches and MB with Triton kernels, and without.
 PIPELINES = {
@@ -103,6 +105,8 @@ PIPELINES = {
     "crop and flip, bits": (CROP, "bits", 256, (250, 145), (300, 305)),
     "crop and flip, runs to 256": (CROP, "runs", 256, (275, 140), (515, 510)),
     "crop and flip, runs to 1024": (CROP, "runs", 1024, (275, 660), (515, 5700)),
+    "crop, flip, rotate, bits": (TURN, "bits", 256, (425, 145), (650, 1530)),
+    "crop, flip, rotate, runs to 256": (TURN, "runs", 256, (435, 140), (1120, 1530)),
     "scale jitter, colours, mixup, bits": (JITTER, "bits", 256, (325, 355), (395, 355)),
 }
 

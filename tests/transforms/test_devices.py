@@ -20,8 +20,10 @@ from sync_debug import waiting_is_an_error
 from sa1bpack.transforms import (
     AxisMaps,
     ColorJitter,
+    CutMix,
     Mixup,
     Pipeline,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     RunBatch,
@@ -37,6 +39,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 STEPS = {
     "no steps": [],
     "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
     "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
 }
 

@@ -1,13 +1,15 @@
-"""Mixup: the distribution of the weights, and the partner."""
+"""Mixup and CutMix: the distribution of the weights, the partner, the rectangle."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from made_batches import LAYOUT, dataset, noisy_batch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.images.mix import Mixup
+from sa1bpack.transforms import ColorJitter, CutMix, Mixup, Pipeline, RandomFlip
+from sa1bpack.transforms.random import uniform
 
 
 def beta_cdf(x: float, alpha: float) -> float:
@@ -39,7 +41,7 @@ def test_alpha_one_is_uniform():
 def test_images_are_mixed_with_the_next_one_of_the_batch(device):
     images = torch.rand(3, 3, 4, 5).to(device)
     numbers = torch.tensor([[0.1], [0.5], [0.8]], dtype=torch.float64, device=device)
-    mixed, lam, partner = Mixup(1.0)(images, lambda n: numbers)
+    mixed, lam, partner = Mixup(1.0)(images, lambda n: numbers).values()
     assert partner.tolist() == [1, 2, 0]
     torch.testing.assert_close(lam, numbers[:, 0].float())
     for b, (weight, other) in enumerate(zip(lam.tolist(), partner.tolist(), strict=True)):
@@ -48,12 +50,52 @@ def test_images_are_mixed_with_the_next_one_of_the_batch(device):
 
 def test_the_only_image_of_a_batch_does_not_change():
     images = torch.rand(1, 3, 4, 5)
-    mixed, _, partner = Mixup(0.5)(images, lambda n: torch.full((1, n), 0.3).double())
+    mixed, _, partner = Mixup(0.5)(images, lambda n: torch.full((1, n), 0.3).double()).values()
     torch.testing.assert_close(mixed, images)
     assert partner.tolist() == [0]
 
 
+def test_a_rectangle_of_the_next_image_is_pasted(device):
+    """Compared with the rectangle from its definition, in Python."""
+    images = torch.rand(64, 3, 20, 30).to(device)
+    numbers = uniform(0, 0, torch.arange(64, device=device), 0, 3)
+    done = CutMix(1.0)(images, lambda n: numbers[:, :n])
+    assert done["mix_partner"].tolist() == [*range(1, 64), 0]
+    weights = CutMix(1.0).draw(numbers[:, 0]).tolist()
+    before, after = images.cpu(), done["images"].cpu()
+    for b, (lam, (_, u, v)) in enumerate(zip(weights, numbers.tolist(), strict=True)):
+        reach = math.sqrt(1 - lam) / 2
+        x0, x1, y0, y1 = (
+            min(max(math.floor(side * (middle + sign * reach) + 0.5), 0), side)
+            for side, middle in ((30, u), (20, v))
+            for sign in (-1, 1)
+        )
+        assert done["mix_box"][b].tolist() == [x0, y0, x1, y1]
+        expected = before[b].clone()
+        expected[:, y0:y1, x0:x1] = before[(b + 1) % 64, :, y0:y1, x0:x1]
+        assert torch.equal(after[b], expected)
+        left = 1 - (x1 - x0) * (y1 - y0) / 600
+        assert done["mix_lambda"][b].item() == pytest.approx(left, abs=1e-6)
+    assert 0 < done["mix_lambda"].min() < 0.4 and done["mix_lambda"].max() > 0.9
+
+
+def test_a_pipeline_pastes_what_it_made_of_the_neighbour():
+    """Masks, boxes and points are those of the pipeline without CutMix."""
+    batch, ds = noisy_batch(LAYOUT, "bits"), dataset(LAYOUT)
+    steps = [RandomFlip(), ColorJitter(0.2)]
+    found = Pipeline(ds, [*steps, CutMix()], dtype=torch.float16)(batch, 3)
+    plain = Pipeline(ds, steps, dtype=torch.float16)(batch, 3)
+    for b, (x0, y0, x1, y1) in enumerate(found["mix_box"].tolist()):
+        expected = plain["images"][b].clone()
+        partner = found["mix_partner"][b]
+        expected[:, y0:y1, x0:x1] = plain["images"][partner, :, y0:y1, x0:x1]
+        assert torch.equal(found["images"][b], expected)
+    same = [key for key in plain if torch.is_tensor(plain[key]) and key != "images"]
+    assert "masks" in same and all(torch.equal(found[key], plain[key]) for key in same)
+
+
+@pytest.mark.parametrize("step", [Mixup, CutMix])
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), None, "a"])
-def test_an_invalid_alpha_is_refused(alpha):
+def test_an_invalid_alpha_is_refused(alpha, step):
     with pytest.raises(OptionError, match="alpha is"):
-        Mixup(alpha)
+        step(alpha)

@@ -21,8 +21,10 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.transforms import (
     ColorJitter,
+    CutMix,
     Mixup,
     Pipeline,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     ScaleJitter,
@@ -341,6 +343,7 @@ class Waits(TorchDispatchMode):
 STEPS = {
     "no steps": [],
     "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
     "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
 }
 

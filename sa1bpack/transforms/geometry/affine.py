@@ -1,4 +1,4 @@
-"""Axis-aligned affine maps, one per sample of a batch.
+"""Affine maps, one per sample of a batch: axis-aligned ones, and any.
 
 A map takes OUTPUT coordinates to SOURCE coordinates: it tells each output cell where it comes from.
 Coordinates are continuous: x to the right, y down, pixel edges at whole numbers, the centre of
@@ -24,9 +24,12 @@ class AxisMaps:
     scale: torch.Tensor
     offset: torch.Tensor
 
-    def after(self, inner: "AxisMaps") -> "AxisMaps":
+    def after(self, inner: "Maps") -> "Maps":
         """The composition: first `inner`, then this map."""
-        return AxisMaps(self.scale * inner.scale, self.scale * inner.offset + self.offset)
+        offset = self.scale * inner.offset + self.offset
+        if isinstance(inner, AffineMaps):
+            return AffineMaps(self.scale[..., None] * inner.linear, offset)
+        return AxisMaps(self.scale * inner.scale, offset)
 
     def inverse(self) -> "AxisMaps":
         """From source to output coordinates."""
@@ -54,6 +57,52 @@ class AxisMaps:
     def matrix(self) -> torch.Tensor:
         """float64 (B, 2, 3) `M` with [xs, ys] = M @ [x, y, 1]."""
         return torch.cat([torch.diag_embed(self.scale), self.offset[:, :, None]], 2)
+
+
+@dataclass(frozen=True)
+class AffineMaps:
+    """source = linear @ output + offset, for each of B samples: with rotation and shear.
+
+    linear  float64 (B, 2, 2), x and y in source pixels per output pixel along x and y
+    offset  float64 (B, 2), x and y in source pixels
+
+    Operations are sums and products of numbers, not products of matrices: they round in the same
+    way on every device.
+    """
+
+    linear: torch.Tensor
+    offset: torch.Tensor
+
+    def after(self, inner: "Maps") -> "AffineMaps":
+        """The composition: first `inner`, then this map."""
+        offset = self.apply(inner.offset)
+        if isinstance(inner, AxisMaps):
+            return AffineMaps(self.linear * inner.scale[..., None, :], offset)
+        products = self.linear[:, :, :, None] * inner.linear[:, None]
+        return AffineMaps(products[:, :, 0] + products[:, :, 1], offset)
+
+    def inverse(self) -> "AffineMaps":
+        """From source to output coordinates."""
+        (a, b), (c, d) = (row.unbind(1) for row in self.linear.unbind(1))
+        rows = torch.stack([d, -b, -c, a], 1).view(-1, 2, 2) / (a * d - b * c)[:, None, None]
+        back = AffineMaps(rows, torch.zeros_like(self.offset))
+        return AffineMaps(rows, -back.apply(self.offset))
+
+    def of(self, owner: torch.Tensor) -> "AffineMaps":
+        """The map of each of T masks. owner: int64 (T,), the sample of each mask."""
+        return AffineMaps(self.linear[owner], self.offset[owner])
+
+    def apply(self, points: torch.Tensor) -> torch.Tensor:
+        """Map points (B, 2), x and y, one per sample or mask. Returns float64 (B, 2)."""
+        moved = self.linear * points[..., None, :]
+        return moved[:, :, 0] + moved[:, :, 1] + self.offset
+
+    def matrix(self) -> torch.Tensor:
+        """float64 (B, 2, 3) `M` with [xs, ys] = M @ [x, y, 1]."""
+        return torch.cat([self.linear, self.offset[:, :, None]], 2)
+
+
+Maps = AxisMaps | AffineMaps
 
 
 def scaling(scale: torch.Tensor) -> AxisMaps:

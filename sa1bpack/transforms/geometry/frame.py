@@ -1,10 +1,26 @@
-"""The place of the image on the canvas."""
+"""The place of the image on the canvas.
+
+Where images are upright, they cover a rectangle of the canvas, and what is made of them goes axis
+by axis. Where they may be rotated or sheared, each pixel or cell is placed by itself, by its
+centre, in whole numbers: all devices agree about where it is.
+"""
 
 from dataclasses import dataclass
 
 import torch
 
-from sa1bpack.transforms.geometry.affine import AxisMaps, cell_centers, pair, scaling
+from sa1bpack.errors import OptionError
+from sa1bpack.transforms.geometry.affine import (
+    AffineMaps,
+    AxisMaps,
+    Maps,
+    cell_centers,
+    pair,
+    scaling,
+)
+
+FRACTION = 32  # fractional bits of a position, as in `sa1bpack.masks.skew`
+_FAR = 2.0**20  # pixels; positions beyond are in no image
 
 
 @dataclass(frozen=True)
@@ -15,11 +31,15 @@ class Frame:
     extent  float64 (B, 2), x and y in canvas pixels: the image covers exactly the part of the
             canvas from the top left corner to here
     canvas  (height, width) in pixels, the same for all images
+    window  float64 (B, 4), x0, y0, x1, y1 in stored pixels, of images that may be rotated: within
+            `extent`, they cover the part of the canvas that shows this window. None if all images
+            are upright
     """
 
-    maps: AxisMaps
+    maps: Maps
     extent: torch.Tensor
     canvas: tuple[int, int]
+    window: torch.Tensor | None = None
 
     @property
     def sides(self) -> torch.Tensor:
@@ -43,9 +63,43 @@ class Frame:
         columns, rows = self.covered(grid)
         return torch.stack([rows.sum(1), columns.sum(1)], 1)
 
-    def step(self, maps: AxisMaps, extent: torch.Tensor) -> "Frame":
-        """The next frame. maps: from its canvas to this one's."""
-        return Frame(self.maps.after(maps), extent, self.canvas)
+    def step(self, maps: Maps, extent: torch.Tensor) -> "Frame":
+        """The next frame. maps: from its canvas to this one's.
+
+        Raises OptionError if it is the second one that may rotate: what the first one left would
+        not be a window of the stored image.
+        """
+        window = self.window
+        if isinstance(maps, AffineMaps):
+            if window is not None:
+                raise OptionError(
+                    "two steps rotate or shear: only one may, such as RandomAffine, which does both"
+                )
+            ends = self.maps.apply(torch.zeros_like(self.extent)), self.maps.apply(self.extent)
+            window = torch.cat([torch.minimum(*ends), torch.maximum(*ends)], 1)
+        return Frame(self.maps.after(maps), extent, self.canvas, window)
+
+    def visible(self, grid: tuple[int, int]) -> torch.Tensor:
+        """bool (B, height, width): the cells of a grid over the canvas whose centre shows the
+        image; for any frame."""
+        columns, rows = self.covered(grid)
+        shown = rows[:, :, None] & columns[:, None, :]
+        if self.window is None:
+            return shown
+        height, width = grid
+        x, y = positions(self.steps(grid), (0, height), width)
+        x0, y0, x1, y1 = self.edges()[:, :, None, None].unbind(1)
+        return shown & (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+
+    def steps(self, grid: tuple[int, int]) -> torch.Tensor:
+        """int64 (B, 2, 3), see `positions`: of the centres of cells, in stored pixels."""
+        height, width = grid
+        to_canvas = scaling(self.sides / pair(width, height, self.extent.device))
+        return fixed_steps(self.maps.after(to_canvas))
+
+    def edges(self) -> torch.Tensor:
+        """int64 (B, 4): the window, in units of 2**-FRACTION stored pixels."""
+        return _fixed(self.window.clamp(-_FAR, _FAR))
 
 
 def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
@@ -77,3 +131,37 @@ def source_to_grid(sizes: torch.Tensor, cells: int, fit: str) -> AxisMaps:
     if fit != "squash":
         source = source.amax(1, keepdim=True).expand(-1, 2)
     return scaling(cells / source)
+
+
+def fixed_steps(maps: AffineMaps, points: int = 1) -> torch.Tensor:
+    """Where the centres of cells are in the source, in whole numbers.
+
+    maps    from cells to source pixels
+    points  sample points along each side of a cell; in place of the centre
+
+    Returns int64 (B, 2, 3) in units of 2**-FRACTION pixels, see `positions`. Maps that reach too
+    far or are not finite get arbitrary numbers.
+    """
+    offset = maps.offset + (maps.linear[:, :, 0] + maps.linear[:, :, 1]) * (0.5 / points)
+    offset = offset.nan_to_num(_FAR).clamp(-_FAR, _FAR)
+    linear = (maps.linear / points).nan_to_num(0.0).clamp(-_FAR, _FAR)
+    return torch.cat([_fixed(linear), _fixed(offset)[:, :, None]], 2)
+
+
+def positions(
+    steps: torch.Tensor, rows: tuple[int, int], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and y of cells, int64 (B, rows, width) each, in units of 2**-FRACTION pixels.
+
+    steps  int64 (B, 2, 3): the position of cell (i, j) is [..., 0] j + [..., 1] i + [..., 2]
+    rows   the first and the one after the last
+    """
+    j = torch.arange(width, device=steps.device)
+    i = torch.arange(*rows, device=steps.device)[:, None]
+    across, down, first = steps[..., None, None].unbind(2)
+    return tuple((across * j + (down * i + first)).unbind(1))
+
+
+def _fixed(value: torch.Tensor) -> torch.Tensor:
+    """Finite float64 of at most 2**30 as int64 in units of 2**-FRACTION, rounded to even."""
+    return (value * 2.0**FRACTION).round().long()

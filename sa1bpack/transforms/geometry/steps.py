@@ -1,15 +1,17 @@
-"""Steps that place the image on the canvas: flip, scale jitter, random resized crop.
+"""Steps that place the image on the canvas: flip, scale jitter, crops, rotation and shear.
 
 A geometric step moves no pixels. It maps a `Frame` to the next one, and the pipeline moves images,
 masks, boxes and points with the map of the last frame, each exactly once.
 """
 
 from collections.abc import Callable
+from math import radians, sqrt, tan
+from typing import Any
 
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.options import as_numbers, is_number
 
@@ -22,9 +24,11 @@ class GeometricStep:
     """A step from one frame to the next; the base class for custom steps.
 
     shrinks  the largest factor by which the step may reduce an image; 1 for never
+    turns    whether it may rotate or shear: its maps are `AffineMaps`
     """
 
     shrinks = 1.0
+    turns = False
 
     def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
         """Return the next frame.
@@ -137,3 +141,86 @@ class RandomResizedCrop(GeometricStep):
             [torch.minimum(width, height * high), torch.minimum(height, width / low)], 1
         )
         return torch.where(fits.any(1, keepdim=True), found, largest)
+
+
+class CenterCrop(GeometricStep):
+    """Cut out the middle and enlarge it to the canvas, for evaluation: nothing is random.
+
+    The part has the aspect ratio of the canvas. With `fraction` 1 it is as large as fits the image:
+    on a square canvas, the shorter side of the image becomes that of the canvas. A smaller fraction
+    leaves out more on all sides: resizing the shorter side to 256 and cropping 224 x 224 pixels is
+    `CenterCrop(224 / 256)` with `size=224`.
+    """
+
+    def __init__(self, fraction: float = 1.0):
+        """fraction: of the sides of the largest part. Raises OptionError unless 0 < it <= 1."""
+        if not is_number(fraction) or not 0 < fraction <= 1:
+            raise OptionError(f"fraction is {fraction!r}: choose a number above 0, up to 1")
+        self.fraction = fraction
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame of the middle."""
+        scale = (frame.extent / frame.sides).amin(1, keepdim=True) * self.fraction
+        offset = (frame.extent - scale * frame.sides) / 2
+        return frame.step(
+            AxisMaps(scale.expand(-1, 2), offset), frame.sides.expand_as(frame.extent)
+        )
+
+
+class RandomAffine(GeometricStep):
+    """Shear and rotate by random angles around the middle of the image.
+
+    As in torchvision's `RandomAffine`, the rectangle that the image covered remains: what leaves it
+    is cut off, and its empty corners are zero, as padding is. A pipeline may have one such step.
+    """
+
+    turns = True
+
+    def __init__(
+        self,
+        degrees: float | tuple[float, float] = 0.0,
+        shear: float | tuple[float, float] = 0.0,
+    ):
+        """
+        Args:
+            degrees: of the rotation, clockwise: a number of 0 to 180, for an angle uniform from
+                -degrees to degrees; or a range (low, high) of -180 to 180.
+            shear: in degrees as well, of vertical lines, clockwise before the rotation: a number of
+                0 to 60 or a range of -60 to 60.
+
+        Raises:
+            OptionError: a value that is out of range.
+        """
+        self.degrees = _angles("degrees", degrees, 180)
+        self.shear = _angles("shear", shear, 60)
+        steepest = max(abs(tan(radians(angle))) for angle in self.shear)
+        # The norm of [[1, t], [0, 1]]: what it reduces most.
+        self.shrinks = (steepest + sqrt(steepest**2 + 4)) / 2
+
+    def __call__(self, frame: Frame, uniform: Uniform) -> Frame:
+        """The frame with images sheared and rotated."""
+        drawn = uniform(2)
+        angle, shear = (
+            torch.deg2rad(low + (high - low) * drawn[:, k])
+            for k, (low, high) in enumerate((self.degrees, self.shear))
+        )
+        # On the canvas, y down, an image is sheared by [[1, -t], [0, 1]] and then rotated by
+        # [[c, -s], [s, c]]; its pixels come from the inverse.
+        c, s, t = angle.cos(), angle.sin(), shear.tan()
+        linear = torch.stack([c - t * s, s + t * c, -s, c], 1).view(-1, 2, 2)
+        middle = frame.extent / 2
+        turned = AffineMaps(linear, torch.zeros_like(middle)).apply(middle)
+        return frame.step(AffineMaps(linear, middle - turned), frame.extent)
+
+
+def _angles(name: str, value: Any, most: float) -> tuple[float, float]:
+    """The range of an angle, given as a spread around 0 or a range. Raises OptionError."""
+    if is_number(value) and 0 <= value <= most:
+        return -float(value), float(value)
+    given = as_numbers(value)
+    if len(given) != 2 or not -most <= given[0] <= given[1] <= most:
+        raise OptionError(
+            f"{name} is {value!r}: choose a number from 0 to {most}, or a range (low, high) of "
+            f"-{most} to {most}"
+        )
+    return given

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sa1bpack.pixels.resample import Normal, make_taps, resample_rows
+from sa1bpack.pixels.turn import turn_rows
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.geometry.affine import AxisMaps
 from sa1bpack.transforms.jobs import Job, run_jobs
@@ -64,3 +65,38 @@ def draw_images(
                 yield partial(resample_rows, data[k], y, x, values, tuple(kept[k]), rows, target[k])
 
     run_jobs(jobs())
+
+
+def turn_images(
+    images: torch.Tensor,
+    steps: torch.Tensor,
+    support: torch.Tensor,
+    window: torch.Tensor,
+    stored: torch.Tensor,
+    keep: torch.Tensor,
+    values: Normal,
+    out: torch.Tensor,
+) -> None:
+    """Resample and normalise images under maps that may rotate, see `sa1bpack.pixels.turn`.
+
+    images   uint8 (B, S, S, 3)
+    steps    int64 (B, 2, 3), from the canvas to stored coordinates
+    support  float64 (B, 2), x and y
+    window   int64 (B, 4)
+    stored   (B, 2): height and width of the stored images
+    keep     int64 (B, 2): rows and columns of the canvas that images may cover; others become 0
+    values   what bytes become
+    out      float32 (B, 3, H, W)
+    """
+    height = out.shape[2]
+    data, target = images.numpy(), out.numpy()
+    placed = [array.numpy() for array in (steps, support, window)]
+    lengths, kept = stored.tolist(), keep.tolist()
+    run_jobs(
+        partial(
+            turn_rows, data[k], tuple(lengths[k]), *(array[k] for array in placed), values,
+            tuple(kept[k]), (start, min(start + PART_ROWS, height)), target[k],
+        )
+        for k in range(len(data))
+        for start in range(0, height, PART_ROWS)
+    )  # fmt: skip

@@ -11,13 +11,14 @@ from sa1bpack.transforms.geometry.affine import scaling
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import Uniform
 from sa1bpack.transforms.images.color import ColorJitter
-from sa1bpack.transforms.images.compiled import draw_images, planes_as_rgb
+from sa1bpack.transforms.images.compiled import draw_images, planes_as_rgb, turn_images
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.resample import channels_first, enlarge, resample
+from sa1bpack.transforms.images.turn import supports, turn
 from sa1bpack.transforms.memory import Memory
 from sa1bpack.transforms.tables import Table
 
-_TRITON = "images.sample_images"
+_TRITON, _TURNED = "images.sample_images", "turned_images.turn_images"
 _UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 
@@ -72,8 +73,7 @@ class ImageMaker:
                 return made
             if made is None:
                 made = self._resampled(images, sizes, frame)
-        columns, rows = frame.covered(self.canvas)
-        inside = (rows[:, :, None] & columns[:, None, :])[:, None]
+        inside = frame.visible(self.canvas)[:, None]
         for step, uniform in colors:
             made = step(made, inside, uniform)
         mean, std = self._mean.on(made.device), self._std.on(made.device)
@@ -89,15 +89,20 @@ class ImageMaker:
     ) -> torch.Tensor | None:
         """`dtype` (B, 3, H, W), normalised, by a Triton kernel; None where there is none."""
         stored = sizes[:, 2:]
-        if not ways.uses_triton(images.device, _TRITON):
+        kernel = _TRITON if frame.window is None else _TURNED
+        if not ways.uses_triton(images.device, kernel):
             return None
         if images.dim() == 3:
             images = yuv420_to_rgb(images, stored)
-        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
         kind = dtype if dtype in ways.FLOATS else torch.float32
         out = torch.empty((len(images), 3, *self.canvas), dtype=kind, device=images.device)
+        if frame.window is None:
+            maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
+            where = (maps,)
+        else:
+            where = frame.steps(self.canvas), supports(frame.maps, self._shrinks), frame.edges()
         done = not out.numel() or ways.launch(
-            images.device, _TRITON, images.contiguous(), maps, stored, frame.kept(self.canvas),
+            images.device, kernel, images.contiguous(), *where, stored, frame.kept(self.canvas),
             values.mean.tolist(), values.std.tolist(), self._shrinks, out,
         )  # fmt: skip
         return out.to(dtype) if done else None
@@ -108,6 +113,9 @@ class ImageMaker:
             images = yuv420_to_rgb(images, sizes[:, 2:])
         if self._as_stored:
             return channels_first(images).float()
+        if frame.window is not None:
+            steps, support = frame.steps(self.canvas), supports(frame.maps, self._shrinks)
+            return turn(images, sizes[:, 2:], steps, support, self.canvas, self._shrinks)
         way = enlarge if self._shrinks <= 1 else resample
         return way(images, frame.maps, sizes[:, 2:].flip(1).double(), self.canvas)
 
@@ -117,8 +125,13 @@ class ImageMaker:
         """float32 (B, 3, H, W) on a CPU, zero outside the image."""
         if images.dim() == 3:
             images = planes_as_rgb(images, sizes[:, 2:])
-        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
         out = self._memory.empty((len(images), 3, *self.canvas), torch.float32)
         keep = frame.kept(self.canvas)
+        if frame.window is not None:
+            support = supports(frame.maps, self._shrinks)
+            steps, edges = frame.steps(self.canvas), frame.edges()
+            turn_images(images, steps, support, edges, sizes[:, 2:], keep, values, out)
+            return out
+        maps = scaling(torch.ones_like(frame.extent)) if self._as_stored else frame.maps
         draw_images(images, maps, sizes[:, 2:].flip(1), keep, values, out)
         return out

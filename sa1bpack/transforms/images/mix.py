@@ -1,4 +1,4 @@
-"""Mixup: each image is mixed with another one of its batch."""
+"""Mixup and CutMix: each image is mixed with another one of its batch."""
 
 import numpy as np
 import torch
@@ -11,37 +11,23 @@ from sa1bpack.transforms.tables import Table
 _KNOTS = 4097  # size of the table of quantiles
 
 
-class Mixup:
-    """Mix every image with its neighbour in the batch (Zhang et al., "mixup: Beyond Empirical Risk
-    Minimization", 2018).
+class MixStep:
+    """A step that mixes every image with the next one of its batch (the last one with the first).
 
-    images[b] becomes lam[b] * images[b] + (1 - lam[b]) * images[partner[b]], with lam drawn per
-    image from Beta(alpha, alpha). The partner is the next image of the batch (of the last one, the
-    first): batches are shuffled already. So lam depends on the image alone, but the partner on the
-    batch, and thus on the number of ranks.
-
-    Masks, boxes and points are not mixed, because two images have different objects. The output for
-    image b is compared with the targets of both, and the loss is
-
-        lam[b] * loss(output[b], targets[b]) + (1 - lam[b]) * loss(output[b], targets[partner[b]])
+    Batches are shuffled already. The weight lam is drawn per image from Beta(alpha, alpha): it
+    depends on the image alone, but the partner on the batch, and thus on the number of ranks.
     """
 
-    def __init__(self, alpha: float = 0.2):
-        """alpha: of the distribution; small values mix little. Raises OptionError unless > 0."""
+    def __init__(self, alpha: float):
+        """alpha: of the distribution. Raises OptionError unless it is a number above 0."""
         if not is_number(alpha) or alpha <= 0:
             raise OptionError(f"alpha is {alpha!r}: choose a number above 0")
         self.alpha = alpha
         self._table = Table(beta_quantiles(alpha))
 
-    def __call__(
-        self, images: torch.Tensor, uniform: Uniform
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mix images (B, 3, H, W). Returns mixed images, lam float32 (B,), partner int64 (B,)."""
-        lam = self.draw(uniform(1)[:, 0])
-        weight = lam.view(-1, 1, 1, 1).to(images.dtype)
-        mixed = torch.lerp(images.roll(-1, 0), images, weight)
-        partner = torch.arange(len(images), device=images.device).roll(-1)
-        return mixed, lam, partner
+    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
+        """Mix images (B, 3, H, W). Returns what changes in the batch."""
+        raise NotImplementedError
 
     def draw(self, numbers: torch.Tensor) -> torch.Tensor:
         """float32 (B,) from Beta(alpha, alpha), from uniform numbers in [0, 1), float64 (B,)."""
@@ -52,6 +38,79 @@ class Mixup:
         t = torch.lerp(table[left], table[left + 1], at - left)
         half = t ** (1 / self.alpha) / 2
         return torch.where(numbers < 0.5, half, 1 - half).float()
+
+
+class Mixup(MixStep):
+    """Mix every image with its neighbour in the batch (Zhang et al., "mixup: Beyond Empirical Risk
+    Minimization", 2018).
+
+    images[b] becomes lam[b] * images[b] + (1 - lam[b]) * images[partner[b]]. The batch gets
+    `mix_lambda`, float32 (B,), and `mix_partner`, int64 (B,).
+
+    Masks, boxes and points are not mixed, because two images have different objects. The output for
+    image b is compared with the targets of both, and the loss is
+
+        lam[b] * loss(output[b], targets[b]) + (1 - lam[b]) * loss(output[b], targets[partner[b]])
+    """
+
+    def __init__(self, alpha: float = 0.2):
+        """alpha: of the distribution; small values mix little. Raises OptionError unless > 0."""
+        super().__init__(alpha)
+
+    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
+        """Mix images (B, 3, H, W). Returns mixed images and the keys that are added."""
+        lam = self.draw(uniform(1)[:, 0])
+        weight = lam.view(-1, 1, 1, 1).to(images.dtype)
+        mixed = torch.lerp(images.roll(-1, 0), images, weight)
+        return {"images": mixed, "mix_lambda": lam, "mix_partner": _partners(images)}
+
+
+class CutMix(MixStep):
+    """Paste a rectangle of the neighbour in the batch into every image (Yun et al., "CutMix:
+    Regularization Strategy to Train Strong Classifiers with Localizable Features", 2019).
+
+    The rectangle has the aspect ratio of the canvas and the share 1 - lam of its area, its middle
+    is anywhere, and what lies outside the canvas is cut off. It comes from the same place of the
+    neighbour. The batch gets `mix_lambda`, float32 (B,), the share of the canvas that is left;
+    `mix_partner`, int64 (B,); and `mix_box`, int64 (B, 4), x0, y0, x1, y1 in pixels of the canvas,
+    x1 and y1 exclusive.
+
+    Masks, boxes and points are not mixed, because two images have different objects; but unlike
+    with `Mixup`, each pixel belongs to one image. So a loss per pixel takes targets[partner[b]]
+    inside `mix_box[b]`, and targets[b] elsewhere; a loss per image weighs the two by lam, as for
+    `Mixup`.
+    """
+
+    def __init__(self, alpha: float = 1.0):
+        """alpha: of the distribution; 1 for any area alike. Raises OptionError unless > 0."""
+        super().__init__(alpha)
+
+    def __call__(self, images: torch.Tensor, uniform: Uniform) -> dict[str, torch.Tensor]:
+        """Paste into images (B, 3, H, W). Returns the images and the keys that are added."""
+        drawn = uniform(3)
+        height, width = images.shape[2:]
+        half = (1 - self.draw(drawn[:, 0]).double()).sqrt() / 2
+        edges = []
+        for column, side in ((1, width), (2, height)):
+            middle, reach = drawn[:, column] * side, half * side
+            ends = torch.stack([middle - reach, middle + reach], 1)
+            edges.append((ends + 0.5).floor().long().clamp_(0, side))
+        (x0, x1), (y0, y1) = (pair.unbind(1) for pair in edges)
+        x, y = (torch.arange(side, device=images.device) for side in (width, height))
+        across = (x >= x0[:, None]) & (x < x1[:, None])
+        down = (y >= y0[:, None]) & (y < y1[:, None])
+        pasted = (down[:, :, None] & across[:, None, :])[:, None]
+        left = 1 - ((x1 - x0) * (y1 - y0)).double() / (height * width)
+        return {
+            "images": torch.where(pasted, images.roll(-1, 0), images),
+            "mix_lambda": left.float(),
+            "mix_partner": _partners(images),
+            "mix_box": torch.stack([x0, y0, x1, y1], 1),
+        }
+
+
+def _partners(images: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(images), device=images.device).roll(-1)
 
 
 def beta_quantiles(alpha: float) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 Cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such an array is moved
 as an image of h x w pixels would be: a triangle filter per axis, widened where it is reduced, exact
-at the identity. The complete canvas counts, also what lies beyond the image: a teacher has seen it.
+at the identity; where images may rotate, the filter of `sa1bpack.pixels.turn`. The complete canvas
+counts, also what lies beyond the image: a teacher has seen it.
 """
 
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms.geometry.affine import pair, scaling
-from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.affine import AffineMaps, pair, scaling
+from sa1bpack.transforms.geometry.frame import FRACTION, Frame, fixed_steps, positions
 from sa1bpack.transforms.images.resample import triangle_filter
+from sa1bpack.transforms.images.turn import supports, turn
 
 
 def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
@@ -31,7 +33,12 @@ def check_spatial(rows: Any, name: str, samples: int, shape: tuple[int, ...]) ->
 
 
 def move_spatial(
-    rows: torch.Tensor, frame: Frame, side: int, canvas: tuple[int, int], geometric: bool
+    rows: torch.Tensor,
+    frame: Frame,
+    side: int,
+    canvas: tuple[int, int],
+    geometric: bool,
+    shrinks: float = 1.0,
 ) -> torch.Tensor:
     """Move spatial rows with their images.
 
@@ -40,6 +47,7 @@ def move_spatial(
     side       S, of the stored canvas
     canvas     (H, W) in pixels
     geometric  whether there are geometric steps: cells that they left without image are zero
+    shrinks    the largest factor by which a map that may rotate reduces an image
 
     Returns (B, C, h', w') with as many pixels per cell as before, h' = H h / S rounded down and at
     least 1; of the same type if that is a floating one, else float32. Zero outside the stored
@@ -54,6 +62,15 @@ def move_spatial(
     to_canvas = scaling(pair(canvas[1] / out[1], canvas[0] / out[0], device))
     to_cells = scaling(pair(width / side, height / side, device))
     between = to_cells.after(frame.maps).after(to_canvas)
+    if isinstance(between, AffineMaps):
+        # A cell is as many pixels long as before, but for the rounding of their number.
+        most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
+        cells, support = fixed_steps(between), supports(between, most)
+        sides = pair(height, width, device).expand(len(rows), -1)
+        moved = turn(rows.permute(0, 2, 3, 1), sides, cells, support, out, most)
+        x, y = (at >> FRACTION for at in positions(cells, (0, out[0]), out[1]))
+        shown = frame.visible(out) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        return moved.mul_(shown[:, None]).to(kind)
     x, y = between.centers(*out)
     across = _filter(x, between.scale[:, 0], width)
     down = _filter(y, between.scale[:, 1], height)

@@ -9,8 +9,11 @@ from math import gcd
 import torch
 
 from sa1bpack.transforms import ways
+from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.room import room
 
 TRITON = "cells.take_cells"
+TURNED = "cells.take_turned"
 
 
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
@@ -64,6 +67,39 @@ def take_cells(
     return cells.view(torch.bool)
 
 
+def take_turned(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    steps: torch.Tensor,
+    visible: torch.Tensor,
+) -> torch.Tensor:
+    """Cells of masks under maps that may rotate.
+
+    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
+    owner    int64 (T,), sample of each mask
+    steps    int64 (B, 2, 3): the cell of the grid for each of the output, see
+             `geometry.frame.positions`; the nearest one if that is outside
+    visible  bool (B, h, w): false makes a cell of the output false
+
+    Returns bool (T, h, w).
+    """
+    bits, side = masks.dtype == torch.uint8, masks.shape[1]
+    height, width = visible.shape[1:]
+    x, y = ((at >> FRACTION).clamp_(0, side - 1) for at in positions(steps, (0, height), width))
+    place = (y * masks.shape[2] + (x >> 3 if bits else x)).flatten(1)
+    shift = (x & 7).to(torch.uint8)
+    flat = masks.reshape(len(masks), -1).view(torch.uint8)
+    out = torch.empty((len(masks), height, width), dtype=torch.uint8, device=masks.device)
+    chunk = max(1, room(masks.device) // (height * width * 12))
+    for start in range(0, len(masks), chunk):
+        of = owner[start : start + chunk]
+        cells = flat[start : start + chunk].gather(1, place[of]).view(-1, height, width)
+        if bits:
+            cells.bitwise_right_shift_(shift[of]).bitwise_and_(1)
+        torch.mul(cells, visible[of].view(torch.uint8), out=out[start : start + chunk])
+    return out.view(torch.bool)
+
+
 def take_counted(
     masks: torch.Tensor,
     owner: torch.Tensor,
@@ -87,6 +123,24 @@ def take_counted(
     return written_cells(
         TRITON, shape, dtype, masks.device, masks.contiguous(), owner, rows, columns, keep
     )
+
+
+def take_turned_counted(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    steps: torch.Tensor,
+    visible: torch.Tensor,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`take_turned` and `count_cells` with a Triton kernel; dtype and result as for
+    `take_counted`."""
+    if not ways.uses_triton(masks.device, TURNED):
+        return None
+    shape = (len(masks), *visible.shape[1:])
+    return written_cells(
+        TURNED, shape, dtype, masks.device, masks.contiguous(), owner, steps.contiguous(),
+        visible.contiguous(),
+    )  # fmt: skip
 
 
 def written_cells(

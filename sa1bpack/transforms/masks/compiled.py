@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.masks.cells import fill_cells, take_cells
-from sa1bpack.masks.window import draw_window
+from sa1bpack.masks.cells import clear_hidden, fill_cells, take_cells, take_turned
+from sa1bpack.masks.window import check_maps, draw_turned, draw_window
 from sa1bpack.transforms.jobs import Job, run_jobs
 
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
@@ -25,6 +25,7 @@ def draw_masks(
     sampling: str,
     keep: torch.Tensor | None,
     out: torch.Tensor,
+    visible: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw masks from their runs into their rows of an array.
 
@@ -34,6 +35,8 @@ def draw_masks(
     keep     int64 (B, 2): rows and columns that the image covers; cells beyond them become False.
              None: all
     out      bool (T, h, w), C-contiguous; rows without a mask become False
+    visible  bool (B, h, w), for maps that may rotate: they are evaluated at sample points, and
+             cells that are not visible become False
 
     Returns int64 (T,), the cells of each mask.
     """
@@ -43,9 +46,16 @@ def draw_masks(
     counts = np.full(len(target), -1)
     share = max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
 
+    turned = visible is not None
+    if turned:
+        check_maps(affine, size)
+    way = draw_turned if turned else draw_window
+
     def draw(sample: int, rows: np.ndarray, runs: tuple) -> None:
-        bits = draw_window(*runs, affine[sample], size, sampling)
+        bits = way(*runs, affine[sample], size, sampling)
         fill_cells(bits, rows, kept[sample], target, counts)
+        if turned:
+            clear_hidden(rows, visible[sample].numpy(), target, counts)
 
     def jobs() -> Iterator[Job]:
         for sample, rows, (run_ends, run_offset, height, width) in samples:
@@ -96,20 +106,49 @@ def take_masks(
     source, target = masks.numpy(), out.numpy()
     counts = np.zeros(len(target), np.int64)
     down, across, kept = rows.numpy(), columns.numpy(), keep.tolist()
-    ends = np.searchsorted(owner.numpy(), np.arange(len(columns) + 1)).tolist()
-    size = tuple(out.shape[1:])
-
-    def jobs() -> Iterator[Job]:
-        for k, (first, last) in enumerate(itertools.pairwise(ends)):
-            for part in _parts(last - first, size):
-                part = slice(first + part.start, first + part.stop)
-                yield partial(
-                    take_cells, source[part], _numbers(part), down[k], across[k], tuple(kept[k]),
-                    target, counts,
-                )  # fmt: skip
-
-    run_jobs(jobs())
+    run_jobs(
+        partial(
+            take_cells, source[part], _numbers(part), down[k], across[k], tuple(kept[k]), target,
+            counts,
+        )
+        for k, part in _parts_of_samples(owner, len(columns), out)
+    )  # fmt: skip
     return torch.from_numpy(counts)
+
+
+def take_turned_masks(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    steps: torch.Tensor,
+    visible: torch.Tensor,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Take masks from their grids under maps that may rotate, as `cells.take_turned` does.
+
+    steps    int64 (B, 2, 3), from cells of the output to those of the grid
+    visible  bool (B, h, w)
+    others   see `take_masks`
+
+    Returns int64 (T,), the cells of each.
+    """
+    source, target = masks.numpy(), out.numpy()
+    counts = np.zeros(len(target), np.int64)
+    steps, shown = steps.numpy(), visible.numpy()
+    run_jobs(
+        partial(take_turned, source[part], _numbers(part), steps[k], shown[k], target, counts)
+        for k, part in _parts_of_samples(owner, len(steps), out)
+    )
+    return torch.from_numpy(counts)
+
+
+def _parts_of_samples(
+    owner: torch.Tensor, samples: int, out: torch.Tensor
+) -> Iterator[tuple[int, slice]]:
+    """The number of a sample and some of its masks, for each job."""
+    ends = np.searchsorted(owner.numpy(), np.arange(samples + 1)).tolist()
+    for sample, (first, last) in enumerate(itertools.pairwise(ends)):
+        for part in _parts(last - first, tuple(out.shape[1:])):
+            yield sample, slice(first + part.start, first + part.stop)
 
 
 def _parts(masks: int, size: tuple[int, int]) -> list[slice]:

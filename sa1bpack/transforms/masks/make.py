@@ -11,18 +11,35 @@ from typing import Any
 import torch
 
 from sa1bpack.transforms import ways
-from sa1bpack.transforms.geometry.affine import AxisMaps, pair, scaling
-from sa1bpack.transforms.geometry.frame import Frame, source_to_grid, stored_to_source
+from sa1bpack.transforms.geometry.affine import AffineMaps, Maps, pair, scaling
+from sa1bpack.transforms.geometry.frame import (
+    Frame,
+    fixed_steps,
+    source_to_grid,
+    stored_to_source,
+)
 from sa1bpack.transforms.masks.cells import (
     count_cells,
     grid_index,
     take_cells,
     take_counted,
+    take_turned,
+    take_turned_counted,
     unpack_bits,
 )
-from sa1bpack.transforms.masks.compiled import draw_masks, take_masks, unpack_masks
+from sa1bpack.transforms.masks.compiled import (
+    draw_masks,
+    take_masks,
+    take_turned_masks,
+    unpack_masks,
+)
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
-from sa1bpack.transforms.masks.runs import draw_rows, draw_with_torch
+from sa1bpack.transforms.masks.runs import (
+    draw_rows,
+    draw_turned,
+    draw_turned_rows,
+    draw_with_torch,
+)
 from sa1bpack.transforms.memory import Memory
 
 
@@ -59,6 +76,8 @@ class MaskMaker:
             return self._unchanged(masks, owner, len(batch["sizes"]), compiled)
         to_source = self._cells_to_source(batch["sizes"], frame)
         maps = source_to_grid(batch["sizes"], self.cells, self.fit).after(to_source)
+        if isinstance(maps, AffineMaps):
+            return self._turned(masks, owner, fixed_steps(maps), frame.visible(self.grid))
         columns, rows = (grid_index(at, self.cells) for at in maps.centers(*self.grid))
         if compiled:
             out = self._memory.empty((len(owner), *self.grid), torch.bool)
@@ -68,6 +87,23 @@ class MaskMaker:
         if taken:
             return taken
         masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
+        return masks, count_cells(masks)
+
+    def _turned(
+        self,
+        masks: torch.Tensor,
+        owner: torch.Tensor,
+        steps: torch.Tensor,
+        visible: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`take` where maps may rotate; steps from cells of the result to those of the grid."""
+        if masks.device.type in ways.COMPILED_ON:
+            out = self._memory.empty((len(owner), *self.grid), torch.bool)
+            return out, take_turned_masks(masks, owner, steps, visible, out)
+        taken = take_turned_counted(masks, owner, steps, visible, self.dtype)
+        if taken:
+            return taken
+        masks = take_turned(masks, owner, steps, visible)
         return masks, count_cells(masks)
 
     def _unchanged(
@@ -97,26 +133,36 @@ class MaskMaker:
         if runs.masks != len(owner):  # padding has no runs
             place = numbers + runs.owner * shape[1] - runs.mask_offset[runs.owner]
         keep = frame.kept(self.grid) if self.geometric else None
+        turned = isinstance(maps, AffineMaps)
+        visible = frame.visible(self.grid) if turned else None
         if owner.device.type in ways.COMPILED_ON:
             out = self._memory.empty((len(owner), *self.grid), torch.bool)
             samples = compiled_samples(runs, place)
-            return out, draw_masks(samples, maps.matrix(), self.sampling, keep, out)
+            return out, draw_masks(samples, maps.matrix(), self.sampling, keep, out, visible)
         source = place
         if runs.masks != len(owner):
             source = torch.full_like(owner, -1).index_copy_(0, place, numbers)
-        drawn = draw_rows(runs, maps, self.grid, self.sampling, source, owner, keep, self.dtype)
+        if turned:
+            drawn = draw_turned_rows(
+                runs, maps, self.grid, self.sampling, source, owner, visible, self.dtype
+            )
+        else:
+            drawn = draw_rows(runs, maps, self.grid, self.sampling, source, owner, keep, self.dtype)
         if drawn:
             return drawn
-        masks = draw_with_torch(runs, maps, self.grid, self.sampling)
+        way = draw_turned if turned else draw_with_torch
+        masks = way(runs, maps, self.grid, self.sampling)
         if runs.masks != len(owner):
             masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if self.geometric:
+        if turned:
+            masks &= visible[owner]
+        elif self.geometric:
             columns, rows = (covered[owner] for covered in frame.covered(self.grid))
             masks &= columns[:, None, :]
             masks &= rows[:, :, None]
         return masks, count_cells(masks)
 
-    def _cells_to_source(self, sizes: torch.Tensor, frame: Frame) -> AxisMaps:
+    def _cells_to_source(self, sizes: torch.Tensor, frame: Frame) -> Maps:
         """From cells of the resulting grid to source coordinates."""
         grid = pair(self.grid[1], self.grid[0], frame.extent.device)
         if self.untouched:  # the rule of the pack, not rounded to stored pixels

@@ -7,24 +7,22 @@ kernels, which draw sample by sample, are some 30 times faster than that; where 
 (`sa1bpack.transforms.ways`), a kernel draws upright maps without grids of differences.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
-from sa1bpack.masks.window import UNIT, check_maps, check_size
+from sa1bpack.masks.window import LEVELS, UNIT, check_maps, check_size
 from sa1bpack.transforms import ways
-from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.masks.cells import written_cells
 from sa1bpack.transforms.masks.compiled import draw_masks
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
-from sa1bpack.transforms.masks.skew import SkewDrawer
+from sa1bpack.transforms.masks.skew import SkewDrawer, point_steps
 from sa1bpack.transforms.masks.upright import UprightAxis, UprightDrawer
-
-# Limit of the temporary grids of one chunk of masks. On CUDA a chunk may take a quarter of the free
-# memory instead: many small chunks are bound by the time to launch them.
-CHUNK_BYTES = 1 << 28
-CHUNK_SHARE = 4
+from sa1bpack.transforms.room import room
 
 
 def draw_runs(
@@ -87,6 +85,7 @@ def _draw_compiled(
 
 
 TRITON = "runs.draw_runs"
+TURNED = "turned_runs.draw_turned"
 
 
 def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisMaps | None:
@@ -147,31 +146,72 @@ def draw_rows(
     )  # fmt: skip
 
 
+def draw_turned_rows(
+    runs: RunBatch,
+    maps: AffineMaps,
+    size: tuple[int, int],
+    sampling: str,
+    source: torch.Tensor,
+    owner: torch.Tensor,
+    visible: torch.Tensor,
+    dtype: torch.dtype = torch.bool,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`draw_rows` under maps that may rotate, at their sample points.
+
+    visible  bool (B, h, w): cells that are not are 0
+    """
+    device = runs.run_ends.device
+    if not ways.uses_triton(device, TURNED):
+        return None
+    frames = torch.cat([runs.sizes, point_steps(maps, sampling).flatten(1)], 1)
+    most = int(runs.host_offset.diff().max()) if runs.masks else 0
+    return written_cells(
+        TURNED, (len(source), *size), dtype, device,
+        runs.run_ends, runs.run_offset, source, owner, frames, visible.contiguous(), most,
+        1 << LEVELS[sampling],
+    )  # fmt: skip
+
+
 def draw_with_torch(
     runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
     """`draw_runs` with torch operations, on any device; `size` and `sampling` must be checked."""
-    device = runs.run_ends.device
     if isinstance(maps, AxisMaps):
         if maps.offset.device.type == "cpu":
             check_maps(maps.matrix().numpy(), size)
-        drawers = [UprightDrawer(runs, maps, size, sampling)]
-    else:
-        maps = maps.cpu()
-        upright = torch.from_numpy(check_maps(maps.numpy(), size))
-        axes = AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
-        drawers = [
-            make(runs, given, size, sampling)
-            for make, given, wanted in (
-                (UprightDrawer, axes, upright),
-                (SkewDrawer, maps, ~upright),
-            )
-            if wanted.any()
-        ]
-        chosen = upright.to(device)[runs.owner][:, None, None]
+        return _drawn(runs, [UprightDrawer(runs, maps, size, sampling)], size)
+    maps = maps.cpu()
+    upright = torch.from_numpy(check_maps(maps.numpy(), size))
+    axes = AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
+    turned = AffineMaps(maps[:, :, :2], maps[:, :, 2])
+    drawers = []
+    if upright.any():
+        drawers.append(UprightDrawer(runs, axes, size, sampling))
+    if not upright.all():
+        drawers.append(SkewDrawer(runs, turned, size, sampling))
+    return _drawn(runs, drawers, size, upright)
+
+
+def draw_turned(
+    runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str
+) -> torch.Tensor:
+    """`draw_runs` at the sample points of maps that rotate, whatever they do, with torch operations
+    and without waiting for the device."""
+    return _drawn(runs, [SkewDrawer(runs, maps, size, sampling)], size)
+
+
+def _drawn(
+    runs: RunBatch,
+    drawers: Sequence[UprightDrawer | SkewDrawer],
+    size: tuple[int, int],
+    first: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Masks by one drawer, or by two, the first one for samples where `first`, bool (B,), is true;
+    in parts."""
+    device = runs.run_ends.device
     out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
-    room = _room(device)
-    chunk = max(1, room // max((drawer.mask_bytes for drawer in drawers), default=1))
+    chosen = first.to(device)[runs.owner][:, None, None] if len(drawers) == 2 else None
+    chunk = max(1, room(device) // max((drawer.mask_bytes for drawer in drawers), default=1))
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
         drawn = [drawer.draw(start, stop) for drawer in drawers]
@@ -180,14 +220,3 @@ def draw_with_torch(
         else:
             out[start:stop] = drawn[0]
     return out
-
-
-def _room(device: torch.device) -> int:
-    """Bytes that the temporary grids of a chunk may take on a device."""
-    if device.type != "cuda":
-        return CHUNK_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    # What torch has taken from the device and does not use is free as well.
-    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // (
-        CHUNK_SHARE
-    )

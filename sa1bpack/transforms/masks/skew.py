@@ -3,17 +3,23 @@
 import torch
 
 from sa1bpack.masks.skew import FRACTION
-from sa1bpack.masks.window import LEVELS, sample_steps
+from sa1bpack.masks.window import LEVELS
+from sa1bpack.transforms.geometry.affine import AffineMaps
+from sa1bpack.transforms.geometry.frame import fixed_steps
 from sa1bpack.transforms.masks.run_batch import RunBatch
+
+
+def point_steps(maps: AffineMaps, sampling: str) -> torch.Tensor:
+    """int64 (B, 2, 3), the sample points of maps, as `masks.window.sample_steps` has them."""
+    return fixed_steps(maps, 1 << LEVELS[sampling])
 
 
 class SkewDrawer:
     """Draws under maps that rotate or shear: looks up sample points in the run ends."""
 
-    def __init__(self, runs: RunBatch, maps: torch.Tensor, size: tuple[int, int], sampling: str):
+    def __init__(self, runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str):
         self.runs, self.size, self.level = runs, size, LEVELS[sampling]
-        steps = torch.from_numpy(sample_steps(maps.numpy(), self.level))
-        self.steps = steps.to(runs.run_ends.device)
+        self.steps = point_steps(maps, sampling).to(runs.run_ends.device)
         self.owner = runs.owner
         self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
 

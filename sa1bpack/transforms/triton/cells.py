@@ -68,3 +68,65 @@ def take_cells(
         out, counts, masks.shape[1], masks.shape[2], height, width,
         PACKED=masks.dtype == torch.uint8, ROWS=ROWS, COLUMNS=COLUMNS,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["cells", "line", "height", "width"])
+def _take_turned(
+    masks, owner, steps, visible, out, counts, cells, line, height, width,
+    PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """cells: rows of a grid; line: bytes of one of them."""
+    across = tl.cdiv(width, COLUMNS)
+    tiles = tl.cdiv(height, ROWS) * across
+    mask, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    i = tile // across * ROWS + tl.arange(0, ROWS)
+    j = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    sample = tl.load(owner + mask)
+    on_grid = (i < height)[:, None] & (j < width)[None, :]
+    at = i[:, None] * width + j[None, :]
+    shown = on_grid & (
+        tl.load(visible + sample * height * width + at, mask=on_grid, other=0).to(tl.int32) > 0
+    )
+    of = steps + sample * 6
+    row, column = i.to(tl.int64)[:, None], j.to(tl.int64)[None, :]
+    x = (tl.load(of) * column + (tl.load(of + 1) * row + tl.load(of + 2))) >> 32
+    y = (tl.load(of + 3) * column + (tl.load(of + 4) * row + tl.load(of + 5))) >> 32
+    x = tl.minimum(tl.maximum(x, 0), cells - 1)
+    y = tl.minimum(tl.maximum(y, 0), cells - 1)
+    place = mask * cells * line + y * line + (x >> 3 if PACKED else x)
+    found = tl.load(masks + place, mask=shown, other=0).to(tl.int32)
+    if PACKED:
+        found = (found >> (x & 7).to(tl.int32)) & 1
+    kind = out.dtype.element_ty
+    written = found.to(tl.float32).to(kind) if kind.is_floating() else found.to(kind)
+    tl.store(out + mask * height * width + at, written, mask=on_grid)
+    count = tl.sum(tl.sum(found, 1), 0)
+    if count > 0:
+        tl.atomic_add(counts + mask, count)
+
+
+def take_turned(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    steps: torch.Tensor,
+    visible: torch.Tensor,
+    out: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """Take cells of masks under maps that may rotate.
+
+    masks    bool (T, s, s), or bits uint8 (T, s, s / 8), contiguous
+    owner    int64 (T,), the sample of each
+    steps    int64 (B, 2, 3), contiguous, see `geometry.frame.positions`: from cells of the output
+             to those of the grid, the nearest one if that is outside
+    visible  bool (B, h, w), contiguous: cells that are not become 0
+    out      (T, h, w), uint8 or floating-point, contiguous
+    counts   int32 (T,), zeros; gets the cells of each mask
+    """
+    height, width = out.shape[1:]
+    tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
+    _take_turned[(len(masks) * tiles,)](
+        masks.view(torch.uint8), owner, steps, visible.view(torch.uint8), out, counts,
+        masks.shape[1], masks.shape[2], height, width,
+        PACKED=masks.dtype == torch.uint8, ROWS=ROWS, COLUMNS=COLUMNS,
+    )  # fmt: skip

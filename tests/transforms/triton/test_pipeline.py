@@ -17,6 +17,7 @@ from sa1bpack.transforms import (
     ColorJitter,
     Mixup,
     Pipeline,
+    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     RunBatch,
@@ -29,6 +30,8 @@ STEPS = {
     "flip": [RandomFlip()],
     "crop": [RandomResizedCrop((0.1, 0.9)), RandomFlip()],
     "jitter": [ScaleJitter(0.2, 2.0), RandomFlip()],
+    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomFlip()],
+    "affine, reduced": [ScaleJitter(0.3, 2.0), RandomAffine(180)],
     "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
 }
 

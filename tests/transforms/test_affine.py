@@ -1,0 +1,310 @@
+"""Rotation and shear: images, masks, boxes, points and side arrays under one map."""
+
+import numpy as np
+import pytest
+import torch
+from made_batches import LAYOUT, RECTANGLES, dataset, moved, noisy_batch, rectangle_batch
+from packs_with_sides import with_sides  # noqa: F401 - a fixture
+from PIL import Image
+
+import sa1bpack
+from sa1bpack import transforms as T
+from sa1bpack.errors import OptionError
+from sa1bpack.format import Layout
+from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
+from sa1bpack.transforms.geometry.frame import fit_frame
+from sa1bpack.transforms.random import uniform
+
+PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
+TURN = T.RandomAffine((10, 80), (-30, 30))
+
+
+def stored_maps(done: dict, batch: dict) -> np.ndarray:
+    """float64 (B, 2, 3): from the canvas to stored pixels."""
+    sizes = batch["sizes"].double()
+    ratio = (sizes[:, 2:] / sizes[:, :2]).flip(1)
+    return (done["maps"].cpu() * ratio[:, :, None]).numpy()
+
+
+def at_centers(maps: np.ndarray, height: int, width: int, canvas=None) -> np.ndarray:
+    """float64 (2, height, width): x and y of the centres of a grid over the canvas."""
+    rows, columns = canvas or (height, width)
+    x = (np.arange(width) + 0.5) * columns / width
+    y = (np.arange(height) + 0.5) * rows / height
+    grid = np.stack([*np.meshgrid(x, y), np.ones((height, width))])
+    return np.einsum("ck,kij->cij", maps, grid)
+
+
+def dense(image: np.ndarray, maps: np.ndarray, height: int, width: int) -> np.ndarray:
+    """float64 (C, height, width): the rule of `pixels.turn`, with the weights of all pixels."""
+    support = np.maximum(np.hypot(maps[:, 0], maps[:, 1]), 1)
+    at = at_centers(maps, height, width)
+    weights = []
+    for axis, length in ((0, image.shape[1]), (1, image.shape[0])):
+        distance = np.abs(np.arange(length) + 0.5 - at[axis][..., None])
+        weight = np.clip(1 - distance / support[axis], 0, None)
+        weights.append(weight / np.maximum(weight.sum(-1, keepdims=True), 1e-12))
+    return np.einsum("ijx,ijy,yxc->cij", *weights, image.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["turn", "turn and reduce"])
+def test_pixels_are_those_of_a_filter_over_all_pixels_of_the_image(name, any_way):
+    """In numpy, in float64, for each pixel of the result."""
+    batch = noisy_batch(LAYOUT, "bits")
+    steps, size = ([TURN], (96, 88)) if name == "turn" else ([T.ScaleJitter(0.3, 0.5), TURN], 40)
+    pipeline = T.Pipeline(dataset(LAYOUT), steps, size=size, **PLAIN)
+    done = moved(pipeline(moved(batch, any_way), 2), torch.device("cpu"))
+    height, width = pipeline.canvas
+    for k, maps in enumerate(stored_maps(done, batch)):
+        stored = batch["images"][k, :64, :96].numpy()
+        expected = dense(stored, maps, height, width)
+        x, y = at_centers(maps, height, width)
+        outside = (x < 0) | (x >= 96) | (y < 0) | (y >= 64)
+        found = done["images"][k].numpy()
+        assert not found[:, outside].any()
+        shown = found.any(0)  # the step cut off what left the rectangle of the image
+        assert shown.sum() > (1000 if name == "turn" else 100)
+        np.testing.assert_allclose(found[:, shown], expected[:, shown], atol=1e-3)
+
+
+def test_pixels_inside_are_those_of_pil():
+    batch = noisy_batch(LAYOUT, "bits")
+    done = T.Pipeline(dataset(LAYOUT), [T.RandomAffine((20, 50))], **PLAIN)(batch, 0)
+    for k, maps in enumerate(stored_maps(done, batch)):
+        stored = Image.fromarray(batch["images"][k, :64].numpy())
+        expected = stored.transform(
+            (96, 96), Image.Transform.AFFINE, maps.flatten().tolist(), Image.Resampling.BILINEAR
+        )
+        x, y = at_centers(maps, 96, 96)
+        inner = (x > 1) & (x < 95) & (y > 1) & (y < 63) & done["images"][k].numpy().any(0)
+        assert inner.sum() > 1500
+        difference = done["images"][k].permute(1, 2, 0).numpy() - np.asarray(expected)
+        assert np.abs(difference[inner]).max() <= 1.01  # PIL rounds
+
+
+@pytest.mark.parametrize("masks", ["bits", "bool", "runs"])
+def test_a_rotation_by_nothing_changes_nothing(masks, any_way):
+    """What the path of maps that may rotate makes of upright ones; runs have sample points."""
+    batch = moved(noisy_batch(LAYOUT, masks), any_way)
+    ds = dataset(LAYOUT)
+    for before in ([], [T.RandomFlip(1.0)], [T.RandomResizedCrop((0.3, 0.9))], [T.ScaleJitter()]):
+        upright = T.Pipeline(ds, [*before, T.RandomFlip(0.0)], seed=1)(batch, 1)
+        turned = T.Pipeline(ds, [*before, T.RandomAffine()], seed=1)(batch, 1)
+        torch.testing.assert_close(turned["images"], upright["images"], atol=1e-4, rtol=0)
+        for key in ("boxes", "point_coords", "maps"):
+            torch.testing.assert_close(turned[key], upright[key])
+        assert torch.equal(turned["point_inside"], upright["point_inside"])
+        differ = (turned["masks"] != upright["masks"]).float().mean()
+        assert differ < (5e-3 if masks == "runs" else 2e-4)
+
+
+@pytest.mark.parametrize("sampling", ["center", "area"])
+def test_masks_from_runs_are_looked_up_in_the_full_size_mask(sampling, any_way):
+    ds = dataset(LAYOUT)
+    ds.mask_sampling = sampling
+    batch = noisy_batch(LAYOUT, "runs")
+    steps = [T.RandomResizedCrop((0.4, 0.9)), TURN]
+    pipeline = T.Pipeline(ds, steps, mask_size=(40, 56))
+    done = moved(pipeline(moved(batch, any_way), 4), torch.device("cpu"))
+    points = 1 if sampling == "center" else 4
+    shown = done["images"].any(1).numpy()
+    assert done["masks"].flatten(1).any(1).sum() >= 3
+    for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
+        maps = done["maps"][k].numpy()
+        x, y = at_centers(maps, 40 * points, 56 * points, (96, 96))
+        inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+        hits = inside.reshape(40, points, 56, points).sum((1, 3))
+        expected = hits >= (points * points + 1) // 2
+        # A crop before the rotation hides what it cut off: there the image is zero as well.
+        rows = ((np.arange(40) + 0.5) * 96 / 40).astype(int)
+        columns = ((np.arange(56) + 0.5) * 96 / 56).astype(int)
+        visible = shown[k][rows][:, columns]
+        found = done["masks"][k, 0].numpy()
+        assert (found != (expected & visible)).mean() < 5e-3 and not found.all()
+
+
+@pytest.mark.parametrize("fit", ["pad", "squash"])
+def test_image_mask_box_and_point_stay_together(fit, any_way):
+    """White rectangles: the image is bright where the mask is, and the box holds both."""
+    layout = Layout(image_size=96, mask_size=96, fit=fit)
+    batch = moved(rectangle_batch(layout, RECTANGLES), any_way)
+    steps = [T.RandomFlip(), TURN, T.RandomResizedCrop((0.6, 1.0))]
+    pipeline = T.Pipeline(dataset(layout), steps, mean=(0, 0, 0), std=(255, 255, 255))
+    seen = 0
+    for epoch in range(4):
+        done = moved(pipeline(batch, epoch), torch.device("cpu"))
+        bright = done["images"].mean(1)
+        for k in range(len(RECTANGLES)):
+            mask = done["masks"][k, 0]
+            clear = (bright[k] > 0.9) | (bright[k] < 0.1)
+            assert (mask[clear] == (bright[k] > 0.5)[clear]).float().mean() > 0.99
+            if not done["valid"][k, 0]:
+                continue
+            seen += 1
+            rows, columns = mask.nonzero().unbind(1)
+            x0, y0, x1, y1 = done["boxes"][k, 0].tolist()
+            assert x0 - 2 <= columns.min() and columns.max() + 1 <= x1 + 2
+            assert y0 - 2 <= rows.min() and rows.max() + 1 <= y1 + 2
+            if done["point_inside"][k, 0]:
+                x, y = done["point_coords"][k, 0].tolist()
+                assert mask[int(y), int(x)] and bright[k, int(y), int(x)] > 0.9
+    assert seen >= 12
+
+
+def test_boxes_hold_all_corners_of_the_rotated_box(any_way):
+    batch = moved(rectangle_batch(LAYOUT, RECTANGLES), any_way)
+    done = moved(T.Pipeline(dataset(LAYOUT), [TURN])(batch, 1), torch.device("cpu"))
+    for k, (x0, y0, x1, y1) in enumerate(RECTANGLES):
+        square = np.vstack([done["maps"][k].numpy(), [0, 0, 1]])
+        corners = np.array([[x0, y0, 1], [x1, y0, 1], [x1, y1, 1], [x0, y1, 1]]).T
+        x, y, _ = np.linalg.solve(square, corners)
+        limits = np.array([96, 64, 96, 64])
+        expected = np.clip([x.min(), y.min(), x.max(), y.max()], 0, limits)
+        np.testing.assert_allclose(done["boxes"][k, 0].numpy(), expected, atol=1e-4)
+
+
+def test_what_a_crop_cut_off_stays_hidden_after_a_rotation(any_way):
+    """The images are white everywhere: what is shown is the cropped rectangle, rotated."""
+    batch = moved(rectangle_batch(LAYOUT, [(0, 0, 225, 150)] * 4), any_way)
+    crop, turn = T.RandomResizedCrop((0.2, 0.4)), T.RandomAffine((30, 60))
+    done = T.Pipeline(dataset(LAYOUT), [crop, turn], **PLAIN)(batch, 1)
+    cropped = T.Pipeline(dataset(LAYOUT), [crop], **PLAIN)(batch, 1)
+    window = cropped["maps"].cpu().numpy()  # its corners, in source pixels
+    for k, maps in enumerate(done["maps"].cpu().numpy()):
+        x, y = at_centers(maps, 96, 96)
+        (x0, y0), (x1, y1) = window[k, :, 2], window[k] @ [96, 96, 1]
+        expected = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+        found = done["images"][k].cpu().numpy().any(0)
+        assert (found != expected).sum() <= 2 and 0.3 < expected.mean() < 0.95
+        assert (done["masks"][k, 0].cpu().numpy() & ~found).sum() == 0
+        points = done["point_coords"][k].cpu().numpy()
+        assert np.isfinite(points).all()
+
+
+def test_angles_are_drawn_from_their_ranges():
+    sizes = torch.tensor([[150, 225, 64, 96]] * 400, dtype=torch.int32)
+    frame = fit_frame(sizes, (96, 96))
+    ids = torch.arange(400)
+    after = T.RandomAffine((-20, 40))(frame, lambda n: uniform(0, 0, ids, 0, n))
+    (c, s), (minus_s, _) = (row.unbind(1) for row in after.maps.linear.unbind(1))
+    angles = torch.rad2deg(torch.atan2(-minus_s, c))
+    torch.testing.assert_close(c * c + s * s, torch.ones(400).double())
+    assert -20 <= angles.min() < -18 and 38 < angles.max() <= 40
+    # The middle of the image stays where it is.
+    middle = frame.extent / 2
+    torch.testing.assert_close(after.maps.apply(middle), frame.maps.apply(middle))
+    sheared = T.RandomAffine(0, (30, 30))(frame, lambda n: uniform(0, 0, ids, 0, n)).maps.linear
+    expected = torch.tensor([[1, np.tan(np.pi / 6)], [0, 1]]).expand(400, 2, 2)
+    torch.testing.assert_close(sheared, expected)
+
+
+def test_a_positive_angle_turns_clockwise():
+    """A mark at the right edge moves to the lower edge."""
+    batch = rectangle_batch(LAYOUT, [(65, 30, 75, 45)], source=(75, 75))
+    done = T.Pipeline(dataset(LAYOUT), [T.RandomAffine((90, 90))])(batch, 0)
+    rows, columns = done["masks"][0, 0].nonzero().unbind(1)
+    assert rows.min() > 75 and columns.min() > 30 and columns.max() < 66
+
+
+def test_maps_compose_and_invert_like_matrices(any_way):
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.rand((3, 4, 2, 3), dtype=torch.float64, generator=random).to(any_way)
+    numbers[:, :, [0, 1], [0, 1]] += 1.5
+    whole = [
+        AffineMaps(numbers[0, :, :, :2], numbers[0, :, :, 2]),
+        AffineMaps(numbers[1, :, :, :2], numbers[1, :, :, 2]),
+        AxisMaps(numbers[2, :, :, 0], numbers[2, :, :, 2]),
+    ]
+    last = torch.tensor([0, 0, 1.0], dtype=torch.float64, device=any_way).expand(4, 1, 3)
+
+    def square(maps):
+        return torch.cat([maps.matrix(), last], 1)
+
+    for outer in whole:
+        torch.testing.assert_close(square(outer.inverse()) @ square(outer),
+                                   torch.eye(3).double().to(any_way).expand(4, 3, 3))  # fmt: skip
+        for inner in whole:
+            both = outer.after(inner)
+            torch.testing.assert_close(square(outer) @ square(inner), square(both))
+            points = numbers[0, :, 0, :2]
+            torch.testing.assert_close(both.apply(points), outer.apply(inner.apply(points)))
+
+
+class Unannounced(T.GeometricStep):
+    def __call__(self, frame, uniform):
+        turned = AffineMaps(torch.eye(2).double().expand(len(frame.extent), 2, 2), 0 * frame.extent)
+        return frame.step(turned, frame.extent)
+
+
+def test_steps_that_rotate_without_saying_so_or_twice_are_refused():
+    ds, batch = dataset(LAYOUT), rectangle_batch(LAYOUT, RECTANGLES)
+    with pytest.raises(OptionError, match="only one may rotate or shear"):
+        T.Pipeline(ds, [TURN, T.RandomFlip(), TURN])
+    with pytest.raises(OptionError, match="Unannounced returned AffineMaps: set its attribute"):
+        T.Pipeline(ds, [Unannounced()])(batch, 0)
+    with pytest.raises(OptionError, match="two steps rotate or shear"):
+        T.Pipeline(ds, [TURN, Unannounced()])(batch, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: T.RandomAffine(181), "degrees is 181: choose a number from 0 to 180"),
+        (lambda: T.RandomAffine(-1), "degrees is -1"),
+        (lambda: T.RandomAffine((20, 10)), "degrees is"),
+        (lambda: T.RandomAffine(shear=61), "shear is 61"),
+        (lambda: T.RandomAffine(shear=(-70, 0)), "shear is"),
+        (lambda: T.RandomAffine("a"), "degrees is 'a'"),
+        (lambda: T.CenterCrop(0), "fraction is 0"),
+        (lambda: T.CenterCrop(1.1), "fraction is 1.1"),
+    ],
+)
+def test_an_invalid_range_is_refused(make, match):
+    with pytest.raises(OptionError, match=match):
+        make()
+
+
+def test_spatial_side_arrays_rotate_with_the_images(with_sides):  # noqa: F811
+    """PIL rotates each plane as an image, in floats."""
+    ds = sa1bpack.open(with_sides.root, side=["teacher"])
+    with sa1bpack.Loader(ds, 2, device="cpu") as loader:
+        batch = next(iter(loader))
+        done = T.Pipeline(ds, [T.RandomAffine((20, 40))])(batch)
+        maps = stored_maps(done, batch)
+        side, cells = ds.layout.image_size, batch["teacher"].shape[-1]
+        for k in range(len(maps)):
+            to_cells = maps[k].copy()
+            to_cells[:, 2] *= cells / side
+            x, y = at_centers(to_cells, cells, cells)
+            # The rectangle of the image on the canvas, and the image within it.
+            height, width = (batch["sizes"][k, 2:] * cells / side).tolist()
+            shown = (np.arange(cells)[:, None] + 0.5 < height) & (np.arange(cells) + 0.5 < width)
+            shown &= (x >= 0) & (x < width) & (y >= 0) & (y < height)
+            assert np.array_equal(done["teacher"][k].any(0).numpy(), shown)
+            inner = shown & (x > 1) & (x < cells - 1) & (y > 1) & (y < cells - 1)
+            assert inner.sum() > 100
+            for rows, found in zip(batch["teacher"][k], done["teacher"][k], strict=True):
+                plane = Image.fromarray(rows.float().numpy())
+                expected = np.asarray(plane.transform(
+                    (cells, cells), Image.Transform.AFFINE, to_cells.flatten().tolist(),
+                    Image.Resampling.BILINEAR,
+                ))  # fmt: skip
+                np.testing.assert_allclose(
+                    found.float().numpy()[inner], expected[inner], atol=0.1, rtol=2e-3
+                )
+
+
+@pytest.mark.parametrize(("size", "fraction"), [(96, 1.0), (96, 0.5), ((48, 96), 0.8)])
+def test_a_center_crop_is_the_middle_at_the_size_of_pil(size, fraction):
+    batch = noisy_batch(LAYOUT, "bits")
+    pipeline = T.Pipeline(dataset(LAYOUT), [T.CenterCrop(fraction)], size=size, **PLAIN)
+    done = pipeline(batch, 0)
+    height, width = pipeline.canvas
+    scale = min(96 / width, 64 / height) * fraction  # stored pixels per pixel of the canvas
+    half = scale * width / 2, scale * height / 2
+    box = 48 - half[0], 32 - half[1], 48 + half[0], 32 + half[1]
+    for k in range(4):
+        stored = Image.fromarray(batch["images"][k, :64].numpy())
+        expected = stored.resize((width, height), Image.Resampling.BILINEAR, box)
+        found = done["images"][k].permute(1, 2, 0).numpy()
+        assert np.abs(found - np.asarray(expected)).max() <= 1.01
