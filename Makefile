@@ -19,13 +19,15 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test torture lint bench-decode bench-pack bench-load bench-cold \
-        bench-slow peers clean
+.PHONY: help setup pack verify test frameworks torture lint bench-decode bench-pack bench-load \
+        bench-cold bench-slow peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
 	@echo "make verify   verify OUT"
 	@echo "make test     set up and run the tests"
+	@echo "make frameworks"
+	@echo "              test with torchvision, Albumentations and transformers, in $(VENV)-frameworks"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
 	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
@@ -94,6 +96,16 @@ verify: setup
 # In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one.
 test: setup $(VENV)/.ready-test
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 $(TEST_FLAGS)
+
+# torchvision brings Pillow, so these have an environment of their own.
+FRAMEWORKS := $(VENV)-frameworks/bin/python
+
+frameworks:
+	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv $(VENV)-frameworks
+	@$(FRAMEWORKS) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	  --editable '.[test,frameworks]'
+	@$(FRAMEWORKS) -m pytest tests/adapters \
+	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
 
 # The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.
 torture: setup $(VENV)/.ready-test

@@ -1,10 +1,13 @@
 """What the documents show works: Python runs, commands parse, links lead somewhere."""
 
+import ast
+import importlib.util
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from frameworks import has_torchvision
 
 import sa1bpack
 from sa1bpack.cli.arguments import parse
@@ -45,10 +48,30 @@ def folder(tmp_path, sample_tar, monkeypatch):
     return tmp_path
 
 
-def run_blocks(path: Path) -> dict:
-    """Run the Python of a document from its beginning to its end."""
+# What recipes may import that is not installed for the tests; see docs/recipes.md.
+OPTIONAL = {"albumentations", "kornia", "torchvision", "transformers"}
+
+
+def missing_of(block: str) -> set[str]:
+    """The optional libraries that a block imports and that are not installed."""
+    nodes = [*ast.walk(ast.parse(block))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    wanted = {name.split(".")[0] for name in names} & OPTIONAL
+    return {name for name in wanted if importlib.util.find_spec(name) is None}
+
+
+def run_blocks(path: Path, missing: set[str] | None = None) -> dict:
+    """Run the Python of a document from its beginning to its end.
+
+    Blocks that import an optional library that is not installed are left out, and `missing` gets
+    its name.
+    """
     names = {"__name__": "__main__"}
     for number, block in enumerate(blocks(path, "python"), 1):
+        if missing is not None and (lacking := missing_of(block)):
+            missing |= lacking
+            continue
         exec(compile(block, f"<{name_of(path)}, Python block {number}>", "exec"), names)
     return names
 
@@ -65,11 +88,16 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
 # The shards of xarray and zarr lie beside checksum files, which zarr does not know.
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # torch.compile
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_python_of_the_documents_runs(path, folder, sample_pack):
     for name in ("packed", "pack"):
         (folder / name).symlink_to(sample_pack)
-    run_blocks(path)
+    has_torchvision()  # before other libraries import it
+    missing: set[str] = set()
+    run_blocks(path, missing)
+    if missing:
+        pytest.skip(f"all but the blocks for {', '.join(sorted(missing))} ran: make frameworks")
 
 
 def commands() -> list[tuple[str, str]]:

@@ -2,8 +2,9 @@
 
 errors, arguments, environment, progress, wording → source, pixels, masks, format (which do not know
 each other) → packing | export | the reading side (nor do these) → report → cli. The reading side is
-dataset, order, disk, transforms → batch → loading → deriving. torch is imported by transforms,
-batch, loading and deriving alone, numba through kernels; imports stand at the top of a module.
+dataset, order, disk, transforms → batch → loading → deriving, adapters. torch is imported by
+transforms, batch, loading, deriving and adapters alone, numba through kernels; imports stand at the
+top of a module.
 """
 
 import ast
@@ -35,6 +36,7 @@ ALLOWED = {
     "batch": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
     "loading": BASE | CODECS | {"disk", "dataset", "order", "batch", "transforms"},
     "deriving": BASE | {"format", "dataset", "order", "loading"},
+    "adapters": BASE | {"masks", "dataset", "loading"},
     "report": BASE | CODECS | {"packing", "dataset"},
     "cli": BASE
     | CODECS
@@ -89,9 +91,27 @@ def test_a_module_imports_from_below_only(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_torch_is_imported_by_transforms_batch_loading_and_deriving_alone(path):
+def test_torch_is_imported_by_what_makes_or_moves_tensors_alone(path):
     names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
-    assert layer_of(path) in {"transforms", "batch", "loading", "deriving"} or "torch" not in names
+    layers = {"transforms", "batch", "loading", "deriving", "adapters"}
+    assert layer_of(path) in layers or "torch" not in names
+
+
+# Framework → the module that adapts to it, if one does.
+FRAMEWORKS = {
+    "torchvision": "torchvision", "lightning": "lightning", "pytorch_lightning": "lightning",
+    "training": None, "sam2": None, "transformers": None, "accelerate": None, "kornia": None,
+    "albumentations": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_framework_is_imported_by_its_adapter_alone_and_an_adapter_by_nobody(path):
+    names = {name for name, _ in imports_of(parse(path))}
+    for framework in {name.split(".")[0] for name in names} & FRAMEWORKS.keys():
+        assert path == PACKAGE / f"adapters/{FRAMEWORKS[framework]}.py"
+    inside = path.parent == PACKAGE / "adapters"
+    assert inside or not any(name.startswith("sa1bpack.adapters") for name in names)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -1,8 +1,7 @@
 """Lightning drives the Loader unchanged, and resumes it in mid-epoch."""
 
 import pytest
-import pytorch_lightning as lightning
-import torch
+from lightning_runs import Interrupted, Recorder, quiet_trainer
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
@@ -14,32 +13,6 @@ pytestmark = [
 IMAGES, BATCH, EPOCHS = 24, 8, 3
 
 
-class Interrupted(Exception):
-    """Ends a run after a batch."""
-
-
-class Recorder(lightning.LightningModule):
-    """Notes the images of every step; saves a checkpoint after `stop` steps and ends the run."""
-
-    def __init__(self, checkpoint=None, stop: int | None = None):
-        super().__init__()
-        self.model = torch.nn.Linear(3, 1)
-        self.seen: list[tuple[int, list[int]]] = []
-        self.checkpoint, self.stop = checkpoint, stop
-
-    def training_step(self, batch, _):
-        self.seen.append((self.current_epoch, batch["image_ids"].tolist()))
-        return self.model(batch["images"].float().mean((1, 2))).mean()
-
-    def on_train_batch_end(self, *_):
-        if len(self.seen) == self.stop:
-            self.trainer.save_checkpoint(self.checkpoint)
-            raise Interrupted
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lightning")
@@ -49,10 +22,7 @@ def pack(tmp_path_factory):
 
 
 def fit(pack, module, resume=None) -> list:
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", use_distributed_sampler=False, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_epochs=EPOCHS)
     with sa1bpack.Loader(sa1bpack.open(pack), BATCH, device="cpu", max_masks=2) as loader:
         trainer.fit(module, loader, ckpt_path=resume, weights_only=resume and False)
     return module.seen

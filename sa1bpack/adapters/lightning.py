@@ -1,0 +1,107 @@
+"""A Lightning DataModule over a pack."""
+
+import sys
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from sa1bpack.adapters.packs import opened
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.loader import Loader
+
+# One library under two names, each of which refuses the classes of the other: the name that the
+# program has imported, otherwise the newer one if it is installed.
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import LightningDataModule
+else:
+    try:
+        from lightning.pytorch import LightningDataModule
+    except ModuleNotFoundError:
+        from pytorch_lightning import LightningDataModule
+
+
+class DataModule(LightningDataModule):
+    """Training and validation batches of a pack, by a `Loader` each.
+
+    - The split is by image id, as in `Dataset.split`: the same on every rank and in every run.
+    - Each process takes its part of every batch; its rank is that of torch.distributed. Batches are
+      made on the device of the trainer.
+    - Lightning saves the place of the training loader in its checkpoints, and restores it: a run
+      continues with the next batch, on another number of ranks too.
+
+    `train` and `val` are the two Datasets, once `setup` has run; `val` is None if there is none.
+    """
+
+    def __init__(
+        self,
+        pack: Any,
+        batch_size: int,
+        *,
+        val: Any = 0.01,
+        split_seed: int = 0,
+        val_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ):
+        """
+        Args:
+            pack: what `sa1bpack.open` takes, or a dataset without a transform.
+            batch_size: images per batch, of all ranks together.
+            val: share of the images that are for validation, 0 for none; or, as `pack`, the images
+                themselves, and then all of `pack` is for training.
+            split_seed: of the split.
+            val_options: options of the validation loader that differ from `options`. By default
+                its order is sequential. Where the last batch has fewer images than there are ranks,
+                which is an error, `{"last": "pad"}` repeats some.
+            options: of both loaders, see `Loader`. The device is the trainer's unless given.
+        """
+        super().__init__()
+        self.pack, self.batch_size = pack, batch_size
+        self.train: Dataset | None = None
+        self.val: Dataset | None = None
+        self._val, self._split_seed = val, split_seed
+        self._options = dict(options)
+        self._val_options = {**options, "order": "sequential", **(val_options or {})}
+        self._loaders: dict[str, Loader] = {}
+        if isinstance(val, Real) and val == 0:
+            # Lightning validates if this method is not its own, and warns of no batches.
+            self.val_dataloader = super().val_dataloader
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the pack and split it. Lightning calls this in every process.
+
+        Raises OptionError for a split without images in one of its parts, and as `sa1bpack.open`.
+        """
+        if self.train is not None:
+            return
+        ds = opened(self.pack)
+        if not isinstance(self._val, Real):
+            self.train, self.val = ds, opened(self._val)
+            return
+        train, val = ds.split(val=self._val, seed=self._split_seed)
+        if not len(train) or (self._val and not len(val)):
+            raise OptionError(
+                f"val is {self._val}: of {len(ds)} images {len(train)} are for training and "
+                f"{len(val)} for validation; choose another share, or a dataset"
+            )
+        self.train, self.val = train, val if len(val) else None
+
+    def train_dataloader(self) -> Loader:
+        """The training loader: one for all epochs, which it shuffles differently."""
+        return self._loader("train", self.train, self._options)
+
+    def val_dataloader(self) -> Loader:
+        """The validation loader, by default in the order of the pack."""
+        return self._loader("val", self.val, self._val_options)
+
+    def _loader(self, part: str, ds: Dataset, options: dict[str, Any]) -> Loader:
+        if part not in self._loaders:
+            trainer = self.trainer
+            device = "cpu" if trainer is None else str(trainer.strategy.root_device)
+            self._loaders[part] = Loader(ds, self.batch_size, **{"device": device, **options})
+        return self._loaders[part]
+
+    def teardown(self, stage: str | None = None) -> None:
+        """End the threads of the loaders and release their memory."""
+        while self._loaders:
+            self._loaders.popitem()[1].close()

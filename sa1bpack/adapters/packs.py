@@ -1,0 +1,16 @@
+"""A pack by whatever a user has of it."""
+
+from typing import Any
+
+from sa1bpack.arguments import torch_subset
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.torch_subset import as_dataset
+
+
+def opened(pack: Any) -> Dataset:
+    """The dataset that `pack` is, or that `sa1bpack.open` makes of it; a torch Subset is accepted.
+
+    Raises as `sa1bpack.open` does.
+    """
+    return as_dataset(pack) if isinstance(torch_subset(pack)[0], Dataset) else open_pack(pack)

@@ -1,0 +1,136 @@
+"""Samples and batches as the tensors of torchvision's transforms v2."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision import tv_tensors
+
+from sa1bpack.arguments import choice
+from sa1bpack.dataset.sample import COORDINATES
+from sa1bpack.errors import OptionError
+
+# What v2 could not move with the image: left out, not left behind.
+_DROPPED = ("bboxes", "point_coords", "crop_boxes")
+
+
+def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> dict[str, Any]:
+    """A sample or a batch whose image, masks, boxes and points v2 transforms move together.
+
+    Every v2 transform takes the result, moves these, and passes on everything else:
+
+    ================  =============  ============================================================
+    key               type           content
+    ================  =============  ============================================================
+    image, images     Image          uint8 (3, H, W) of a sample, (B, 3, H, W) of a batch
+    masks             Mask           bool (m, H, W); of a batch (B, M, H, W), or (T, H, W) if flat
+    boxes             BoundingBoxes  float32 (m, 4), XYXY, in pixels of the image: x1, y1 are the
+                                     edges right of and below the last pixel, as in a Pipeline.
+                                     Of a batch (B * M, 4) or (T, 4), because they have two axes
+    point_coords      KeyPoints      float32 (m, 2) or (..., 2), from torchvision 0.23 on
+    ================  =============  ============================================================
+
+    H and W are the canvas size. Other numbers become tensors. `bboxes` became `boxes`; `crop_boxes`
+    are left out, because v2 would not move them, and so are points before torchvision 0.23.
+
+    v2 draws random numbers once per call: one crop for all images of a batch. To crop each image
+    by itself, use this function on samples: it can be the `transform` of `sa1bpack.open`.
+
+    Args:
+        item: a sample of a Dataset, or a batch of Loader, make_dataloader or Collate, with masks
+            of the image's size: `sa1bpack.open(pack, masks="bool", mask_size=1024)`.
+        coordinates: those of the boxes and points in `item`, "source" or "stored". None: as the
+            `spec` of a batch says; otherwise "source", as `sa1bpack.open` does.
+
+    Raises:
+        OptionError: the masks are runs or have another size than the image, the pixels are planes,
+            or `item` is neither a sample nor a batch.
+    """
+    if not isinstance(item, Mapping) or not ("image" in item or "images" in item):
+        raise OptionError(
+            f"item is {type(item).__name__}: pass a sample of a Dataset or a batch of a loader"
+        )
+    key, sizes = ("image", "size") if "image" in item else ("images", "sizes")
+    if coordinates is None:
+        stored = ", stored coordinates" in item.get("spec", "")
+        coordinates = "stored" if stored else "source"
+    choice("coordinates", coordinates, COORDINATES)
+    found = {name: _tensor(value) for name, value in item.items()}
+    image = _channels_first(key, found[key])
+    height, width = canvas = tuple(image.shape[-2:])
+    found[key] = tv_tensors.Image(image)
+    if "masks" in found or "runs" in found or "run_ends" in found:
+        found["masks"] = tv_tensors.Mask(_masks(found, height, width))
+    size = found[sizes].double()
+    if "bboxes" in found:
+        boxes = found["bboxes"].double()
+        scale, pixel = _scales(size, found, boxes.ndim, coordinates)
+        first, extent = boxes[..., :2], boxes[..., 2:]
+        edges = torch.cat([first * scale, (first + extent) * scale + pixel], -1)
+        found["boxes"] = tv_tensors.BoundingBoxes(
+            edges.float().reshape(-1, 4), format="XYXY", canvas_size=canvas
+        )
+    points = found.get("point_coords")
+    for name in _DROPPED:
+        found.pop(name, None)
+    if points is not None and hasattr(tv_tensors, "KeyPoints"):
+        scale, _ = _scales(size, found, points.ndim, coordinates)
+        moved = (points.double() * scale).float()
+        found["point_coords"] = tv_tensors.KeyPoints(moved, canvas_size=canvas)
+    return found
+
+
+def _tensor(value: Any) -> Any:
+    """A tensor of an array, which shares its memory only if it may be written to."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return torch.from_numpy(value if value.flags.writeable else value.copy())
+
+
+def _channels_first(key: str, image: Any) -> torch.Tensor:
+    if not isinstance(image, torch.Tensor) or image.ndim < 3 or image.shape[-1] != 3:
+        raise OptionError(
+            f"{key} is not RGB with channels last: open the pack with pixels='rgb', and convert "
+            "before other transforms"
+        )
+    return image.movedim(-1, -3).contiguous()
+
+
+def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
+    """Masks of the image's size, bool (..., height, width)."""
+    side = max(height, width)
+    remedy = f"open the pack with masks='bool', mask_size={-(-side // 8) * 8}"
+    masks = found.get("masks")
+    if masks is None:
+        raise OptionError(f"the masks are runs, which v2 does not know: {remedy}")
+    if masks.dtype == torch.uint8:
+        bits = torch.arange(8, dtype=torch.uint8, device=masks.device)
+        masks = ((masks[..., None] >> bits) & 1).bool().flatten(-2)
+    # A native image has no padding, but its grid has: it covers the square of the longer side.
+    if masks.shape[-1] != side:
+        raise OptionError(
+            f"masks have {masks.shape[-1]} cells per side and the image {height} x {width} pixels, "
+            f"but v2 moves only what has one size: {remedy}"
+        )
+    return masks[..., :height, :width]
+
+
+def _scales(
+    size: torch.Tensor, found: Mapping[str, Any], axes: int, coordinates: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What x, y are multiplied by, and the extent of a source pixel, in pixels of the image.
+
+    size  float64 (4,) or (B, 4): source height, width, stored height, width
+    axes  of the boxes: 2 for those of a sample and of flat masks, 3 for padded ones
+
+    Returns two float64 tensors, (2,), (T, 2) or (B, 1, 2).
+    """
+    pixel = size[..., [3, 2]] / size[..., [1, 0]]
+    if size.ndim == 2:
+        if axes == 3:
+            pixel = pixel[:, None]
+        else:
+            counts = found["mask_counts"]
+            pixel = pixel.repeat_interleave(counts, 0)
+    return (pixel if coordinates == "source" else torch.ones_like(pixel)), pixel

@@ -1,0 +1,102 @@
+"""A DataModule splits, resumes in mid-epoch, and cuts its batches by rank."""
+
+import pytest
+import torch
+from lightning_runs import Interrupted, Recorder, Validated, quiet_trainer
+
+import sa1bpack
+from sa1bpack.adapters.lightning import DataModule
+
+# Lightning's own: its use of torch, and advice.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+EPOCHS = 3
+# By their ids, four of the five images are for training and one for validation.
+OPTIONS = {"val": 0.15, "split_seed": 2, "max_masks": 2, "seed": 1}
+
+
+def made(photos, **options) -> DataModule:
+    return DataModule(photos.root, 2, **OPTIONS | options)
+
+
+def fit(data, module, resume=None):
+    trainer = quiet_trainer(max_epochs=EPOCHS)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=resume and False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def complete(photos):
+    """An uninterrupted run."""
+    return fit(made(photos), Validated())
+
+
+def test_every_epoch_trains_on_one_part_of_the_split_and_validates_on_the_other(photos, complete):
+    train, val = sa1bpack.open(photos.root).split(val=0.15, seed=2)
+    parts = [part.column("image_id").tolist() for part in (train, val)]
+    assert [len(part) for part in parts] == [4, 1]
+    orders = []
+    for epoch in range(EPOCHS):
+        seen = [image for of, images in complete.seen if of == epoch for image in images]
+        assert sorted(seen) == sorted(parts[0])
+        orders.append(seen)
+    assert orders[0] != orders[1] or orders[1] != orders[2]
+    assert complete.validated == [parts[1]] * (EPOCHS + 1)  # once more, before training
+
+
+@pytest.mark.parametrize("stop", [3, 4], ids=["in mid-epoch", "at the end of an epoch"])
+def test_a_run_resumes_after_the_batch_at_which_its_checkpoint_was_saved(
+    photos, complete, tmp_path, stop
+):
+    first = Validated(tmp_path / "middle.ckpt", stop)
+    with pytest.raises(Interrupted):
+        fit(made(photos), first)
+    rest = fit(made(photos), Validated(), tmp_path / "middle.ckpt")
+    assert len(first.seen) == stop
+    assert first.seen + rest.seen == complete.seen
+
+
+def test_ranks_take_parts_of_the_batches_of_one(photos, complete):
+    ranks = []
+    for rank in range(2):
+        data = made(photos, rank=rank, world_size=2, val_options={"last": "pad"})
+        ranks.append(fit(data, Validated()).seen)
+    pairs = zip(*ranks, strict=True)
+    together = [(epoch, first + second) for (epoch, first), (_, second) in pairs]
+    assert together == complete.seen
+    assert all(len(images) == 1 for rank in ranks for _, images in rank)
+
+
+def test_a_trainer_that_asks_again_gets_the_same_training_loader(photos):
+    data = made(photos)
+    data.setup("fit")
+    assert data.train_dataloader() is data.train_dataloader()
+    assert data.train_dataloader().batches.order.seed == 1
+    loader = data.train_dataloader()
+    data.teardown("fit")
+    with pytest.raises(sa1bpack.LoaderError, match="closed"):
+        next(iter(loader))
+    assert data.train_dataloader() is not loader
+
+
+def test_validation_has_options_of_its_own_and_any_images(photos):
+    ds = sa1bpack.open(photos.root)
+    data = DataModule(
+        torch.utils.data.Subset(ds, [0, 1, 2]), 2, val=ds[3:], max_masks=2,
+        val_options={"max_masks": 1, "last": "drop"},
+    )  # fmt: skip
+    data.setup()
+    assert (len(data.train), len(data.val)) == (3, 2)
+    assert next(iter(data.train_dataloader()))["areas"].shape[1] == 2
+    (batch,) = data.val_dataloader()
+    assert batch["areas"].shape == (2, 1)
+    assert batch["image_ids"].tolist() == ds[3:].column("image_id").tolist()
+    data.teardown()
+
+
+def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing(photos):
+    with pytest.raises(sa1bpack.OptionError, match=r"of 5 images 5 are for training and 0 for"):
+        made(photos, val=0.001, split_seed=1).setup()
+    with pytest.raises(sa1bpack.OptionError, match=r"0 are for training"):
+        made(photos, val=1.0).setup()
+    run = fit(made(photos, val=0), Recorder())
+    assert len({image for _, images in run.seen for image in images}) == 5
