@@ -89,6 +89,7 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
 @pytest.mark.filterwarnings("ignore:Object at .* is not recognized:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # torch.compile
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # the same, 3.13.0
 @pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
 def test_python_of_the_documents_runs(path, folder, sample_pack):
     for name in ("packed", "pack"):

@@ -8,8 +8,11 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 
-# What torch imports to compile.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")
+pytestmark = [
+    # What torch imports to compile, and advice of torch about Python 3.13.0.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning"),
+]
 EPOCHS, BATCH, MASKS = 2, 3, 4
 
 
