@@ -65,16 +65,17 @@ class Task:
 
     @property
     def bytes(self) -> int:
-        """Pixels and mask bits of an epoch."""
+        """Pixels, mask bits and side arrays (a row per image) of an epoch."""
         layout, masks = self.ds.layout, int(self.ds.column("mask_count").sum())
-        return len(self.ds) * layout.image_size**2 * 3 + masks * layout.mask_size**2 // 8
+        each = layout.image_size**2 * 3 + sum(side.row_bytes for side in self.ds.spec.sides)
+        return len(self.ds) * each + masks * layout.mask_size**2 // 8
 
 
 # One epoch: takes all batches and returns the number of samples.
 Epoch = Callable[[], int]
 
 
-def _copying(copy_bytes: Callable[[int, int, int], object]):
+def copying(copy_bytes: Callable[[int, int, int], object]):
     """2 threads copy from maps into reused buffers; jobs are made before the clock starts."""
 
     @contextmanager
@@ -112,7 +113,9 @@ def _copies(task: Task):
     ds, size = task.ds, task.ds.layout.image_size**2 * 3
     width = ds.layout.mask_size**2 // 8
     most = int(ds.column("mask_count").max())
-    buffers = [np.zeros(task.batch * (size + most * width), np.uint8) for _ in range(BUFFERS)]
+    sides = ds.spec.sides
+    each = size + most * width + sum(side.row_bytes for side in sides)
+    buffers = [np.zeros(task.batch * each, np.uint8) for _ in range(BUFFERS)]
 
     def jobs(order: np.ndarray) -> list[list[tuple[int, int, int]]]:
         batches = []
@@ -126,13 +129,18 @@ def _copies(task: Task):
                 count = (stop - start) * width
                 batch.append((masks_at, arrays["mask_bits"].ctypes.data + start * width, count))
                 masks_at += count
+                sample = ds[int(index)] if sides else {}
+                for side in sides:
+                    row = sample[side.name].ctypes.data
+                    batch.append((masks_at, row, side.row_bytes))
+                    masks_at += side.row_bytes
             batches.append(batch)
         return batches
 
     return jobs, buffers
 
 
-def _count(batches) -> int:
+def count_samples(batches) -> int:
     return sum(len(batch["image_ids"]) for batch in batches)
 
 
@@ -142,7 +150,7 @@ def _loader(batch: int | None = None):
     @contextmanager
     def way(task: Task) -> Iterator[Epoch]:
         with Loader(task.ds, batch or task.batch, masks="padded_bits", threads=THREADS) as batches:
-            yield lambda: _count(batches)
+            yield lambda: count_samples(batches)
 
     return way
 
@@ -152,14 +160,14 @@ def loader_checked(task: Task) -> Iterator[Epoch]:
     """The Loader, comparing every sample with its checksum."""
     ds = task.ds.with_options(check="read")
     with Loader(ds, task.batch, masks="padded_bits", threads=THREADS) as batches:
-        yield lambda: _count(batches)
+        yield lambda: count_samples(batches)
 
 
 @contextmanager
 def loader_bool(task: Task) -> Iterator[Epoch]:
     """sa1bpack.Loader, unpacking the masks on the CPU: eight times their bytes."""
     with Loader(task.ds, task.batch, masks="padded", threads=THREADS) as batches:
-        yield lambda: _count(batches)
+        yield lambda: count_samples(batches)
 
 
 def _dataloader(workers: int):
@@ -168,7 +176,7 @@ def _dataloader(workers: int):
         batches = make_dataloader(
             task.ds, task.batch, masks="padded_bits", workers=workers, pin_memory=False
         )
-        yield lambda: _count(batches)
+        yield lambda: count_samples(batches)
         if batches._iterator is not None:
             batches._iterator._shutdown_workers()
 
@@ -177,8 +185,8 @@ def _dataloader(workers: int):
 
 # Name → context manager that yields an epoch. The others are compared with the first.
 WAYS = {
-    "copy past the caches, 2 threads (ceiling)": _copying(stream_copy),
-    "memcpy, 2 threads": _copying(ctypes.memmove),
+    "copy past the caches, 2 threads (ceiling)": copying(stream_copy),
+    "memcpy, 2 threads": copying(ctypes.memmove),
     "sa1bpack.Loader, bits": _loader(),
     **{f"sa1bpack.Loader, bits, batches of {n}": _loader(n) for n in LARGER_BATCHES},
     "sa1bpack.Loader, bits, check=read": loader_checked,
