@@ -23,6 +23,7 @@ _EPILOG = (
   sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
   sa1bpack export /data/packed 12.json --format coco --source sa_000012
   sa1bpack export '/data/packs/*' /data/json
+  sa1bpack export many.sel /data/json             what `sa1bpack subset` saved
 
 """
     + exits.EPILOG
@@ -34,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, or quoted globs",
+        help="folders of packs, quoted globs, or one selection of `sa1bpack subset`",
     )  # fmt: skip
     parser.add_argument(
         "out", type=user_path, metavar="OUT", help="folder (sa1b) or file (coco) to write"

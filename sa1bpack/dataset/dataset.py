@@ -173,7 +173,7 @@ class Dataset(Selectable):
         if self._is_whole:
             return self._pack.ids
         if self._lookup is None:
-            self._lookup = IdLookup.of(self._pack.image_ids(self._rows))
+            self._lookup = IdLookup(self._pack.image_ids(self._rows))
         return self._lookup
 
     # ------------------------------------------------------------------------------------ metadata

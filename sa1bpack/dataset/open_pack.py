@@ -13,10 +13,9 @@ from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
-from sa1bpack.dataset.saved import packs_of
 from sa1bpack.dataset.together import check_alike
 from sa1bpack.errors import OptionError
-from sa1bpack.format.selection import is_selection
+from sa1bpack.format.selection import is_selection, packs_of
 
 _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for

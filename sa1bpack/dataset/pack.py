@@ -252,13 +252,13 @@ class Pack:
 
     @cached_property
     def ids(self) -> IdLookup:
-        """Finds the rows of image ids. Those of several packs are sorted here, once."""
+        """Finds the rows of image ids. Those of several packs are sorted once, if need be."""
         if len(self.folders) == 1:
             folder = self.folders[0]
             return IdLookup(
                 folder.index.image_id, folder.index.id_order, folder.index_path("id_order")
             )
-        return IdLookup.of(self.image_ids(range(len(self))))
+        return IdLookup(self.image_ids(range(len(self))))
 
     # -------------------------------------------------------------------------------- checked reads
 

@@ -13,8 +13,7 @@ from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, row_array, rows_at
-from sa1bpack.errors import NotAPack, OptionError
-from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.errors import OptionError
 from sa1bpack.format.selection import SelectionHead, read_selection, write_selection
 from sa1bpack.wording import counted
 
@@ -36,7 +35,7 @@ def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
     if isinstance(base, range):
         found = pack.ids.positions(ids)
     else:
-        found = rows_at(base, IdLookup.of(pack.image_ids(base)).positions(ids))
+        found = rows_at(base, IdLookup(pack.image_ids(base)).positions(ids))
     same = found == row_array(rows)
     if not same.all():
         raise OptionError(
@@ -70,28 +69,6 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
             path, head.fingerprint, now,
         )  # fmt: skip
     return found
-
-
-def packs_of(path: Path) -> tuple[list[Path], str]:
-    """The packs of a saved selection, and its choice of duplicates.
-
-    A pack is sought where it was in relation to the file, then where it was absolutely.
-
-    Raises NotAPack for a pack that is at neither place, and as `read_selection` does.
-    """
-    head, _ = read_selection(path)
-    folder = path.absolute().parent.resolve()
-    return [_found(path, folder, place) for place in head.packs], head.duplicates
-
-
-def _found(path: Path, folder: Path, place) -> Path:
-    for candidate in (folder / place.relative, Path(place.absolute)):
-        if (candidate / MANIFEST_NAME).is_file():
-            return candidate.resolve()
-    raise NotAPack(
-        f"{path}: a selection from the pack {place.absolute}, which is not there any more: open "
-        f"the pack where it is now, and take sa1bpack.open(PACK).select({str(path)!r})"
-    )
 
 
 def _places(head: SelectionHead) -> str:

@@ -42,7 +42,8 @@ def export_coco(
     tight around the mask: w = xmax - xmin + 1, one more than in SA-1B's JSON.
 
     pack, out
-        Folder of the pack, several, or a glob pattern; file to write.
+        Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
+        image is exported once; file to write.
     sources, shards, image_ids
         Export only the images that any of the three names. Default: the whole pack.
     renumber

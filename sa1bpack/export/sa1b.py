@@ -31,8 +31,8 @@ def export_sa1b(
     see ExportResult.
 
     pack, out
-        Folder of the pack, several, or a glob pattern; folder to write to, created if it does not
-        exist.
+        Folder of the pack, several, a glob pattern, or the file of a saved selection, of which each
+        image is exported once; folder to write to, created if it does not exist.
     sources, shards, image_ids
         Export only the images that any of the three names. Default: the whole pack.
     progress

@@ -1,7 +1,7 @@
 """Which images of a pack are exported, and the result of the export."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -24,6 +24,7 @@ from sa1bpack.format import (
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.selection import is_selection, packs_of, read_selection
 from sa1bpack.wording import brief, counted
 
 _log = logging.getLogger("sa1bpack")
@@ -128,9 +129,18 @@ class Selection:
         """Select the images that any of the three names, or all if none is given.
 
         Raises FormatError if `pack` is not a pack or is damaged, OptionError if it has no exact
-        runs, or does not have a given source, shard or image id, or if several packs share an id.
+        runs, or does not have a given source, shard or image id, or if several packs share an id,
+        and for a saved selection with other choices. NotAPack if its packs are not there any more.
         """
         self.roots = paths_of("pack", pack)
+        saved, duplicates = None, "error"
+        if any(map(is_selection, self.roots)):
+            if len(self.roots) > 1 or sources or shards or image_ids:
+                raise OptionError(
+                    f"{self.roots[0]} is a selection: export it alone, without naming images"
+                )
+            _, saved = read_selection(self.roots[0])
+            self.roots, duplicates = packs_of(self.roots[0])
         self._manifests = [read_manifest(root) for root in self.roots]
         for root, manifest in zip(self.roots, self._manifests, strict=True):
             names = {spec.name for spec in manifest.layout.arrays}
@@ -140,13 +150,16 @@ class Selection:
                     "masks, which cannot be recovered from the bits of a grid; pack again with "
                     "--masks bits+runs"
                 )
-        if len(self.roots) > 1:
+        if len(self.roots) > 1 and duplicates == "error":
             self._check_apart()
         self.complete = all(manifest.complete for manifest in self._manifests)
         for root, manifest in zip(self.roots, self._manifests, strict=True):
             if not manifest.complete:
                 _log.warning("%s: %s", root.absolute(), completeness_of(root, manifest))
-        self._parts = self._choose(set(sources), set(shards), list(image_ids))
+        if saved is None:
+            self._parts = self._choose(set(sources), set(shards), list(image_ids))
+        else:
+            self._parts = self._parts_of(self._rows_saved(saved))
         self.images = sum(len(part.rows) for part in self._parts)
 
     def _check_apart(self) -> None:
@@ -166,11 +179,24 @@ class Selection:
 
     def _choose(self, sources: set[str], shards: set[str], image_ids: list[int]) -> list[_Part]:
         entries = [entry for manifest in self._manifests for entry in manifest.shards]
-        everything = not (sources or shards or image_ids)
         name = _name(self.roots)
         _check_known("source", sources, {entry.source for entry in entries}, name)
         _check_known("shard", shards, {entry.name for entry in entries}, name)
-        wanted = self._rows_of_ids(image_ids) if image_ids else None
+        if image_ids:
+            return self._parts_of(self._rows_of_ids(image_ids), sources, shards)
+        return self._parts_of(None, sources, shards)
+
+    def _parts_of(
+        self,
+        wanted: list[np.ndarray] | None,
+        sources: Collection[str] = (),
+        shards: Collection[str] = (),
+    ) -> list[_Part]:
+        """Images of these sources and shards, and these rows of each pack, int64 (k,), ascending.
+
+        With none of the three, all images.
+        """
+        everything = wanted is None and not (sources or shards)
         parts = []
         for number, (root, manifest) in enumerate(zip(self.roots, self._manifests, strict=True)):
             first = 0
@@ -201,6 +227,35 @@ class Selection:
                 _check_files(shard, part.root)
             yield shard, part.rows
 
+    def _rows_saved(self, saved: np.ndarray) -> list[np.ndarray]:
+        """The rows of each pack with these ids, int64 (k,), ascending, each once.
+
+        Of several samples with one id, that of the first pack, and in it the first. Raises
+        OptionError for ids that no pack has.
+        """
+        left, found = np.unique(saved), []
+        for number in range(len(self.roots)):
+            index = self._index(number)
+            if index is None or not len(left):
+                found.append(np.empty(0, np.int64))
+                continue
+            order = np.argsort(index.image_id, kind="stable")
+            ids = index.image_id[order]
+            at = np.minimum(np.searchsorted(ids, left), len(ids) - 1)
+            there = ids[at] == left
+            found.append(np.sort(order[at[there]]))
+            left = left[~there]
+        if len(left):
+            raise self._unknown(left.tolist())
+        return found
+
+    def _unknown(self, ids: list[int]) -> OptionError:
+        return OptionError(
+            f"{_name(self.roots)} has no image with the id "
+            f"{', '.join(map(str, ids[:5]))}{' and others' if len(ids) > 5 else ''}; "
+            "rejects.jsonl may say why"
+        )
+
     def _rows_of_ids(self, image_ids: list[int]) -> list[np.ndarray]:
         """The rows of each pack with these image ids, int64 (k,), ascending, each once.
 
@@ -219,11 +274,7 @@ class Selection:
                 rows += [index.id_order[a:b] for a, b in zip(first, stop, strict=True)]
             found.append(np.sort(np.concatenate(rows)))
         if unknown := ids[~known].tolist():
-            raise OptionError(
-                f"{_name(self.roots)} has no image with the id "
-                f"{', '.join(map(str, unknown[:5]))}{' and others' if len(unknown) > 5 else ''}; "
-                "rejects.jsonl may say why"
-            )
+            raise self._unknown(unknown)
         return found
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from several_packs import joined_pack
 
+from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
 from sa1bpack.format import Shard
@@ -54,6 +55,22 @@ def test_the_file_is_read_with_python_and_numpy_alone(several, tmp_path, no_flus
             for root in several.roots
         ],
     }  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    ids=st.lists(st.integers(-4, 40) | st.integers(-(2**63), 2**63 - 1), max_size=60),
+    wanted=st.lists(st.integers(-6, 44) | st.integers(-(2**63), 2**63 - 1), max_size=60),
+    near=st.booleans(),
+)
+def test_ids_are_found_by_any_way_where_they_are_first(ids, wanted, near):
+    """One by one, many in a table, many in order; by Python's own search."""
+    ids = [n % 50 for n in ids] if near else ids
+    expected = [ids.index(n) if n in ids else -1 for n in wanted]
+    lookup = IdLookup(np.array(ids, np.int64))
+    assert lookup.positions(np.array(wanted, np.int64)).tolist() == expected
+    for number, position in zip(wanted, expected, strict=True):
+        assert lookup.positions(np.array([number])).tolist() == [position]
 
 
 @settings(deadline=None)

@@ -36,6 +36,12 @@ def test_with_every_shard_open_the_mappings_are_within_the_kernels_default(found
     assert found["large"]["touched_anonymous_mb"] < 200
 
 
+def test_a_selection_of_all_samples_is_saved_and_opened_without_a_step_per_sample(found):
+    large, small = found["large"], found["small"]
+    assert small["save_calls"] <= large["save_calls"] < 50_000
+    assert small["open_saved_calls"] <= large["open_saved_calls"] < 200_000
+
+
 def test_a_random_sample_takes_the_same_calls_at_any_scale(found):
     """No search depends on the size of the pack."""
     assert 0 < found["large"]["calls"] == found["small"]["calls"] < 60
