@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import one_or_several, user_path
 from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
@@ -21,6 +21,7 @@ _EPILOG = (
     """examples:
   sa1bpack report /data/packed -o report.html
   sa1bpack report /data/packed -o report.html --verify full --samples 24
+  sa1bpack report '/data/packs/*' -o report.html
 
 It takes seconds for a pack of any size: distributions of masks are those of at
 most 20,000 images in 64 shards, and the page says how many. Checking may take
@@ -47,8 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
-        "pack", type=user_path, metavar="PACK", help="folder of a pack, complete or not"
-    )
+        "packs", type=user_path, nargs="+", metavar="PACK",
+        help="folders of packs, complete or not, or quoted globs; several are one dataset",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.html",
         help="the page; an existing file is replaced",
@@ -74,7 +76,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
     with byte_bar() as advance:
         result = write_report(
-            arguments.pack,
+            one_or_several(arguments.packs),
             arguments.out,
             verify=arguments.verify,
             samples=arguments.samples,
@@ -86,7 +88,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     if len(problems) > _NAMED:
         more = counted(len(problems) - _NAMED, "more problem")
         lines.append(f"and {more}; `sa1bpack verify` lists all")
-    for line in (*lines, *advice(arguments.pack, result.verification.problems)):
+    pack = arguments.packs[0] if len(arguments.packs) == 1 else "PACK"
+    for line in (*lines, *advice(pack, result.verification.problems)):
         print(f"sa1bpack: {printable(line)}", file=sys.stderr)
     state = "" if result.complete else ", NOT COMPLETE"
     print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}{state}")

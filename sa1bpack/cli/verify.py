@@ -1,8 +1,10 @@
 """`sa1bpack verify`: check a pack against its checksums."""
 
 import argparse
+from pathlib import Path
 from shlex import quote
 
+from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.disk.reading_mode import IO
@@ -12,16 +14,27 @@ from sa1bpack.wording import counted, printable
 _DESCRIPTION = """\
 Check a pack: that no file is missing and none is foreign, that structure and
 offsets are valid, and that the bytes are those that were written. A damaged
-sample is named by shard, row and image."""
+sample is named by shard, row and image. Several packs are checked one after
+the other; the exit code is that of the worst."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack verify /data/packed
+  sa1bpack verify '/data/packs/*' --quick
+  sa1bpack verify /home/teacher                a side array outside its pack
+
+"""
+    + exits.EPILOG
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
-    parser.description = _DESCRIPTION
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
-        "pack", type=user_path, metavar="PACK",
-        help="folder of the pack, whose side arrays in PACK/side are checked too; or of a side "
-        "array elsewhere",
+        "packs", type=user_path, metavar="PACK", nargs="+",
+        help="folders of packs, whose side arrays in PACK/side are checked too; of side arrays "
+        "elsewhere; or quoted globs",
     )  # fmt: skip
     parser.add_argument(
         "--quick",
@@ -39,19 +52,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Verify, and print every problem."""
+    """Verify each pack, and print every problem."""
+    packs = paths_of("pack", arguments.packs)
+    bad = sum(not _verify(pack, arguments) for pack in packs)
+    if len(packs) > 1:
+        verdict = f"{bad:,} with problems" if bad else "no problem found"
+        print(f"{len(packs):,} checked: {verdict}")
+    return exits.FAILED if bad else exits.OK
+
+
+def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
+    """Verify one pack, print what was found, and return whether there was no problem."""
     from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
-        report = verify(arguments.pack, quick=arguments.quick, progress=advance, io=arguments.io)
+        report = verify(pack, quick=arguments.quick, progress=advance, io=arguments.io)
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:
         print("NOT COMPLETE: repeat the pack command")
-    for line in advice(arguments.pack, report.problems):
+    for line in advice(str(pack), report.problems):
         print(line)
-    print(f"{arguments.pack}: {_verdict(report, arguments.quick)}")
-    return exits.OK if report.ok else exits.FAILED
+    print(f"{pack}: {_verdict(report, arguments.quick)}")
+    return report.ok
 
 
 def advice(pack: str, problems) -> list[str]:

@@ -1,12 +1,16 @@
 """`info`: what a pack holds, from its manifest and its index, without reading pixels."""
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import paths_of
+from sa1bpack.dataset.pack import Pack
+from sa1bpack.dataset.pack_folder import open_folders
+from sa1bpack.dataset.together import check_alike
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
@@ -16,28 +20,31 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
+    TOTALS,
     check_attributes,
     check_records,
     of_which_images,
     text_of,
 )
-from sa1bpack.report.sides import SideInfo, side_infos
+from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest, name_of
+from sa1bpack.report.sides import SideInfo, joined_sides, side_infos
 from sa1bpack.wording import counted, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.
 _BINS = 10
 _BAR = 40
 _WIDTH = 90  # columns
+_PACKS = 20  # of several, those that are listed
 
 
 @dataclass(frozen=True)
 class PackInfo:
     """What a pack holds.
 
-    root
-        Its folder.
+    roots
+        Its folder, or those of several packs that are summarized as one.
     manifest
-        Its manifest.
+        Its manifest; of several packs, one that lists the shards of all.
     bytes
         Size of its chunk files, including holes; `disk_bytes` is their size on disk.
     files, folders
@@ -54,9 +61,11 @@ class PackInfo:
         Sources and image ids that the pack holds more than once.
     sides
         The side arrays in PACK/side; their files are not counted above.
+    packs
+        Of several packs, what each holds; empty for one.
     """
 
-    root: Path
+    roots: tuple[Path, ...]
     manifest: Manifest
     bytes: int
     disk_bytes: int
@@ -68,6 +77,7 @@ class PackInfo:
     completeness: Completeness
     duplicates: Duplicates
     sides: tuple[SideInfo, ...] = ()
+    packs: tuple["PackInfo", ...] = ()
 
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
         """Images by number of masks: counts int64 (b,), edges int64 (b + 1,), upper excluded."""
@@ -81,7 +91,8 @@ class PackInfo:
         manifest, counts = self.manifest, self.manifest.counts
         dropped = counts["annotations"] - manifest.masks
         lines = [
-            f"{self.root}",
+            name_of(self.roots),
+            *self._packs(),
             f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
             + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
@@ -117,6 +128,18 @@ class PackInfo:
         lines.append("masks per image")
         lines += self._bars()
         return "\n".join(lines)
+
+    def _packs(self) -> list[str]:
+        """What each of several packs holds, on one line."""
+        lines = []
+        for each in self.packs[:_PACKS]:
+            state = "" if each.manifest.complete else ", NOT COMPLETE"
+            lines.append(
+                f"  pack       {each.roots[0]}: {counted(each.manifest.samples, 'image')}, "
+                f"{size_text(each.bytes)}{state}"
+            )
+        more = len(self.packs) - _PACKS
+        return lines + ([f"             and {counted(more, 'more pack')}"] if more > 0 else [])
 
     def _state(self) -> list[str]:
         """What is missing from the pack, and what it holds more than once."""
@@ -162,13 +185,43 @@ def _mask_text(layout: Layout) -> str:
     return " and ".join(forms)
 
 
-def info(root: str | Path) -> PackInfo:
-    """Summarize a pack.
+def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
+    """Summarize a pack, or several as one.
 
-    Raises FormatError (or VersionError) if `root` is not a pack or is damaged, OptionError if it is
-    a URL.
+    root  folder of a pack, several, or a glob pattern
+
+    Raises FormatError (or VersionError) if one is not a pack or is damaged, OptionError for a URL,
+    a pattern that matches nothing, and packs of different layouts, naming what differs.
     """
-    root = local_path("root", root)
+    found = [_info(each) for each in paths_of("root", root)]
+    return found[0] if len(found) == 1 else _together(found)
+
+
+def _together(found: list[PackInfo]) -> PackInfo:
+    """Several packs as one."""
+    folders = open_folders([each.roots[0] for each in found])
+    check_alike(folders)
+    pack = Pack(folders)
+    manifest, index = joined_manifest(pack), joined_index(pack)
+    versions = {tuple(sorted(made.items())) for each in found for made in each.packed_by}
+    return PackInfo(
+        roots=tuple(each.roots[0] for each in found),
+        manifest=manifest,
+        bytes=sum(each.bytes for each in found),
+        disk_bytes=sum(each.disk_bytes for each in found),
+        files=sum(each.files for each in found),
+        folders=sum(each.folders for each in found),
+        mask_counts=np.diff(index.mask_offset),
+        packed_by=[dict(made) for made in sorted(versions)],
+        unknown_keys=sorted({key for each in found for key in each.unknown_keys}),
+        completeness=joined_completeness([each.completeness for each in found]),
+        duplicates=find_duplicates(manifest, index),
+        sides=joined_sides([(each.roots[0], each.sides) for each in found]),
+        packs=tuple(found),
+    )
+
+
+def _info(root: Path) -> PackInfo:
     manifest, index = open_manifest_and_index(root)
     check_records(manifest, root)
     _require_counts(manifest, root / MANIFEST_NAME)
@@ -180,7 +233,7 @@ def info(root: str | Path) -> PackInfo:
     stored = [path.stat().st_blocks * 512 for path in inside if path.is_file()]
     files = len(stored) + sum(path.is_file() for path in outside)
     return PackInfo(
-        root=root,
+        roots=(root,),
         manifest=manifest,
         bytes=sum(entry.bytes for entry in manifest.shards),
         disk_bytes=sum(stored),
@@ -204,7 +257,7 @@ def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
 
 def _require_counts(manifest: Manifest, path: Path) -> None:
     """Raise FormatError unless the totals of the packer are recorded."""
-    for key in ("annotations", "dropped_images", "rejects"):
+    for key in TOTALS:
         if key not in manifest.counts:
             raise FormatError(
                 f"{path}: counts: {key} is missing; only packs made by sa1bpack itself can be "

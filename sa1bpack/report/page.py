@@ -24,14 +24,15 @@ SHOWN_PROBLEMS = 50
 SHOWN_REJECTS = 20
 SHOWN_RUNS = 10
 SHOWN_SOURCES = 20
+SHOWN_PACKS = 20
 
 
 @dataclass(frozen=True)
 class Contents:
     """The contents of a report.
 
-    root, manifest
-        The pack.
+    roots, manifest
+        The pack, or several as one.
     mask_counts
         (N,) int64, masks of each sample.
     survey
@@ -56,7 +57,7 @@ class Contents:
         The side arrays in the pack's own folder.
     """
 
-    root: Path
+    roots: tuple[Path, ...]
     manifest: Manifest
     mask_counts: np.ndarray
     survey: Survey
@@ -73,7 +74,8 @@ class Contents:
 
 def page(contents: Contents) -> str:
     """The whole page."""
-    title = f"Pack {contents.root.resolve().name}"
+    roots = contents.roots
+    title = f"Pack {roots[0].resolve().name}" if len(roots) == 1 else f"{len(roots):,} packs"
     body = [
         _header(contents, title),
         _totals(contents),
@@ -103,13 +105,16 @@ def _section(title: str, *content: Markup) -> Markup:
 
 
 def _header(contents: Contents, title: str) -> Markup:
-    made = contents.verification.finished
+    made, roots = contents.verification.finished, contents.roots
+    places = ", ".join(str(root.resolve()) for root in roots[:SHOWN_PACKS])
+    if len(roots) > SHOWN_PACKS:
+        places += f" and {counted(len(roots) - SHOWN_PACKS, 'more pack')}"
     return element(
         "header",
         element("h1", title),
         element(
             "p",
-            f"{contents.root.resolve()}. Report of {_when(made)} by sa1bpack {contents.version}.",
+            f"{places}. Report of {_when(made)} by sa1bpack {contents.version}.",
             class_="lead",
         ),
     )
@@ -259,7 +264,7 @@ def _options(contents: Contents) -> list[Markup]:
                         ("format", f"{manifest.format} {'.'.join(map(str, manifest.version))}"),
                         *(("packed by", text) for text in made or ["not recorded"]),
                         ("seen in", of),
-                        ("index", manifest.index or "none yet"),
+                        ("index", _index_text(contents)),
                         (
                             "not stored",
                             f"keys of the JSON: {', '.join(sorted(survey.unknown_keys))}"
@@ -273,6 +278,12 @@ def _options(contents: Contents) -> list[Markup]:
             class_="grid",
         )
     ]  # fmt: skip
+
+
+def _index_text(contents: Contents) -> str:
+    if len(contents.roots) > 1:
+        return "one in each pack"
+    return contents.manifest.index or "none yet"
 
 
 def _texts(values: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.wording import brief, printable
 
 REJECTS_PREFIX = "rejects:"  # of the keys of counts by reason
+TOTALS = ("annotations", "dropped_images", "rejects")  # of the counts, those that are shown
 
 
 class _Source(msgspec.Struct):

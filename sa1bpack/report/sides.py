@@ -1,5 +1,6 @@
 """The side arrays of a pack in words: what they hold, and whether they are complete."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,17 @@ class SideInfo:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text}"
+
+
+def joined_sides(
+    found: Sequence[tuple[Path, Sequence[SideInfo]]],
+) -> tuple[SideInfo, ...]:
+    """The side arrays of packs, each named with its pack if there are several."""
+    if len(found) == 1:
+        return tuple(found[0][1])
+    return tuple(
+        SideInfo(f"{root}: {side.name}", side.text) for root, sides in found for side in sides
+    )
 
 
 def side_infos(root: Path, manifest: Manifest) -> tuple[SideInfo, ...]:

@@ -1,7 +1,7 @@
 """Verification of a pack for a report: what was checked, and what was found."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.arguments import choice
-from sa1bpack.format import Manifest, Problem, verify
+from sa1bpack.format import Manifest, Problem, Report, verify
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.verify_shard import check_shard
@@ -57,28 +57,32 @@ def check_how(how: str) -> None:
 
 
 def verification(
-    root: Path, manifest: Manifest, how: str, seed: int, progress: Progress | None = None
+    packs: Sequence[tuple[Path, Manifest]], how: str, seed: int, progress: Progress | None = None
 ) -> Verification:
-    """Check a pack by `how`, one of VERIFY.
+    """Check packs, their folders and manifests, by `how`, one of VERIFY.
 
     progress  called as progress(bytes done, bytes in all)
     """
     check_how(how)
-    if how == "sample" and len(manifest.shards) <= SAMPLED_SHARDS:
+    if how == "sample" and sum(len(manifest.shards) for _, manifest in packs) <= SAMPLED_SHARDS:
         how = "quick"
     started = time.monotonic()
     if how == "none":
         problems, notes, covered = (), (), "Nothing was checked for this report."
     elif how == "sample":
-        problems, notes, covered = _sample(root, manifest, seed, progress)
+        problems, notes, covered = _sample(packs, seed, progress)
     else:
-        found = verify(root, quick=how == "quick", progress=progress)
-        problems, notes = found.problems, found.notes
-        size = (f"{counted(found.counts.get('shards', 0), 'shard')} with "
-                f"{counted(found.counts.get('samples', 0), 'image')}")  # fmt: skip
+        found = _verified([root for root, _ in packs], how == "quick", progress)
+        problems = [problem for each in found for problem in each.problems]
+        notes = [note for each in found for note in each.notes]
+        shards, images = (
+            sum(each.counts.get(key, 0) for each in found) for key in ("shards", "samples")
+        )
+        size = f"{counted(shards, 'shard')} with {counted(images, 'image')}"
+        own = "the pack's own files" if len(packs) == 1 else "the packs' own files"
         covered = (
             f"Structure, exact file sizes and the checksums of all files except pixels, mask bits "
-            f"and runs, of {size} and of the pack's own files."
+            f"and runs, of {size} and of {own}."
             if how == "quick"
             else f"Every byte of {size} against the checksums of files and samples."
         )
@@ -86,14 +90,32 @@ def verification(
     return Verification(how, covered, tuple(problems), tuple(notes), datetime.now(UTC), seconds)
 
 
+def _verified(roots: list[Path], quick: bool, progress: Progress | None) -> list[Report]:
+    """The reports on several packs, one after the other."""
+    before, found = 0, []
+    for root in roots:
+        total = 0
+
+        def advance(done: int, of_pack: int, before: int = before) -> None:
+            nonlocal total
+            total = of_pack
+            if progress is not None:
+                progress(before + done, before + of_pack)
+
+        found.append(verify(root, quick=quick, progress=advance))
+        before += total
+    return found
+
+
 def _sample(
-    root: Path, manifest: Manifest, seed: int, progress: Progress | None
+    packs: Sequence[tuple[Path, Manifest]], seed: int, progress: Progress | None
 ) -> tuple[list, list, str]:
     """Problems, notes and coverage of a quick check of a few shards."""
     findings = Findings()
-    picked = np.random.default_rng(seed).permutation(len(manifest.shards))[:SAMPLED_SHARDS]
-    entries = [manifest.shards[number] for number in np.sort(picked).tolist()]
-    done, total = 0, sum(entry.bytes for entry in entries)
+    shards = [(root, manifest, entry) for root, manifest in packs for entry in manifest.shards]
+    picked = np.random.default_rng(seed).permutation(len(shards))[:SAMPLED_SHARDS]
+    chosen = [shards[number] for number in np.sort(picked).tolist()]
+    done, total = 0, sum(entry.bytes for _, _, entry in chosen)
 
     def advance(nbytes: int) -> None:
         nonlocal done
@@ -101,12 +123,12 @@ def _sample(
         if progress is not None:
             progress(done, total)
 
-    for entry in entries:
+    for root, manifest, entry in chosen:
         folder = root / SHARDS_NAME / entry.name
         check_shard(folder, entry, manifest.layout, findings, quick=True, advance=advance)
     covered = (
         f"Structure, exact file sizes and the checksums of all files except pixels, mask bits and "
-        f"runs, of {len(entries)} of {counted(len(manifest.shards), 'shard')}, chosen at random "
+        f"runs, of {len(chosen)} of {counted(len(shards), 'shard')}, chosen at random "
         f"(seed {seed}). `sa1bpack verify --quick` checks all shards."
     )
     return findings.problems, findings.notes, covered

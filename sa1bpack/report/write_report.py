@@ -4,7 +4,9 @@ import base64
 import io
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import MAX_WORD, local_path, whole_number
+from sa1bpack.arguments import MAX_WORD, paths_of, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import FormatError
@@ -21,7 +23,7 @@ from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.packing.run_log import read_runs
+from sa1bpack.packing.run_log import Run, read_runs
 from sa1bpack.report.choose import checked_count, random_indices
 from sa1bpack.report.contact_sheet import mask_text, size_text
 from sa1bpack.report.drawing import drawn, fitted
@@ -29,7 +31,8 @@ from sa1bpack.report.markup import Markup, element
 from sa1bpack.report.output import check_output
 from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
 from sa1bpack.report.records import check_records
-from sa1bpack.report.sides import side_infos
+from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest
+from sa1bpack.report.sides import joined_sides, side_infos
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
@@ -73,7 +76,7 @@ class ReportResult:
 
 
 def write_report(
-    pack: str | Path,
+    pack: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     verify: str = "sample",
@@ -88,7 +91,8 @@ def write_report(
     says which. Damage is reported on the page and in the result, never raised.
 
     Args:
-        pack: folder of a pack, complete or not.
+        pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset, whose
+            shared image ids are counted once in distributions and pictures.
         out: the page, `*.html`; an existing file is replaced atomically.
         verify: "sample" checks up to 8 shards as "quick" does. "quick" checks everything except
             pixels, bits and runs; "full" reads every byte, as `sa1bpack.verify` does; "none" checks
@@ -98,47 +102,58 @@ def write_report(
         progress: called by the verification as progress(bytes done, total bytes).
 
     Raises:
-        OptionError: a value that is not a valid choice, or a path that cannot be used.
+        OptionError: a value that is not a valid choice, a path that cannot be used, or packs of
+            different layouts.
         FormatError: the folder is not a pack, or its manifest or index is damaged, including the
             records of the packer in the manifest.
         MissingPackage: neither pillow-simd nor Pillow is installed.
     """
-    root = local_path("pack", pack)
-    path = check_output(out, ".html", root)
+    roots = tuple(paths_of("pack", pack))
+    for root in roots:
+        path = check_output(out, ".html", root)
     check_how(verify)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)
-    manifest = read_manifest(root)
-    dataset = None if manifest.index is None else open_pack(root)
-    if dataset is not None:  # a packer may have published meanwhile
-        manifest = dataset.manifest
-    check_records(manifest, root)
-    completeness = completeness_of(root, manifest)
+    manifests = [read_manifest(root) for root in roots]
+    dataset = index = None
+    if len(roots) > 1 or manifests[0].index is not None:
+        dataset = open_pack(roots, duplicates="error" if len(roots) == 1 else "first")
+        # A packer may have published meanwhile.
+        manifests = [folder.manifest for folder in dataset.pack.folders]
+    packs = list(zip(roots, manifests, strict=True))
+    for root, each in packs:
+        check_records(each, root)
+    manifest = manifests[0]
+    if dataset is not None:
+        manifest, index = joined_manifest(dataset.pack), joined_index(dataset.pack)
+    completeness = joined_completeness([completeness_of(root, each) for root, each in packs])
     if dataset is None and not manifest.complete:  # else sa1bpack.open has logged it
-        _log.warning("%s: %s", root.absolute(), completeness)
-    checked = verification(root, manifest, verify, seed, progress)
+        _log.warning("%s: %s", roots[0].absolute(), completeness)
+    checked = verification(packs, verify, seed, progress)
     seen = Survey() if dataset is None else survey(dataset, seed)
     contents = Contents(
-        root=root,
+        roots=roots,
         manifest=manifest,
         mask_counts=np.empty(0, np.int64) if dataset is None else dataset.column("mask_count"),
         survey=seen,
         verification=checked,
-        runs=read_runs(root),
-        rejects=_first_rejects(root),
+        runs=sorted((run for root in roots for run in read_runs(root)), key=_when_finished),
+        rejects=[reject for root in roots for reject in _first_rejects(root)][:SHOWN_REJECTS],
         pictures=[] if dataset is None else _pictures(dataset, samples, seed, seen.unreadable),
         completeness=completeness,
-        duplicates=find_duplicates(
-            manifest, None if dataset is None else dataset.pack.folders[0].index
-        ),
+        duplicates=find_duplicates(manifest, index),
         seed=seed,
         version=version("sa1bpack"),
-        sides=side_infos(root, manifest),
+        sides=joined_sides([(root, side_infos(root, each)) for root, each in packs]),
     )
     replace_file(path, page(contents).encode())
     return ReportResult(
         path, manifest.samples, seen.images, checked, tuple(seen.unreadable), manifest.complete
     )
+
+
+def _when_finished(run: Run) -> datetime:
+    return run.finished
 
 
 def _first_rejects(root: Path) -> list[dict[str, Any]]:

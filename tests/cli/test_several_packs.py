@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import SMALL_FLAGS
+from pages import Page
 from PIL import Image
 from small_tars import contents, members, write_tar
 
@@ -177,6 +178,40 @@ def test_an_export_of_several_packs_is_that_of_the_merged_one(
     assert written[0] == written[1] and written[0]
 
 
+@pytest.mark.parametrize("form", ["sa1b", "coco"])
+def test_an_export_of_a_selection_has_its_images_once(command, packs, tmp_path, form):
+    selection = tmp_path / "some.sel"
+    ds = open_pack(packs)
+    ds[ds.index_of([9, 2, 4, 9])].save(selection)
+    written = []
+    for name, given in (
+        ("ids", (*packs, "--image-id", 2, "--image-id", 4, "--image-id", 9)),
+        ("file", (selection,)),
+    ):
+        out, paths = tmp_path / f"{name}.json", [each for each in given if isinstance(each, Path)]
+        code, _, error = command("export", *paths, out, "--format", form, *given[len(paths) :])
+        assert (code, error) == (0, ""), error
+        written.append(contents(out) if form == "sa1b" else out.read_bytes())
+    assert written[0] == written[1] and written[0]
+
+
+def test_a_selection_is_exported_alone_and_from_the_first_of_packs_with_its_ids(
+    command, packs, tmp_path
+):
+    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
+    third = tmp_path / "packs" / "third"
+    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    open_pack([third, *packs], duplicates="first").save(tmp_path / "all.sel")
+    result = sa1bpack.export_sa1b(tmp_path / "all.sel", tmp_path / "json")
+    assert result.images == 12
+    names = sorted(path.name for path in (tmp_path / "json" / "sa_000009").iterdir())
+    assert names == ["sa_4.json", "sa_5.json", "sa_6.json", "sa_7.json"]
+    for given in ((tmp_path / "all.sel", packs[0]), (tmp_path / "all.sel",)):
+        more = ("--image-id", 4) if len(given) == 1 else ()
+        code, _, error = command("export", *given, tmp_path / "none", *more)
+        assert code == 2 and "is a selection: export it alone" in error
+
+
 def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, packs, tmp_path):
     out = tmp_path / "json"
     code, _, error = command("export", *packs, out, "--image-id", 3, "--image-id", 99)
@@ -190,3 +225,67 @@ def test_what_several_packs_lack_is_named_and_shared_ids_are_refused(command, pa
     code, _, error = command("export", *packs, third, out)
     assert code == 2 and "2 image ids in more than one pack, such as 5 in" in error
     assert not out.exists()
+
+
+def test_info_of_several_packs_is_that_of_the_merged_one(command, packs, tmp_path):
+    assert command("merge", tmp_path / "one", *packs)[0] == 0
+    merged, several = sa1bpack.info(tmp_path / "one"), sa1bpack.info(packs)
+    assert np.array_equal(merged.mask_counts, several.mask_counts)
+    assert several.manifest.samples == 12 and several.bytes == merged.bytes
+    for key in ("annotations", "dropped_images", "rejects"):
+        assert several.manifest.counts[key] == merged.manifest.counts[key]
+    assert [each.manifest.samples for each in several.packs] == [6, 6]
+    code, text, error = command("info", str(tmp_path / "packs" / "*"))
+    assert (code, error) == (0, "")
+    assert text.startswith(f"2 packs, {packs[0]} to {packs[1]}\n  pack       {packs[0]}: 6 images")
+    _, one, _ = command("info", tmp_path / "one")
+    same = [line for line in one.splitlines() if line[2:8] in ("images", "masks ", "pixels")]
+    assert len(same) == 5 and set(same) <= set(text.splitlines())
+    assert one.partition("masks per image")[2] == text.partition("masks per image")[2]
+
+
+def test_info_names_what_packs_share_and_where_they_differ(command, packs, tmp_path):
+    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
+    third = tmp_path / "packs" / "third"
+    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    code, text, _ = command("info", *packs, third)
+    assert code == 0 and "4 image ids occur more than once, e.g. 4 in sa_000000 and" in text
+    assert command("pack", tar, "--out", tmp_path / "other", "--workers", 1,
+                   "--image-size", 32, "--mask-size", 16)[0] == 0  # fmt: skip
+    code, _, error = command("info", packs[0], tmp_path / "other")
+    assert code == 2 and "different layouts" in error and "image_size is 64 in" in error
+
+
+def test_verify_checks_one_after_the_other_and_ends_with_the_worst(command, packs, tmp_path):
+    code, text, error = command("verify", str(tmp_path / "packs" / "*"))
+    assert (code, error) == (0, "")
+    assert [line.partition(":")[0] for line in text.splitlines()] == [
+        *map(str, packs), "2 checked"
+    ]  # fmt: skip
+    (packs[0] / "shards" / "sa_000000-000" / "bbox" / "c.0.0").unlink()
+    code, text, _ = command("verify", *packs, "--quick")
+    assert code == 1 and text.splitlines()[-1] == "2 checked: 1 with problems"
+    assert f"sa1bpack repair {packs[0]} TARS" in text and f"{packs[1]}: sound" in text
+
+
+@pytest.mark.parametrize("verify", ["sample", "full"])
+def test_a_report_of_several_packs_counts_them_together(command, packs, tmp_path, verify):
+    out = tmp_path / "report.html"
+    paths = str(tmp_path / "packs" / "*")
+    code, text, error = command("report", paths, "-o", out, "--verify", verify, "--samples", 3)
+    assert (code, error) == (0, "") and text.startswith(f"{out}: 12 images, ")
+    page = Page(out.read_text())
+    assert page.text.startswith("2 packs") and f"{packs[0]}, {packs[1]}. Report of" in page.text
+    assert "66" in page.text and len(page.pictures) == 3 and "4 shards with 12 images" in page.text
+    (packs[1] / "shards" / "sa_000001-000" / "bbox" / "c.0.0").unlink()
+    code, _, error = command("report", *packs, "-o", out, "--verify", verify)
+    assert code == 1 and "sa_000001-000" in error
+    assert command("report", *packs, "-o", packs[1] / "report.html")[0] == 2
+
+
+def test_a_report_of_packs_with_shared_ids_says_so(command, packs, tmp_path):
+    tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
+    third = tmp_path / "packs" / "third"
+    assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
+    assert command("report", *packs, third, "-o", tmp_path / "r.html", "--samples", 1)[0] == 0
+    assert "4 image ids occur more than once" in Page((tmp_path / "r.html").read_text()).text
