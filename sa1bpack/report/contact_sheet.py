@@ -105,8 +105,11 @@ def _write_caption(
 
 
 def size_text(subject: Subject) -> str:
-    """Width and height in pixels, of the source and as stored: `2250x1500 at 1024x683`."""
+    """Width and height in pixels, of the source and as stored: `2250x1500 at 1024x683`; once if
+    they are the same."""
     height, width = subject.rgb.shape[:2]
+    if (height, width) == (subject.source_height, subject.source_width):
+        return f"{width}x{height}"
     return f"{subject.source_width}x{subject.source_height} at {width}x{height}"
 
 

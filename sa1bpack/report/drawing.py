@@ -79,11 +79,11 @@ def _cells_of_pixels(subject: Subject, height: int, width: int) -> tuple[np.ndar
     A cell is 1 / G of the longer side of the source for "pad" and "native", and of each side for
     "squash" (docs/format.md).
     """
-    grid = subject.bits.shape[1]
+    grids = subject.bits.shape[1], 8 * subject.bits.shape[2]
     source = (subject.source_height, subject.source_width)
     longer = max(source)
     cells = []
-    for pixels, side in zip((height, width), source, strict=True):
+    for pixels, side, grid in zip((height, width), source, grids, strict=True):
         covered = side if subject.fit == "squash" else longer
         centres = (2 * np.arange(pixels) + 1) * side * grid
         cells.append(centres // (2 * pixels * covered))

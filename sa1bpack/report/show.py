@@ -1,15 +1,17 @@
 """`show`: samples of a pack as a picture, with masks, boxes and points."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sa1bpack.arguments import torch_subset
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.report.batch import batch_rows, subjects_of
 from sa1bpack.report.choose import chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
 from sa1bpack.report.large_picture import SIDE, large_picture
@@ -41,7 +43,7 @@ class Shown:
 
 
 def show(
-    pack: str | Path | Iterable[str | Path] | Dataset,
+    pack: str | Path | Iterable[str | Path] | Dataset | Mapping[str, Any],
     *,
     samples: int | None = None,
     image_ids: Sequence[int] | None = None,
@@ -49,7 +51,13 @@ def show(
     seed: int = 0,
     large: bool = False,
 ) -> Image.Image:
-    """A picture of samples of a pack, to see whether images, masks, boxes and points match.
+    """A picture of samples of a pack or of a batch, to see whether images, masks, boxes and points
+    match.
+
+    Of a batch of Loader, make_dataloader, Collate or Pipeline it shows what the model gets: the
+    canvas with its padding, normalised images with their colours back, and the masks that are
+    valid, with their boxes and the points that are inside. The batch may be on any device. A batch
+    without `spec` is taken to have boxes and points in source coordinates.
 
     It shows what training reads: the stored pixels without padding and the stored mask bits (the
     exact runs if the pack has no bits), smaller masks over larger ones. Boxes and points are those
@@ -60,10 +68,12 @@ def show(
     Args:
         pack: what `sa1bpack.open` takes: the folder of a pack, several, or a saved selection. Or a
             dataset, which may be a subset, torch's Subset included; its transform is not called,
-            and masks that its thresholds leave out are not drawn.
-        samples: number of random samples. Default: 12, or 1 with `large`.
-        image_ids: samples with these ids, in this order.
-        rows: samples at these indices of the dataset, in this order.
+            and masks that its thresholds leave out are not drawn. Or a batch.
+        samples: number of random samples. Default: 12, or 1 with `large`. Of a batch, the first
+            ones.
+        image_ids: samples with these ids, in this order; not of a batch.
+        rows: samples at these indices of the dataset, or at these places in the batch, in this
+            order.
         seed: seed of the random choice. The same seed chooses the same samples.
         large: one large sample, with the image alone beside it and a table of its masks.
 
@@ -72,11 +82,14 @@ def show(
 
     Raises:
         OptionError: more than one way of choosing, more than one sample for `large`, a pack without
-            samples, an id or a row that does not exist, or more than 400 samples.
+            samples, an id or a row that does not exist, or more than 400 samples; a batch with
+            other arrays, or `image_ids` or `large` with a batch.
         FormatError: the folder is not a pack, its index is damaged, or with `large` the sample is.
         MissingPackage: neither pillow-simd nor Pillow is installed.
         OSError: with `large`, a file of the sample cannot be opened.
     """
+    if isinstance(pack, Mapping):
+        return _batch_sheet(pack, samples, image_ids, rows, large)
     shown = draw_samples(
         pack, samples=samples, image_ids=image_ids, rows=rows, seed=seed, large=large
     )
@@ -116,6 +129,22 @@ def draw_samples(
     subjects = [_subject(dataset, index, side) for index in indices]
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
     return Shown(dataset.pack.name, contact_sheet(subjects, dataset.pack.name, note), unreadable)
+
+
+def _batch_sheet(
+    batch: Mapping[str, Any],
+    samples: int | None,
+    image_ids: Sequence[int] | None,
+    rows: Sequence[int] | None,
+    large: bool,
+) -> Image.Image:
+    if image_ids is not None or large:
+        raise OptionError("image_ids and large are for packs: of a batch, choose samples or rows")
+    places = batch_rows(batch, samples, rows, DEFAULT_SAMPLES)
+    numbers = (f"{name} {batch[name]}" for name in ("epoch", "number") if name in batch)
+    note = f"{len(places)} of {counted(len(batch['images']), 'sample')}"
+    title = ", ".join(["batch", *numbers])
+    return contact_sheet(subjects_of(batch, places), title, note)
 
 
 def _subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:

@@ -63,6 +63,8 @@ class Pipeline:
     =============  =======  ====================================================================
     images         `dtype`  (B, 3, H, W), channels first: (RGB - mean) / std, zero outside the
                             image
+    pixel_mean     float32  (3,), and
+    pixel_std      float32  (3,): of R, G, B in 0 to 255, what images were normalised with
     masks          `mask_dtype`  (..., h, w), over the canvas
     boxes          float32  (..., 4) x0, y0, x1, y1: edges, clipped to the image; replaces `bboxes`.
                             Of a rotated box, the upright box around it
@@ -226,6 +228,7 @@ class Pipeline:
             if isinstance(step, ColorJitter)
         ]
         done["images"] = self._make_images(batch["images"], batch["sizes"], frame, colors)
+        done |= self._make_images.normalization(batch["images"].device)
         done["maps"] = stored_to_source(batch["sizes"]).after(frame.maps).matrix()
         self._put_annotations(done, batch, frame)
         for name in self._spatial.keys() & batch.keys():

@@ -79,6 +79,11 @@ class ImageMaker:
         mean, std = self._mean.on(made.device), self._std.on(made.device)
         return normalize(made, mean, std, inside).to(self.dtype)
 
+    def normalization(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """`pixel_mean` and `pixel_std` of a batch: float32 (3,) each, R, G, B in 0 to 255."""
+        tables = {"pixel_mean": self._mean, "pixel_std": self._std}
+        return {name: table.on(device).clone() for name, table in tables.items()}
+
     def _sampled(
         self,
         images: torch.Tensor,

@@ -1,0 +1,200 @@
+"""The samples of a batch, of a loader or of a pipeline, as a picture has them.
+
+Arrays may be tensors on any device, or of numpy. This package does not import torch.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.arguments import whole_number
+from sa1bpack.errors import OptionError
+from sa1bpack.masks import rasterize
+from sa1bpack.pixels import yuv420_to_rgb
+from sa1bpack.report.subject import Subject
+
+_GRID = 512  # cells of masks that are drawn from runs, if the batch has nothing else
+
+Batch = Mapping[str, Any]
+
+
+def subjects_of(batch: Batch, rows: list[int]) -> list[Subject]:
+    """Some samples of a batch: the entire canvas, with the masks that are valid.
+
+    rows  places in the batch, see `batch_rows`
+
+    Raises OptionError if the arrays are not those of a batch of Loader, DataLoader, Collate or
+    Pipeline, or if its images are normalised by an unknown mean.
+    """
+    return [_subject(batch, row) for row in rows]
+
+
+def batch_rows(batch: Batch, samples: int | None, rows: Any, most: int) -> list[int]:
+    """The places in a batch that are drawn: `rows`, or the first `samples`.
+
+    Raises OptionError for both, for a place that does not exist, and for a batch without images.
+    """
+    if "images" not in batch:
+        raise OptionError(
+            f"the batch has {', '.join(map(str, batch))}, but no images: pass a batch as Loader, "
+            "DataLoader, Collate or Pipeline makes it"
+        )
+    count = len(batch["images"])
+    if not count:
+        raise OptionError("the batch has no samples to show")
+    if rows is None:
+        chosen = most if samples is None else whole_number("samples", samples, 1, 400)
+        return list(range(min(count, chosen)))
+    if samples is not None:
+        raise OptionError("choose samples or rows, not both")
+    return [whole_number("rows", row, 0, count - 1) for row in rows]
+
+
+def _array(value: Any) -> np.ndarray:
+    """A tensor, whatever its device and type, or an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if value.is_floating_point() else value).numpy()
+    return np.asarray(value)
+
+
+def _subject(batch: Batch, row: int) -> Subject:
+    rgb = _pixels(batch, row)
+    height, width = rgb.shape[:2]
+    part = _part(batch, row)
+    bits = _bits(batch, row, part)
+    boxes = _boxes(batch, row, part)
+    points = _points(batch, row, part)
+    found = [array for array in (bits, boxes, points) if array is not None]
+    count = len(found[0]) if found else 0
+    valid = np.ones(count, bool)
+    if "valid" in batch:
+        valid = _array(batch["valid"][part])
+    if bits is None:
+        bits = np.zeros((count, 1, 1), np.uint8)
+        areas = np.zeros(count) if boxes is None else (boxes[:, 2] - boxes[:, 0]) * (
+            boxes[:, 3] - boxes[:, 1]
+        )  # fmt: skip
+    else:
+        areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
+    nothing = np.full((count, 4), np.nan)
+    boxes = nothing if boxes is None else boxes
+    points = nothing[:, :2] if points is None else points
+    ids = _array(batch["image_ids"]) if "image_ids" in batch else None
+    return Subject(
+        index=row,
+        shard="",
+        image_id=-1 if ids is None else int(ids[row]),
+        file_name=f"{row} of the batch",
+        rgb=rgb,
+        source_height=height,
+        source_width=width,
+        fit="squash",  # the grid of the masks covers the canvas
+        bits=bits[valid],
+        from_runs=False,
+        bboxes=np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2] - 1], 1)[valid],
+        points=points[valid],
+        areas=areas[valid],
+        predicted_ious=np.zeros(valid.sum()),
+        stability_scores=np.zeros(valid.sum()),
+        annotation_count=count,
+    )
+
+
+def _pixels(batch: Batch, row: int) -> np.ndarray:
+    """uint8 (H, W, 3): the canvas, as RGB."""
+    image = _array(batch["images"][row])
+    if image.dtype == np.uint8 and image.ndim == 2:  # planes
+        side = image.shape[1]
+        chroma = image[side:].reshape(2, side // 2, side // 2)
+        return yuv420_to_rgb(np.ascontiguousarray(image[:side]), *chroma)
+    if image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return image
+    if image.ndim != 3 or image.shape[0] != 3:
+        raise OptionError(
+            f"images are {image.dtype} {('B', *image.shape)}: pass a batch as Loader, DataLoader, "
+            "Collate or Pipeline makes it"
+        )
+    missing = [name for name in ("pixel_mean", "pixel_std") if name not in batch]
+    if missing:
+        raise OptionError(
+            f"the images are normalised, but the batch has no {' and no '.join(missing)}: pass the "
+            "batch as Pipeline returned it"
+        )
+    mean, std = (_array(batch[name]).reshape(3, 1, 1) for name in ("pixel_mean", "pixel_std"))
+    return np.rint(np.clip(image * std + mean, 0, 255)).astype(np.uint8).transpose(1, 2, 0)
+
+
+def _part(batch: Batch, row: int) -> Any:
+    """The rows of a sample in the arrays with one row per mask: a slice of flat arrays, or the
+    sample and a slice of padded ones."""
+    if "mask_counts" not in batch:
+        return slice(0, 0)
+    count = int(batch["mask_counts"][row])
+    if "mask_offsets" in batch:
+        first = int(batch["mask_offsets"][row])
+        return slice(first, first + count)
+    return row, slice(0, count)
+
+
+def _bits(batch: Batch, row: int, part: Any) -> np.ndarray | None:
+    """uint8 (m, h, w / 8): the masks, over the canvas; None if the batch has none."""
+    if "mask_counts" not in batch:
+        return None
+    if "masks" in batch:
+        masks = _array(batch["masks"][part])
+        if masks.dtype == np.uint8:
+            return masks
+        cells = masks > 0.5 if masks.dtype != np.bool_ else masks
+        if cells.shape[2] % 8:  # eight cells in place of each, so that a row is whole bytes
+            cells = np.repeat(cells, 8, 2)
+        return np.packbits(cells, axis=2, bitorder="little")
+    if "runs" in batch:
+        runs = batch["runs"]
+        ends, offset = _array(runs.run_ends), _array(runs.run_offset)
+        first, last = _array(runs.mask_offset)[row : row + 2].tolist()
+        present = first + np.flatnonzero(np.diff(offset[first : last + 1]) > 0)
+        height, width = _array(runs.sizes)[row].tolist()
+        fit = "squash" if str(batch.get("spec", "")).startswith("squash") else "pad"
+        return rasterize(ends, np.append(offset[present], offset[last]), height, width, _GRID, fit)
+    return None
+
+
+def _boxes(batch: Batch, row: int, part: Any) -> np.ndarray | None:
+    """float (m, 4): edges x0, y0, x1, y1 in pixels of the canvas; None if the batch has none."""
+    if "boxes" in batch:  # of a pipeline
+        return _array(batch["boxes"][part])
+    if "bboxes" not in batch:
+        return None
+    boxes, scale = _array(batch["bboxes"][part]), _scale(batch, row)
+    pixel = np.ones(2) if _in_source(batch) else _source_scale(batch, row)
+    corner = boxes[:, :2]
+    return np.concatenate([corner * scale, (corner + boxes[:, 2:] + pixel) * scale], 1)
+
+
+def _points(batch: Batch, row: int, part: Any) -> np.ndarray | None:
+    """float (m, 2): x and y in pixels of the canvas; None if the batch has none."""
+    if "point_coords" not in batch:
+        return None
+    points = _array(batch["point_coords"][part])
+    if "boxes" in batch or "maps" in batch:
+        inside = batch.get("point_inside")
+        shown = np.ones(len(points), bool) if inside is None else _array(inside[part])
+        return np.where(shown[:, None], points, np.nan)
+    return points * _scale(batch, row)
+
+
+def _in_source(batch: Batch) -> bool:
+    return "stored coordinates" not in str(batch.get("spec", ""))
+
+
+def _source_scale(batch: Batch, row: int) -> np.ndarray:
+    """float (2,), x and y: stored pixels per source pixel."""
+    sizes = _array(batch["sizes"])[row].astype(float)
+    return (sizes[2:] / sizes[:2])[::-1]
+
+
+def _scale(batch: Batch, row: int) -> np.ndarray:
+    """float (2,), x and y: from the coordinates of a loader's batch to stored pixels."""
+    return _source_scale(batch, row) if _in_source(batch) else np.ones(2)

@@ -1,0 +1,133 @@
+"""`show` of a batch draws what the batch has, whatever its layout."""
+
+import numpy as np
+import pytest
+import torch
+from made_batches import LAYOUT, RECTANGLES, dataset, noisy_batch, ragged, rectangle_batch
+from PIL import Image
+
+import sa1bpack
+from sa1bpack import transforms as T
+from sa1bpack.errors import OptionError
+from sa1bpack.report.batch import subjects_of
+
+
+def cells(bits: np.ndarray) -> np.ndarray:
+    return np.unpackbits(bits, axis=2, bitorder="little").astype(bool)
+
+
+@pytest.fixture
+def batches(small_pack):
+    """One batch of the same samples in each form, and its dataset."""
+
+    def made(masks="bits", layout="padded", **options):
+        ds = sa1bpack.open(small_pack, masks=masks, **options)
+        with sa1bpack.Loader(ds, 6, seed=3, masks=layout, device="cpu") as loader:
+            for batch in loader:
+                return ds, {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
+
+    return made
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
+def test_subjects_are_the_samples_of_the_dataset(layout, batches):
+    ds, batch = batches(layout=layout)
+    found = subjects_of(batch, list(range(6)))
+    assert sum(subject.masks for subject in found) > 10
+    for subject, index in zip(found, batch["indices"].tolist(), strict=True):
+        sample = ds[index]
+        assert subject.image_id == sample["image_id"] and subject.masks == len(sample["bboxes"])
+        np.testing.assert_array_equal(subject.rgb, sample["image"])
+        np.testing.assert_array_equal(subject.bits, sample["masks"])
+        source_height, source_width, height, width = sample["size"].tolist()
+        scale = np.array([width / source_width, height / source_height])
+        x, y, w, h = subject.bboxes.T
+        edges = np.stack([x, y, x + w + 1, y + h + 1], 1)
+        expected = sample["bboxes"].astype(float).copy()
+        expected[:, 2:] += expected[:, :2] + 1
+        np.testing.assert_allclose(edges, expected * np.tile(scale, 2), rtol=1e-5)
+        np.testing.assert_allclose(subject.points, sample["point_coords"] * scale, rtol=1e-5)
+
+
+def test_stored_coordinates_and_runs_show_the_same(batches):
+    _, batch = batches()
+    expected = subjects_of(batch, list(range(6)))
+    for options in ({"coordinates": "stored"}, {"masks": "runs"}):
+        found = subjects_of(batches(**options)[1], list(range(6)))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one.bboxes, other.bboxes, atol=1e-3)
+            np.testing.assert_allclose(one.points, other.points, atol=1e-3)
+            side = other.bits.shape[1]
+            fine = cells(one.bits)
+            step = fine.shape[1] // side
+            coarse = fine.reshape(len(fine), side, step, side, step).mean((2, 4)) >= 0.5
+            assert (coarse != cells(other.bits)).sum() <= 0.02 * coarse.size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_normalised_images_get_their_colours_back(dtype):
+    batch = noisy_batch(LAYOUT, "bits")
+    done = T.Pipeline(dataset(LAYOUT), dtype=dtype, mask_dtype=dtype)(batch)
+    for k, subject in enumerate(subjects_of(done, [0, 1, 2, 3])):
+        expected = batch["images"][k, :64].numpy().astype(int)
+        most = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[dtype]
+        assert np.abs(subject.rgb[:64].astype(int) - expected).max() <= most
+        assert (subject.rgb[64:] == [124, 116, 104]).all()  # padding has the mean colour
+        np.testing.assert_array_equal(cells(subject.bits)[0], done["masks"][k, 0] > 0)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat"])
+def test_of_a_pipeline_only_valid_masks_are_drawn_at_any_grid(layout):
+    """A grid of 20 columns: not whole bytes."""
+    pipeline = T.Pipeline(
+        dataset(LAYOUT), [T.RandomResizedCrop((0.05, 0.1))], size=(64, 80), mask_size=(16, 20)
+    )
+    done = pipeline(ragged(layout), 1)
+    found = subjects_of(done, [0, 1, 2])
+    assert [subject.rgb.shape for subject in found] == [(64, 80, 3)] * 3
+    valid = done["valid"] if layout == "flat" else done["valid"][[0, 0, 2], [0, 1, 0]]
+    assert sum(subject.masks for subject in found) == int(valid.sum()) < 3
+    assert [subject.annotation_count for subject in found] == [2, 0, 1]
+    whole = T.Pipeline(dataset(LAYOUT), mask_size=(16, 20))(ragged(layout))
+    [first, *_] = subjects_of(whole, [0])
+    mask = whole["masks"][0] if layout == "flat" else whole["masks"][0, 0]
+    np.testing.assert_array_equal(cells(first.bits)[0, :, ::8], mask)
+
+
+def test_planes_become_rgb(batches):
+    layout = LAYOUT.__class__(image_size=96, mask_size=96, pixels="yuv420")
+    batch = noisy_batch(layout, "bits")
+    expected = T.yuv420_to_rgb(batch["images"], torch.tensor([[96, 96]] * 4))
+    for k, subject in enumerate(subjects_of(batch, [0, 3])):
+        np.testing.assert_array_equal(subject.rgb, expected[3 * k])
+
+
+def test_the_picture_has_a_tile_for_each_sample():
+    steps = [T.RandomAffine(30), T.ColorJitter(0.4), T.CutMix()]
+    batch = rectangle_batch(LAYOUT, RECTANGLES) | {"epoch": 2, "number": 5}
+    done = T.Pipeline(dataset(LAYOUT), steps)(batch)
+    pictures = [sa1bpack.show(done), sa1bpack.show(done, samples=2), sa1bpack.show(done, rows=[1])]
+    assert all(isinstance(picture, Image.Image) for picture in pictures)
+    assert pictures[0].width > pictures[1].width > pictures[2].width
+    for each in (batch, {"images": batch["images"]}, done | {"masks": done["masks"].numpy()}):
+        assert sa1bpack.show(each).size == pictures[0].size
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "match"),
+    [
+        (lambda batch: batch.pop("images"), {}, "but no images: pass a batch"),
+        (lambda batch: batch.pop("pixel_mean"), {}, "normalised, but the batch has no pixel_mean"),
+        (lambda batch: batch.update(images=batch["images"][:, 0]), {}, "images are float32"),
+        (lambda batch: batch.update(images=batch["images"][:0]), {}, "no samples to show"),
+        (lambda batch: None, {"image_ids": [1]}, "image_ids and large are for packs"),
+        (lambda batch: None, {"large": True}, "image_ids and large are for packs"),
+        (lambda batch: None, {"rows": [4]}, "rows is 4"),
+        (lambda batch: None, {"rows": [0], "samples": 1}, "choose samples or rows, not both"),
+    ],
+)
+def test_what_is_not_in_the_batch_is_refused_by_name(change, options, match):
+    done = T.Pipeline(dataset(LAYOUT))(rectangle_batch(LAYOUT, RECTANGLES))
+    change(done)
+    with pytest.raises(OptionError, match=match):
+        sa1bpack.show(done, **options)
