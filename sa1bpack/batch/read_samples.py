@@ -197,6 +197,42 @@ def request_rows(
 
 
 @njit(nogil=True, cache=True)
+def read_requested(
+    context, requests, count, owner, low, first, counts, counted, sources, addresses, files, status
+):
+    """Read what was requested for samples from `first` on, and enter where it is.
+
+    Args:
+        owner: int64 (count,): of each request, its row of `sources`.
+        counts: as in `read_samples`; `counted`, the same of this call but for the requests, is
+            added.
+        sources: int64 (samples * arrays, 2): what addresses and files become, array by array of a
+            sample; IN_PLACE where reading failed.
+        status: int64 (B, arrays), out: the errno, or CUT_SHORT, of what failed; else unchanged.
+
+    Returns 0; or -errno if the context is unusable, and then nothing is entered.
+    """
+    arrays = status.shape[1]
+    counted[REQUESTS] = count
+    for column in range(len(counted)):
+        counts[column] += counted[column]
+    if count:
+        results = np.empty(count, np.int64)
+        code = read_all(context, requests, count, results)
+        if code:
+            return -code
+        for r in range(count):
+            if results[r]:
+                status[first + owner[r] // arrays, owner[r] % arrays] = results[r]
+                sources[owner[r], 1] = IN_PLACE
+    for owned in range(len(sources)):
+        at = low + first + owned // arrays
+        addresses[at, owned % arrays] = sources[owned, 0]
+        files[at, owned % arrays] = sources[owned, 1]
+    return 0
+
+
+@njit(nogil=True, cache=True)
 def read_samples(
     context, low, first, stop, buffer, scratch, counts, addresses, files, direct, spans, chosen,
     mask_spans, offsets, mask_capacity, how, images_at, image_bytes, masks_at, mask_bytes, as_bool,
@@ -281,20 +317,6 @@ def read_samples(
     used = free - base
     if used > len(scratch):
         return used
-    counted[REQUESTS] = n
-    for column in range(len(counted)):
-        counts[column] += counted[column]
-    if n:
-        results = np.empty(n, np.int64)
-        code = read_all(context, requests, n, results)
-        if code:
-            return -code
-        for r in range(n):
-            if results[r]:
-                status[first + owner[r] // 2, owner[r] % 2] = results[r]
-                sources[owner[r], 1] = IN_PLACE
-    for owned in range(2 * count):
-        at = low + first + owned // 2
-        addresses[at, owned % 2] = sources[owned, 0]
-        files[at, owned % 2] = sources[owned, 1]
-    return 0
+    return read_requested(
+        context, requests, n, owner, low, first, counts, counted, sources, addresses, files, status
+    )

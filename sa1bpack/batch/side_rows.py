@@ -16,15 +16,15 @@ from sa1bpack.batch.copy_samples import (
     in_memory,
 )
 from sa1bpack.batch.read_samples import (
-    REQUESTS,
     block_floor,
     count_bytes,
     map_in_memory,
+    read_requested,
     request_rows,
     request_span,
 )
 from sa1bpack.batch.stream_copy import memset
-from sa1bpack.disk.aio import REQUEST_COLUMNS, read_all
+from sa1bpack.disk.aio import REQUEST_COLUMNS
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.kernels import njit
 
@@ -111,23 +111,9 @@ def read_sides(
     used = free - base
     if used > len(scratch):
         return used
-    counted[REQUESTS] = n
-    for column in range(len(counted)):
-        counts[column] += counted[column]
-    if n:
-        results = np.empty(n, np.int64)
-        code = read_all(context, requests, n, results)
-        if code:
-            return -code
-        for r in range(n):
-            if results[r]:
-                status[first + owner[r] // arrays, owner[r] % arrays] = results[r]
-                sources[owner[r], 1] = IN_PLACE
-    for owned in range(count * arrays):
-        at = low + first + owned // arrays
-        addresses[at, owned % arrays] = sources[owned, 0]
-        files[at, owned % arrays] = sources[owned, 1]
-    return 0
+    return read_requested(
+        context, requests, n, owner, low, first, counts, counted, sources, addresses, files, status
+    )
 
 
 @njit(nogil=True, cache=True)
