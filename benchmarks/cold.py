@@ -35,26 +35,22 @@ import os
 import platform
 import shutil
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from cold_packs import KINDS, Kind, Spans, describe, files_of, make_pack, packs, spans
 from cold_peers import open_cold_peers
-from page_cache import drop_all, drop_pages, resident_bytes
+from page_cache import drop_all
 
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
-from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.loading.loader import Loader
-
-_HUGE = 16 << 20  # bytes of a buffer that numpy asks the system to make of huge pages
+from sa1bpack.measuring.ceilings import read_spans
+from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 
 
 class Line(NamedTuple):
@@ -143,71 +139,10 @@ def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> R
 
 def read_bytes(samples: Spans, line: Line, seed: int) -> Reading:
     """Read all samples in random order with `preadv` or Linux AIO, and nothing else."""
-    flags = os.O_RDONLY | (os.O_DIRECT if line.direct else 0)
-    block = BLOCK if line.direct else 1
-    paths = {path for sample in samples for path, _, _ in sample}
-    files = {path: os.open(path, flags) for path in paths}
-    jobs = [
-        [
-            (files[path], low // block * block, -(-high // block) * block, high)
-            for path, low, high in ((p, at, at + count) for p, at, count in samples[index])
-        ]
-        for index in np.random.default_rng(seed).permutation(len(samples))
-    ]
-    most = max(stop - start for job in jobs for _, start, stop, _ in job)
-    # Every span has a place of its own: a thread's requests are in flight together.
-    spans_per_job = max(map(len, jobs))
-    place = -(-most // BLOCK) * BLOCK
-    places = spans_per_job * line.at_once if line.at_once > 1 else 1
-    # Large enough for huge pages, as buffers of a Loader are: a request is split into fewer parts.
-    buffers = [aligned(max(place * places, _HUGE)) for _ in range(line.threads)]
-    for buffer in buffers:
-        buffer[:] = 0  # no page is touched for the first time later
-    waiting, errors = iter(jobs), []
-
-    def work(buffer: np.ndarray) -> None:
-        view = memoryview(buffer)
-        try:
-            for job in waiting:  # taking the next one holds the GIL; `preadv` does not
-                for file, start, stop, needed in job:
-                    got = os.preadv(file, [view[: stop - start]], start)
-                    if start + got < needed:
-                        raise OSError(f"{got} bytes at {start}, expected {stop - start}")
-        except OSError as error:
-            errors.append(error)
-
-    def work_at_once(buffer: np.ndarray) -> None:
-        base, context = buffer.ctypes.data, Context()
-        try:
-            while some := list(islice(waiting, line.at_once)):
-                asked = [span for job in some for span in job]
-                requests = [
-                    (file, start, stop - start, base + number * place, needed - start)
-                    for number, (file, start, stop, needed) in enumerate(asked)
-                ]
-                if (status := context.read(np.array(requests, np.int64))).any():
-                    raise OSError(f"status {status.tolist()} of {requests}")
-        except OSError as error:
-            errors.append(error)
-        finally:
-            context.close()
-
-    if line.at_once > 1:
-        work, ready = work_at_once, Context()  # compiles, or loads what is compiled
-        ready.read(np.empty((0, REQUEST_COLUMNS), np.int64))
-        ready.close()
-    threads = [threading.Thread(target=work, args=(buffer,)) for buffer in buffers]
-    begin, cpu = time.perf_counter(), time.process_time()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-    for file in files.values():
-        os.close(file)
-    if errors:
-        raise errors[0]
-    return Reading(seconds, cpu, len(samples))
+    order = np.random.default_rng(seed).permutation(len(samples)).tolist()
+    shuffled = [samples[index] for index in order]
+    found = read_spans(shuffled, line.threads, direct=line.direct, at_once=line.at_once)
+    return Reading(*found[:3])
 
 
 def first_batch(kind: str, line: Line, pack: Path, batch: int, seed: int) -> float:

@@ -43,11 +43,11 @@ from pathlib import Path
 import numpy as np
 from cold import Line, dataset_of, loader_of, read_bytes
 from cold_packs import KINDS, describe, packs, spans
-from page_cache import resident_bytes
 from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chain, most_in_flight
 
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.loading.loader import Loader
+from sa1bpack.measuring.page_cache import resident_bytes
 
 MISSING = 77  # the exit code by which test harnesses know what was skipped
 SINGLE_SAMPLES = 5

@@ -33,6 +33,13 @@ def image_steps(images: int, show: bool | None = None) -> Iterator[Callable[[int
 
 
 @contextmanager
+def step_line(show: bool | None = None) -> Iterator[Callable[[str], None]]:
+    """A line on stderr with the latest step: yields the function to call with its name."""
+    with _tqdm(show, bar_format="{desc}", total=0) as line:
+        yield line.set_description_str
+
+
+@contextmanager
 def _bar(show: bool | None, **options) -> Iterator[Callable[[int, int], None]]:
     with _tqdm(show, **options) as bar:
 

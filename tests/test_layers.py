@@ -2,9 +2,9 @@
 
 errors, arguments, environment, progress, wording → source, pixels, masks, format (which do not know
 each other) → packing | export | the reading side (nor do these) → report → cli. The reading side is
-dataset, order, disk, transforms → batch → loading → deriving, adapters. torch is imported by
-transforms, batch, loading, deriving and adapters alone, numba through kernels; imports stand at the
-top of a module.
+dataset, order, disk, transforms → batch → loading → deriving, adapters, measuring. torch is
+imported by transforms, batch, loading, deriving and adapters alone, numba through kernels; imports
+stand at the top of a module.
 """
 
 import ast
@@ -38,9 +38,10 @@ ALLOWED = {
     "deriving": BASE | {"format", "dataset", "order", "loading"},
     "adapters": BASE | {"masks", "dataset", "loading"},
     "report": BASE | CODECS | {"packing", "dataset"},
+    "measuring": BASE | {"format", "disk", "dataset", "batch", "loading", "report"},
     "cli": BASE
     | CODECS
-    | {"disk", "packing", "export", "dataset", "deriving", "report", "__init__"},
+    | {"disk", "packing", "export", "dataset", "deriving", "measuring", "report", "__init__"},
     "__main__": {"cli"},
     # Everything lazily, by name: its own table holds it as text.
     "__init__": set(),

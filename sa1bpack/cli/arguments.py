@@ -22,6 +22,8 @@ COMMANDS = {
     "show": "draw samples of a pack with their masks, as a PNG",
     "report": "write a report on a pack, as an HTML page",
     "derive": "compute an array per image or per mask, such as embeddings",
+    "bench": "measure this machine with a pack: memory, disk, device, loaders",
+    "tune": "find the settings of a loader that suit a pack and this machine",
 }
 
 

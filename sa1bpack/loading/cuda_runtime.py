@@ -84,6 +84,33 @@ class CudaRuntime:
         """Queue a copy of pinned memory to a device on the current stream."""
         to.copy_(data, non_blocking=True)
 
+    def reset_peak(self, device: str) -> None:
+        """Begin to count the most memory that torch holds on a device; nothing on a CPU."""
+        if torch.device(device).type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peak(self, device: str) -> int:
+        """The most bytes that torch held on a device since then; 0 on a CPU."""
+        found = torch.device(device)
+        return torch.cuda.max_memory_allocated(found) if found.type == "cuda" else 0
+
+    def wait_for(self, device: str) -> None:
+        """Wait until a device is done with all that this thread queued; nothing on a CPU."""
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def index_of(self, device: str) -> int | None:
+        """The index of a CUDA device by its name; None for a CPU."""
+        found = torch.device(device)
+        if found.type != "cuda":
+            return None
+        return self.current() if found.index is None else found.index
+
+    def name_of(self, device: str) -> str:
+        """The name of a device, for people."""
+        found = torch.device(device)
+        return torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
+
     def keep(self, data: torch.Tensor, stream: Any) -> None:
         """Do not use the memory of a tensor again before a stream is done with what is queued on it
         when the last reference goes."""

@@ -27,6 +27,7 @@ from sa1bpack.loading.foreign import EpochDataset, LoaderBatchSampler
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
+from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
@@ -43,7 +44,7 @@ MAX_WORKERS = MAX_AHEAD = 1024
 # How long the workers that did start have to end when another one fails to start.
 _END_SECONDS = 5.0
 
-_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "workers")
+_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "tuned", "workers")
 _OTHER_NAMES = {
     "num_workers": "workers",
     "threads": "workers",
@@ -239,9 +240,10 @@ def make_dataloader(
     batch_size: int,
     *,
     workers: int | None = None,
-    prefetch_factor: int = 2,
+    prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
+    tuned: str | os.PathLike | None = None,
     **options: Any,
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
@@ -254,10 +256,13 @@ def make_dataloader(
         workers: processes. None: one per core available to this process, at most 8, if the
             dataset has a transform; otherwise none, because sending a batch from a worker takes
             longer than making it. At most 1024.
-        prefetch_factor: batches that each worker makes ahead, 1 to 1024.
+        prefetch_factor: batches that each worker makes ahead, 1 to 1024. None: 2.
         pin_memory: True or False. None: if there is a CUDA device.
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default.
+        tuned: a file of `sa1bpack tune`, for what is None of workers, prefetch_factor and
+            pin_memory, as in `Loader`. It was measured without a transform: with one, workers is
+            not taken from it.
         options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
             world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
@@ -268,6 +273,17 @@ def make_dataloader(
     """
     ds = as_dataset(ds)
     chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)
+    if tuned is not None:
+        found = read_tuned(tuned)
+        warn_of_differences(tuned, found, ds, found.measured_for.device, batch_size)
+        settings = found.dataloader
+        if workers is None and ds.options.transform is None:
+            workers = settings["workers"]
+        prefetch_factor = (
+            settings["prefetch_factor"] if prefetch_factor is None else prefetch_factor
+        )
+        pin_memory = settings["pin_memory"] if pin_memory is None else pin_memory
+    prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
     if workers is None:
         workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0
     workers = whole_number("workers", workers, 0, MAX_WORKERS)

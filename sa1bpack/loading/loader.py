@@ -31,6 +31,7 @@ from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
+from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.wording import counted
@@ -48,7 +49,7 @@ MAX_THREADS = MAX_AHEAD = 1024
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 
-_OWN = ("ahead", "device", "io", "threads")
+_OWN = ("ahead", "device", "io", "threads", "tuned")
 _OTHER_NAMES = {
     "num_workers": "threads",
     "workers": "threads",
@@ -94,8 +95,9 @@ class Loader(BatchReader):
         *,
         device: str = "cpu",
         threads: int | None = None,
-        ahead: int = 2,
-        io: str = "auto",
+        ahead: int | None = None,
+        io: str | None = None,
+        tuned: str | os.PathLike | None = None,
         **options: Any,
     ):
         """
@@ -107,12 +109,15 @@ class Loader(BatchReader):
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
                 read past the page cache. At most 1024 can be chosen.
-            ahead: batches that are ready or in progress while one is used, 1 to 1024.
+            ahead: batches that are ready or in progress while one is used, 1 to 1024. None: 2.
             io: how to read images and masks that are not in the page cache; what is there is copied
                 from there. "direct": past it, many samples at once, which is the fastest way for a
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
-                "auto": "cached" if the dataset takes at most half of the memory of this machine or
-                container, else "direct"; `plan()` says which, and why.
+                "auto", as None: "cached" if the dataset takes at most half of the memory of this
+                machine or container, else "direct"; `plan()` says which, and why.
+            tuned: a file of `sa1bpack tune`, for what is None of threads, ahead and io, and for the
+                disk's ceiling in the verdict of `stats()`. A warning is logged if it was measured
+                for another layout, device, number of cores or batch size.
             options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
                 world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
@@ -131,6 +136,15 @@ class Loader(BatchReader):
                 "a Loader cannot yield runs with check='read': run lengths are unknown until read; "
                 "open the pack with a mask_size, or use make_dataloader"
             )
+        settings: dict[str, Any] = {}
+        self._disk_ceiling: float | None = None
+        if tuned is not None:
+            found = read_tuned(tuned)
+            settings, self._disk_ceiling = found.loader, found.disk_bytes_per_second
+            warn_of_differences(tuned, found, ds, str(device), batch_size)
+        threads = settings.get("threads") if threads is None else threads
+        ahead = settings.get("ahead", 2) if ahead is None else ahead
+        io = settings.get("io", "auto") if io is None else io
         self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
         self._mode = reading_mode(io, ds)
         if threads is None:
@@ -241,7 +255,7 @@ class Loader(BatchReader):
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
         planner, counts = kind(source), iteration.counts
-        counts.reads_known = kind is Planner
+        counts.reads_known, counts.disk_ceiling = kind is Planner, self._disk_ceiling
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
             self._pool, device, planner, batches, self._options, self._mode, counts,

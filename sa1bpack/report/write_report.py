@@ -26,9 +26,9 @@ from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.run_log import Run, read_runs
 from sa1bpack.report.choose import checked_count, random_indices
 from sa1bpack.report.contact_sheet import mask_text, size_text
+from sa1bpack.report.destination import check_output
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.markup import Markup, element
-from sa1bpack.report.output import check_output
 from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
 from sa1bpack.report.records import check_records
 from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest

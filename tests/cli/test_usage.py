@@ -33,6 +33,10 @@ COMMANDS = {
         "--fn", "--option", "--axis", "--spatial", "--out", "--batch-size", "--device", "--threads",
         "--part",
     },
+    "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out"},
+    "tune": {
+        "--device", "--batch-size", "--masks", "--max-masks", "--minutes", "--out", "--plot",
+    },
 }  # fmt: skip
 
 

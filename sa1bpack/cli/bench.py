@@ -1,0 +1,81 @@
+"""`sa1bpack bench`: what this machine does with a pack."""
+
+import argparse
+import json
+
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.progress import step_line
+from sa1bpack.wording import printable
+
+_DESCRIPTION = """\
+Measure your pack on this machine: how fast memory, disk and device are by
+themselves (the ceilings), then how many samples per second a Loader and a
+DataLoader yield to a loop that does nothing with them, with the pack's pages
+dropped (cold) and in the page cache (warm), the seconds to the first batch of
+a new process, and the memory of each. Takes about 10 times --seconds."""
+
+_EPILOG = (
+    """example:
+  sa1bpack bench /data/packed --device cuda --batch-size 16
+
+Nothing else should run meanwhile. Dropping pages slows down other programs
+that read the pack, and nothing else.
+
+"""
+    + exits.EPILOG
+)
+
+LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the arguments of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    add_loader_options(parser)
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, dest="duration", metavar="SECONDS",
+        help="per measurement (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--out", type=user_path, metavar="FILE", help="write all figures to a JSON file"
+    )
+    parser.set_defaults(run=run_bench)
+
+
+def add_loader_options(parser: argparse.ArgumentParser) -> None:
+    """Add the pack, and the options of both loaders."""
+    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of a pack")
+    parser.add_argument(
+        "--device", default="cpu", help="where batches go: cpu or cuda (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=32, metavar="N", help="samples per batch (default: 32)"
+    )
+    parser.add_argument(
+        "--masks", choices=LAYOUTS, default="padded",
+        help="masks in the batches, as in Loader (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-masks", type=int, metavar="N", help="masks per sample at most (default: all)"
+    )
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Measure, and print the tables."""
+    from sa1bpack.format.files import replace_file
+    from sa1bpack.measuring.bench import bench
+    from sa1bpack.report.destination import check_output
+
+    out = None if arguments.out is None else check_output(arguments.out, ".json", arguments.pack)
+    with step_line() as progress:
+        result = bench(
+            arguments.pack, device=arguments.device, batch_size=arguments.batch_size,
+            masks=arguments.masks, max_masks=arguments.max_masks, duration=arguments.duration,
+            progress=progress,
+        )  # fmt: skip
+    print(printable(result.as_text()))
+    if out is not None:
+        text = json.dumps(result.as_dict(), indent=1) + "\n"
+        replace_file(out, text.encode())
+    return exits.OK

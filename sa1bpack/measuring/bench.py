@@ -1,0 +1,227 @@
+"""Ceilings of a machine with a pack, and what its loaders reach of them."""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sa1bpack.arguments import local_path, seconds, whole_number
+from sa1bpack.disk.reading_mode import direct_obstacle
+from sa1bpack.environment import available_cpus, memory_bytes
+from sa1bpack.loading.cuda_runtime import CUDA
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.devices import open_device
+from sa1bpack.loading.loader import DIRECT_THREADS, Loader
+from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
+from sa1bpack.measuring.page_cache import drop_pages
+from sa1bpack.measuring.spans import large_spans
+from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.wording import counted, size_text
+
+# Of the disk: as many samples at most as a fast disk reads in ten seconds.
+_MOST_SAMPLES = 10_000
+_WORKERS = (0, 2)
+_LITTLE = 0.05  # of a cold pack, in the page cache
+_DEVICE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes per second.
+
+    memory  copied past the processor's caches by one thread per core
+    disk    read past the page cache at random; None, with `why`, where that is not possible
+    device  copied to the device from pinned memory; None on a CPU
+    """
+
+    memory: float
+    disk: float | None
+    device: float | None
+    why: str = ""
+
+
+@dataclass
+class BenchResult:
+    """What `bench` found. `lines` has, by loader, "cold" and "warm" Speed, and seconds to the first
+    batch of a new process: `first_cold` and `first_again`."""
+
+    pack: str
+    samples: int
+    sample_bytes: float
+    batch_size: int
+    cores: int
+    device: str
+    ceilings: Ceilings
+    lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def as_text(self) -> str:
+        """Two tables."""
+        each, found = self.sample_bytes, self.ceilings
+        lines = [
+            f"{self.pack}: {counted(self.samples, 'sample')} of {size_text(each)} (pixels and "
+            f"stored mask bits), batches of {self.batch_size}",
+            f"{counted(self.cores, 'core')}, {size_text(memory_bytes())} of memory, {self.device}",
+            "",
+            f"{'ceiling':<38}{'bytes/s':>12}{'samples/s':>12}",
+        ]
+        for name, ceiling in (
+            (f"memory, copied by {counted(self.cores, 'thread')}", found.memory),
+            ("disk, random samples, O_DIRECT", found.disk),
+            ("device, from pinned memory", found.device),
+        ):
+            if ceiling is not None:
+                lines.append(f"{name:<38}{size_text(ceiling):>12}{ceiling / each:>12,.0f}")
+        if found.why:
+            lines.append(f"disk: not measured: {found.why}")
+        lines += [
+            "",
+            "                          samples/s        of ceiling    first batch, s   memory",
+            f"{'loader':<20}{'cold':>9}{'warm':>9}{'cold':>8}{'warm':>8}{'cold':>8}{'again':>8}"
+            f"{'host':>9}{'device':>9}",
+        ]
+        lines += [self._line(name) for name in self.lines]
+        share = self.lines["Loader"]["cold"].cached_share
+        if share is not None and share > _LITTLE:
+            lines.append(
+                f"cold: {share:.0%} of the bytes were in the page cache: another process uses the "
+                "pack,\nor the system reads ahead"
+            )
+        return "\n".join(lines)
+
+    def _line(self, name: str) -> str:
+        line, found = self.lines[name], self.ceilings
+        cold, warm = line["cold"], line["warm"]
+        warm_ceiling = min(found.memory, found.device or found.memory)
+
+        def share(speed: Speed | None, ceiling: float | None) -> str:
+            if speed is None or ceiling is None:
+                return "-"
+            return f"{speed.samples_per_second * self.sample_bytes / ceiling:.2f}"
+
+        host = [each.host_bytes for each in (cold, warm) if each and each.host_bytes is not None]
+        device = max(each.device_bytes for each in (cold, warm) if each)
+        return (
+            f"{name:<20}{_speed(cold):>9}{_speed(warm):>9}{share(cold, found.disk):>8}"
+            f"{share(warm, warm_ceiling):>8}{_first(line['first_cold']):>8}"
+            f"{_first(line['first_again']):>8}{size_text(max(host)) if host else '-':>9}"
+            f"{size_text(device) if device else '-':>9}"
+        )
+
+
+def _speed(found: Speed | None) -> str:
+    return "-" if found is None else f"{found.samples_per_second:,.0f}"
+
+
+def _first(found: float | None) -> str:
+    return "-" if found is None else f"{found:.2f}"
+
+
+def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
+    """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
+    ds = task.open() if not task.cold else Task(task.pack, cold=True).open()
+    spans = large_spans(ds, some_samples(ds, 0, _MOST_SAMPLES))
+    each = sum(count for sample in spans for _, _, count in sample) / len(spans)
+    memory = memory_ceiling(available_cpus(), duration)
+    disk, why = None, direct_obstacle(Path(spans[0][0][0])) or ""
+    del ds
+    if not why:
+        try:
+            drop_pages(sorted({Path(path) for sample in spans for path, _, _ in sample}))
+            threads = max(DIRECT_THREADS, min(available_cpus(), 8))
+            reading = read_spans(spans, threads, seconds=duration)
+            disk = reading.nbytes / reading.seconds
+        except OSError as error:  # of Linux AIO, or of a file
+            why = str(error)
+    index = CUDA.index_of(task.device)
+    device = None if index is None else device_ceiling(index, _DEVICE_BYTES, duration)
+    return Ceilings(memory, disk, device, why), each
+
+
+def first_batch(task: Task, setting: Setting) -> float:
+    """Seconds from opening the pack to the first batch. To be called in a new process."""
+    begin = time.perf_counter()
+    ds, options = Task(task.pack, cold=True).open(), task.options | dict(setting.options)
+    from_torch = setting.reader == "DataLoader"
+    loader = _make(from_torch, ds, setting.batch, task.device, options)
+    next(iter(loader))
+    CUDA.wait_for(task.device)
+    taken = time.perf_counter() - begin
+    loader.end_workers() if from_torch else loader.close()
+    return taken
+
+
+def _make(from_torch: bool, ds: Any, batch: int, device: str, options: dict[str, Any]) -> Any:
+    from_module = make_dataloader if from_torch else Loader
+    return from_module(ds, batch, **options | ({} if from_torch else {"device": device}))
+
+
+def in_new_process(function: Callable, *arguments: Any) -> Any:
+    """What a function of a module returns in a new process, which may have children."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def bench(
+    pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
+    max_masks: int | None = None, duration: float = 5.0,
+    progress: Callable[[str], None] = lambda text: None,
+    apart: Callable[..., Any] = in_new_process,
+) -> BenchResult:  # fmt: skip
+    """Measure what this machine does with this pack.
+
+    Args:
+        pack: folder of a pack.
+        device: "cpu" or "cuda".
+        batch_size, masks, max_masks: of both loaders.
+        duration: seconds per measurement: three of ceilings, and six of loaders.
+        progress: is called with what is measured next.
+        apart: calls a function in a new process.
+
+    Raises:
+        OptionError: a value that cannot be used.
+        FormatError: the pack cannot be read.
+    """
+    path = local_path("pack", pack)
+    batch_size = whole_number("batch_size", batch_size, 1)
+    duration = seconds("duration", duration)
+    options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}
+    ReadingOptions(**options)  # checks them
+    open_device(device)
+    tasks = {
+        name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")
+    }  # fmt: skip
+    ds = tasks["cold"].open()
+    result_of = (str(path), len(ds))
+    del ds
+    progress("ceilings")
+    ceilings, each = measure_ceilings(tasks["cold"], duration)
+    result = BenchResult(
+        *result_of, each, batch_size, available_cpus(), CUDA.name_of(device), ceilings
+    )
+    settings = {"Loader": Setting.of("Loader", batch_size)}
+    for workers in _WORKERS:
+        name = f"DataLoader, {counted(workers, 'worker')}"
+        settings[name] = Setting.of("DataLoader", batch_size, workers=workers)
+    for name in settings:
+        result.lines[name] = dict.fromkeys(("cold", "warm", "first_cold", "first_again"))
+    for kind, task in tasks.items():
+        for number, (name, setting) in enumerate(settings.items()):
+            progress(f"{name}, {kind}")
+            if task.cold or number == 0:
+                task.prepare()
+            result.lines[name][kind] = measure(task, setting, duration)
+    for name, setting in settings.items():
+        progress(f"{name}, first batch of a new process")
+        tasks["cold"].prepare()
+        for key in ("first_cold", "first_again"):
+            result.lines[name][key] = apart(first_batch, tasks["cold"], setting)
+    return result

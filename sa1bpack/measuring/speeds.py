@@ -1,0 +1,190 @@
+"""The speed of a Loader or a DataLoader with some settings, for a consumer that does nothing."""
+
+import gc
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.environment import memory_bytes
+from sa1bpack.loading.cuda_runtime import CUDA
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.page_cache import dataset_bytes
+from sa1bpack.measuring.memory import own_bytes
+from sa1bpack.measuring.page_cache import drop_pages
+
+# Warm samples take at most this much, and at most this part of the memory.
+_WARM_BYTES, _WARM_SHARE = 2 << 30, 0.25
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is read, and what batches look like.
+
+    pack     folder of the pack
+    device   where batches go
+    options  of both loaders: masks, max_masks
+    cold     pages are dropped before each measurement, and no sample is read twice; otherwise as
+             many samples as fit into a part of the memory are read again and again
+    """
+
+    pack: Path
+    device: str = "cpu"
+    options: dict[str, Any] = field(default_factory=dict)
+    cold: bool = False
+
+    def files(self) -> list[Path]:
+        """All files of the pack."""
+        return sorted(path for path in self.pack.rglob("*") if path.is_file())
+
+    def open(self) -> Dataset:
+        """The samples that are read."""
+        ds = open_pack(self.pack)
+        most = min(_WARM_BYTES, int(_WARM_SHARE * memory_bytes()))
+        if self.cold or dataset_bytes(ds) <= most:
+            return ds
+        return ds[: max(1, len(ds) * most // dataset_bytes(ds))]
+
+    def prepare(self) -> None:
+        """Drop the pages of the pack, or read the samples into the page cache."""
+        if self.cold:
+            gc.collect()  # maps keep pages
+            drop_pages(self.files())
+        else:
+            with Loader(self.open(), 8, io="cached", order="sequential", masks="flat") as loader:
+                for _ in loader:
+                    pass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A loader with its settings.
+
+    reader   "Loader" or "DataLoader"
+    batch    batch_size
+    options  name and value, by name
+    """
+
+    reader: str
+    batch: int
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, reader: str, batch: int, **options: Any) -> "Setting":
+        """With options by name."""
+        return cls(reader, batch, tuple(options.items()))
+
+    def changed(self, batch: int | None = None, **options: Any) -> "Setting":
+        """The same with other options."""
+        return Setting.of(self.reader, batch or self.batch, **dict(self.options) | options)
+
+    def short(self) -> str:
+        """For tables: batch 32, threads=4, ahead=2."""
+        return f"batch {self.batch}" + "".join(f", {name}={value}" for name, value in self.options)
+
+    def call(self, options: dict[str, Any], device: str) -> str:
+        """The line of Python that makes it."""
+        name = "sa1bpack.Loader" if self.reader == "Loader" else "sa1bpack.make_dataloader"
+        given = dict(self.options) | options
+        if self.reader == "Loader" and device != "cpu":
+            given["device"] = device
+        named = "".join(f", {key}={value!r}" for key, value in given.items())
+        return f"{name}(ds, {self.batch}{named})"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a measurement found.
+
+    samples_per_second  after the first batch, unless the epoch had no other
+    first_batch_seconds from the first request to the first batch
+    host_bytes    memory that the process and its workers took in addition, None if not known
+    device_bytes  the most memory of the device that torch held, 0 on a CPU
+    cached_share  of the bytes, from the page cache; None if not known
+    """
+
+    samples_per_second: float
+    first_batch_seconds: float
+    host_bytes: int | None
+    device_bytes: int = 0
+    cached_share: float | None = None
+
+
+def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
+    """Take batches for about `seconds`, and do nothing with them.
+
+    A cold task ends with the epoch. Raises what loaders raise.
+    """
+    before = own_bytes()
+    CUDA.reset_peak(task.device)
+    ds = task.open()
+    with _loader(task, setting, ds, seed) as loader:
+        batches = _epochs(loader, task.cold)
+        begin = time.perf_counter()
+        samples = last = _take(next(batches), task)
+        first = time.perf_counter() - begin
+        limit, since, counted = begin + first + seconds, begin + first, 0
+        now = since
+        while now < limit:
+            batch = next(batches, None)
+            if batch is None:
+                break
+            last = _take(batch, task)
+            counted += last
+            now = time.perf_counter()
+        CUDA.wait_for(task.device)
+        now = time.perf_counter()
+        after = own_bytes()
+        share = loader.stats().cached_share
+    speed = counted / (now - since) if counted else samples / first
+    known = before is not None and after is not None
+    return Speed(
+        speed, first, max(0, after - before) if known else None, CUDA.peak(task.device), share
+    )
+
+
+@contextmanager
+def _loader(task: Task, setting: Setting, ds: Dataset, seed: int) -> Iterator[Any]:
+    options = task.options | dict(setting.options)
+    if setting.reader == "Loader":
+        with Loader(ds, setting.batch, device=task.device, seed=seed, **options) as loader:
+            yield loader
+        return
+    with warnings.catch_warnings():
+        # Of more workers than cores: that is what is measured.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        loader = make_dataloader(ds, setting.batch, seed=seed, **options)
+        try:
+            yield loader
+        finally:
+            loader.end_workers()
+
+
+def _epochs(loader: Any, once: bool) -> Iterator[dict]:
+    while True:
+        yield from loader
+        if once:
+            return
+
+
+def _take(batch: dict, task: Task) -> int:
+    """Bring a batch of a DataLoader to the device; the number of its samples."""
+    if task.device != "cpu":
+        for value in batch.values():
+            if hasattr(value, "to"):
+                value.to(task.device, non_blocking=True)
+    return len(batch["image_ids"])
+
+
+def some_samples(ds: Dataset, seed: int, most: int) -> np.ndarray:
+    """Random samples of a dataset, int64 (n,), without repetition."""
+    count = min(len(ds), most)
+    return np.random.default_rng(seed).choice(len(ds), count, replace=False)
