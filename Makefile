@@ -19,13 +19,15 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test frameworks torture lint bench-decode bench-pack bench-load \
-        bench-cold bench-slow peers clean
+.PHONY: help setup pack verify test test-alone frameworks torture lint bench-decode bench-pack \
+        bench-load bench-cold bench-slow peers clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
 	@echo "make verify   verify OUT"
 	@echo "make test     set up and run the tests"
+	@echo "make test-alone"
+	@echo "              run every file of tests in a process of its own"
 	@echo "make frameworks"
 	@echo "              test with torchvision, Albumentations and transformers, in $(VENV)-frameworks"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
@@ -93,9 +95,17 @@ pack: setup
 verify: setup
 	@$(BIN)/sa1bpack verify "$$OUT"
 
-# In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one.
+# In as many processes as there are processors; TEST_FLAGS='-n 0' runs all tests in one. Each process
+# begins with a part of the files, so that a pack or a kernel which they share is made once, and
+# takes tests of others when it has none left.
 test: setup $(VENV)/.ready-test
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 $(TEST_FLAGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TEST_FLAGS)
+
+# One file of tests after another, each in a process of its own: none may rely on another.
+test-alone: setup $(VENV)/.ready-test
+	@failed=; for file in `find tests -name 'test_*.py' | sort`; do \
+	  $(BIN)/python -m pytest -q --no-header $(TEST_FLAGS) $$file || failed="$$failed $$file"; \
+	done; test -z "$$failed" || { echo "failed alone:$$failed" >&2; exit 1; }
 
 # torchvision brings Pillow, so these have an environment of their own.
 FRAMEWORKS := $(VENV)-frameworks/bin/python

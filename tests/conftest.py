@@ -19,6 +19,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # imported, which torch and other libraries may do at any time.
 os.environ.setdefault("TRITON_INTERPRET", "0" if list(Path("/dev").glob("nvidia[0-9]*")) else "1")
 
+# Where several processes run tests, each has one processor: threads of torch that wait for others
+# take those of the others. It reads this when it is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No example has a time limit: how long one takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)

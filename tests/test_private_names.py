@@ -19,6 +19,7 @@ OF_OTHERS = {
     "_iterator": "torch: the workers of a DataLoader that persist",
     "_shutdown_workers": "torch: ends them before the next test looks for processes",
     "_sleep": "torch.cuda: keeps a device busy",
+    "_train_batch_size": "transformers: what a Trainer's own loader of training batches takes",
 }
 # Functions whose string arguments name attributes.
 BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object", "patch", "attrgetter"}

@@ -1,5 +1,6 @@
 """scripts/train_example.py, in its own processes."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -29,10 +30,18 @@ def undisturbed(pack, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def ended_in_mid_epoch(pack, tmp_path_factory) -> Path:
+    """The folder of a run of three steps, one and a half epochs, in one process."""
+    folder = tmp_path_factory.mktemp("ended")
+    assert train(SCRIPT, pack, folder, "--steps", 3)[-1]["epoch"] == 1
+    return folder
+
+
 def test_resuming_in_mid_epoch_has_bit_for_bit_the_losses_of_an_undisturbed_run(
-    pack, undisturbed, tmp_path
+    pack, undisturbed, ended_in_mid_epoch, tmp_path
 ):
-    assert train(SCRIPT, pack, tmp_path, "--steps", 3)[-1]["epoch"] == 1
+    shutil.copytree(ended_in_mid_epoch, tmp_path, dirs_exist_ok=True)
     assert not same_as(undisturbed, tmp_path)
     train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume")
     assert same_as(undisturbed, tmp_path)
@@ -75,8 +84,8 @@ def test_two_ranks_see_every_sample_once_per_epoch_with_the_losses_of_one(
         assert not seen[0] & seen[1]
 
 
-def test_a_run_of_one_process_resumes_as_two(pack, undisturbed, tmp_path):
-    train(SCRIPT, pack, tmp_path, "--steps", 3)
+def test_a_run_of_one_process_resumes_as_two(pack, undisturbed, ended_in_mid_epoch, tmp_path):
+    shutil.copytree(ended_in_mid_epoch, tmp_path, dirs_exist_ok=True)
     train(SCRIPT, pack, tmp_path, "--steps", 7, "--resume", launcher=TORCHRUN)
     rest = lines(undisturbed)[3:]
     for expected, first, second in zip(rest, lines(tmp_path)[3:], lines(tmp_path, 1), strict=True):

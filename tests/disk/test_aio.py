@@ -2,11 +2,11 @@
 
 import errno
 import os
-import warnings
 from types import FunctionType
 
 import numpy as np
 import pytest
+from forked_child import forked_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,33 +179,16 @@ def test_a_context_is_used_again():
     second.close()
 
 
-def forked(body) -> int:
-    """The exit code of a child of this process: 0 if the body returns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_a_forked_child_makes_its_own_contexts(file, path):
     inherited = aio.CONTEXTS.take()
     kept = Context()
     aio.CONTEXTS.give_back(inherited)
-
-    def child():
-        kept.close()
-        own = aio.CONTEXTS.take()
-        assert own is not inherited
-        check(own, file, path, [(0, SIZE), (17, 18)])
-
-    assert forked(child) == 0
+    with forked_child() as child:
+        if child == 0:
+            kept.close()
+            own = aio.CONTEXTS.take()
+            assert own is not inherited
+            check(own, file, path, [(0, SIZE), (17, 18)])
     for context in (inherited, kept):
         check(context, file, path, [(0, SIZE)])
     assert aio.CONTEXTS.take() is inherited

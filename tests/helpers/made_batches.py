@@ -6,12 +6,38 @@ import numpy as np
 import torch
 
 from sa1bpack.format import Layout
-from sa1bpack.transforms import unpack_bits
+from sa1bpack.transforms import (
+    ColorJitter,
+    CutMix,
+    Mixup,
+    RandomAffine,
+    RandomFlip,
+    RandomResizedCrop,
+    ScaleJitter,
+    unpack_bits,
+)
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
 LAYOUT = Layout(image_size=96, mask_size=96)
 # In images of 150 x 225 pixels: x0, y0, x1, y1.
 RECTANGLES = [(20, 30, 120, 100), (0, 0, 50, 40), (100, 60, 200, 141), (7, 11, 219, 149)]
+# Of pipelines that must have one result, however it is made.
+STEPS = {
+    "none": [],
+    "flip": [RandomFlip()],
+    "crop": [RandomResizedCrop((0.1, 0.9)), RandomFlip()],
+    "jitter": [ScaleJitter(0.2, 2.0), RandomFlip()],
+    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomFlip()],
+    "affine, colors": [ScaleJitter(0.3, 2.0), RandomAffine(180), ColorJitter(0.4), CutMix()],
+    "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+}
+# Few, for what does not depend on the kind of a step.
+FEW_STEPS = {
+    "no steps": [],
+    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
+    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
+    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
+}
 
 
 def dataset(layout: Layout, coordinates: str = "source") -> SimpleNamespace:

@@ -15,16 +15,25 @@ def flat_runs(masks: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(list(itertools.chain(*masks)), np.int32), offset
 
 
-def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Up to five masks of an image: empty, full and noise, with zero-length runs."""
-    height, width = (int(side) for side in random.integers(1, 40, 2))
+def random_sample(
+    random: np.random.Generator, side: int = 39, count: int | None = None
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Masks of an image: empty, full, noise, and an object, with zero-length runs.
+
+    side   the longest that a side of the image may be
+    count  how many of the six kinds, in random order; None: up to five
+    """
+    height, width = random.integers(1, side + 1, 2).tolist()
     pixels = height * width
     masks = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
     for _ in range(2):
         cuts = random.integers(0, pixels + 1, random.integers(0, 50))
         masks.append([*sorted(cuts.tolist()), pixels])
+    top, bottom = sorted(random.integers(0, height + 1, 2).tolist())
+    columns = ((x * height + top, x * height + bottom) for x in range(1, width - 1))
+    masks.append([*itertools.chain(*columns), pixels])
     random.shuffle(masks)
-    return *flat_runs(masks[: random.integers(0, 6)]), height, width
+    return *flat_runs(masks[: random.integers(0, 6) if count is None else count]), height, width
 
 
 def expected(samples: list, maps: np.ndarray, size: tuple[int, int], sampling: str) -> np.ndarray:

@@ -19,7 +19,7 @@ EPOCHS, BATCH, MASKS = 2, 3, 4
 @pytest.fixture
 def compiled_step():
     """A training step that takes a batch; the backend needs no C++ compiler."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
     model = torch.nn.Linear(3, MASKS)
@@ -41,7 +41,7 @@ def compiled_step():
         return loss.detach()
 
     yield step
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def compilations_by_batch(step, loader) -> list[int]:

@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import threading
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from batches import clone, same
+from forked_child import forked_child
 from layout_packs import LAYOUTS, MASKS
 from page_cache import drop, resident
 
@@ -429,22 +429,15 @@ def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):
     loader = Loader(open_pack(root), 1, io="direct", **options)
     batches = iter(loader)
     found = [clone(next(batches))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads
-        pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
+    with forked_child() as child:
+        if child == 0:
             with Loader(open_pack(root), 1, io="direct", **options) as own:
                 for batch, reference in zip(own, expected, strict=True):
                     for key in ("images", "masks", "bboxes"):
                         assert np.array_equal(batch[key].numpy(), reference[key].numpy())
-            code = 0
-        finally:
-            os._exit(code)
-    found += [clone(batch) for batch in batches]
-    equal(found, expected)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        else:
+            found += [clone(batch) for batch in batches]
+            equal(found, expected)
     loader.close()
 
 

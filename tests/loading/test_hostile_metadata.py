@@ -187,7 +187,8 @@ for number, target in enumerate([None, *targets(LAYOUTS[name])]):
     masks, choose = LAYOUT_NAMES[number % 4], CHOICES[number // 4 % 7]
     for seed, check in enumerate(("open", "read", "open")):
         root = hostile.pack(name, target, seed)
-        for loader in ("Loader", "make_dataloader"):
+        # A DataLoader reads as a dataset does, of which there is such a test as well.
+        for loader in ("Loader", "make_dataloader")[: 1 + (seed == number % 3)]:
             io = ios[(number + seed) % len(ios)]
             loaded += load_or_refuse(root, masks, choose, check, loader, io)
 assert maps[0] > 100 and loaded > 20

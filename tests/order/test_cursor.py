@@ -5,10 +5,10 @@ import os
 import pickle
 import signal
 import threading
-import warnings
 from dataclasses import dataclass, replace
 
 import pytest
+from forked_child import forked_child
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -259,18 +259,12 @@ def test_a_forked_child_has_a_cursor_even_if_a_thread_held_its_lock_at_the_fork(
     thread = threading.Thread(target=cursor.begin)
     thread.start()
     assert begun.wait(60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
-        child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # ends it where the lock is never released
-        try:
-            os._exit(0 if cursor.begin()[1].epoch == 4 else 1)
-        finally:
-            os._exit(2)
-    forked.set()
-    thread.join(60)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with forked_child() as child:
+        if child == 0:
+            assert cursor.begin()[1].epoch == 4
+        else:
+            forked.set()
+            thread.join(60)
     assert place(cursor) == (4, 0)
 
 

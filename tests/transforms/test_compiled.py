@@ -6,18 +6,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from made_batches import dataset, noisy_batch
+from made_batches import STEPS, dataset, noisy_batch
 
 from sa1bpack.format import Layout
 from sa1bpack.transforms import (
-    ColorJitter,
-    CutMix,
-    Mixup,
     Pipeline,
-    RandomAffine,
     RandomFlip,
-    RandomResizedCrop,
-    ScaleJitter,
     ways,
 )
 from sa1bpack.transforms.images import compiled as compiled_images
@@ -25,15 +19,6 @@ from sa1bpack.transforms.jobs import run_jobs
 from sa1bpack.transforms.masks import compiled as compiled_masks
 from sa1bpack.transforms.masks.cells import count_cells
 
-STEPS = {
-    "none": [],
-    "flip": [RandomFlip()],
-    "crop": [RandomResizedCrop((0.1, 0.9)), RandomFlip()],
-    "jitter": [ScaleJitter(0.2, 2.0), RandomFlip()],
-    "affine": [RandomResizedCrop((0.3, 0.9)), RandomAffine((10, 60), 20), RandomFlip()],
-    "affine, colors": [ScaleJitter(0.3, 2.0), RandomAffine(180), ColorJitter(0.4), CutMix()],
-    "colors": [RandomFlip(), ScaleJitter(0.5, 1.5), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
-}
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
 
 

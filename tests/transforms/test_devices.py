@@ -14,17 +14,23 @@ import numpy as np
 import pytest
 import torch
 from allocations import Peak
-from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_batch, rectangle_runs
+from made_batches import (
+    FEW_STEPS,
+    LAYOUT,
+    RECTANGLES,
+    dataset,
+    moved,
+    ragged,
+    rectangle_batch,
+    rectangle_runs,
+)
 from sync_debug import waiting_is_an_error
 
 from sa1bpack.transforms import (
     AxisMaps,
     ColorJitter,
-    CutMix,
     Mixup,
     Pipeline,
-    RandomAffine,
-    RandomFlip,
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
@@ -36,12 +42,6 @@ from sa1bpack.transforms.masks import prompts, regions
 from sa1bpack.transforms.tables import Table
 
 META, CPU = torch.device("meta"), torch.device("cpu")
-STEPS = {
-    "no steps": [],
-    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
-    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
-    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
-}
 
 
 def with_planes(batch: dict) -> dict:
@@ -53,7 +53,7 @@ def with_planes(batch: dict) -> dict:
 
 @pytest.mark.parametrize("sampling", ["area", "center"])
 @pytest.mark.parametrize("masks", ["padded", "padded_bits", "flat", "flat_bits", "runs"])
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
 @pytest.mark.parametrize("size", [None, (48, 80)])
 def test_no_step_depends_on_data(steps, masks, sampling, size):
     ds = dataset(LAYOUT)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from made_batches import (
+    FEW_STEPS,
     LAYOUT,
     RECTANGLES,
     covered,
@@ -21,10 +22,8 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.transforms import (
     ColorJitter,
-    CutMix,
     Mixup,
     Pipeline,
-    RandomAffine,
     RandomFlip,
     RandomResizedCrop,
     ScaleJitter,
@@ -340,16 +339,8 @@ class Waits(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-STEPS = {
-    "no steps": [],
-    "enlarging": [RandomResizedCrop(), RandomFlip(), Mixup()],
-    "affine": [RandomAffine(20, 10), RandomResizedCrop(), CutMix()],
-    "any": [ScaleJitter(), ColorJitter(0.4, 0.4, 0.4, 0.1), Mixup()],
-}
-
-
 @pytest.mark.parametrize("layout", ["padded", "flat_bits"])
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
 def test_nothing_waits_for_the_device(steps, layout, operations):
     pipeline = Pipeline(dataset(LAYOUT), steps)
     batch = moved(ragged(layout), operations)

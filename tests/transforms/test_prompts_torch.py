@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_runs import random_sample
 
 from sa1bpack import masks
 from sa1bpack.errors import MaskError, OptionError
@@ -23,23 +24,8 @@ def way(request, monkeypatch) -> None:
 either_way = pytest.mark.usefixtures("way")
 
 
-def random_sample(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Six masks of an image: empty, full, noise, an object; with zero-length runs."""
-    height, width = (int(side) for side in random.integers(1, 14, 2))
-    pixels = height * width
-    ends = [[pixels], [0, pixels], [0, 0, pixels, pixels, pixels]]
-    for _ in range(2):
-        cuts = random.integers(0, pixels + 1, random.integers(0, 40))
-        ends.append([*sorted(cuts.tolist()), pixels])
-    top, bottom = sorted(random.integers(0, height + 1, 2).tolist())
-    runs = ((x * height + top, x * height + bottom) for x in range(1, width - 1))
-    ends.append([*(end for run in runs for end in run), pixels])
-    offset = np.cumsum([0, *(len(of_one) for of_one in ends)])
-    return np.concatenate(ends).astype(np.int32), offset, height, width
-
-
 def batch_of(random: np.random.Generator, count: int) -> tuple[list, RunBatch]:
-    samples = [random_sample(random) for _ in range(count)]
+    samples = [random_sample(random, side=13, count=6) for _ in range(count)]
     return samples, RunBatch.collate(samples)
 
 

@@ -1,0 +1,72 @@
+"""Loaders on simulated CUDA devices, and a consumer that checks what they yield."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from batches import tensors_of
+from schedules import Schedule
+from simulated_cuda import SimulatedCuda
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.loading import devices, epoch, iteration, reader_threads
+
+LATE = ("images", "masks")  # of flat bits: the tensors that are part of what was sent
+
+
+@pytest.fixture
+def cuda(monkeypatch) -> SimulatedCuda:
+    """Two devices in place of CUDA's; they run when somebody waits."""
+    made = SimulatedCuda(devices=2)
+    monkeypatch.setattr(devices, "CUDA", made)
+    # Whoever polls an event lets the devices run.
+    monkeypatch.setattr(devices.time, "sleep", lambda seconds: made.pending() and made.advance())
+    return made
+
+
+def scheduled(monkeypatch, seed: int, device_count: int = 2) -> tuple[Schedule, SimulatedCuda]:
+    """Simulated devices, and threads that switch where the seed says."""
+    schedule = Schedule(seed)
+    made = SimulatedCuda(device_count, seed, schedule.switch)
+    schedule.outside = made.pending, made.advance
+    schedule.patch(monkeypatch, devices, epoch, iteration, reader_threads)
+    monkeypatch.setattr(devices, "CUDA", made)
+    return schedule, made
+
+
+class Consumer:
+    """A training loop: kernels that read each batch later, and batches that are kept a while."""
+
+    def __init__(self, ds, cuda: SimulatedCuda, schedule: Schedule, layout: str = "flat_bits"):
+        self.ds, self.cuda, self.schedule = ds, cuda, schedule
+        self.collate = Collate(layout)
+        self.random = random.Random(schedule.random.random())
+        self.read: list[tuple[np.ndarray, dict, dict]] = []
+        self.kept: list[dict] = []
+
+    def take(self, batch: dict, index: int) -> None:
+        late = {key: [] for key in LATE}
+        for key, found in late.items():
+            self.cuda.later(index, batch[key], found)
+        soon = {key: tensor.clone() for key, tensor in tensors_of(batch).items() if key not in LATE}
+        self.read.append((batch["indices"].numpy().copy(), late, soon))
+        if self.random.random() < 0.3:
+            self.kept.append(batch)
+        if self.kept and self.random.random() < 0.4:
+            del self.kept[0]
+        if self.random.random() < 0.2:
+            self.schedule.time.sleep(1e-3)
+
+    def check(self) -> int:
+        """Compare all that was read with the dataset; returns the number of batches."""
+        self.kept.clear()
+        self.cuda.synchronize()
+        for rows, late, soon in self.read:
+            expected = self.collate([self.ds[row] for row in rows.tolist()])
+            assert set(late) | set(soon) == set(expected)
+            for key, found in soon.items():
+                assert torch.equal(found, expected[key]), key
+            for key, [found] in late.items():
+                assert np.array_equal(found, expected[key].numpy()), key
+        return len(self.read)

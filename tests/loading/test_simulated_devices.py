@@ -1,0 +1,173 @@
+"""Which simulated CUDA device a Loader uses, how much of its memory, and what a batch shares."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from batches import tensors_of
+from simulated_cuda import SimulatedCuda
+from simulated_loading import LATE
+
+from sa1bpack.batch.collate import Collate
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.loading.loader import Loader
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+# ------------------------------------------------------------------------------------ which device
+
+
+def first_device(batches: Loader, cuda: SimulatedCuda) -> int:
+    """The device that the first batch of an iteration was sent to."""
+    before = dict(cuda.most)
+    cuda.most.clear()
+    next(iter(batches))
+    [index] = cuda.most
+    cuda.most.update(before)
+    return index
+
+
+def test_cuda_is_the_device_that_is_current_when_an_iteration_begins(ds, cuda):
+    with Loader(ds, 2, device="cuda") as batches:
+        assert cuda.contexts == set()  # made before the process has chosen its device
+        assert "cuda, " in repr(batches)
+        cuda.thread.index = 1
+        assert first_device(batches, cuda) == 1 and cuda.contexts == {1}
+        sent = pickle.loads(pickle.dumps(batches))  # to a process with another device
+        cuda.thread.index = 0
+        with sent:
+            assert first_device(sent, cuda) == 0
+        assert first_device(batches, cuda) == 0
+
+
+def test_an_index_is_the_device_whatever_is_current(ds, cuda):
+    with pickle.loads(pickle.dumps(Loader(ds, 2, device="cuda:1"))) as batches:
+        assert first_device(batches, cuda) == 1
+    assert cuda.contexts == {1} and cuda.thread.index == 0
+
+
+def test_a_device_that_is_not_there_is_refused_before_cuda_is_used(ds, cuda):
+    with pytest.raises(OptionError, match=r"device is 'cuda:2', but there are 2 CUDA devices"):
+        Loader(ds, 2, device="cuda:2")
+    cuda.devices = 0
+    with pytest.raises(OptionError, match="finds no CUDA device; use device='cpu'"):
+        Loader(ds, 2, device="cuda")
+    assert cuda.contexts == set()
+
+
+def test_epochs_share_one_stream_because_memory_is_used_again_by_its_own(ds, cuda):
+    with Loader(ds, 2, device="cuda") as batches:
+        for _ in range(5):
+            for batch in batches:
+                del batch
+    assert len(cuda.streams) == 3  # the default ones, and one
+
+
+# ------------------------------------------------------------------------- memory that is not there
+
+
+def test_missing_pinned_memory_is_an_error_with_the_plan_and_the_remedy(ds, cuda):
+    with Loader(ds, 4, device="cuda") as batches:
+        cuda.pins = 2 * batches.plan().batch_bytes
+        with pytest.raises(LoaderError, match=r"no memory for 4 batches at once.*lower batch_size"):
+            next(iter(batches))
+        cuda.pins = None
+        assert sum(len(batch["images"]) for batch in batches) == len(ds)
+
+
+def test_any_other_error_of_pinning_is_not_called_missing_memory(ds, cuda):
+    with Loader(ds, 4, device="cuda") as batches:
+        cuda.fail["pinned"] = RuntimeError("CUDA error: unspecified launch failure")
+        with pytest.raises(RuntimeError, match=r"^CUDA error: unspecified launch failure$"):
+            next(iter(batches))
+
+
+def test_missing_memory_of_the_device_is_an_error_with_the_remedy(ds, cuda):
+    with Loader(ds, 4, device="cuda:1") as batches:
+        cuda.memory = 1000
+        with pytest.raises(
+            LoaderError, match=r"cuda:1 has no memory for a batch of .*lower batch_size.*Tried to"
+        ):
+            next(iter(batches))
+        cuda.memory = None
+        assert sum(len(batch["images"]) for batch in batches) == len(ds)
+
+
+@pytest.mark.parametrize("stored", [(0, 16), (-2, 16), (16, 129), (2**31 - 1, 16)])
+def test_sizes_of_planes_are_checked_before_the_device_uses_them(
+    layout_packs, tmp_path, cuda, stored
+):
+    """There, an index outside the planes is an assertion that loses the context."""
+    root = tmp_path / "pack"
+    shutil.copytree(layout_packs("pad", "yuv420"), root)
+    path = next(next(root.glob("shards/*-000/size")).glob("c.*"))
+    sizes = np.memmap(path, np.int32, mode="r+")
+    sizes[6:8] = stored
+    sizes.flush()
+    with (
+        Loader(open_pack(root), 6, device="cuda", order="sequential") as batches,
+        pytest.raises(ReadError, match=r"/size: sides must be .*at most 128"),
+    ):
+        next(iter(batches))
+    assert cuda.most == {}  # nothing was sent
+
+
+# ------------------------------------------------------------------------------ what a batch shares
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_small_tensors_do_not_hold_the_pixels(ds, cuda, device):
+    with Loader(ds, 4, device=device, masks="flat_bits") as batches:
+        batch = next(iter(batches))
+        pixels = batch["images"].untyped_storage()
+        small = [tensor for key, tensor in tensors_of(batch).items() if key not in LATE]
+        assert len(small) > 5
+        for tensor in small:
+            storage = tensor.untyped_storage()
+            assert storage.data_ptr() != pixels.data_ptr()
+            assert storage.nbytes() < 4096 < pixels.nbytes()
+        if device == "cuda":
+            batches.close()
+            cuda.synchronize()
+            del tensor, storage, pixels, batch
+            cuda.synchronize()
+            cuda.collect()
+            assert cuda.live[0] == 0 and len(small[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("changed", ["images", "sizes"])
+def test_a_change_of_one_tensor_is_none_of_another(ds, cuda, device, changed):
+    """Autograd refuses a tensor that it saved if the tensor, or what it is a view of, changed."""
+    with Loader(ds, 4, device=device, masks="flat_bits") as batches:
+        batch = next(iter(batches))
+    for key, tensor in tensors_of(batch).items():
+        if key == changed or not tensor.dtype.is_floating_point:
+            continue
+        weight = torch.ones_like(tensor, requires_grad=True)
+        loss = (weight * tensor).sum()
+        batch[changed].add_(1)
+        loss.backward()
+        assert torch.equal(weight.grad, tensor), key
+
+
+def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
+    collate = Collate("padded")
+    for device in ("cpu", "cuda"):
+        with Loader(ds, 4, device=device) as batches:
+            torch.set_default_device("meta")
+            try:
+                found = [tensors_of(batch) for batch in batches]
+            finally:
+                torch.set_default_device(None)
+            for batch in found:
+                expected = collate([ds[row] for row in batch["indices"].tolist()])
+                for key, tensor in expected.items():
+                    assert torch.equal(batch[key], tensor), (device, key)

@@ -1,0 +1,80 @@
+"""A Loader on simulated CUDA devices while a graph is captured, and in forked children."""
+
+import os
+import threading
+
+import pytest
+from forked_child import forked_child
+from simulated_cuda import SimulatedCuda
+
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import LoaderError
+from sa1bpack.loading import devices
+from sa1bpack.loading.loader import Loader
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def test_without_their_own_mode_the_threads_would_lose_the_capture(ds, cuda):
+    with cuda.capture():
+        errors = []
+
+        def other() -> None:
+            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+                cuda.event().query()
+            cuda.enter_thread(0)
+            errors.append(cuda.event().query())
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert errors == [True] and cuda.capture_is_lost
+
+
+def test_a_batch_taken_while_its_stream_is_captured_is_refused_by_name(ds, cuda):
+    with Loader(ds, 2, device="cuda") as batches:
+        found = iter(batches)
+        next(found)
+        with cuda.capture(), pytest.raises(LoaderError, match="while a CUDA graph is captured"):
+            next(found)
+        assert batches.state_dict()["samples"] == 2  # that batch is still to come
+
+
+def test_a_forked_child_frees_no_memory_of_cuda(ds, cuda):
+    """torch would record events to free it, and that failure ends the process."""
+    batches = Loader(ds, 2, device="cuda", threads=1)
+    found = iter(batches)
+    held = next(found)
+    with forked_child() as child:
+        if child == 0:
+            batches.close()
+            held.clear()
+            del found, held, batches
+    held = None
+    assert sum(len(batch["images"]) for batch in batches) == len(ds)
+    batches.close()
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_cuda(ds, cuda):
+    with Loader(ds, 2, device="cuda", threads=1) as batches:
+        next(iter(batches))
+        with forked_child() as child:
+            if child == 0:
+                with pytest.raises(LoaderError, match=r"forked from one that had used CUDA.*spawn"):
+                    next(iter(batches))
+
+
+def test_a_loader_that_was_not_used_before_the_fork_works_in_the_child(ds, monkeypatch):
+    made = SimulatedCuda(devices=1)
+    monkeypatch.setattr(devices, "CUDA", made)
+    monkeypatch.setattr(devices.time, "sleep", lambda seconds: made.pending() and made.advance())
+    batches = Loader(ds, 2, device="cuda")
+    with forked_child() as child:
+        if child == 0:
+            made.process = os.getpid()
+            assert sum(len(batch["images"]) for batch in batches) == len(ds)
+            batches.close()
+    assert made.contexts == set()
