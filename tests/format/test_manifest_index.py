@@ -7,6 +7,7 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from killed_calls import Killed, killed_after
 
 from sa1bpack.errors import FormatError, NotAPack, VersionError
 from sa1bpack.format import (
@@ -194,16 +195,11 @@ def test_unpublished_shard_cannot_be_listed(pack):
         publish(pack, manifest)
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.parametrize("step", ["rename", "fsync"])
 def test_a_kill_during_publication_leaves_the_old_state_or_the_new(
     pristine_pack, tmp_path, shard_of, monkeypatch, step
 ):
     """Fail the first, second, third … call until publication succeeds."""
-    real = getattr(os, step)
     for survivors in range(1000):
         root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
         old = read_manifest(root)
@@ -211,24 +207,16 @@ def test_a_kill_during_publication_leaves_the_old_state_or_the_new(
         new = make_manifest(
             old.layout, [*old.shards, entry], complete=True, options={}, sources=[], counts={}
         )
-        left = iter(range(survivors))
-
-        def call(*args, left=left, **options):
-            if next(left, None) is None:
-                raise Killed
-            return real(*args, **options)
-
-        monkeypatch.setattr(os, step, call)
         try:
-            publish(root, new)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, killed_after(step, survivors))
+                publish(root, new)
             break
         except Killed:
-            monkeypatch.setattr(os, step, real)
             found = read_manifest(root)
             assert found.samples in (old.samples, new.samples)
             assert len(open_index(root, found).image_id) == found.samples
             assert verify(publish_again(root, new)).ok
-    monkeypatch.setattr(os, step, real)
     assert survivors > 2 and verify(root).ok
 
 

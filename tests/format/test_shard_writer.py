@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
+from killed_calls import Killed, killed_after
 
 from sa1bpack.errors import FormatError, OptionError, PackError
 from sa1bpack.format import (
@@ -199,36 +200,23 @@ def test_a_shard_with_a_partial_sample_cannot_be_published(
 FDS = Path("/proc/self/fd")
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.parametrize(
     "step, stride", [("pwrite", 5), ("fsync", 5), ("ftruncate", 5), ("mkdir", 5), ("rename", 1)]
 )
 def test_kill_at_a_call_leaves_no_final_name(tmp_path, step, stride, shard_of, monkeypatch):
     """Fail the first, sixth, eleventh … call of one kind until the shard is published."""
-    real = getattr(os, step)
     for survivors in range(0, 1000, stride):
         shards = tmp_path / str(survivors)
-        left = iter(range(survivors))
-
-        def call(*args, left=left, **options):
-            if next(left, None) is None:
-                raise Killed
-            return real(*args, **options)
-
-        monkeypatch.setattr(os, step, call)
         try:
-            shard_of(shards, "sa_000000-000", (1, 2), 9)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, killed_after(step, survivors))
+                shard_of(shards, "sa_000000-000", (1, 2), 9)
             break
         except Killed:
-            monkeypatch.setattr(os, step, real)
             names = [path.name for path in shards.iterdir()] if shards.exists() else []
             if names:  # only the flush after the rename may fail, and the shard is then complete
                 assert step == "fsync" and names == ["sa_000000-000"]
                 assert len(open_shard(shards / names[0])) == 2
-    monkeypatch.setattr(os, step, real)
     assert survivors > 0
     assert [path.name for path in shards.iterdir()] == ["sa_000000-000"]
 

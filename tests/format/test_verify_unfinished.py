@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from killed_calls import Killed, killed_after
 
 from sa1bpack.format import (
     Layout,
@@ -188,46 +189,37 @@ def test_an_index_replaced_between_manifest_and_index_is_not_damage(unfinished, 
     assert opened == [manifest.index, read_manifest(unfinished).index]
 
 
-class Killed(Exception):
-    """Stands for the end of the process."""
-
-
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("step", ["rename", "open", "unlink"])
 def test_a_kill_at_any_step_of_publication_is_not_damage(
     pristine_pack, tmp_path, shard_of, monkeypatch, check, step, complete
 ):
     """Fail the first, second, third … call of a run that reopens a pack and adds a shard."""
-    real = getattr(os, step)
+
+    def counts(*arguments):
+        return step != "open" or arguments[1] & (os.O_CREAT | os.O_DIRECTORY)
+
     for survivors in range(1000):
         root = shutil.copytree(pristine_pack, tmp_path / str(survivors))
         old = read_manifest(root)
-        left = iter(range(survivors))
-
-        def call(*args, left=left, **options):
-            reads = step == "open" and not args[1] & (os.O_CREAT | os.O_DIRECTORY)
-            if not reads and next(left, None) is None:
-                raise Killed
-            return real(*args, **options)
-
-        monkeypatch.setattr(os, step, call)
+        call = killed_after(step, survivors, counts)
         try:
-            reopen(root)
-            monkeypatch.setattr(os, step, real)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, call)
+                reopen(root)
             entry = shard_of(root / "shards", SHARD, (1,), 7)
-            monkeypatch.setattr(os, step, call)
-            publish(root, make_manifest(
-                old.layout, [*old.shards, entry], complete=complete, options={}, sources=[],
-                counts={},
-            ))  # fmt: skip
+            with monkeypatch.context() as patch:
+                patch.setattr(os, step, call)
+                publish(root, make_manifest(
+                    old.layout, [*old.shards, entry], complete=complete, options={}, sources=[],
+                    counts={},
+                ))  # fmt: skip
             break
         except Killed:
-            monkeypatch.setattr(os, step, real)
             report = check(root, quick=True)
             assert report.ok, (survivors, report.problems)
             assert report.complete == read_manifest(root).complete
             shutil.rmtree(root)
-    monkeypatch.setattr(os, step, real)
     assert survivors > 2
     report = check(root)
     assert report.ok and report.notes == () and report.complete == complete
