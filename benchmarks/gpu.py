@@ -40,8 +40,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Part → the most seconds that it may take. They add up to less than the limit of a run.
 PARTS = {
-    "machine": 40, "packs": 80, "loading": 80, "compact": 70, "model": 40, "steps": 70, "sam2": 20,
-    "peers": 60, "tests": 240,
+    "machine": 30, "packs": 80, "loading": 80, "compact": 70, "model": 40, "steps": 90, "sam2": 20,
+    "peers": 50, "tests": 240,
 }  # fmt: skip
 NEEDED = ("model", "steps", "loading")  # parts whose figures the targets are about
 SPARE = 5  # seconds to stop a part and to write the results

@@ -91,7 +91,7 @@ def steps(
         made = transforms.Pipeline(ds, chosen, **options)
         return lambda: made(batch)
 
-    jitter = transforms.ColorJitter(0.4, 0.4, 0.4)
+    jitter, turn = transforms.ColorJitter(0.4, 0.4, 0.4), transforms.RandomAffine(15)
     return {
         "copy on the device (ceiling)": (lambda: target.copy_(source), 8 * pixels),
         "bits to bool": (lambda: transforms.unpack_bits(bits), cells * 9 // 8),
@@ -107,6 +107,8 @@ def steps(
         "images: brightness, contrast, saturation": (pipeline(alone, jitter), 5 * pixels),
         "images: hue": (pipeline(alone, transforms.ColorJitter(hue=0.1)), 5 * pixels),
         "images: mixup": (pipeline(alone, transforms.Mixup()), 5 * pixels),
+        "images: cutmix": (pipeline(alone, transforms.CutMix()), 5 * pixels),
+        "images: rotation": (pipeline(alone, turn), 5 * pixels),
         f"masks from runs, {grid} x {grid}": (
             lambda: draw_runs(runs, small, (grid, grid)), cells + ends
         ),
@@ -122,6 +124,12 @@ def steps(
         f"pipeline: crop, flip, masks from runs, {side}": (
             pipeline({**batch, "runs": runs}, *CROP, mask_size=side),
             5 * pixels + samples * masks * side**2 + ends,
+        ),
+        f"pipeline: crop, flip, rotation, masks from bits, {grid}": (
+            pipeline(batch, *CROP, turn), 5 * pixels + cells * 9 // 8
+        ),
+        f"pipeline: crop, flip, rotation, masks from runs, {grid}": (
+            pipeline({**batch, "runs": runs}, *CROP, turn), 5 * pixels + cells + ends
         ),
         f"pipeline: crop, flip, colours, masks from runs, {grid}": (
             pipeline({**batch, "runs": runs}, *CROP, jitter), 5 * pixels + cells + ends

@@ -64,7 +64,7 @@ def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
 def test_the_parts_that_compute_run(tmp_path, sample_tar, complete_runs):
     names = ["model", "steps", "sam2", "peers", "tests"]
     results, ways = run_parts(names, tmp_path, sample_tar)
-    assert len(ways) >= 19 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
+    assert len(ways) >= 23 and {"SAM 2's steps, 3 masks", "bits to bool"} < ways.keys()
     assert "not run" in results["parts"]["peers"]["figures"][0]["peers"]
     assert results["parts"]["tests"]["figures"][-1]["skipped"] > 0
     assert all(target["found"] > 0 for target in results["targets"][1:])

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
 from sa1bpack.format import Layout
-from sa1bpack.transforms import Pipeline, RandomAffine, RandomFlip, ScaleJitter, ways
+from sa1bpack.transforms import ColorJitter, Pipeline, RandomAffine, RandomFlip, ScaleJitter, ways
 
 GENERATIONS = (80, 90)  # compute capability: A100, H100
 POINTERS = {
@@ -53,7 +53,7 @@ def recorded_launches() -> dict[str, tuple]:
         ds.mask_sampling = sampling
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             mask_dtype = torch.bool if dtype == torch.float32 else dtype
-            for turn in ([], [RandomAffine(20)]):
+            for turn in ([], [RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)]):
                 steps = [RandomFlip(), ScaleJitter(), *turn]
                 Pipeline(ds, steps, dtype=dtype, mask_dtype=mask_dtype)(batch, 0)
     return found

@@ -29,7 +29,10 @@ from sa1bpack.transforms import (
 META = torch.device("meta")
 SAMPLES, MASKS, SIDE, GRID = 8, 64, 1024, 256
 SOURCE = (1500, 2250)
-KERNELS = {"images.sample_images": 2}  # launches of a launcher of Triton kernels, if not one
+KERNELS = {
+    "images.sample_images": 2,
+    "colors.adjust_colors": 7,
+}  # launches of a launcher of Triton kernels, if not one
 MB = 10**6
 
 
@@ -107,7 +110,7 @@ PIPELINES = {
     "crop and flip, runs to 1024": (CROP, "runs", 1024, (275, 660), (515, 5700)),
     "crop, flip, rotate, bits": (TURN, "bits", 256, (425, 145), (650, 1530)),
     "crop, flip, rotate, runs to 256": (TURN, "runs", 256, (435, 140), (1120, 1530)),
-    "scale jitter, colours, mixup, bits": (JITTER, "bits", 256, (325, 355), (395, 355)),
+    "scale jitter, colours, mixup, bits": (JITTER, "bits", 256, (305, 250), (400, 280)),
 }
 
 

@@ -37,7 +37,7 @@ def fails(monkeypatch, error: Exception) -> list:
 
             return launch
 
-    for name in ("planes", "images", "runs", "cells"):
+    for name in ("planes", "images", "colors", "runs", "cells"):
         full = f"sa1bpack.transforms.triton.{name}"
         monkeypatch.setitem(sys.modules, full, Launcher(full))
     return calls

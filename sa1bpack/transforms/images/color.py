@@ -57,16 +57,29 @@ class ColorJitter:
         inside   bool (B, 1, H, W), false for padding
         uniform  see GeometricStep
         """
-        drawn = uniform(4)[:, :, None, None, None]  # (B, 4, 1, 1, 1)
-        if self.brightness != (1, 1):
-            images = adjust_brightness(images, _within(self.brightness, drawn[:, 0]))
-        if self.contrast != (1, 1):
-            images = adjust_contrast(images, _within(self.contrast, drawn[:, 1]), inside)
-        if self.saturation != (1, 1):
-            images = adjust_saturation(images, _within(self.saturation, drawn[:, 2]))
-        if self.hue != (0, 0):
-            images = adjust_hue(images, _within(self.hue, drawn[:, 3]))
+        factors = self.factors(uniform)[:, :, None, None, None]  # (B, 4, 1, 1, 1)
+        brightness, contrast, saturation, hue = self.used
+        if brightness:
+            images = adjust_brightness(images, factors[:, 0])
+        if contrast:
+            images = adjust_contrast(images, factors[:, 1], inside)
+        if saturation:
+            images = adjust_saturation(images, factors[:, 2])
+        if hue:
+            images = adjust_hue(images, factors[:, 3])
         return images
+
+    @property
+    def used(self) -> tuple[bool, bool, bool, bool]:
+        """Whether brightness, contrast, saturation and hue can change anything."""
+        factors = self.brightness, self.contrast, self.saturation
+        return (*(factor != (1, 1) for factor in factors), self.hue != (0, 0))
+
+    def factors(self, uniform: Uniform) -> torch.Tensor:
+        """float32 (B, 4): the factors of the first three, and the shift of the hue, in turns."""
+        drawn = uniform(4)
+        limits = self.brightness, self.contrast, self.saturation, self.hue
+        return torch.stack([_within(limit, drawn[:, k]) for k, limit in enumerate(limits)], 1)
 
 
 def _factors(name: str, value: Any) -> Range:

@@ -10,7 +10,7 @@ from sa1bpack.transforms import ways
 from sa1bpack.transforms.geometry.affine import scaling
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import Uniform
-from sa1bpack.transforms.images.color import ColorJitter
+from sa1bpack.transforms.images.color import LUMA, ColorJitter
 from sa1bpack.transforms.images.compiled import draw_images, planes_as_rgb, turn_images
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.resample import channels_first, enlarge, resample
@@ -19,6 +19,7 @@ from sa1bpack.transforms.memory import Memory
 from sa1bpack.transforms.tables import Table
 
 _TRITON, _TURNED = "images.sample_images", "turned_images.turn_images"
+_COLORS = "colors.adjust_colors"
 _UNCHANGED = normal(np.zeros(3, np.float32), np.ones(3, np.float32))
 
 
@@ -73,11 +74,36 @@ class ImageMaker:
                 return made
             if made is None:
                 made = self._resampled(images, sizes, frame)
-        inside = frame.visible(self.canvas)[:, None]
+        inside = frame.visible(self.canvas)
+        if not compiled:
+            done = self._jittered(made, inside, colors)
+            if done is not None:
+                return done
+        inside = inside[:, None]
         for step, uniform in colors:
             made = step(made, inside, uniform)
         mean, std = self._mean.on(made.device), self._std.on(made.device)
         return normalize(made, mean, std, inside).to(self.dtype)
+
+    def _jittered(
+        self,
+        images: torch.Tensor,
+        inside: torch.Tensor,
+        colors: Sequence[tuple[ColorJitter, Uniform]],
+    ) -> torch.Tensor | None:
+        """`dtype` (B, 3, H, W), with changed colours, normalised, by a Triton kernel; None where
+        there is none. images: float32, 0 to 255, which may be overwritten."""
+        if len(colors) != 1 or not ways.uses_triton(images.device, _COLORS):
+            return None
+        [(step, uniform)] = colors
+        kind = self.dtype if self.dtype in ways.FLOATS else torch.float32
+        out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
+        # If the kernel cannot be started, images are as they were.
+        done = not out.numel() or ways.launch(
+            images.device, _COLORS, images, inside.contiguous(), step.factors(uniform), step.used,
+            LUMA, self._normal.mean.tolist(), self._normal.std.tolist(), out,
+        )  # fmt: skip
+        return out.to(self.dtype) if done else None
 
     def normalization(self, device: torch.device) -> dict[str, torch.Tensor]:
         """`pixel_mean` and `pixel_std` of a batch: float32 (3,) each, R, G, B in 0 to 255."""

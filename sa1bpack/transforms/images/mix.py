@@ -61,7 +61,7 @@ class Mixup(MixStep):
         """Mix images (B, 3, H, W). Returns mixed images and the keys that are added."""
         lam = self.draw(uniform(1)[:, 0])
         weight = lam.view(-1, 1, 1, 1).to(images.dtype)
-        mixed = torch.lerp(images.roll(-1, 0), images, weight)
+        mixed = images.roll(-1, 0).lerp_(images, weight)
         return {"images": mixed, "mix_lambda": lam, "mix_partner": _partners(images)}
 
 

@@ -10,6 +10,7 @@ comes with PyTorch's CUDA builds, and is missing elsewhere.
 
     planes         Y, Cb, Cr to RGB
     images         sampled under an upright map, normalised and cast
+    colors         jittered, normalised and cast
     runs           masks drawn from their runs under upright maps
     turned_images  images under maps that may rotate
     turned_runs    masks from their runs under such maps

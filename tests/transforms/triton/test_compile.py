@@ -24,7 +24,7 @@ def test_every_kernel_of_a_pipeline_compiles_and_rounds_as_the_compiled_kernels_
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     names = {
         "_convert", "_fill_taps", "_sample", "_draw", "_take",
-        "_turn", "_draw_turned", "_take_turned",
+        "_turn", "_draw_turned", "_take_turned", "_sum_gray", "_adjust",
     }  # fmt: skip
     assert {(kernel["kernel"], kernel["generation"]) for kernel in kernels} == {
         (name, generation) for name in names for generation in (80, 90)

@@ -50,7 +50,9 @@ def test_results_are_those_of_the_compiled_kernels(triton_device, name, fit, mas
         # Elsewhere than on a CPU, powers and colours may be rounded in another way.
         exact = triton_device.type == "cpu" or name in ("none", "flip", "jitter")
         for key in ("masks", "valid", "boxes", "point_coords", "point_inside", "maps", "images"):
-            if exact:
+            if key == "images" and name == "colors":  # the grey mean is summed in another order
+                torch.testing.assert_close(found[key], expected[key], atol=1e-4, rtol=1e-4)
+            elif exact:
                 assert torch.equal(found[key], expected[key]), key
             elif found[key].is_floating_point():
                 torch.testing.assert_close(found[key], expected[key], atol=1e-3, rtol=1e-3)

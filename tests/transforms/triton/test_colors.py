@@ -1,0 +1,72 @@
+"""Colours by Triton kernels, compared with torch operations, which tests compare with PIL."""
+
+import numpy as np
+import pytest
+import torch
+
+from sa1bpack.transforms import ColorJitter, ways
+from sa1bpack.transforms.images.color import LUMA
+from sa1bpack.transforms.images.pixels import normalize
+from sa1bpack.transforms.random import uniform
+
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+JITTERS = {
+    "all": ColorJitter(0.6, 0.6, 0.6, 0.5),
+    "brightness": ColorJitter((0, 3)),
+    "contrast": ColorJitter(0, (0, 4)),
+    "saturation": ColorJitter(0, 0, (0, 4)),
+    "hue": ColorJitter(0, 0, 0, (0.1, 0.5)),
+    "nothing": ColorJitter(),
+}
+
+
+def drawn(n: int, device) -> torch.Tensor:
+    return uniform(1, 2, torch.arange(3, device=device), 0, n)
+
+
+def made_images(device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three images of 37 x 41 with noise, greys and pure colours, the last one all padding."""
+    random = torch.Generator().manual_seed(3)
+    images = torch.rand((3, 3, 37, 41), generator=random) * 255
+    images[0, :, :9] = images[0, :1, :9]  # greys: no hue
+    images[1, :, 3] = torch.tensor([255.0, 0, 0])[:, None]
+    images[1, :, 4] = torch.tensor([9.0, 200, 200])[:, None]  # two largest channels
+    inside = torch.zeros((3, 37, 41), dtype=torch.bool)
+    inside[0], inside[1, :20, :33] = True, True
+    return images.to(device), inside.to(device)
+
+
+def adjusted(step, images, inside, device, dtype, out=None):
+    out = torch.empty_like(images, dtype=dtype) if out is None else out
+    mean, std = (np.array(values, np.float32).tolist() for values in (MEAN, STD))
+    factors = step.factors(lambda n: drawn(n, device))
+    given = images, inside, factors, step.used, LUMA, mean, std, out
+    assert ways.launch(device, "colors.adjust_colors", *given)
+    return out
+
+
+@pytest.mark.parametrize("step", JITTERS.values(), ids=JITTERS.keys())
+def test_colours_are_those_of_torch_operations(step, triton_device):
+    images, inside = made_images(triton_device)
+    found = adjusted(step, images, inside, triton_device, torch.float32)
+    expected = step(images.clone(), inside[:, None], lambda n: drawn(n, triton_device))
+    mean, std = (torch.tensor(values, device=triton_device) for values in (MEAN, STD))
+    expected = normalize(expected, mean, std, inside[:, None])
+    # Saturation and hue divide by small differences of colours that sums have rounded.
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    assert not found[2].any() and not found[1, :, 20:].any()
+
+
+def test_the_result_may_take_the_place_of_the_images(triton_device):
+    images, inside = made_images(triton_device)
+    step = JITTERS["all"]
+    expected = adjusted(step, images, inside, triton_device, torch.float32)
+    found = adjusted(step, images, inside, triton_device, None, out=images)
+    assert found is images and torch.equal(found, expected)
+
+
+def test_half_precision_is_the_rounded_result(triton_device):
+    images, inside = made_images(triton_device)
+    single = adjusted(JITTERS["all"], images, inside, triton_device, torch.float32)
+    half = adjusted(JITTERS["all"], images, inside, triton_device, torch.float16)
+    assert torch.equal(half, single.half())
