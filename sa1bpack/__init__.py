@@ -27,6 +27,8 @@ _MODULES = {
     "write_report": "sa1bpack.report.write_report",
     "open": "sa1bpack.dataset.open_pack",
     "Dataset": "sa1bpack.dataset.dataset",
+    "TarDataset": "sa1bpack.raw.dataset",
+    "IterableTarDataset": "sa1bpack.raw.streaming",
     "Collate": "sa1bpack.batch.collate",
     "SequentialOrder": "sa1bpack.order.orders",
     "ShuffleOrder": "sa1bpack.order.orders",

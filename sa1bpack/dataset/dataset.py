@@ -25,6 +25,7 @@ from sa1bpack.dataset.select import as_ids
 from sa1bpack.dataset.selectable import Selectable
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.dataset.sides import with_sides
+from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Manifest
 
@@ -78,7 +79,8 @@ class Dataset(Selectable):
         self._pack = pack
         self._rows = rows
         self._options = options
-        self._spec = SampleSpec.of(pack.manifest, options, tuple(side.spec for side in pack.sides))
+        sides = tuple(side.spec for side in pack.sides)
+        self._spec = SampleSpec.of(pack.layout, pack_sampling(pack.manifest), options, sides)
         self._fingerprint: str | None = None
         self._mask_offsets: np.ndarray | None = None
         self._lookup: IdLookup | None = None

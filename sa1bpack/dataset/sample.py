@@ -25,7 +25,7 @@ from sa1bpack.dataset.specs import (
     mask_spec,
 )
 from sa1bpack.errors import FormatError, MaskError, OptionError, ReadError, ResourceShortage
-from sa1bpack.format import Layout, Manifest
+from sa1bpack.format import Layout
 from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
@@ -89,11 +89,18 @@ class SampleSpec:
 
     @classmethod
     def of(
-        cls, manifest: Manifest, options: SampleOptions, sides: tuple[SideSpec, ...] = ()
+        cls,
+        layout: Layout,
+        sampling: str,
+        options: SampleOptions,
+        sides: tuple[SideSpec, ...] = (),
     ) -> "SampleSpec":
-        """What the options ask for. Raises OptionError if the pack cannot provide it."""
-        masks = mask_spec(manifest, options.masks, options.mask_size, options.mask_sampling)
-        return cls(image_spec(manifest.layout, options.pixels), masks, options.coordinates, sides)
+        """What the options ask for, of packs with this layout and sampling of stored masks.
+
+        Raises OptionError if such a pack cannot provide it.
+        """
+        masks = mask_spec(layout, sampling, options.masks, options.mask_size, options.mask_sampling)
+        return cls(image_spec(layout, options.pixels), masks, options.coordinates, sides)
 
     def as_text(self) -> str:
         """One line, such as "pad 1024 rgb, masks 256 area, source coordinates".
@@ -123,16 +130,33 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
             sample = _checked_sample(pack, row, spec)
         else:
             sample = _sample_views(pack.shards.open(number), local, first, stop, spec)
-        sample["file_name"] = _file_name(sample["file_name"])
-        if options.rule is not None:
-            _keep(sample, options.rule, spec)
-        _convert(sample, pack.layout, spec)
+        convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
     except (FormatError, MaskError, OSError, UnicodeDecodeError) as error:
         raise read_error(pack, row, number, local, error) from error
-    sample["image_id"] = pack.image_id(row)
-    sample["index"] = row
+    return delivered(sample, pack.image_id(row), row, options)
+
+
+def convert(
+    sample: Sample, layout: Layout, rule: kernels.MaskRule | None, spec: SampleSpec
+) -> None:
+    """Make what was asked for of a sample's stored rows, in place.
+
+    rule  which of the stored masks it has; None: all
+
+    Raises FormatError, MaskError or UnicodeDecodeError for rows that no packer wrote.
+    """
+    sample["file_name"] = _file_name(sample["file_name"])
+    if rule is not None:
+        _keep(sample, rule, spec)
+    _convert(sample, layout, spec)
+
+
+def delivered(sample: Sample, image_id: int, index: int, options: SampleOptions) -> Any:
+    """A converted sample with its id and index, scaled, or what the transform returned for it."""
+    sample["image_id"] = image_id
+    sample["index"] = index
     if options.coordinates == "stored":
         _scale(sample)
     return sample if options.transform is None else _transformed(sample, options.transform)
@@ -169,26 +193,30 @@ def _runs(opened: OpenShard, first: int, stop: int) -> Sample:
 
 def _checked_sample(pack: Pack, row: int, spec: SampleSpec) -> Sample:
     """A sample's stored rows, copied and compared with its checksum; read-only."""
-    rows = pack.read_rows(row)
+    return sample_of_rows(pack.read_rows(row), pack.layout, spec) | pack.read_sides(row)
+
+
+def sample_of_rows(rows: dict[str, np.ndarray], layout: Layout, spec: SampleSpec) -> Sample:
+    """A sample of its rows by array name, with run_offset as offsets; they become read-only."""
     for array in rows.values():
         array.flags.writeable = False
     sample = {field.sample: rows[field.array][0] for field in STORED_SAMPLE_FIELDS}
     for field in MASK_FIELDS:
         if field.array in rows:
             sample[field.sample] = rows[field.array]
-    if pack.layout.flat:
+    if layout.flat:
         sample["image"] = rows["image"]
     if spec.masks.source != "bits":
         offset = rows["run_offset"]
         sample |= {"run_ends": rows["run_ends"], "run_offset": offset - offset[0]}
-    return sample | pack.read_sides(row)
+    return sample
 
 
 def _keep(sample: Sample, rule: kernels.MaskRule, spec: SampleSpec) -> None:
     """Keep the masks that pass a rule; arrays that lose masks are copies, read-only like views."""
     height, width = sample["size"][:2].tolist()
     scores = (sample[key] for key in ("areas", "predicted_ious", "stability_scores"))
-    kept = np.flatnonzero(kernels.passes(rule, *scores, height * width))
+    kept = kernels.select_masks(rule, *scores, height * width, image_id=0)  # not for "random"
     if len(kept) == len(sample["areas"]):
         return
     for field in MASK_FIELDS:

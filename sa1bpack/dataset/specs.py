@@ -55,14 +55,13 @@ class MaskSpec:
         )
 
 
-def mask_spec(manifest: Manifest, kind: str, size: Any, sampling: str | None) -> MaskSpec:
-    """The masks that options ask for, of the pack with this manifest.
+def mask_spec(layout: Layout, own: str, kind: str, size: Any, sampling: str | None) -> MaskSpec:
+    """The masks that options ask for, of packs with this layout whose own sampling is `own`.
 
-    Size and sampling default to the pack's own. Masks that are not stored are drawn from the runs.
+    Size and sampling default to the pack's. Masks that are not stored are drawn from the runs.
 
     Raises OptionError for a size that cannot be drawn, or if the pack has no runs to draw from.
     """
-    layout, own = manifest.layout, pack_sampling(manifest)
     cells = layout.mask_size if size is None else _grid_size(size)
     used = own if sampling is None else sampling
     if kind == "runs" and size is None:

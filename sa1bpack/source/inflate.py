@@ -74,6 +74,11 @@ class RawFile:
                 self._hash_chunks()
         return chunk
 
+    def skip(self, count: int) -> None:
+        """Go on `count` bytes further; digests then lack them."""
+        os.lseek(self._fd, count, os.SEEK_CUR)
+        self.bytes_read += count
+
     def _hash_chunks(self) -> None:
         """Have the md5 of the chunks that were read since the last call computed."""
         chunks, self._chunks = self._chunks, []

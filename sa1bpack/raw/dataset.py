@@ -1,0 +1,332 @@
+"""`TarDataset`: the samples of tars and folders, in any order, without a pack."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.dataset.rows import Rows as RowNumbers
+from sa1bpack.dataset.rows import as_position, take
+from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
+from sa1bpack.environment import pil_in_force
+from sa1bpack.errors import OptionError, ReadError, SourceError
+from sa1bpack.format import Layout
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.raw.decoding import Decoder, PairInfo, Rows
+from sa1bpack.raw.pair_bytes import PairBytes
+from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
+from sa1bpack.raw.tar_index import TarIndex, open_index
+from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.pairs import Reject
+from sa1bpack.wording import counted
+
+Tars = str | os.PathLike | Iterable[str | os.PathLike]
+
+# Options of packing that do not change what a sample is.
+_NOT_OF_SAMPLES = ("samples_per_shard", "empty")
+
+
+class TarDataset:
+    """The samples of tars and folders as they are: `ds[i]` decodes a pair when it is asked for.
+
+    A sample is the dict, bit for bit, that a pack of the tars made with `options` and opened with
+    the other options would have, as `Dataset` describes it; `index` counts the pairs of all tars.
+    Use it for a look before packing, for a small job, or as the reference of a pack: decoding
+    costs some hundred times as much as reading a pack (docs/raw.md).
+
+    Indices are those of the pairs that each tar has, in the order in which packing meets them, tars
+    sorted by name. A pair that cannot be decoded keeps its index: `ds[i]` raises ReadError for it,
+    naming tar, member and reason, and no other sample is affected. Members that are no half of a
+    pair are in `rejects`.
+
+    `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples. Works in a
+    torch DataLoader with any sampler and `Collate`, in threads, after fork and after spawn: it
+    pickles to its paths and options, and a file is open only while it is read.
+
+    Random access into a tar needs an index of its members, and for SA-1B's, which are gzip streams,
+    of places at which inflating can begin. It is made once per tar, in one pass, and kept as a
+    file: `.sa_000000.tar.index` beside the tar, a hundredth of its size. When the tar has changed,
+    it is made again, with a warning in the log.
+    """
+
+    def __init__(
+        self,
+        tars: Tars,
+        *,
+        options: PackOptions | None = None,
+        masks: str = "bits",
+        mask_size: int | None = None,
+        mask_sampling: str | None = None,
+        pixels: str = "rgb",
+        coordinates: str = "source",
+        transform: Callable[[Sample], Any] | None = None,
+        on_error: str = "raise",
+        max_masks: int | None = None,
+        min_area: int = 0,
+        max_area_frac: float | None = None,
+        min_iou: float | None = None,
+        min_stability: float | None = None,
+        index_folder: str | os.PathLike | None = None,
+        cache_bytes: int = 0,
+        cache_folder: str | os.PathLike | None = None,
+        cache_folder_bytes: int = 0,
+    ):
+        """
+        Args:
+            tars: tars (gzip or plain) and extracted folders, or patterns of them, as for `pack`.
+            options: of packing: image size, fit, which masks are kept, and so on; None: as `pack`.
+            masks, mask_size, mask_sampling, pixels, coordinates, transform: as in `sa1bpack.open`.
+            on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
+                used, "raise" or "return" its ReadError.
+            max_masks: at most this many of the masks that pass the thresholds, the largest, as the
+                Loader's `max_masks`; None: all that `options` keep, of which there are at most 100
+                by default.
+            min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`.
+            index_folder: where indices of tars are kept; None: beside each tar.
+            cache_bytes: keep decoded samples in memory, at most so many bytes per process.
+            cache_folder, cache_folder_bytes: keep them in a folder as well, which processes and
+                later runs share, at most so many bytes. Other options have other samples, which
+                lie beside these and count towards the same limit.
+
+        Raises:
+            OptionError: a value that cannot be used, a folder that cannot be written.
+            SourceError: a tar or folder that cannot be read, or is damaged.
+            MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
+        """
+        several = isinstance(tars, Iterable) and not isinstance(tars, str | os.PathLike)
+        sources = find_sources(tars if several else [tars])
+        chosen = SampleOptions(
+            masks, coordinates, transform, on_error, "open", mask_size, mask_sampling, pixels,
+            min_area, max_area_frac, min_iou, min_stability,
+        )  # fmt: skip
+        folder = None if index_folder is None else local_path("index_folder", index_folder)
+        caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
+        self._begin(sources, options or PackOptions(), chosen, max_masks, folder, caches)
+
+    def _begin(
+        self, sources: list[Source], pack_options: PackOptions, options: SampleOptions,
+        max_masks: int | None, index_folder: Path | None, caches: tuple[int, Path | None, int],
+        rows: RowNumbers | None = None,
+    ) -> None:  # fmt: skip
+        self._decoder = Decoder(pack_options, options, max_masks)
+        if pack_options.empty == "drop":
+            raise OptionError(
+                "options have empty='drop', but which images have no masks left is not known "
+                "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
+            )
+        self._index_folder = index_folder
+        self._indices = [open_index(source, index_folder) for source in sources]
+        self._bytes = [PairBytes(index) for index in self._indices]
+        self._first_row = np.cumsum([0, *map(len, self._indices)])
+        self._rows = range(int(self._first_row[-1])) if rows is None else rows
+        self._cache_options = caches
+        memory, folder, limit = caches
+        self._memory = MemoryCache(memory) if memory else None
+        self._disk = None if folder is None else DiskCache(folder, limit, self.layout)
+
+    # ------------------------------------------------------------------------------------- samples
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample for an integer; a dataset for a slice, an index array or a bool array.
+
+        Raises IndexError as lists do, TypeError for anything else, ReadError naming tar, member and
+        reason if the pair cannot be used, SourceError if the tar cannot be read.
+        """
+        try:
+            position = as_position(index)
+        except TypeError:
+            return self._over(take(self._rows, index))
+        return self._sample(self._row(position))
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """The samples at several indices: what torch's DataLoader calls for a batch."""
+        rows = [self._row(as_position(index)) for index in indices]
+        if self.options.on_error == "raise":
+            return [self._sample(row) for row in rows]
+        return [self._sample_or_error(row) for row in rows]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def _over(self, rows: RowNumbers) -> "TarDataset":
+        part = object.__new__(TarDataset)
+        part.__dict__ |= self.__dict__
+        part._rows = rows
+        return part
+
+    def _row(self, position: int) -> int:
+        try:
+            return int(self._rows[position])
+        except IndexError:
+            raise IndexError(
+                f"index {position} is out of range for a dataset of {len(self)} samples"
+            ) from None
+
+    def _sample(self, row: int) -> Any:
+        return self._decoder.sample(self._decoded(row), row)
+
+    def _sample_or_error(self, row: int) -> Any:
+        try:
+            return self._sample(row)
+        except ReadError as error:
+            return error
+
+    def _decoded(self, row: int) -> Rows:
+        """The rows of a sample, from a cache or from its pair."""
+        rows = None if self._memory is None else self._memory.get(row)
+        if rows is not None:
+            return rows
+        number, local = self._locate(row)
+        index = self._indices[number]
+        key = f"{self._samples_key}-{index.digest}-{local}"
+        rows = None if self._disk is None else self._disk.get(key)
+        if rows is None:
+            halves = self._bytes[number].read(local)
+            try:
+                rows = self._decoder.rows(index.source, index.file_name(local), *halves)
+            except ReadError as error:
+                error.row = row
+                raise
+            if self._disk is not None:
+                self._disk.put(key, rows)
+        if self._memory is not None:
+            self._memory.put(row, rows)
+        return rows
+
+    @cached_property
+    def _samples_key(self) -> str:
+        """What the samples of a pair depend on besides its bytes, as 16 hex digits."""
+        if self._disk is None:
+            return ""
+        options = asdict(self.pack_options)
+        for name in _NOT_OF_SAMPLES:
+            del options[name]
+        pil = pil_in_force()
+        decoders = [version(name) for name in ("sa1bpack", "simplejpeg")]
+        return xxhash.xxh3_64_hexdigest(repr((options, decoders, pil and pil.core_sha256)).encode())
+
+    # ------------------------------------------------------------------------------ what there is
+
+    def info(self, index: int) -> PairInfo:
+        """Tar, member, sizes and counts of a sample, from its record: no pixels are decoded.
+
+        Raises IndexError as `ds[index]` does, ReadError if the record cannot be used, SourceError
+        if the tar cannot be read.
+        """
+        row = self._row(as_position(index))
+        number, local = self._locate(row)
+        tar = self._indices[number]
+        json, size = self._bytes[number].json(local), int(tar.pairs["jpeg_bytes"][local])
+        return self._decoder.info(tar.source, row, local, tar.file_name(local), size, json)
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """Number of the source, and of the pair in it."""
+        number = int(np.searchsorted(self._first_row, row, "right")) - 1
+        return number, row - int(self._first_row[number])
+
+    @property
+    def sources(self) -> list[Source]:
+        """The tars and folders, in the order of their samples."""
+        return [index.source for index in self._indices]
+
+    @property
+    def rejects(self) -> list[tuple[str, Reject]]:
+        """(name of the source, Reject) of members that are named like half of a pair and are none.
+
+        Those that cannot be decoded are not among them: nothing is decoded before it is asked for.
+        """
+        return [(index.source.name, reject) for index in self._indices for reject in index.rejects]
+
+    @property
+    def pack_options(self) -> PackOptions:
+        """What a pack with the same samples is made with."""
+        return self._decoder.pack_options
+
+    @property
+    def options(self) -> SampleOptions:
+        """What it is opened with."""
+        return self._decoder.options
+
+    @property
+    def layout(self) -> Layout:
+        """Image size, mask size and fit, as of that pack."""
+        return self._decoder.layout
+
+    @property
+    def spec(self) -> SampleSpec:
+        """How pixels, masks and coordinates look: `Collate(sample_spec=ds.spec)`."""
+        return self._decoder.spec
+
+    @property
+    def spec_text(self) -> str:
+        """How samples look, in one line, as `Dataset.spec_text`."""
+        return self.spec.as_text()
+
+    @property
+    def mask_size(self) -> int:
+        """Cells per side of the masks' grid."""
+        return self.spec.masks.size
+
+    @property
+    def mask_sampling(self) -> str:
+        """How masks are drawn."""
+        return self.spec.masks.sampling
+
+    def __repr__(self) -> str:
+        whole = int(self._first_row[-1])
+        part = "" if len(self) == whole else f" of {whole}"
+        names = counted(len(self._indices), "source")
+        return f"<TarDataset of {names}: {len(self)}{part} samples, {self.spec_text}>"
+
+    def __reduce__(self):
+        paths = [(index.source.path, index.digest) for index in self._indices]
+        arguments = (
+            self.pack_options, self.options, self._decoder.max_masks, self._index_folder,
+            self._cache_options,
+        )  # fmt: skip
+        whole = self._rows == range(int(self._first_row[-1])) if self._is_range else False
+        return _reopened, (paths, arguments, None if whole else self._rows)
+
+    @property
+    def _is_range(self) -> bool:
+        return isinstance(self._rows, range)
+
+
+def _reopened(
+    paths: list[tuple[Path, str]], arguments: tuple, rows: RowNumbers | None
+) -> TarDataset:
+    """A dataset that was pickled: the same tars, or an error."""
+    found = object.__new__(TarDataset)
+    sources = find_sources([path for path, _ in paths])
+    found._begin(sources, *arguments, rows=rows)
+    for index, (path, digest) in zip(found._indices, paths, strict=True):
+        _check_same(index, path, digest)
+    return found
+
+
+def _check_same(index: TarIndex, path: Path, digest: str) -> None:
+    if index.digest != digest:
+        raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
+
+
+def _caches(
+    memory: Any, folder: str | os.PathLike | None, limit: Any
+) -> tuple[int, Path | None, int]:
+    """The options of both caches, checked."""
+    memory = whole_number("cache_bytes", memory, 0)
+    limit = whole_number("cache_folder_bytes", limit, 0)
+    if (folder is None) != (limit == 0):
+        raise OptionError(
+            f"cache_folder is {folder!r} and cache_folder_bytes is {limit}: give both, or neither"
+        )
+    return memory, None if folder is None else local_path("cache_folder", folder), limit

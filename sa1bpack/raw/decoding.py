@@ -1,0 +1,132 @@
+"""One pair → the sample that a pack of it would give, by the packer's step and the dataset's."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sa1bpack.arguments import whole_number
+from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.dataset.sample import (
+    SampleOptions,
+    SampleSpec,
+    convert,
+    delivered,
+    sample_of_rows,
+)
+from sa1bpack.errors import OptionError, ReadError, SampleError
+from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks
+from sa1bpack.packing.execution.attempt import attempt
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.sample import Buffers, Packed, require_decoder
+from sa1bpack.packing.shard_builder import Dropped
+from sa1bpack.pixels.geometry import stored_size
+from sa1bpack.source.annotations import parse_annotations
+from sa1bpack.source.find import Source
+
+# A sample's rows by array name, as a shard stores them, with run_offset as offsets.
+Rows = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class PairInfo:
+    """What is known of a pair without decoding pixels or masks.
+
+    index             of the sample in the dataset of all its tars, as in the sample itself
+    image_id          of the JSON record
+    file_name         name of the image without its folders
+    source, path      name of the tar or folder, "sa_000012", and where it is
+    row               number of the pair in it
+    source_height, source_width, stored_height, stored_width   pixels
+    masks             masks that the sample has, by all options
+    annotations       masks in the JSON record
+    jpeg_bytes, json_bytes   sizes of the members
+    """
+
+    index: int
+    image_id: int
+    file_name: str
+    source: str
+    path: Path
+    row: int
+    source_height: int
+    source_width: int
+    stored_height: int
+    stored_width: int
+    masks: int
+    annotations: int
+    jpeg_bytes: int
+    json_bytes: int
+
+
+class Decoder:
+    """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
+
+    pack_options  what a pack of the pairs would be made with
+    options       what it would be opened with
+    max_masks     at most this many of the masks that are left then, the largest; None: all
+
+    Raises OptionError if such a pack could not be opened so, MissingPackage without PIL.
+    """
+
+    def __init__(self, pack_options: PackOptions, options: SampleOptions, max_masks: int | None):
+        if not isinstance(pack_options, PackOptions):
+            raise OptionError(f"options is {pack_options!r}: give a sa1bpack.PackOptions")
+        require_decoder()
+        self.pack_options, self.options = pack_options, options
+        self.max_masks = max_masks
+        self.layout = pack_options.layout
+        self.spec = SampleSpec.of(self.layout, pack_options.mask_sampling, options)
+        self.rule = options.rule
+        if max_masks is not None:
+            most = whole_number("max_masks", max_masks, 1, MAX_MASKS)
+            self.rule = replace(self.rule or MaskRule(), max_masks=most)
+
+    def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
+        """Decode a pair; None if the options of packing drop it, for it has no masks.
+
+        Raises ReadError, which names the tar and the member, if it cannot be used.
+        """
+        outcome = attempt(file_name, jpeg, json, self.pack_options, Buffers(self.pack_options))
+        if isinstance(outcome, Dropped):
+            return None
+        if not isinstance(outcome, Packed):
+            raise unusable(source, outcome.member, outcome.detail)
+        rows = dict(outcome.rows)
+        if "run_offset" in rows:
+            rows["run_offset"] = offsets_of(rows["run_offset"])
+        return rows
+
+    def sample(self, rows: Rows, index: int) -> Any:
+        """The sample, or what the transform returns for it, whose exceptions pass."""
+        sample = sample_of_rows(rows, self.layout, self.spec)
+        convert(sample, self.layout, self.rule, self.spec)
+        return delivered(sample, int(rows["image_id"][0]), index, self.options)
+
+    def info(
+        self, source: Source, index: int, row: int, file_name: str, jpeg_bytes: int, json: bytes
+    ) -> PairInfo:
+        """What the record of a pair says. Raises ReadError if it cannot be used."""
+        try:
+            record = parse_annotations(json)
+        except SampleError as error:
+            raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
+        scores = record.area, record.predicted_iou, record.stability_score
+        pixels = record.height * record.width
+        kept = select_masks(self.pack_options.rule, *scores, pixels, record.image_id)
+        if self.rule is not None:
+            left = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
+            kept = kept[left]
+        side, fit = self.layout.image_size, self.layout.fit
+        return PairInfo(
+            index, record.image_id, file_name, source.name, source.path, row, record.height,
+            record.width, *stored_size(record.height, record.width, side, fit), len(kept),
+            len(record), jpeg_bytes, len(json),
+        )  # fmt: skip
+
+
+def unusable(source: Source, member: str, reason: str) -> ReadError:
+    """The error for a pair of a source, one of whose members cannot be used."""
+    name = Path(member).with_suffix(".jpg").name
+    return ReadError(f"{source.path}: {member}: {reason}", source.name, file_name=name)

@@ -1,0 +1,87 @@
+"""Pair i of a tar or folder → the bytes of its JPEG and of its record, in any order."""
+
+import os
+from pathlib import Path
+
+from sa1bpack.errors import SourceError, SourceTruncated
+from sa1bpack.raw.tar_index import TarIndex
+from sa1bpack.source.folder import list_folder
+from sa1bpack.source.inflate import REDOWNLOAD
+
+
+class PairBytes:
+    """The halves of the pairs of one source.
+
+    The file is opened for each half and closed again, which is a thousandth of the decoding: there
+    is nothing that threads or a fork could share, and no limit of open files to keep.
+    """
+
+    def __init__(self, index: TarIndex):
+        self._index = index
+        self._files: list[str] | None = None  # paths of a folder's files, listed when first used
+
+    def read(self, row: int) -> tuple[bytes, bytes]:
+        """JPEG and JSON of a pair. Raises as `json` does."""
+        pair = self._index.pairs[row]
+        jpeg = self._half(int(pair["jpeg_at"]), int(pair["jpeg_bytes"]))
+        return jpeg, self._half(int(pair["json_at"]), int(pair["json_bytes"]))
+
+    def json(self, row: int) -> bytes:
+        """The JSON of a pair alone.
+
+        Raises SourceError if it cannot be read, SourceTruncated or SourceCorrupt if the tar is not
+        what it was when it was indexed.
+        """
+        pair = self._index.pairs[row]
+        return self._half(int(pair["json_at"]), int(pair["json_bytes"]))
+
+    def _half(self, at: int, count: int) -> bytes:
+        path, points = self._index.source.path, self._index.points
+        if self._index.source.kind == "folder":
+            return self._file(at, count)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+        try:
+            if points is not None:
+                return points.read(file, path, at, count)
+            return _plain(file, path, at, count)
+        finally:
+            os.close(file)
+
+    def _file(self, place: int, count: int) -> bytes:
+        folder = self._index.source.path
+        if self._files is None:
+            self._files = [file.path for file in list_folder(folder)]
+        path = Path(self._files[place]) if place < len(self._files) else folder
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        if len(data) != count:
+            raise SourceError(
+                f"{path}: has {len(data)} bytes, but had {count} when its folder was listed; make "
+                "the dataset again when nothing writes to the folder any more"
+            )
+        return data
+
+
+def _plain(file: int, path: Path, at: int, count: int) -> bytes:
+    pieces, left = [], count
+    while left:
+        try:
+            piece = os.pread(file, left, at + count - left)
+        except OSError as error:
+            raise SourceError(
+                f"{path}: reading failed at byte {at}: {error.strerror}; check the disk or the "
+                "network mount"
+            ) from error
+        if not piece:
+            raise SourceTruncated(
+                f"{path}: ends {left} bytes before byte {at + count}, where a member ended when it "
+                f"was indexed; {REDOWNLOAD}"
+            )
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,166 @@
+"""Decoded samples, kept in memory or in a folder until others take their bytes."""
+
+import fcntl
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from sa1bpack.errors import OptionError
+from sa1bpack.format.files import temporary_beside
+from sa1bpack.format.layout import Layout
+from sa1bpack.format.sample_rows import sample_checksum
+from sa1bpack.raw.decoding import Rows
+
+_EVICT_TO = 0.9  # of the limit of a folder, so that not every sample needs its list of files
+
+_log = logging.getLogger("sa1bpack")
+
+
+class MemoryCache:
+    """The rows of samples, at most `limit` bytes of them in each process. Safe in threads.
+
+    A process that is forked begins with none.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()  # one that was held during a fork would never be released
+        self._rows: OrderedDict[int, Rows] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, key: int) -> Rows | None:
+        """The rows of a sample, which becomes the most recently used, or None."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            rows = self._rows.get(key)
+            if rows is not None:
+                self._rows.move_to_end(key)
+            return rows
+
+    def put(self, key: int, rows: Rows) -> None:
+        """Keep the rows of a sample, if there is room for it at all."""
+        size = _nbytes(rows)
+        if size > self.limit:
+            return
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            if key in self._rows:
+                return
+            self._rows[key] = rows
+            self.nbytes += size
+            while self.nbytes > self.limit:
+                _, dropped = self._rows.popitem(last=False)
+                self.nbytes -= _nbytes(dropped)
+
+
+class DiskCache:
+    """The rows of samples as files of a folder, which processes share: at most `limit` bytes.
+
+    Each process may add one sample above the limit before the oldest are removed. What is read is
+    compared with the checksum of the sample, and decoded again if it differs.
+    """
+
+    def __init__(self, folder: Path, limit: int, layout: Layout):
+        self._folder, self._limit, self._layout = folder, limit, layout
+        self._full = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"cache_folder is {folder}: it cannot be made: {error.strerror}; name another"
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OptionError(f"cache_folder is {folder}: it cannot be written; name another")
+
+    def get(self, key: str) -> Rows | None:
+        """The rows of a sample, which becomes the most recently used, or None."""
+        path = self._path(key)
+        try:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                rows = {name: file[name] for name in file.files}
+            checksum = int(rows["checksum"][0])
+            given = {name: array for name, array in rows.items() if name != "checksum"}
+            if sample_checksum(self._layout, given) == checksum:
+                os.utime(path)
+                return rows
+            reason = "its bytes are not those that were written"
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+            reason = str(error)
+        _log.warning("%s: %s; the sample is decoded again", path, reason)
+        path.unlink(missing_ok=True)
+        return None
+
+    def put(self, key: str, rows: Rows) -> None:
+        """Keep the rows of a sample. What cannot be written is logged, once."""
+        path = self._path(key)
+        temporary = temporary_beside(path)
+        try:
+            with temporary.open("wb") as file:
+                np.savez(file, **rows)
+                size = file.tell()
+            temporary.replace(path)
+            self._count(size)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if not self._full:
+                self._full = True
+                _log.warning(
+                    "%s: samples cannot be kept: %s; they are decoded each time", self._folder,
+                    error.strerror,
+                )  # fmt: skip
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.npz"
+
+    def _count(self, size: int) -> None:
+        """Add the bytes of a new file to those of the folder; remove the oldest if too many."""
+        with _locked(self._folder / ".bytes") as file:
+            text = file.read()
+            total = int(text) + size if text.isdigit() else None
+            if total is None or total > self._limit:
+                total = self._evict()
+            file.seek(0)
+            file.truncate()
+            file.write(str(total))
+
+    def _evict(self) -> int:
+        """Remove the files that were used least recently; returns the bytes that are left."""
+        found = []
+        for entry in os.scandir(self._folder):
+            if entry.name.endswith(".npz"):
+                status = entry.stat()
+                found.append((status.st_mtime_ns, status.st_size, entry.path))
+        total = sum(size for _, size, _ in found)
+        if total > self._limit:
+            for _, size, path in sorted(found):
+                if total <= _EVICT_TO * self._limit:
+                    break
+                Path(path).unlink(missing_ok=True)
+                total -= size
+        return total
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+
+
+def _nbytes(rows: Rows) -> int:
+    return sum(array.nbytes for array in rows.values())

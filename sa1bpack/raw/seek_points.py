@@ -1,0 +1,183 @@
+"""Random access into a gzip stream: places at which inflating can begin, with what it needs there.
+
+A point is the beginning of a deflate block: its place in the file, to the bit, its place in the
+inflated stream, and the 32 KiB that precede it there, to which the block may refer (RFC 1951).
+indexed_gzip finds the points in the one pass that makes the index; reading uses zlib-ng and memory
+maps alone, so it takes no memory per process and has no state that a fork could break. Measured in
+docs/decisions/0009-random-access-into-gzip.md.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from zlib_ng import zlib_ng
+
+from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.source.inflate import REDOWNLOAD
+
+SPACING = 4 << 20  # bytes of the inflated stream between points; half of it are inflated in vain
+WINDOW = 32768  # bytes that a deflate block may refer to
+_FEED = 1 << 18  # bytes of the file per step
+
+# file: offset of the first whole byte of the block. bits: how many bits of the byte before it
+# belong to the block. stream: offset in the inflated stream. window: number of its 32 KiB in the
+# windows, -1 if nothing precedes it. digest: XXH3-64 of them.
+POINT = np.dtype(
+    [("file", "<i8"), ("stream", "<i8"), ("bits", "<i8"), ("window", "<i8"), ("digest", "<u8")]
+)
+
+_ZRAN_HEAD = np.dtype(
+    [("magic", "S5"), ("version", "u1"), ("flags", "u1"), ("file_size", "<u8"),
+     ("stream_size", "<u8"), ("spacing", "<u4"), ("window_size", "<u4"), ("points", "<u4")]
+)  # fmt: skip
+_ZRAN_POINT = np.dtype([("file", "<u8"), ("stream", "<u8"), ("bits", "u1"), ("has_window", "u1")])
+
+
+@dataclass(frozen=True, eq=False)
+class SeekPoints:
+    """The points of one gzip file.
+
+    points   POINT (p,), rising; the first is at 0 of the stream
+    windows  uint8 (w, WINDOW)
+    """
+
+    points: np.ndarray
+    windows: np.ndarray
+
+    @classmethod
+    def of_zran(cls, exported: bytes) -> "SeekPoints":
+        """The points of an index that indexed_gzip exported (format GZIDX, version 1)."""
+        head = np.frombuffer(exported, _ZRAN_HEAD, 1)[0]
+        if head["magic"] != b"GZIDX" or head["version"] != 1 or head["window_size"] != WINDOW:
+            raise SourceError(
+                f"indexed_gzip exported an index {exported[:6]!r} with windows of "
+                f"{head['window_size']} bytes, which this release does not know; install "
+                "indexed_gzip 1.10"
+            )
+        at = _ZRAN_HEAD.itemsize
+        found = np.frombuffer(exported, _ZRAN_POINT, int(head["points"]), at)
+        windows = np.frombuffer(exported, np.uint8, offset=at + found.nbytes).reshape(-1, WINDOW)
+        points = np.zeros(len(found), POINT)
+        for name in ("file", "stream", "bits"):
+            points[name] = found[name]
+        has_window = found["has_window"] > 0
+        points["window"] = np.where(has_window, np.cumsum(has_window) - 1, -1)
+        digests = [xxhash.xxh3_64_intdigest(window) for window in windows]
+        points["digest"][has_window] = digests
+        return cls(points, windows)
+
+    def read(self, file: int, path: Path, start: int, count: int) -> bytes:
+        """Bytes of the inflated stream from `start`, exactly so many.
+
+        file  descriptor of the gzip file, whose position is neither used nor moved
+
+        Raises SourceCorrupt if they cannot be inflated, SourceError if the file cannot be read.
+        """
+        number = int(np.searchsorted(self.points["stream"], start, "right")) - 1
+        point = self.points[number]
+        inflater = self._inflater(point, file, path)
+        skip, kept, left = start - int(point["stream"]), [], count
+        for piece in _inflated(inflater, file, path, int(point["file"])):
+            if skip >= len(piece):
+                skip -= len(piece)
+                continue
+            kept.append(piece[skip : skip + left])
+            left -= len(kept[-1])
+            skip = 0
+            if not left:
+                break
+        if left:
+            raise SourceCorrupt(
+                f"{path}: its gzip stream ends {left} bytes before byte {start + count}, where a "
+                f"member ends; {REDOWNLOAD}"
+            )
+        return b"".join(kept)
+
+    def _inflater(self, point: np.void, file: int, path: Path):
+        """An inflater that is to be given the bytes of the file from `point["file"]` on."""
+        if point["window"] < 0:
+            return zlib_ng.decompressobj(-15)
+        window = self.windows[point["window"]].tobytes()
+        if xxhash.xxh3_64_intdigest(window) != point["digest"]:
+            raise SourceError(
+                f"{path}: its index is damaged at byte {point['stream']} of the stream; remove the "
+                "index, and it is built again"
+            )
+        inflater = zlib_ng.decompressobj(-15, zdict=window)
+        if bits := int(point["bits"]):
+            last = _pread(file, path, 1, int(point["file"]) - 1)[0] >> (8 - bits)
+            empty, length = EMPTY_BLOCKS[8 - bits]  # bits is 1 to 7
+            inflater.decompress((empty | last << length).to_bytes((length + bits) // 8, "little"))
+        return inflater
+
+
+def _inflated(inflater, file: int, path: Path, at: int) -> Iterator[bytes]:
+    """Pieces of the inflated stream from a byte of the file on, through all its gzip members."""
+    raw, skip = True, 0  # a raw inflater leaves CRC and length of the member, 8 bytes
+    while data := _pread(file, path, _FEED, at):
+        at += len(data)
+        while data:
+            if skip:
+                passed = min(skip, len(data))
+                data, skip = data[passed:], skip - passed
+                continue
+            if inflater is None:
+                if not (data := data.lstrip(b"\0")):  # padding between members
+                    break
+                inflater, raw = zlib_ng.decompressobj(31), False
+            try:
+                piece = inflater.decompress(data)
+            except zlib_ng.error as error:
+                raise SourceCorrupt(
+                    f"{path}: the gzip stream is damaged before byte {at} of the file ({error}); "
+                    f"{REDOWNLOAD}"
+                ) from error
+            data = inflater.unused_data
+            yield piece
+            if inflater.eof:
+                inflater, skip = None, 8 if raw else 0
+
+
+def _pread(file: int, path: Path, count: int, at: int) -> bytes:
+    try:
+        return os.pread(file, count, at)
+    except OSError as error:
+        raise SourceError(
+            f"{path}: reading failed at byte {at}: {error.strerror}; check the disk or the network "
+            "mount"
+        ) from error
+
+
+def _empty_blocks() -> list[tuple[int, int]]:
+    """For 0 to 7 bits: empty deflate blocks that end so many bits after a byte's beginning.
+
+    zlib can begin in the middle of a byte (inflatePrime), but its bindings cannot; after such
+    blocks the inflater expects the rest of the byte. (bits with the first one lowest, their number)
+    """
+    order = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)  # RFC 1951, 3.2.7
+    # Fixed codes, at once the end of the block: 10 bits.
+    fixed = ((0, 1), (1, 2), (0, 7))
+    # Dynamic codes for the end of the block and one distance, 93 bits. Of the code lengths, 18
+    # (zeros: 138 and 118 of them) has the code 1, and 1 has the code 0.
+    dynamic = (
+        *((0, 1), (2, 2), (0, 5), (0, 5), (15, 4)),
+        *((int(symbol in (1, 18)), 3) for symbol in order),
+        *((1, 1), (127, 7), (1, 1), (107, 7), (0, 1), (0, 1), (0, 1)),
+    )
+    found = {}
+    for odd in (0, 1):
+        for even in range(4):
+            value = length = 0
+            for part, bits in chain(dynamic * odd, fixed * even):
+                value |= part << length
+                length += bits
+            found[length % 8] = (value, length)
+    return [found[bits] for bits in range(8)]
+
+
+EMPTY_BLOCKS = _empty_blocks()

@@ -1,0 +1,324 @@
+"""`IterableTarDataset`: the samples of tars in their order, each tar read from start to end."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from sa1bpack.arguments import MAX_WORD, choice, local_path, whole_number
+from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
+from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.order.ranks import process_group
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.raw.dataset import Tars
+from sa1bpack.raw.decoding import Decoder, unusable
+from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.pairs import Pair, PairReader
+from sa1bpack.wording import counted
+
+ON_ERROR = ("drop", "raise")
+_PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
+_MOST_BUFFERED = 1 << 20
+
+_log = logging.getLogger("sa1bpack")
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one consumer reads of a tar: the pairs p with p mod `of` == `part`."""
+
+    number: int
+    part: int
+    of: int
+
+
+def shares(tars: int, consumer: int, consumers: int) -> list[Share]:
+    """The shares of one consumer: together, those of all consumers are every pair, each once.
+
+    With as many tars as consumers or more, tars are dealt out whole: consumer c has c, c + n, ...
+    Otherwise each consumer has a part of one tar, which every one of that tar's consumers inflates.
+    """
+    if consumers <= tars:
+        return [Share(number, 0, 1) for number in range(consumer, tars, consumers)]
+    number = consumer % tars
+    return [Share(number, consumer // tars, len(range(number, consumers, tars)))]
+
+
+class IterableTarDataset(IterableDataset):
+    """The samples of tars and folders in the order of their members: no index, no seeking.
+
+    Samples are those of `TarDataset`, for a DataLoader without a sampler; `index` is the number of
+    the tar times 2^32 plus that of the pair in it. Tars are cut without overlap over ranks and
+    DataLoader workers: whole tars where there are enough of them, otherwise the pairs of one tar,
+    which all of its consumers then inflate. Nothing is balanced: ranks may get different numbers of
+    samples.
+
+    A pair that cannot be used is left out and counted in `rejected`, and the first of each tar is
+    named in the log; `on_error="raise"` raises its ReadError instead. A tar that is cut short or
+    damaged raises a SourceError after the samples before the damage.
+
+    `state_dict` names the tars of this consumer whose samples have all been taken; after
+    `load_state_dict` the rest follow, and a tar that was begun comes again from its start. In
+    worker processes the state is theirs: torchdata's StatefulDataLoader collects it.
+    """
+
+    def __init__(
+        self,
+        tars: Tars,
+        *,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        on_error: str = "drop",
+        options: PackOptions | None = None,
+        masks: str = "bits",
+        mask_size: int | None = None,
+        mask_sampling: str | None = None,
+        pixels: str = "rgb",
+        coordinates: str = "source",
+        transform: Callable[[Sample], Any] | None = None,
+        max_masks: int | None = None,
+        min_area: int = 0,
+        max_area_frac: float | None = None,
+        min_iou: float | None = None,
+        min_stability: float | None = None,
+        spool_folder: str | os.PathLike | None = None,
+    ):
+        """
+        Args:
+            tars: as for `TarDataset`.
+            shuffle_buffer: mix the samples of each consumer: so many pairs wait, compressed (1 MB
+                each), and a random one of them comes next; 0: in order.
+            seed: of the random order, which also depends on the epoch and the consumer.
+            rank, world_size: of this process; None: those of torch.distributed, or 0 of 1.
+            on_error: what becomes of a pair that cannot be used, "drop" or "raise".
+            options: of packing, as for `TarDataset`; with empty="drop", images without remaining
+                masks are left out, and are not counted as rejected.
+            masks, mask_size, mask_sampling, pixels, coordinates, transform, max_masks, min_area,
+                max_area_frac, min_iou, min_stability: as for `TarDataset`.
+            spool_folder: for halves that wait for their other half, beyond 256 MB of them: up to
+                3 GB per consumer, for a tar of SA-1B. None: the system's folder for such files.
+
+        Raises:
+            OptionError, SourceError, MissingPackage: as `TarDataset`.
+        """
+        several = not isinstance(tars, str | os.PathLike)
+        self.sources = find_sources(tars if several else [tars])
+        chosen = SampleOptions(
+            masks, coordinates, transform, "raise", "open", mask_size, mask_sampling, pixels,
+            min_area, max_area_frac, min_iou, min_stability,
+        )  # fmt: skip
+        self._decoder = Decoder(options or PackOptions(), chosen, max_masks)
+        self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
+        self._seed = whole_number("seed", seed, 0, MAX_WORD)
+        self._on_error = choice("on_error", on_error, ON_ERROR)
+        if (rank is None) != (world_size is None):
+            raise OptionError(f"rank is {rank} and world_size is {world_size}: give both, or none")
+        if world_size is not None:
+            world_size = whole_number("world_size", world_size, 1)
+            rank = whole_number("rank", rank, 0, world_size - 1)
+        self._rank, self._world_size = rank, world_size
+        spool = tempfile.gettempdir() if spool_folder is None else spool_folder
+        self._spool = local_path("spool_folder", spool)
+        self._done: list[str] = []
+        self._loaded: dict | None = None
+        # In shared memory, for worker processes: epoch, pairs rejected, whether workers iterate.
+        self._shared = torch.zeros(3, dtype=torch.int64, device="cpu").share_memory_()
+
+    # --------------------------------------------------------------------------------- iteration
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the random order; it reaches workers that persist."""
+        epoch = whole_number("epoch", epoch, 0, MAX_WORD)
+        self._shared[0] = epoch - 2**64 if epoch >= 2**63 else epoch
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the random order."""
+        return int(self._shared[0]) % 2**64
+
+    @property
+    def rejected(self) -> int:
+        """Pairs that were left out since the dataset was made, in this process and its workers."""
+        return int(self._shared[1])
+
+    @property
+    def spec(self) -> SampleSpec:
+        """How pixels, masks and coordinates look: `Collate(sample_spec=ds.spec)`."""
+        return self._decoder.spec
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch of this consumer, or the rest of the one whose state was loaded.
+
+        Raises ReadError as `on_error` says, SourceError as reading a tar does, LoaderError in a
+        process whose rank is not known.
+        """
+        consumer, consumers = self._consumer()
+        self._shared[2] = int(get_worker_info() is not None)
+        self._done = self._resumed(consumer, consumers)
+        return self._samples(consumer, consumers, set(self._done))
+
+    def _samples(self, consumer: int, consumers: int, done: set[str]) -> Iterator[Any]:
+        mine = shares(len(self.sources), consumer, consumers)
+        waiting = _Waiting({share.number: 0 for share in mine})
+        rng = np.random.default_rng([self._seed, self.epoch, consumer])
+        held: list[tuple[int, Pair]] = []
+        for share in mine:
+            source = self.sources[share.number]
+            if source.name in done:
+                continue
+            for pair in self._pairs(share, source):
+                waiting.add(share.number)
+                held.append((share.number, pair))
+                if len(held) > self._buffer:
+                    yield from self._taken(held, rng, waiting)
+            waiting.read(share.number)
+            self._note_done(waiting)
+        while held:
+            yield from self._taken(held, rng, waiting)
+
+    def _pairs(self, share: Share, source: Source) -> Iterator[Pair]:
+        """The pairs of a share; the first consumer of a tar counts the halves without another."""
+        with PairReader(source, spool_dir=self._spool) as reader:
+            for pair in reader:
+                if pair.index % share.of == share.part:
+                    yield pair
+            if share.part == 0 and reader.rejects:
+                first = reader.rejects[0]
+                error = unusable(source, first.member, f"{first.code}: {first.detail}")
+                self._reject(error, len(reader.rejects))
+
+    def _taken(self, held: list, rng: np.random.Generator, waiting: "_Waiting") -> Iterator[Any]:
+        """The next sample of those that are held: none if it cannot be used."""
+        chosen = int(rng.integers(len(held))) if self._buffer else 0
+        held[chosen], held[-1] = held[-1], held[chosen]
+        number, pair = held.pop()
+        source = self.sources[number]
+        try:
+            rows = self._decoder.rows(source, pair.file_name, pair.jpeg, pair.json)
+        except ReadError as error:
+            self._reject(error, 1)
+        else:
+            if rows is not None:
+                yield self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
+        waiting.remove(number)
+        self._note_done(waiting)
+
+    def _reject(self, error: ReadError, count: int) -> None:
+        if self._on_error == "raise":
+            raise error
+        self._shared[1] += count
+        more = f" (and {count - 1} others of this tar)" if count > 1 else ""
+        _log.warning("left out: %s%s", error, more)
+
+    def _note_done(self, waiting: "_Waiting") -> None:
+        for number in waiting.complete():
+            self._done.append(self.sources[number].name)
+
+    # ------------------------------------------------------------------------------- ranks, state
+
+    def _consumer(self) -> tuple[int, int]:
+        """This consumer's number, and how many there are: workers of all ranks."""
+        rank, world_size = self._own_rank()
+        if world_size is None:
+            if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+                raise LoaderError(
+                    f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not "
+                    "initialized here: every rank would get all samples. Pass rank and world_size "
+                    "(worker processes do not know the process group of their rank)"
+                )
+            rank, world_size = 0, 1
+        worker = get_worker_info()
+        if worker is None:
+            return rank, world_size
+        return rank * worker.num_workers + worker.id, world_size * worker.num_workers
+
+    def _own_rank(self) -> tuple[int | None, int | None]:
+        """Rank and world size: those given, or those of torch.distributed, or None."""
+        group = process_group()
+        if self._world_size is not None or group is None:
+            return self._rank, self._world_size
+        return group.get_rank(), group.get_world_size()
+
+    def __getstate__(self) -> dict:
+        """For worker processes, which do not know the process group of their rank."""
+        rank, world_size = self._own_rank()
+        return self.__dict__ | {"_rank": rank, "_world_size": world_size}
+
+    def state_dict(self) -> dict:
+        """The tars that this consumer is done with, for `load_state_dict`; plain numbers and text.
+
+        Raises LoaderError where worker processes have the state.
+        """
+        if get_worker_info() is None and self._shared[2]:
+            raise LoaderError(
+                "the state is in the worker processes of the DataLoader: use torchdata's "
+                "StatefulDataLoader, which collects it, or num_workers=0"
+            )
+        consumer, consumers = self._consumer()
+        if self._loaded is not None:
+            return dict(self._loaded)
+        return {
+            "version": 1, "epoch": self.epoch, "consumer": consumer, "consumers": consumers,
+            "done": list(self._done),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict) -> None:
+        """Let the next iteration continue after the tars that a state names.
+
+        Raises OptionError for what is no state of these tars.
+        """
+        keys = {"version", "epoch", "consumer", "consumers", "done"}
+        if not isinstance(state, dict) or state.keys() != keys or state["version"] != 1:
+            raise OptionError(f"state is {state!r}: give what state_dict returned")
+        if strange := set(state["done"]) - {source.name for source in self.sources}:
+            raise OptionError(f"state names {sorted(strange)}, which are not among these tars")
+        self.set_epoch(state["epoch"])
+        self._loaded = dict(state)
+
+    def _resumed(self, consumer: int, consumers: int) -> list[str]:
+        """The tars that a loaded state is done with; it counts once."""
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return []
+        if (state["consumer"], state["consumers"]) != (consumer, consumers):
+            raise OptionError(
+                f"state is that of consumer {state['consumer']} of {state['consumers']}, but this "
+                f"is {consumer} of {consumers}: tars are cut over {counted(consumers, 'consumer')}"
+                "; resume with as many ranks and workers"
+            )
+        return list(state["done"])
+
+    def __repr__(self) -> str:
+        names = counted(len(self.sources), "source")
+        return f"<IterableTarDataset of {names}, {self.spec.as_text()}>"
+
+
+class _Waiting:
+    """Which tars are read to their end, and how many of their pairs are not taken yet."""
+
+    def __init__(self, pairs: dict[int, int]):
+        self._pairs = pairs
+        self._read: set[int] = set()
+
+    def add(self, number: int) -> None:
+        self._pairs[number] += 1
+
+    def remove(self, number: int) -> None:
+        self._pairs[number] -= 1
+
+    def read(self, number: int) -> None:
+        self._read.add(number)
+
+    def complete(self) -> list[int]:
+        """The tars of which nothing is left, each once."""
+        found = [number for number in sorted(self._read) if not self._pairs[number]]
+        self._read -= set(found)
+        return found

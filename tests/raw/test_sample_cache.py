@@ -1,0 +1,140 @@
+"""Decoded samples are kept within their bytes, and what is kept is what was decoded."""
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from same_samples import same_samples
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack.raw import decoding
+from sa1bpack.raw.sample_cache import MemoryCache
+
+OPTIONS = sa1bpack.PackOptions(**SMALL)
+
+
+@pytest.fixture
+def tar(tmp_path):
+    return write_tar(tmp_path / "sa_000000.tar", members(range(6)), compress=False)
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[str]:
+    """The names of the images that are decoded."""
+    names, attempt = [], decoding.attempt
+    monkeypatch.setattr(
+        decoding, "attempt", lambda name, *rest: (names.append(name), attempt(name, *rest))[1]
+    )
+    return names
+
+
+def rows_of(nbytes: int) -> dict:
+    return {"image": np.zeros(nbytes, np.uint8)}
+
+
+def test_the_least_recently_used_go_first():
+    cache = MemoryCache(100)
+    for key in "abc":
+        cache.put(key, rows_of(40))
+    assert cache.get("a") is None and cache.get("b") is not None
+    cache.put("d", rows_of(40))
+    assert cache.get("c") is None and cache.get("b") is not None
+    cache.put("e", rows_of(101))
+    assert cache.get("e") is None and cache.nbytes == 80
+    cache.put("d", rows_of(40))
+    assert cache.nbytes == 80
+
+
+def test_threads_keep_its_count_right():
+    cache = MemoryCache(1000)
+
+    def work(seed: int) -> None:
+        for key in np.random.default_rng(seed).integers(0, 50, 400).tolist():
+            if cache.get(key) is None:
+                cache.put(key, rows_of(37 + key))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kept = [rows for key in range(50) if (rows := cache.get(key)) is not None]
+    assert cache.nbytes == sum(len(rows["image"]) for rows in kept) <= 1000
+
+
+def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
+    more = {"options": OPTIONS, "masks": "bool", "min_area": 9}
+    cached = sa1bpack.TarDataset(tar, cache_bytes=1 << 20, **more)
+    expected = sa1bpack.TarDataset(tar, **more)[2]
+    del decoded[:]
+    assert same_samples(cached[2], expected) and same_samples(cached[2], expected)
+    assert same_samples(cached[1:][1], expected) and len(decoded) == 1
+
+
+def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded):
+    def dataset(options=OPTIONS, **more):
+        return sa1bpack.TarDataset(
+            tar,
+            options=options,
+            cache_folder=tmp_path / "cache",
+            cache_folder_bytes=1 << 24,
+            **more,
+        )
+
+    first = [dataset()[index] for index in range(6)]
+    assert len(decoded) == 6
+    again = list(dataset())
+    assert all(map(same_samples, first, again)) and len(decoded) == 6
+    assert dataset(masks="runs")[0]["run_ends"].size and len(decoded) == 6
+    other = sa1bpack.PackOptions(**SMALL | {"image_size": 32})
+    assert dataset(other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7
+    write_tar(tar, members(range(6), masks=2), compress=False)  # another tar of the same name
+    assert len(dataset()[0]["areas"]) == 2 and len(decoded) == 8
+
+
+def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, caplog):
+    folder = tmp_path / "cache"
+    more = {"options": OPTIONS, "cache_folder": folder, "cache_folder_bytes": 1 << 24}
+    first = sa1bpack.TarDataset(tar, **more)[0]
+    (path,) = folder.glob("*.npz")
+    sound = path.read_bytes()
+    middle = len(sound) // 2
+    for damaged in (b"", sound[:100], sound[:middle] + b"xyz" + sound[middle + 3 :]):
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+        assert "decoded again" in caplog.text and path.read_bytes() == sound
+
+
+def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
+    folder = tmp_path / "cache"
+    more = {"options": OPTIONS, "cache_folder": folder}
+    sa1bpack.TarDataset(tar, cache_folder_bytes=1 << 24, **more)[0]
+    (path,) = folder.glob("*.npz")
+    limit = int(path.stat().st_size * 3.5)
+    ds = sa1bpack.TarDataset(tar, cache_folder_bytes=limit, **more)
+    for index in range(6):
+        ds[index]
+        assert sum(path.stat().st_size for path in folder.glob("*.npz")) <= limit
+    del decoded[:]
+    ds[5]
+    assert decoded == []
+    ds[0]
+    assert len(decoded) == 1
+
+
+def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
+    ds = sa1bpack.TarDataset(
+        tar, options=OPTIONS, cache_folder=tmp_path / "cache", cache_folder_bytes=1 << 24
+    )
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sa1bpack.raw.sample_cache.np.savez", full)
+    caplog.set_level(logging.WARNING, "sa1bpack")
+    assert len([ds[index] for index in range(3)]) == 3
+    assert caplog.text.count("No space left on device") == 1
+    assert not list((tmp_path / "cache").glob("*tmp*"))

@@ -1,0 +1,229 @@
+"""`TarDataset` gives the samples of a pack, from tars and folders, in any process."""
+
+import gzip
+import json
+import multiprocessing
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from layout_packs import GRID, LAYOUTS, SIDE
+from pycocotools import mask as coco
+from same_samples import same_samples
+from small_tars import HEIGHT, SMALL, WIDTH, mask_of, members, record, write_tar
+from torch.utils.data import DataLoader
+
+import sa1bpack
+from sa1bpack.errors import OptionError, ReadError, SourceError
+
+OPTIONS = sa1bpack.PackOptions(**SMALL)
+KINDS = ("gzip-tar", "tar", "folder")
+
+
+@pytest.fixture(scope="module")
+def plain(layout_packs, tmp_path_factory):
+    """The tar of all `layout_packs`, without compression."""
+    tar = layout_packs().parent / "sa_000000.tar"
+    plain = tmp_path_factory.mktemp("plain") / "sa_000000.tar"
+    plain.write_bytes(gzip.decompress(tar.read_bytes()))
+    return plain
+
+
+@pytest.mark.parametrize(("fit", "pixels", "masks"), LAYOUTS)
+def test_samples_are_those_of_a_pack_bit_for_bit(layout_packs, plain, fit, pixels, masks):
+    """Every layout; each with the kinds of masks and pixels that it has."""
+    options = sa1bpack.PackOptions(
+        fit=fit, pixels=pixels, masks=masks, image_size=SIDE, mask_size=GRID
+    )
+    views = [{}, {"masks": "bool", "coordinates": "stored", "min_area": 40}]
+    if pixels == "yuv420":
+        views.append({"pixels": "stored"})
+    if "runs" in masks:
+        views += [{"masks": "runs", "min_iou": 0.9}, {"mask_size": 64, "mask_sampling": "center"}]
+    for view in views:
+        pack = sa1bpack.open(layout_packs(fit, pixels, masks), **view)
+        ds = sa1bpack.TarDataset(plain, options=options, **view)
+        assert len(ds) == len(pack) == 6 and ds.spec_text == pack.spec_text
+        for index in (3, 0, 5, 1, 4, 2):
+            sample, stored = ds[index], pack[index]
+            assert same_samples(sample, stored), (view, index)
+            assert sample["image"].flags.writeable == stored["image"].flags.writeable
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tars_and_folders_have_the_samples_of_their_packs(source, kind, tmp_path):
+    path = source(kind)
+    ds = sa1bpack.TarDataset(path, options=OPTIONS)
+    sa1bpack.pack(path, tmp_path / "pack", workers=1, **SMALL)
+    pack = sa1bpack.open(tmp_path / "pack")
+    assert len(ds) == 8 and len(pack) == 7  # the pack lacks the image that is no JPEG
+    assert [(name, reject.code) for name, reject in ds.rejects] == [("sa_000007", "missing-json")]
+    good = ds.__getitems__(_good(ds))
+    assert [sample["file_name"] for sample in good] == [s["file_name"] for s in pack]
+    assert all(map(same_samples, good, pack))
+
+
+def _good(ds) -> list[int]:
+    return [index for index in range(len(ds)) if ds.info(index).image_id != 4]
+
+
+def test_boxes_and_areas_are_those_of_pycocotools(source):
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, masks="runs")
+    for sample in ds[_good(ds)]:
+        number = sample["image_id"]
+        for index in range(number):
+            rle = coco.encode(np.asfortranarray(mask_of(number, index)))
+            x, y, w, h = coco.toBbox(rle)
+            assert sample["areas"][index] == coco.area(rle)
+            assert sample["bboxes"][index].tolist() == [x, y, w - 1, h - 1]
+        assert sample["size"][:2].tolist() == [HEIGHT, WIDTH]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_bad_image_is_named_and_loses_no_other(source, kind):
+    path = source(kind)
+    ds = sa1bpack.TarDataset(path, options=OPTIONS, on_error="return")
+    (bad,) = set(range(8)) - set(_good(ds))
+    with pytest.raises(ReadError, match=r"sa_000007\S*: sa_4\.jpg: ") as raised:
+        ds[bad]
+    assert (raised.value.shard, raised.value.row) == ("sa_000007", bad)
+    found = ds.__getitems__(range(8))
+    assert [index for index, each in enumerate(found) if isinstance(each, ReadError)] == [bad]
+    with pytest.raises(ReadError, match=r"sa_4\.jpg"):
+        sa1bpack.TarDataset(path, options=OPTIONS).__getitems__([0, bad])
+    assert ds.info(bad).masks == 4  # its record can be used
+
+
+def test_a_collate_drops_and_counts_it(source):
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, on_error="return")
+    batch = sa1bpack.Collate(on_error="drop", sample_spec=ds.spec)(ds.__getitems__(range(8)))
+    assert len(batch["image_ids"]) == 7 and len(batch["dropped"]) == 1
+    assert batch["spec"] == ds.spec_text
+
+
+def test_info_is_of_the_record_and_decodes_no_pixels(source, monkeypatch):
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, max_masks=3, min_area=100)
+    samples = {index: ds[index] for index in _good(ds)}
+    monkeypatch.setattr("sa1bpack.raw.decoding.attempt", lambda *_: pytest.fail("decoded"))
+    for index, sample in samples.items():
+        info = ds.info(index)
+        assert (info.index, info.image_id) == (index, sample["image_id"])
+        assert info.file_name == sample["file_name"] and info.source == "sa_000007"
+        size = info.source_height, info.source_width, info.stored_height, info.stored_width
+        assert list(size) == sample["size"].tolist()
+        assert info.masks == len(sample["areas"]) and info.annotations == info.image_id
+
+
+def test_max_masks_keeps_the_masks_that_a_batch_of_the_pack_keeps(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([3], masks=40), compress=False)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    sample = sa1bpack.TarDataset(tar, options=OPTIONS, max_masks=7, min_iou=0.9)[0]
+    pack = sa1bpack.open(tmp_path / "pack", min_iou=0.9)
+    batch = sa1bpack.Collate("flat_bits", max_masks=7)([pack[0]])
+    assert np.array_equal(sample["annotation_ids"], batch["annotation_ids"])
+    assert np.array_equal(sample["masks"], batch["masks"])
+
+
+def test_several_tars_are_one_dataset_and_parts_of_it_are_datasets(tmp_path):
+    for number in (1, 0):
+        found = members(range(10 * number, 10 * number + 3))
+        write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False, shuffle=None)
+    ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
+    assert [sample["image_id"] for sample in ds] == [0, 1, 2, 10, 11, 12]
+    assert [source.name for source in ds.sources] == ["sa_000000", "sa_000001"]
+    part = ds[[4, -1, 0]]
+    assert (
+        [sample["index"] for sample in part] == [4, 5, 0] == [part.info(k).index for k in (0, 1, 2)]
+    )
+    assert len(ds[1:3]) == 2 and len(ds[np.arange(6) % 2 == 0]) == 3
+    assert (ds.info(4).source, ds.info(4).row) == ("sa_000001", 1)
+    for wrong in (6, -7):
+        with pytest.raises(IndexError, match="out of range for a dataset of 6 samples"):
+            ds[wrong]
+
+
+def test_a_transform_gets_the_sample_and_its_error_names_it(source):
+    path = source("folder")
+    ds = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: sample["image_id"])
+    assert ds[_good(ds)[0]] == ds.info(_good(ds)[0]).image_id
+    broken = sa1bpack.TarDataset(path, options=OPTIONS, transform=lambda sample: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        broken[0]
+    assert "sa_1.jpg" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_pickles_small_and_works_in_other_processes(source, kind):
+    ds = sa1bpack.TarDataset(source(kind), options=OPTIONS)[::2]
+    ids = [ds.info(index).image_id for index in range(len(ds))]
+    assert len(pickle.dumps(ds)) < 1200
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(1) as pool:
+            found = pool.apply(_ids, (ds,))
+        assert found == ids
+
+
+def _ids(ds) -> list[int]:
+    """In another process: the ids of the records, those of decoded samples being the same."""
+    found = [ds.info(index).image_id for index in range(len(ds))]
+    good = [index for index, number in enumerate(found) if number != 4]
+    assert [sample["image_id"] for sample in ds.__getitems__(good)] == [found[k] for k in good]
+    return found
+
+
+def test_a_tar_that_changed_since_pickling_is_refused(source, found_members, tmp_path):
+    path = source("tar")
+    pickled = pickle.dumps(sa1bpack.TarDataset(path, options=OPTIONS))
+    write_tar(path, found_members, shuffle=5, compress=False)
+    with pytest.raises(SourceError, match="has changed since the dataset was pickled"):
+        pickle.loads(pickled)
+
+
+def test_a_torch_dataloader_reads_it(source):
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS)
+    collate = sa1bpack.Collate(sample_spec=ds.spec)
+    loader = DataLoader(ds[_good(ds)], batch_size=4, collate_fn=collate, shuffle=True)
+    seen = [int(number) for batch in loader for number in batch["image_ids"]]
+    assert sorted(seen) == [1, 2, 3, 5, 6, 7, 8]
+
+
+def test_reading_a_tar_does_not_load_torch(source):
+    code = (
+        "import sys, sa1bpack; ds = sa1bpack.TarDataset(sys.argv[1]); ds.info(0);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(source("tar"))], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"options": sa1bpack.PackOptions(empty="drop")}, "empty='drop'"),
+        ({"options": {"image_size": 64}}, "give a sa1bpack.PackOptions"),
+        ({"options": sa1bpack.PackOptions(masks="bits"), "masks": "runs"}, "needs the exact runs"),
+        ({"max_masks": 0}, "max_masks is 0"),
+        ({"cache_bytes": -1}, "cache_bytes is -1"),
+        ({"cache_folder": "x"}, "give both, or neither"),
+        ({"on_error": "drop"}, "on_error is 'drop'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(source, options, message):
+    with pytest.raises(OptionError, match=message):
+        sa1bpack.TarDataset(source("folder"), **options)
+
+
+def test_a_source_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(SourceError, match=r"no_such\.tar"):
+        sa1bpack.TarDataset(tmp_path / "no_such.tar")
+
+
+def test_a_folder_in_which_a_file_changed_says_so(source):
+    folder = source("folder")
+    ds = sa1bpack.TarDataset(folder, options=OPTIONS)
+    changed = folder / f"sa_{ds.info(0).image_id}.json"
+    changed.write_text(json.dumps(record(1, 20)))
+    with pytest.raises(SourceError, match=rf"{changed.name}: has \d+ bytes, but had \d+"):
+        ds[0]
