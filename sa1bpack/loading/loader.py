@@ -193,6 +193,15 @@ class Loader(BatchReader):
                 largest.capacity if options.layout.padded else largest.most_masks
             )
             related = 2 * self._spec.relate.nbytes(rows, largest.capacity)
+            if self._device.pinned:
+                device_bytes += self._spec.relate.scratch_bytes(
+                    largest.samples,
+                    largest.capacity,
+                    largest.samples * largest.most_masks,
+                    self._spec.masks.size**2,
+                    options.layout.padded,
+                    options.layout.packed,
+                )
         per_shard = 2 + len(ds.spec.sides)
         files = 2 * most_open_shards() + per_shard * self._threads * OPEN_SAMPLES
         return LoadingPlan(

@@ -26,10 +26,9 @@ class LoadingPlan:
     shared_bytes  the part of host_bytes in shared memory (/dev/shm), through which workers send
     device_bytes  at most this much on the device while the consumer keeps at most one batch: the
                   batches as sent, the arrays made there of two of them (unpacked masks, RGB from
-                  planes, relations), and what making them takes, except for relations; with runs,
-                  for typical batches. In addition, a batch that was dropped takes memory until the
-                  device has reached that point: as many of them as the program runs ahead of the
-                  device. 0 on a CPU
+                  planes, relations), and what making them takes; with runs, for typical batches.
+                  In addition, a batch that was dropped takes memory until the device has reached
+                  that point: as many of them as the program runs ahead of the device. 0 on a CPU
     scratch_bytes  at most this much in addition, for what threads read past the page cache and
                   cannot read straight into place
     threads       threads that fill the buffers of a Loader

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from allocations import Peak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -12,7 +13,7 @@ from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms import ways
 from sa1bpack.transforms.masks import make, relations
-from sa1bpack.transforms.masks.cells import take_cells
+from sa1bpack.transforms.masks.cells import count_columns_and_rows, take_cells
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
@@ -80,6 +81,38 @@ def test_relations_of_a_batch_are_those_of_its_samples(samples, padded, share, n
     bits = batch | {"masks": torch.from_numpy(masks.pack_bits(batch["masks"].numpy()))}
     check(relate(bits), samples, padded, **rule)
     check(relate.with_torch(bits["masks"], batch["mask_counts"], padded), samples, padded, **rule)
+
+
+@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
+@pytest.mark.parametrize("names", [("ious",), ("centroids",), ("touching",), NAMES])
+def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
+    """On meta tensors; and the bound is not far above, where masks are many or large."""
+    relate = Relate(names)
+    for samples, most, side in ((8, 64, 256), (8, 100, 1024), (2, 3, 16), (1, 400, 64)):
+        padded, packed = layout.startswith("padded"), layout.endswith("bits")
+        total = samples * most - 1
+        leading = (samples, most) if padded else (total,)
+        kind, width = (torch.uint8, side // 8) if packed else (torch.bool, side)
+        counts = torch.empty(samples, dtype=torch.int64, device="meta")
+        with Peak() as peak:
+            given_masks = torch.empty((*leading, side, width), dtype=kind, device="meta")
+            before = peak.now
+            relate.with_torch(given_masks, counts, padded, most)
+        taken = peak.most - before
+        rows = samples * most if padded else total
+        stated = relate.scratch_bytes(samples, most, total, side * side, padded, packed)
+        stated += relate.nbytes(rows, most)
+        assert taken <= stated
+        assert side < 256 or stated <= 2.5 * taken
+
+
+@settings(max_examples=30, deadline=None)
+@given(arrays(bool, st.tuples(st.integers(0, 3), st.integers(1, 300), st.integers(1, 40)),
+              elements=st.booleans()))  # fmt: skip
+def test_columns_and_rows_are_counted(cells):
+    for given_cells in (torch.from_numpy(cells), torch.ones(2, 1, 300, 2048, dtype=torch.bool)):
+        columns, rows = count_columns_and_rows(given_cells)
+        assert torch.equal(columns, given_cells.sum(-2)) and torch.equal(rows, given_cells.sum(-1))
 
 
 def nested(count: int, side: int) -> np.ndarray:

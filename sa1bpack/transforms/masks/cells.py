@@ -32,9 +32,27 @@ def count_cells(masks: torch.Tensor) -> torch.Tensor:
     cells = masks.contiguous().flatten(1)
     if cells.shape[1] % 8 == 0 and cells.storage_offset() % 8 == 0:
         words = cells.view(torch.int64)
-        group = gcd(words.shape[1], 128)
-        cells = words.unflatten(1, (-1, group)).sum(2) if words.numel() else words
+        cells = _added_words(words, 1).flatten(1) if words.numel() else words
     return cells.view(torch.uint8).sum(1, dtype=torch.int64)
+
+
+def count_columns_and_rows(masks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 (..., w) and (..., h): the true cells of each column and each row of bool (..., h, w),
+    by words as `count_cells` does."""
+    masks = masks.contiguous()
+    if not masks.numel() or masks.shape[-1] % 8 or masks.storage_offset() % 8:
+        return masks.sum(-2), masks.sum(-1)
+    words = masks.view(torch.int64)
+    columns = _added_words(words, masks.dim() - 2).view(torch.uint8)
+    rows = _added_words(words, masks.dim() - 1).view(torch.uint8)
+    return columns.sum(-2, dtype=torch.int64), rows.sum(-1, dtype=torch.int64)
+
+
+def _added_words(words: torch.Tensor, dim: int) -> torch.Tensor:
+    """int64 words of eight cells each, added along a dimension in as large groups of equal size as
+    cannot overflow a byte: that dimension becomes the number of groups."""
+    group = gcd(words.shape[dim], 128)
+    return words.unflatten(dim, (-1, group)).sum(dim + 1)
 
 
 def take_cells(

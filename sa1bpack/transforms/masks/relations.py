@@ -26,7 +26,7 @@ from sa1bpack.masks.relations.relate import (
     relate_runs,
 )
 from sa1bpack.transforms.jobs import run_jobs
-from sa1bpack.transforms.masks.cells import unpack_bits
+from sa1bpack.transforms.masks.cells import count_columns_and_rows, unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.precision import full_precision
 
@@ -109,6 +109,27 @@ class Relate:
             rows * (most if relation.pairs else relation.columns) * _type(relation).itemsize
             for relation in map(RELATIONS.__getitem__, self.names)
         )
+
+    def scratch_bytes(
+        self, samples: int, most: int, total: int, cells: int, padded: bool, packed: bool
+    ) -> int:
+        """At most what relating a batch on a device takes besides its masks and the result.
+
+        samples, most, total  B, M, T: samples, masks of the fullest one, masks in all
+        cells                 of a mask
+        padded, packed        the layout of the masks
+        """
+        masks = samples * most * cells
+        chunk = min(-(-cells // _EXACT) * _EXACT, _chunk_cells(samples, most))
+        pairs = samples * most**2
+        # Two operands in half precision, and their product, which becomes int64.
+        product = 4 * samples * most * chunk + 10 * pairs * (chunk // _EXACT)
+        sums = masks // 4 if {"centroids", "distances"} & set(self.names) else 0
+        grown = 2 * masks if "touching" in self.names else 0
+        laid_out = (0 if padded else masks) + (
+            (samples * most if padded else total) * cells if packed else 0
+        )
+        return laid_out + product + sums + grown + 100 * pairs + 2000 * samples * most + 64 * 512
 
     def __call__(
         self, batch: Mapping[str, Any], most: int | None = None
@@ -296,8 +317,9 @@ class _Batch:
     @property
     def centroids(self) -> torch.Tensor:
         height, width = self.masks.shape[2:]
-        across = self.masks.sum(2) * (2 * torch.arange(width, device=self.masks.device) + 1)
-        down = self.masks.sum(3) * (2 * torch.arange(height, device=self.masks.device) + 1)
+        columns, rows = count_columns_and_rows(self.masks)
+        across = columns * (2 * torch.arange(width, device=self.masks.device) + 1)
+        down = rows * (2 * torch.arange(height, device=self.masks.device) + 1)
         sums = torch.stack([across.sum(2), down.sum(2)], 2)
         return sums.double() / (2 * self.areas.clamp(min=1))[:, :, None]
 
@@ -361,13 +383,22 @@ def common_cells(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """int64 (B, M, N): the common cells of each of bool (B, M, h, w) and each of (B, N, h, w)."""
     samples, cells = len(first), first.shape[2] * first.shape[3]
     out = first.new_zeros((samples, first.shape[1], second.shape[1]), dtype=torch.int64)
-    per_cell = 2 * samples * max(first.shape[1], second.shape[1], 1)
-    step = max(CHUNK_BYTES // (per_cell * _EXACT), 1) * _EXACT
+    step = _chunk_cells(samples, max(first.shape[1], second.shape[1]))
     for start in range(0, cells, step):
-        end = min(start + step, cells)
-        a, b = (_grouped(masks.flatten(2)[:, :, start:end]) for masks in (first, second))
-        out += torch.matmul(a, b.transpose(2, 3)).sum(1, dtype=torch.int64)
+        part = slice(start, min(start + step, cells))
+        out += _common(*(masks.flatten(2)[:, :, part] for masks in (first, second)))
     return out
+
+
+def _chunk_cells(samples: int, masks: int) -> int:
+    """Cells of B samples with M masks each that are multiplied at a time."""
+    return max(CHUNK_BYTES // (2 * samples * max(masks, 1) * _EXACT), 1) * _EXACT if samples else 1
+
+
+def _common(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """`common_cells` of bool (B, M, n) and (B, N, n), all at once."""
+    product = torch.matmul(_grouped(first), _grouped(second).transpose(2, 3))
+    return product.sum(1, dtype=torch.int64)
 
 
 def _grouped(cells: torch.Tensor) -> torch.Tensor:
