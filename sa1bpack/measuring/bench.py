@@ -24,6 +24,8 @@ from sa1bpack.wording import counted, size_text
 
 # Of the disk: as many samples at most as a fast disk reads in ten seconds.
 _MOST_SAMPLES = 10_000
+# And of as many shards as a process may certainly have files of: two each, of 1024 at least.
+_MOST_SHARDS = 128
 _WORKERS = (0, 2)
 _LITTLE = 0.05  # of a cold pack, in the page cache
 _DEVICE_BYTES = 64 << 20
@@ -127,7 +129,7 @@ def _first(found: float | None) -> str:
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
     ds = task.open() if not task.cold else Task(task.pack, cold=True).open()
-    spans = large_spans(ds, some_samples(ds, 0, _MOST_SAMPLES))
+    spans = large_spans(ds, some_samples(ds, 0, _MOST_SAMPLES, _MOST_SHARDS))
     each = sum(count for sample in spans for _, _, count in sample) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
     disk, why = None, direct_obstacle(Path(spans[0][0][0])) or ""

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from sa1bpack.measuring.page_cache import drop_pages
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES, _WARM_SHARE = 2 << 30, 0.25
+
+_ASKED = 4  # batches for which the memory is asked for
+_DRAWN = 100  # samples for one that is used: most are of other shards
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Speed:
 
     samples_per_second  after the first batch, unless the epoch had no other
     first_batch_seconds from the first request to the first batch
-    host_bytes    memory that the process and its workers took in addition, None if not known
+    host_bytes    the most memory that the process and its workers took in addition, while batches
+                  were taken; None if not known
     device_bytes  the most memory of the device that torch held, 0 on a CPU
     cached_share  of the bytes, from the page cache; None if not known
     """
@@ -142,7 +147,7 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
             now = time.perf_counter()
         CUDA.wait_for(task.device)
         now = time.perf_counter()
-        after = own_bytes()
+        after = _peak_bytes(batches, task)
         share = loader.stats().cached_share
     speed = counted / (now - since) if counted else samples / first
     known = before is not None and after is not None
@@ -168,6 +173,16 @@ def _loader(task: Task, setting: Setting, ds: Dataset, seed: int) -> Iterator[An
             loader.end_workers()
 
 
+def _peak_bytes(batches: Iterator[dict], task: Task) -> int | None:
+    """The most memory with any of the next few batches; after the clock, because asking takes
+    milliseconds."""
+    found = [own_bytes()]
+    for batch in islice(batches, _ASKED):
+        _take(batch, task)
+        found.append(own_bytes())
+    return None if None in found else max(found)
+
+
 def _epochs(loader: Any, once: bool) -> Iterator[dict]:
     while True:
         yield from loader
@@ -184,7 +199,14 @@ def _take(batch: dict, task: Task) -> int:
     return len(batch["image_ids"])
 
 
-def some_samples(ds: Dataset, seed: int, most: int) -> np.ndarray:
-    """Random samples of a dataset, int64 (n,), without repetition."""
-    count = min(len(ds), most)
-    return np.random.default_rng(seed).choice(len(ds), count, replace=False)
+def some_samples(ds: Dataset, seed: int, most: int, shards: int) -> np.ndarray:
+    """Random samples of a dataset, int64 (n,), without repetition, from a few random shards.
+
+    most    samples
+    shards  at most: their files are open at the same time
+    """
+    drawn = np.random.default_rng(seed).permutation(len(ds))[: _DRAWN * most]
+    numbers = ds.locate_many(drawn)[0]
+    _, first = np.unique(numbers, return_index=True)
+    chosen = numbers[np.sort(first)[:shards]]
+    return drawn[np.isin(numbers, chosen)][:most]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.tuned import read_tuned
 from sa1bpack.measuring.bench import Ceilings, bench
-from sa1bpack.measuring.ceilings import memory_ceiling, read_spans
+from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
 from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 from sa1bpack.measuring.spans import large_spans
-from sa1bpack.measuring.speeds import Setting, Speed, Task, measure
+from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
 from sa1bpack.measuring.tune import thread_counts, tune
 
 
@@ -208,6 +209,57 @@ def test_past_the_page_cache_whole_blocks_are_read(direct_folder):
     found = read_spans([[(str(path), 5000, 10)], [(str(path), 4095, 2)]], 2)
     assert (found.samples, found.nbytes) == (2, 3 * 4096)
     assert resident_bytes([path]) == 0
+
+
+def test_samples_of_the_ceiling_are_of_few_shards(packed):
+    ds = open_pack(packed.root)
+    assert sorted(some_samples(ds, 0, 100, 100).tolist()) == list(range(len(ds)))
+    few = some_samples(ds, 0, 100, 1)
+    numbers = ds.locate_many(np.arange(len(ds)))[0]
+    assert len(set(numbers.tolist())) > 1 and len(set(numbers[few].tolist())) == 1
+    assert len(few) == (numbers == numbers[few[0]]).sum()
+    assert len(some_samples(ds, 0, 3, 100)) == 3
+
+
+class Device:
+    """A device whose copies are done when they were queued; it has the calls of CudaRuntime."""
+
+    def __init__(self):
+        self.sent = self.recorded = 0
+
+    def on(self, index):
+        return nullcontext()
+
+    queuing_on = on
+
+    def stream(self, index):
+        return self
+
+    def pinned(self, nbytes):
+        return bytes(nbytes)
+
+    def empty(self, nbytes, index):
+        return bytearray(nbytes)
+
+    def send(self, data, to):
+        to[:] = data
+        self.sent += 1
+
+    def event(self):
+        return self
+
+    def record(self, stream):
+        self.recorded = self.sent
+
+    def query(self):
+        return self.recorded == self.sent  # the event is after all copies
+
+
+def test_the_ceiling_of_a_device_waits_for_all_copies(monkeypatch):
+    device = Device()
+    monkeypatch.setattr("sa1bpack.measuring.ceilings.CUDA", device)
+    assert device_ceiling(0, 1000, 0.001) > 0
+    assert device.sent >= 2 + 1 + 3 * 3 and device.query()
 
 
 def test_memory_is_copied_by_all_threads():
