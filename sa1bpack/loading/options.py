@@ -80,8 +80,8 @@ class ReadingOptions:
         `print`, or one that logs them.
     trace
         A file for a trace of what every thread did when, which chrome://tracing and Perfetto show:
-        about 1 kB per batch. It is replaced by the first epoch, and extended by all others; several
-        ranks need "{rank}" in its name.
+        about 1 kB per batch. It is replaced by the first epoch, and extended by all others: at
+        their end, by `stats`, and by `close`. Several ranks need "{rank}" in its name.
     """
 
     order: str | Order = "shuffle"

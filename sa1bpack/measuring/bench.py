@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import local_path, seconds, whole_number
+from sa1bpack.arguments import seconds, whole_number
 from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.loading.cuda_runtime import CUDA
@@ -19,7 +19,14 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
 from sa1bpack.measuring.page_cache import drop_pages
 from sa1bpack.measuring.spans import large_spans
-from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
+from sa1bpack.measuring.speeds import (
+    Setting,
+    Speed,
+    Task,
+    checked_folder,
+    measure,
+    some_samples,
+)
 from sa1bpack.wording import counted, size_text
 
 # Of the disk: as many samples at most as a fast disk reads in ten seconds.
@@ -192,7 +199,7 @@ def bench(
         OptionError: a value that cannot be used.
         FormatError: the pack cannot be read.
     """
-    path = local_path("pack", pack)
+    path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = seconds("duration", duration)
     options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}

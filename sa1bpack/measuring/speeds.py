@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sa1bpack.arguments import local_path
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.environment import memory_bytes
+from sa1bpack.errors import OptionError
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
@@ -66,6 +68,14 @@ class Task:
             with Loader(self.open(), 8, io="cached", order="sequential", masks="flat") as loader:
                 for _ in loader:
                     pass
+
+
+def checked_folder(pack: str | Path) -> Path:
+    """The folder of one pack, whose pages can be dropped. Raises OptionError for a file."""
+    path = local_path("pack", pack)
+    if path.is_file():
+        raise OptionError(f"pack is {str(path)!r}: measure the folder of a pack, not a selection")
+    return path
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import local_path, seconds, whole_number
+from sa1bpack.arguments import seconds, whole_number
 from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.errors import OptionError
@@ -17,7 +17,7 @@ from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.page_cache import dataset_bytes
 from sa1bpack.loading.tuned import MeasuredFor, TunedSettings
 from sa1bpack.measuring.bench import Ceilings, measure_ceilings
-from sa1bpack.measuring.speeds import Setting, Speed, Task, measure
+from sa1bpack.measuring.speeds import Setting, Speed, Task, checked_folder, measure
 from sa1bpack.measuring.sweep import LEAST_ROUNDS, Sweep, sweep
 from sa1bpack.wording import counted, size_text
 
@@ -150,7 +150,7 @@ def tune(
         OptionError: a value that cannot be used.
         FormatError: the pack cannot be read.
     """
-    path = local_path("pack", pack)
+    path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     budget = 60 * seconds("minutes", minutes)
     options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}

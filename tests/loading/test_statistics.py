@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,14 @@ def test_the_verdict_names_the_cause_and_where_the_remedy_is(given, cause, text)
     bound = cause not in ("nothing yet", "consumer")
     assert found.verdict.startswith("input-bound: ") == bound
     assert (f"(docs/tuning.md#verdicts, {cause})" in found.verdict) == bound
+
+
+def test_every_verdict_has_a_row_in_the_guide():
+    guide = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    table = guide.partition("## Verdicts")[2].partition("## ")[0]
+    for cause in ("first batch", "tensors", "disk", "threads", "bursts", "unknown"):
+        assert f"\n| {cause} | " in table
+    assert "\n| not input-bound | " in table
 
 
 def test_the_line_has_what_is_known_and_nothing_else():

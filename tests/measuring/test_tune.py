@@ -275,6 +275,10 @@ def test_wrong_options_are_refused_before_anything_is_measured(packed):
             tune(packed.root, **given)
         with pytest.raises(OptionError, match=message):
             bench(packed.root, **given)
+    file = packed.root / "manifest.json"
+    for call in (tune, bench):
+        with pytest.raises(OptionError, match="the folder of a pack, not a selection"):
+            call(file)
     with pytest.raises(OptionError, match="minutes is 0"):
         tune(packed.root, minutes=0)
     with pytest.raises(OptionError, match="duration is -1"):
