@@ -42,6 +42,9 @@ MOST_THREADS = 12
 # Past the page cache, threads mostly wait: so many keep a disk busy, however few cores there are.
 DIRECT_THREADS = 4
 
+# Batches that are ready or in progress while one is used.
+AHEAD = 2
+
 # What `threads` and `ahead` may be: far beyond what helps, and within what a machine can start.
 MAX_THREADS = MAX_AHEAD = 1024
 
@@ -109,7 +112,8 @@ class Loader(BatchReader):
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
                 read past the page cache. At most 1024 can be chosen.
-            ahead: batches that are ready or in progress while one is used, 1 to 1024. None: 2.
+            ahead: batches that are ready or in progress while one is used, 1 to 1024. None: 2;
+                past the page cache as many as let each thread read eight samples at once.
             io: how to read images and masks that are not in the page cache; what is there is copied
                 from there. "direct": past it, many samples at once, which is the fastest way for a
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
@@ -143,15 +147,18 @@ class Loader(BatchReader):
             settings, self._disk_ceiling = found.loader, found.disk_bytes_per_second
             warn_of_differences(tuned, found, ds, str(device), batch_size)
         threads = settings.get("threads") if threads is None else threads
-        ahead = settings.get("ahead", 2) if ahead is None else ahead
+        ahead = settings.get("ahead") if ahead is None else ahead
         io = settings.get("io", "auto") if io is None else io
-        self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
         self._mode = reading_mode(io, ds)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1, MAX_THREADS)
         self._set_up(ds, chosen.batches(ds, batch_size), chosen)
+        if ahead is None:
+            direct = self._mode.direct
+            ahead = _direct_ahead(self._threads, self.batches.most_samples) if direct else AHEAD
+        self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
         self._choice = chosen.mask_choice(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
@@ -332,6 +339,14 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
         f"no memory for {plan}; lower batch_size, max_masks or ahead, keep fewer batches, or use "
         f"packed masks (masks='flat_bits'): {reason}"
     )
+
+
+def _direct_ahead(threads: int, samples: int) -> int:
+    """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once.
+
+    A disk is faster the more is asked for at once, and smaller parts wait more often.
+    """
+    return max(AHEAD, -(-threads // max(1, samples // OPEN_SAMPLES)) - 1)
 
 
 def _ends_epoch_of(loader: Loader) -> Callable[[], None]:

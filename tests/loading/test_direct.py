@@ -304,6 +304,22 @@ def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, m
         assert loader.plan().threads == 1
 
 
+@pytest.mark.parametrize(
+    "threads, batch, ahead", [(4, 8, 3), (4, 2, 3), (12, 8, 11), (12, 12, 11), (2, 8, 2), (1, 8, 2)]
+)
+def test_past_the_page_cache_batches_ahead_are_as_many_as_let_each_thread_read_eight_samples(
+    root, threads, batch, ahead
+):
+    """A buffer more than these is filled, and another is used."""
+    ds = open_pack(root)
+    with Loader(ds, batch, io="direct", threads=threads) as loader:
+        assert loader.plan().batches == ahead + 2
+    with Loader(ds, batch, io="cached", threads=threads) as loader:
+        assert loader.plan().batches == 4
+    with Loader(ds, batch, io="direct", threads=threads, ahead=1) as loader:
+        assert loader.plan().batches == 3
+
+
 def test_an_unknown_way_to_read_is_refused(packed):
     with pytest.raises(OptionError, match=r"io .*'mmap'.*auto.*cached.*direct"):
         Loader(open_pack(packed.root), 2, io="mmap")
