@@ -22,11 +22,12 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.page_cache import dataset_bytes
 from sa1bpack.measuring.memory import own_bytes
-from sa1bpack.measuring.page_cache import drop_pages
+from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 
 # Warm samples take at most this much, and at most this part of the memory.
 _WARM_BYTES, _WARM_SHARE = 2 << 30, 0.25
 
+_FILES_ASKED = 64
 _ASKED = 4  # batches for which the memory is asked for
 _DRAWN = 100  # samples for one that is used: most are of other shards
 
@@ -58,6 +59,12 @@ class Task:
         if self.cold or dataset_bytes(ds) <= most:
             return ds
         return ds[: max(1, len(ds) * most // dataset_bytes(ds))]
+
+    def remaining_share(self) -> float:
+        """The share of the pack's bytes that is in the page cache, by some of its files."""
+        files = self.files()
+        some = files[:: max(1, len(files) // _FILES_ASKED)]
+        return resident_bytes(some) / max(sum(path.stat().st_size for path in some), 1)
 
     def prepare(self) -> None:
         """Drop the pages of the pack, or read the samples into the page cache."""
@@ -118,7 +125,8 @@ class Setting:
 class Speed:
     """What a measurement found.
 
-    samples_per_second  after the first batch, unless the epoch had no other
+    samples_per_second  of a cold task from the first request on, because what is read ahead during
+                  the first batch came from the disk as well; of a warm one after the first batch
     first_batch_seconds from the first request to the first batch
     host_bytes    the most memory that the process and its workers took in addition, while batches
                   were taken; None if not known
@@ -144,26 +152,23 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
     with _loader(task, setting, ds, seed) as loader:
         batches = _epochs(loader, task.cold)
         begin = time.perf_counter()
-        samples = last = _take(next(batches), task)
+        samples = _take(next(batches), task)
         first = time.perf_counter() - begin
-        limit, since, counted = begin + first + seconds, begin + first, 0
-        now = since
-        while now < limit:
+        if not task.cold and len(loader) > 1:  # what was read ahead meanwhile is little of the rest
+            begin, samples = begin + first, 0
+        limit = begin + seconds
+        while time.perf_counter() < limit:
             batch = next(batches, None)
             if batch is None:
                 break
-            last = _take(batch, task)
-            counted += last
-            now = time.perf_counter()
+            samples += _take(batch, task)
         CUDA.wait_for(task.device)
-        now = time.perf_counter()
+        taken = time.perf_counter() - begin
         after = _peak_bytes(batches, task)
         share = loader.stats().cached_share
-    speed = counted / (now - since) if counted else samples / first
     known = before is not None and after is not None
-    return Speed(
-        speed, first, max(0, after - before) if known else None, CUDA.peak(task.device), share
-    )
+    host = max(0, after - before) if known else None
+    return Speed(samples / taken, first, host, CUDA.peak(task.device), share)
 
 
 @contextmanager

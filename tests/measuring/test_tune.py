@@ -177,6 +177,9 @@ def test_a_benchmark_has_every_line(packed):
     assert result.ceilings.memory > 0 and result.ceilings.device is None
     assert (result.ceilings.disk is None) == bool(result.ceilings.why)
     text = result.as_text()
+    assert ("cold is not cold" in text) == (result.remaining_share > 0.01)
+    result.remaining_share = 0.25
+    assert "cold is not cold: 25% of the pack" in result.as_text()
     assert max(map(len, text.splitlines()[1:])) <= 100
     assert all(name in text for name in result.lines) and len(steps) == 10
     assert json.loads(json.dumps(result.as_dict()))["samples"] == len(open_pack(packed.root))
