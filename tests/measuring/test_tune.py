@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,7 +13,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.tuned import read_tuned
-from sa1bpack.measuring.bench import Ceilings, bench
+from sa1bpack.measuring.bench import Ceilings, bench, in_new_process
 from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
 from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 from sa1bpack.measuring.spans import large_spans
@@ -183,6 +184,10 @@ def test_a_benchmark_has_every_line(packed):
     assert max(map(len, text.splitlines()[1:])) <= 100
     assert all(name in text for name in result.lines) and len(steps) == 10
     assert json.loads(json.dumps(result.as_dict()))["samples"] == len(open_pack(packed.root))
+
+
+def test_the_first_batch_is_that_of_a_new_process():
+    assert in_new_process(os.getpid) not in (os.getpid(), in_new_process(os.getpid))
 
 
 def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed, direct_folder):
