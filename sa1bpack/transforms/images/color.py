@@ -12,6 +12,7 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.masks.cells import count_cells
 from sa1bpack.transforms.options import as_numbers, is_number
 
 # Luma of ITU-R BT.601, as torchvision's rgb_to_grayscale rounds it.
@@ -128,7 +129,7 @@ def adjust_contrast(
 ) -> torch.Tensor:
     """Mix with the mean grey of the image without its padding. inside: bool (B, 1, H, W)."""
     grey = (gray(images) * inside).sum((2, 3), keepdim=True)
-    mean = grey / inside.sum((2, 3), keepdim=True).clamp(min=1)
+    mean = grey / count_cells(inside[:, 0]).clamp(min=1).view(-1, 1, 1, 1)
     return _blend(images, mean, factor)
 
 
