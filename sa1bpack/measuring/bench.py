@@ -12,9 +12,8 @@ from sa1bpack.arguments import seconds, whole_number
 from sa1bpack.disk.reading_mode import direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
 from sa1bpack.loading.cuda_runtime import CUDA
-from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.devices import open_device
-from sa1bpack.loading.loader import DIRECT_THREADS, Loader
+from sa1bpack.loading.loader import DIRECT_THREADS
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
 from sa1bpack.measuring.page_cache import drop_pages
@@ -24,8 +23,10 @@ from sa1bpack.measuring.speeds import (
     Speed,
     Task,
     checked_folder,
+    loader_of,
     measure,
     some_samples,
+    take,
 )
 from sa1bpack.wording import counted, size_text
 
@@ -136,7 +137,7 @@ def _first(found: float | None) -> str:
 
 def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
     """The ceilings, and the bytes of pixels and mask bits of a sample; `duration` seconds each."""
-    ds = task.open() if not task.cold else Task(task.pack, cold=True).open()
+    ds = task.open()
     spans = large_spans(ds, some_samples(ds, 0, _MOST_SAMPLES, _MOST_SHARDS))
     each = sum(count for sample in spans for _, _, count in sample) / len(spans)
     memory = memory_ceiling(available_cpus(), duration)
@@ -163,19 +164,10 @@ def measure_ceilings(task: Task, duration: float) -> tuple[Ceilings, float]:
 def first_batch(task: Task, setting: Setting) -> float:
     """Seconds from opening the pack to the first batch. To be called in a new process."""
     begin = time.perf_counter()
-    ds, options = Task(task.pack, cold=True).open(), task.options | dict(setting.options)
-    from_torch = setting.reader == "DataLoader"
-    loader = _make(from_torch, ds, setting.batch, task.device, options)
-    next(iter(loader))
-    CUDA.wait_for(task.device)
-    taken = time.perf_counter() - begin
-    loader.end_workers() if from_torch else loader.close()
-    return taken
-
-
-def _make(from_torch: bool, ds: Any, batch: int, device: str, options: dict[str, Any]) -> Any:
-    from_module = make_dataloader if from_torch else Loader
-    return from_module(ds, batch, **options | ({} if from_torch else {"device": device}))
+    with loader_of(task, setting, task.open()) as loader:
+        take(next(iter(loader)), task)
+        CUDA.wait_for(task.device)
+        return time.perf_counter() - begin
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:

@@ -149,10 +149,10 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
     before = own_bytes()
     CUDA.reset_peak(task.device)
     ds = task.open()
-    with _loader(task, setting, ds, seed) as loader:
+    with loader_of(task, setting, ds, seed) as loader:
         batches = _epochs(loader, task.cold)
         begin = time.perf_counter()
-        samples = _take(next(batches), task)
+        samples = take(next(batches), task)
         first = time.perf_counter() - begin
         if not task.cold and len(loader) > 1:  # what was read ahead meanwhile is little of the rest
             begin, samples = begin + first, 0
@@ -161,7 +161,7 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
             batch = next(batches, None)
             if batch is None:
                 break
-            samples += _take(batch, task)
+            samples += take(batch, task)
         CUDA.wait_for(task.device)
         taken = time.perf_counter() - begin
         after = _peak_bytes(batches, task)
@@ -172,7 +172,8 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
 
 
 @contextmanager
-def _loader(task: Task, setting: Setting, ds: Dataset, seed: int) -> Iterator[Any]:
+def loader_of(task: Task, setting: Setting, ds: Dataset, seed: int = 0) -> Iterator[Any]:
+    """A loader of a dataset with a setting, until the end of the block."""
     options = task.options | dict(setting.options)
     if setting.reader == "Loader":
         with Loader(ds, setting.batch, device=task.device, seed=seed, **options) as loader:
@@ -193,7 +194,7 @@ def _peak_bytes(batches: Iterator[dict], task: Task) -> int | None:
     milliseconds."""
     found = [own_bytes()]
     for batch in islice(batches, _ASKED):
-        _take(batch, task)
+        take(batch, task)
         found.append(own_bytes())
     return None if None in found else max(found)
 
@@ -205,7 +206,7 @@ def _epochs(loader: Any, once: bool) -> Iterator[dict]:
             return
 
 
-def _take(batch: dict, task: Task) -> int:
+def take(batch: dict, task: Task) -> int:
     """Bring a batch of a DataLoader to the device; the number of its samples."""
     if task.device != "cpu":
         for value in batch.values():
