@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from page_cache import drop_pages
 
 from sa1bpack.format import Extent, Layout, ShardEntry, make_manifest, publish
 from sa1bpack.format.checksums import CHECKSUMS_NAME
@@ -35,6 +34,7 @@ from sa1bpack.format.zarr_metadata import (
     chunk_file,
     group_metadata,
 )
+from sa1bpack.measuring.page_cache import drop_pages
 
 SAMPLES = 11_185_362  # images of SA-1B
 SHARDS = 2000

@@ -50,3 +50,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def sample_tar() -> Path:
     """Path of the sample tar: three freely licensed photographs in SA-1B's layout."""
     return SAMPLES / "sa_000000.tar"
+
+
+@pytest.fixture(autouse=True)
+def signals_restored():
+    """The command handles signals its own way, and a test calls it within this process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -56,16 +56,21 @@ def used(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.Call):
             found |= _called(node)
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            found.add("allow_pickle")
+            found |= set() if _is(node, "allow_pickle", False) else {"allow_pickle"}
     return found
+
+
+def _is(keyword: ast.keyword, name: str, value: bool) -> bool:
+    """Whether an argument is this literal."""
+    return keyword.arg == name and getattr(keyword.value, "value", None) is value
 
 
 def _called(node: ast.Call) -> set[str]:
     function = node.func
     if len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
         return set()  # such as import_module("importlib.metadata")
-    if any(k.arg == "weights_only" and getattr(k.value, "value", 0) is True for k in node.keywords):
-        return set()  # torch.load restricted to tensors
+    if any(_is(k, "weights_only", True) or _is(k, "allow_pickle", False) for k in node.keywords):
+        return set()  # torch.load restricted to tensors, np.load to arrays of numbers
     if isinstance(function, ast.Name):
         return {function.id} & CALLS
     if not isinstance(function, ast.Attribute):
@@ -86,6 +91,7 @@ def test_nothing_that_could_execute_its_input_is_used(path):
 @pytest.mark.parametrize(
     "text",
     ["import pickle", "from marshal import loads", "np.load(x)", "np.load(x, allow_pickle=True)",
+     "np.load(x, allow_pickle=y)",
      "eval(x)", "importlib.import_module(x)", "torch.load(x)", "__import__(x)", "exec(x)"],
 )  # fmt: skip
 def test_the_search_finds_what_it_is_for(text):

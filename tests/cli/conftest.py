@@ -1,20 +1,10 @@
 """The command line, called within this process, and a small pack to call it with."""
 
-import signal
-
 import pytest
 from commands import SMALL_FLAGS
 from small_tars import members, write_tar
 
 from sa1bpack.cli.main import main
-
-
-@pytest.fixture(autouse=True)
-def signals_restored():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 Structure and lengths are right, so nothing of this is found before an array's own content is used.
 """
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hostile_packs import LAYOUTS, Hostile, targets
 from hostile_reading import SPECS, read_everything
+from unflushed import unflushed
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 SEEDS = 3
@@ -19,8 +19,7 @@ CASES = [(name, target) for name, layout in LAYOUTS.items() for target in target
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         yield Hostile(tmp_path_factory.mktemp("hostile"))
 
 

@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from several_packs import joined_pack
+from unflushed import unflushed
 
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -77,8 +78,7 @@ def test_ids_are_found_by_any_way_where_they_are_first(ids, wanted, near):
 @given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50))
 def test_any_ids_are_read_as_they_were_written(tmp_path_factory, ids):
     path = tmp_path_factory.getbasetemp() / "any-ids"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         write_selection(path, np.array(ids, np.int64), "0" * 16, [path.parent], "first")
     head, found = read_selection(path)
     assert (found.tolist(), head.samples, head.duplicates) == (ids, len(ids), "first")

@@ -1,22 +1,21 @@
 """Packs with runs, and the records of their tars."""
 
 import json
-import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from small_tars import SMALL, members, write_tar
+from unflushed import unflushed
 
 import sa1bpack
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unflushed():
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_flushed():
     """No test here needs the disk itself, and flushing would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
+    with unflushed():
         yield
 
 
@@ -38,7 +37,8 @@ def tars(tmp_path_factory) -> list[Path]:
 def pack(tars, tmp_path_factory) -> Path:
     """A pack of all of `tars`; never changed."""
     root = tmp_path_factory.mktemp("export") / "pack"
-    sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL)
+    with unflushed():
+        sa1bpack.pack(tars, root, workers=1, max_masks=None, **SMALL)
     return root
 
 

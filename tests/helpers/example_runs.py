@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 import torch
 from small_tars import members, write_tar
+from unflushed import unflushed
 
 import sa1bpack
 
@@ -35,8 +35,7 @@ def load(name: str) -> ModuleType:
 def write_pack(folder: Path) -> Path:
     """Seven images in two shards; the third has no masks. Returns its folder."""
     tar = write_tar(folder / "sa_000000.tar", members(IDS, masks=lambda number: (number - 102) % 5))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         sa1bpack.pack(tar, folder / "pack", workers=1, image_size=64, mask_size=16,
                       samples_per_shard=4)  # fmt: skip
     return folder / "pack"

@@ -2,12 +2,12 @@
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from small_tars import photo, record, write_tar
+from unflushed import unflushed
 
 import sa1bpack
 
@@ -37,8 +37,7 @@ def layout_packs(tmp_path_factory) -> Callable[..., Path]:
     @functools.cache
     def pack(fit: str = "pad", pixels: str = "rgb", masks: str = "bits+runs") -> Path:
         out = root / f"{fit}-{pixels}-{masks}"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "fsync", lambda fd: None)
+        with unflushed():
             sa1bpack.pack(
                 tar, out, workers=1, fit=fit, pixels=pixels, masks=masks, image_size=SIDE,
                 mask_size=GRID, samples_per_shard=4,

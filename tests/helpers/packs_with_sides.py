@@ -1,12 +1,12 @@
 """A pack with side arrays of every kind of row, and its samples' rows."""
 
-import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from reading_packs import write_pack
 from side_arrays import side_rows, write_side
+from unflushed import unflushed
 
 from sa1bpack.format.side.spec import SideSpec
 
@@ -27,8 +27,7 @@ SPECS = {
 def with_sides(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change, with all SPECS in its folder: `root` and `samples`."""
     root = tmp_path_factory.mktemp("with-sides") / "pack"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         samples = write_pack(root)
         for spec in SPECS.values():
             write_side(root, spec)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from unflushed import unflushed
 
 from sa1bpack.format import Layout, ShardWriter, finished_rows, make_manifest, publish
 
@@ -70,8 +71,7 @@ def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int
 def packed(tmp_path_factory) -> SimpleNamespace:
     """A pack that no test may change: its `root`, and its `samples` as they were written."""
     root = tmp_path_factory.mktemp("packed") / "pack"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         samples = write_pack(root)
     return SimpleNamespace(root=root, samples=samples)
 

@@ -1,12 +1,12 @@
 """Three packs whose sources and image ids interleave, and one pack of all their shards."""
 
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from reading_packs import write_pack
+from unflushed import unflushed
 
 from sa1bpack.format import make_manifest, publish, read_manifest
 
@@ -37,8 +37,7 @@ def joined_pack(root: Path, packs: list[Path]) -> Path:
 def several(tmp_path_factory) -> SimpleNamespace:
     """Packs that no test may change: their `roots`, and `joined`, one pack of the same shards."""
     folder = tmp_path_factory.mktemp("several")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         for name, (first_id, shards) in PACKS.items():
             write_pack(folder / name, shards, first_id=first_id)
         roots = [folder / name for name in PACKS]

@@ -3,7 +3,6 @@
 Batches of one sample each, so that a batch is compared with its sample.
 """
 
-import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ import pytest
 from batches import clone
 from hostile_packs import LAYOUTS, ROWS, Found, Hostile, targets
 from page_cache import drop, resident, why_not_direct
+from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import FormatError, ReadError
@@ -30,8 +30,7 @@ READ = (0, 3, *ROWS, 7)
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         yield Hostile(tmp_path_factory.mktemp("hostile"))
 
 

@@ -10,6 +10,7 @@ import torch
 from packs_with_sides import SPECS, expected_rows, with_sides  # noqa: F401 - a fixture
 from page_cache import drop
 from side_arrays import write_side
+from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.errors import ReadError
@@ -77,8 +78,7 @@ def real_masks(layout_packs, tmp_path_factory) -> Path:
     """A pack whose runs can be drawn, with side arrays."""
     root = tmp_path_factory.mktemp("real-masks") / "pack"
     shutil.copytree(layout_packs(), root)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
+    with unflushed():
         for spec in SPECS.values():
             write_side(root, spec)
     return root

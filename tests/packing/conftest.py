@@ -1,20 +1,19 @@
 """Sources with everything that can come up, and the pack of them that others must equal."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from small_tars import SMALL, as_jpeg, changed, contents, members, pixels_of, write_tar
+from unflushed import unflushed
 
 import sa1bpack
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unflushed():
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_flushed():
     """Nothing here needs the disk itself, and flushing to it would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
+    with unflushed():
         yield
 
 
@@ -57,7 +56,8 @@ def sources(tmp_path_factory) -> list[Path]:
 def undisturbed(sources, tmp_path_factory) -> dict[str, bytes]:
     """What a pack of `sources` holds when one process makes it at once."""
     root = tmp_path_factory.mktemp("undisturbed") / "pack"
-    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    with unflushed():
+        sa1bpack.pack(sources, root, workers=1, **SMALL)
     return contents(root)
 
 
@@ -77,7 +77,8 @@ def long_tars(tmp_path_factory) -> list[Path]:
 def long_pack(long_tars, tmp_path_factory) -> dict[str, bytes]:
     """What an undisturbed pack of `long_tars` holds."""
     root = tmp_path_factory.mktemp("long") / "pack"
-    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    with unflushed():
+        sa1bpack.pack(long_tars, root, workers=1, **SMALL)
     return contents(root)
 
 

@@ -10,6 +10,7 @@ import pytest
 from damage import KINDS, Damage, Damager, linked_copy
 from reading_child import ReadingChild
 from small_tars import members, write_tar
+from unflushed import unflushed
 
 import sa1bpack
 
@@ -32,8 +33,7 @@ def packs(tmp_path_factory) -> list[Path]:
     given["./sa_200.json"] = b"{}"
     tar = write_tar(folder / "sa_000000.tar", given)
     found = [folder / name for name in LAYOUTS]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda fd: None)
+    with unflushed():
         for root, options in zip(found, LAYOUTS.values(), strict=True):
             sa1bpack.pack(
                 tar, root, image_size=192, mask_size=16, samples_per_shard=5, workers=1, **options
