@@ -14,6 +14,7 @@ from side_arrays import write_side
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
+from sa1bpack.cli.main import main
 from sa1bpack.errors import (
     FormatError,
     OptionError,
@@ -115,6 +116,49 @@ def test_where_links_are_impossible_files_are_cloned_or_copied(
     assert contents(tmp_path / "pack") == undisturbed
     assert linked_files(tmp_path / "pack", machines) == result.linked == 0
     assert result.cloned + result.copied > 100
+
+
+def clones(calls: list):
+    """In place of a file system that clones: FICLONE, as linux/fs.h defines it."""
+
+    def ioctl(target, request, source):
+        assert request == 0x40049409 and os.fstat(target).st_size == 0
+        size, done = os.fstat(source).st_size, 0
+        while done < size:
+            done += os.sendfile(target, source, done, size - done)
+        calls.append(size)
+        return 0
+
+    return ioctl
+
+
+def test_where_only_clones_are_possible_every_file_is_one(
+    machines, tmp_path, undisturbed, monkeypatch, capsys
+):
+    calls = []
+    monkeypatch.setattr(os, "link", refused(errno.EXDEV))
+    monkeypatch.setattr(fcntl, "ioctl", clones(calls))
+    # Clones take no room: none is asked for.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    result = sa1bpack.merge(tmp_path / "pack", machines)
+    assert contents(tmp_path / "pack") == undisturbed
+    assert result.cloned > 100 and (result.linked, result.copied) == (0, 0)
+    assert len(calls) >= result.cloned
+    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert main(["merge", str(tmp_path / "again"), *map(str, machines)]) == 0
+    assert f"files: {result.cloned:,} cloned\n" in capsys.readouterr().out
+
+
+def test_an_error_of_a_clone_other_than_that_it_is_impossible_ends_the_merge(
+    machines, tmp_path, undisturbed, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refused(errno.EXDEV))
+        patch.setattr(fcntl, "ioctl", refused(errno.EIO))
+        with pytest.raises(OSError, match="a file"):
+            sa1bpack.merge(tmp_path / "pack", machines)
+    sa1bpack.merge(tmp_path / "pack", machines)
+    assert contents(tmp_path / "pack") == undisturbed
 
 
 def test_any_other_error_of_a_link_ends_the_merge_and_the_next_completes_it(
