@@ -12,8 +12,8 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
+from sa1bpack.dataset.same_layout import check_same_layout
 from sa1bpack.dataset.sample import Sample, SampleOptions
-from sa1bpack.dataset.together import check_alike
 from sa1bpack.errors import OptionError
 from sa1bpack.format.selection import is_selection, packs_of
 
@@ -112,7 +112,7 @@ def open(
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
         paths, duplicates = packs_of(saved)
     folders = open_folders(paths)
-    check_alike(folders)
+    check_same_layout(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
     ds = Dataset(pack, rows_once(pack), dataclasses.replace(options, side=()))

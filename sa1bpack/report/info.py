@@ -10,7 +10,7 @@ import numpy as np
 from sa1bpack.arguments import paths_of
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
-from sa1bpack.dataset.together import check_alike
+from sa1bpack.dataset.same_layout import check_same_layout
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
@@ -200,7 +200,7 @@ def info(root: str | Path | Iterable[str | Path]) -> PackInfo:
 def _together(found: list[PackInfo]) -> PackInfo:
     """Several packs as one."""
     folders = open_folders([each.roots[0] for each in found])
-    check_alike(folders)
+    check_same_layout(folders)
     pack = Pack(folders)
     manifest, index = joined_manifest(pack), joined_index(pack)
     versions = {tuple(sorted(made.items())) for each in found for made in each.packed_by}

@@ -1,4 +1,4 @@
-"""Several packs opened as one: whether they fit together."""
+"""Several packs opened as one: whether they have the same layout."""
 
 import logging
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sa1bpack.wording import brief
 _log = logging.getLogger("sa1bpack")
 
 
-def check_alike(folders: Sequence[PackFolder]) -> None:
+def check_same_layout(folders: Sequence[PackFolder]) -> None:
     """Raise OptionError, naming what differs, unless all packs have the layout of the first.
 
     Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
