@@ -7,6 +7,17 @@ import triton.language as tl
 ROWS, COLUMNS = 16, 128  # cells of a program
 
 
+@triton.jit
+def _store_cells(target, on_grid, cells, counter):
+    """Write cells, int32, as whatever type the target has, and add their number to a counter."""
+    kind = target.dtype.element_ty
+    written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
+    tl.store(target, written, mask=on_grid)
+    count = tl.sum(tl.sum(cells, 1), 0)
+    if count > 0:
+        tl.atomic_add(counter, count)
+
+
 @triton.jit(do_not_specialize=["rows_stride", "columns_stride", "cells", "line", "height"])
 def _take(
     masks, owner, rows, rows_stride, columns, columns_stride, keep, out, counts,
@@ -33,12 +44,7 @@ def _take(
     if PACKED:
         found = (found >> (x & 7).to(tl.int32)[None, :]) & 1
     target = out + mask * height * width + i[:, None] * width + j[None, :]
-    kind = out.dtype.element_ty
-    written = found.to(tl.float32).to(kind) if kind.is_floating() else found.to(kind)
-    tl.store(target, written, mask=on_grid)
-    count = tl.sum(tl.sum(found, 1), 0)
-    if count > 0:
-        tl.atomic_add(counts + mask, count)
+    _store_cells(target, on_grid, found, counts + mask)
 
 
 def take_cells(
@@ -97,12 +103,7 @@ def _take_turned(
     found = tl.load(masks + place, mask=shown, other=0).to(tl.int32)
     if PACKED:
         found = (found >> (x & 7).to(tl.int32)) & 1
-    kind = out.dtype.element_ty
-    written = found.to(tl.float32).to(kind) if kind.is_floating() else found.to(kind)
-    tl.store(out + mask * height * width + at, written, mask=on_grid)
-    count = tl.sum(tl.sum(found, 1), 0)
-    if count > 0:
-        tl.atomic_add(counts + mask, count)
+    _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
 
 
 def take_turned(

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sa1bpack.transforms.triton.images import _normalise
+from sa1bpack.transforms.triton.images import _store_pixels
 
 BLOCK = 1024  # pixels of a program
 
@@ -100,13 +100,11 @@ def _adjust(
             _hued(base, value, chroma, 5), _hued(base, value, chroma, 3),
             _hued(base, value, chroma, 1),
         )  # fmt: skip
-    kind = out.dtype.element_ty
     target = out + sample * 3 * plane + at
-    tl.store(target, _normalise(red, red_mean, red_std, shown).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(green, green_mean, green_std, shown).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(blue, blue_mean, blue_std, shown).to(kind), mask=on_canvas)
+    _store_pixels(
+        target, plane, on_canvas, shown, red, green, blue,
+        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
+    )  # fmt: skip
 
 
 def adjust_colors(

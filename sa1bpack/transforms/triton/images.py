@@ -78,6 +78,20 @@ def _normalise(value, mean, std, inside):
     return tl.where(inside, tl.div_rn(value - mean, std), 0.0)
 
 
+@triton.jit
+def _store_pixels(
+    target, plane, on_canvas, inside, red, green, blue,
+    red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
+):  # fmt: skip
+    """Write normalised pixels to three planes, the first of which is at `target`; 0 outside."""
+    kind = target.dtype.element_ty
+    tl.store(target, _normalise(red, red_mean, red_std, inside).to(kind), mask=on_canvas)
+    target += plane
+    tl.store(target, _normalise(green, green_mean, green_std, inside).to(kind), mask=on_canvas)
+    target += plane
+    tl.store(target, _normalise(blue, blue_mean, blue_std, inside).to(kind), mask=on_canvas)
+
+
 @triton.jit(do_not_specialize=["side", "height", "count", "taps"])
 def _sample(
     images, scale, first, weights, keep, out, side, width, height, count, taps,
@@ -124,12 +138,10 @@ def _sample(
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    kind = out.dtype.element_ty
-    tl.store(target, _normalise(red, red_mean, red_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(green, green_mean, green_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(blue, blue_mean, blue_std, inside).to(kind), mask=on_canvas)
+    _store_pixels(
+        target, plane, on_canvas, inside, red, green, blue,
+        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
+    )  # fmt: skip
 
 
 def sample_images(

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sa1bpack.transforms.triton.images import _normalise, _weight
+from sa1bpack.transforms.triton.images import _store_pixels, _weight
 
 ROWS, COLUMNS = 16, 64  # pixels of a program
 UNIT = tl.constexpr(2.0**-32)  # of positions, in pixels
@@ -94,12 +94,10 @@ def _turn(
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    kind = out.dtype.element_ty
-    tl.store(target, _normalise(red, red_mean, red_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(green, green_mean, green_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(blue, blue_mean, blue_std, inside).to(kind), mask=on_canvas)
+    _store_pixels(
+        target, plane, on_canvas, inside, red, green, blue,
+        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
+    )  # fmt: skip
 
 
 def turn_images(

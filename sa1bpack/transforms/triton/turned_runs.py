@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sa1bpack.transforms.triton.cells import _store_cells
+
 ROWS, COLUMNS = 16, 64  # cells of a program
 
 # Of a sample: source height and width; the steps along x, then those along y.
@@ -68,12 +70,8 @@ def _draw_turned(
                 step = step // 2
             hits += tl.where(wanted, found & 1, 0).to(tl.int32)
     cells = (hits >= (POINTS * POINTS + 1) // 2).to(tl.int32)
-    kind = out.dtype.element_ty
-    written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
-    tl.store(out + place * height * width + i[:, None] * width + j[None, :], written, mask=on_grid)
-    number = tl.sum(tl.sum(cells, 1), 0)
-    if number > 0:
-        tl.atomic_add(counts + place, number)
+    target = out + place * height * width + i[:, None] * width + j[None, :]
+    _store_cells(target, on_grid, cells, counts + place)
 
 
 def draw_turned(
