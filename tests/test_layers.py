@@ -1,10 +1,10 @@
 """Imports go down only.
 
-errors, arguments, environment, progress, wording → source, pixels, masks, format (which do not know
-each other) → packing | export | the reading side (nor do these) → raw → report → cli. The reading
-side is dataset, order, disk, transforms → batch → loading → deriving, adapters, measuring. torch is
-imported by transforms, batch, loading, deriving, adapters and raw/streaming.py alone, numba through
-kernels; imports stand at the top of a module.
+errors, arguments, environment, progress, schedules, wording → source, pixels, masks, format (which
+do not know each other) → packing | export | the reading side (nor do these) → raw → report → cli.
+The reading side is dataset, order, disk, transforms → batch → loading → deriving, adapters,
+measuring. torch is imported by transforms, batch, loading, deriving, adapters and raw/streaming.py
+alone, numba through kernels; imports stand at the top of a module.
 """
 
 import ast
@@ -16,13 +16,14 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-BASE = {"arguments", "errors", "environment", "progress", "wording"}
+BASE = {"arguments", "errors", "environment", "progress", "schedules", "wording"}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
     **{layer: set() for layer in (*BASE, "kernel_cache")},
     "arguments": {"errors"},
     "environment": {"errors"},
+    "schedules": {"arguments", "errors"},
     "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),

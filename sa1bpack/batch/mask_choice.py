@@ -27,20 +27,22 @@ class MaskColumns:
 
     columns["area"], columns["bbox"], ...  (m, ...): one row per mask, the names of
                                            `Dataset.mask_column`, in the dataset's coordinates
-    columns["image_id"]                    int
+    columns["image_id"], columns["epoch"]  int
     """
 
-    def __init__(self, sample: Mapping[str, Any], masks: int):
-        self._sample, self._masks = sample, masks
+    def __init__(self, sample: Mapping[str, Any], masks: int, epoch: int):
+        self._sample, self._masks, self._epoch = sample, masks, epoch
 
     def __len__(self) -> int:
         return self._masks
 
     def __getitem__(self, name: str) -> Any:
         """The column of that name. Raises KeyError naming the columns that exist."""
+        if name == "epoch":
+            return self._epoch
         key = _FIELDS[name].sample if name in _FIELDS else name
         if key not in self._sample or (key != "image_id" and name not in _FIELDS):
-            raise KeyError(f"{name!r}; the columns are image_id, {', '.join(_FIELDS)}")
+            raise KeyError(f"{name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}")
         return self._sample[key]
 
 
@@ -137,7 +139,7 @@ class MaskChoice:
         elif self.choose == "balanced":
             order = _in_turn(thirds_of(sample["areas"]), words)
         else:
-            order = _by_weight(self._weights(sample, image_id, masks), words)
+            order = _by_weight(self._weights(sample, image_id, masks, epoch), words)
         return np.sort(order[: self.max_masks])
 
     def _words(self, image_id: int, masks: int, epoch: int) -> np.ndarray:
@@ -147,11 +149,11 @@ class MaskChoice:
         entropy = np.random.SeedSequence([self.seed, epoch, image_id % 2**64])
         return np.random.PCG64(entropy).random_raw(masks)
 
-    def _weights(self, sample: Mapping, image_id: int, masks: int) -> np.ndarray:
+    def _weights(self, sample: Mapping, image_id: int, masks: int, epoch: int) -> np.ndarray:
         """float64 (masks,): the weights that the function returns."""
         assert callable(self.choose)
         try:
-            found = np.asarray(self.choose(MaskColumns(sample, masks)))
+            found = np.asarray(self.choose(MaskColumns(sample, masks, epoch)))
         except Exception as error:
             error.add_note(f"raised by choose for the masks of image_id {image_id}")
             raise

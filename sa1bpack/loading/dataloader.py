@@ -17,16 +17,17 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.batch.collate import Batch, Collate, gives_bool
-from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_schedule import MaskSchedule
+from sa1bpack.batch.plan import BatchPlan, plan_batch
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.foreign import EpochDataset, LoaderBatchSampler
+from sa1bpack.loading.foreign import BatchSamples, EpochDataset, LoaderBatchSampler
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingOptions, reading_options
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
 from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
@@ -77,22 +78,40 @@ class _SendingCollate(Collate):
     worker.
     """
 
-    def __init__(self, ds: Dataset, options: ReadingOptions, choice: MaskChoice):
+    def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule):
         canvas = ds.spec.image.side if ds.spec.image.flat else None
         super().__init__(
-            options.masks, max_masks=choice.max_masks, choose=choice.choose, seed=choice.seed,
-            pad_to_max=options.pad_to_max, canvas=canvas, relations=options.relations,
+            options.masks, canvas=canvas, relations=options.relations,
             sample_spec=None if ds.options.transform is not None else ds.spec,
         )  # fmt: skip
+        self.masks = masks
         self._as_bool, self._sides = gives_bool(ds.spec), ds.spec.sides
         self._spec_text = ds.spec_text
 
+    def plan(self, samples: Sequence[Sample]) -> BatchPlan:
+        """The plan of a batch of these samples, for its epoch and step."""
+        step = getattr(samples, "step", None)
+        if step is None and self.masks.by_step:
+            raise LoaderError(
+                f"{self.masks.schedules} change by step, but the library that takes these batches "
+                "does not pass on which step they are: choose schedules by epoch"
+            )
+        choice = self.masks.at(samples.epoch, step)
+        return plan_batch(
+            samples, self.layout, choice, samples.epoch, self.masks.capacity(choice), self._canvas,
+            self._as_bool, self._sides,
+        )  # fmt: skip
+
     def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> _SentBatch:
-        kept = [sample for sample in samples if not isinstance(sample, ReadError)]
+        epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
+        kept = (sample for sample in samples if not isinstance(sample, ReadError))
+        kept = BatchSamples(kept, epoch, step)
         batch = _SentBatch(super().__call__(kept, out) if kept else {})
         batch.errors = [sample for sample in samples if isinstance(sample, ReadError)]
         if kept:
-            batch["epoch"] = self.epoch
+            batch["epoch"] = epoch
+            if step is not None:
+                batch["step"] = step
         return batch
 
 
@@ -124,7 +143,7 @@ class PackDataLoader(BatchReader, DataLoader):
         self.__dict__["drop_last"] = batches.last == "drop"
 
     def __len__(self) -> int:
-        """Batches of a complete epoch."""
+        """Batches of the complete latest epoch, or of the one to come before any began."""
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -152,9 +171,8 @@ class PackDataLoader(BatchReader, DataLoader):
         """The memory that its batches take, not counting transforms. Allocates nothing."""
         ds, options = self._dataset, self._options
         spec = BatchSpec.of(ds, options.layout, to_device=False)
-        largest = LargestBatch.of(
-            ds, spec, self.batches.most_samples, self.collate_fn.choice, options.capacity
-        )
+        masks = self.collate_fn.masks
+        largest = LargestBatch.of(ds, spec, self.batches, masks)
         workers, pins = self.num_workers, self.pin_memory
         ahead = workers * ((self.prefetch_factor or 0) + 1)
         shared = (ahead + 1) * largest.nbytes if workers else 0
@@ -174,6 +192,7 @@ class PackDataLoader(BatchReader, DataLoader):
             pinned_bytes=pinned,
             shared_bytes=shared,
             workers=workers,
+            **planned_batches(self.batches, masks, options.layout),
         )
 
 
@@ -237,7 +256,7 @@ def _end_all_workers() -> None:
 
 def make_dataloader(
     ds: Dataset,
-    batch_size: int,
+    batch_size: Any,
     *,
     workers: int | None = None,
     prefetch_factor: int | None = None,
@@ -263,7 +282,7 @@ def make_dataloader(
         tuned: a file of `sa1bpack tune`, for what is None of workers, prefetch_factor and
             pin_memory, as in `Loader`. It was measured without a transform: with one, workers is
             not taken from it.
-        options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
+        options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last, rank,
             world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
@@ -293,7 +312,7 @@ def make_dataloader(
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
     batches = chosen.batches(ds, batch_size)
-    collate = _SendingCollate(ds, chosen, chosen.mask_choice(ds, batches.order))
+    collate = _SendingCollate(ds, chosen, chosen.mask_schedule(ds, batches.order))
     if ds.options.transform is None:
         BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made
     if chosen.on_error == "drop":

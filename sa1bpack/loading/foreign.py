@@ -5,14 +5,15 @@ collate_fn of a loader, distribute the batches to processes, and look for `set_e
 sampler, on the sampler inside it, and on the dataset.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
+from typing import Any
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError
-from sa1bpack.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 
 
@@ -58,7 +59,15 @@ class LoaderBatchSampler(DealtBatches):
                     "repair` or with a subset of sound samples"
                 )
             return super().__iter__()
-        return (indices.tolist() for indices in own)
+        return (BatchIndices(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
+
+
+class BatchSamples(list):
+    """The samples of a batch, with the epoch and step of their BatchIndices; None if unknown."""
+
+    def __init__(self, samples: Iterable[Any], epoch: int, step: int | None):
+        super().__init__(samples)
+        self.epoch, self.step = epoch, step
 
 
 class EpochDataset(Dataset):
@@ -75,6 +84,13 @@ class EpochDataset(Dataset):
     def set_epoch(self, epoch: int) -> None:
         """As `PackDataLoader.set_epoch`."""
         self._batches.set_epoch(epoch)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """As that of Dataset; with the epoch and step of the batch, if the indices have them."""
+        samples = super().__getitems__(indices)
+        if isinstance(indices, BatchIndices):
+            return BatchSamples(samples, indices.epoch, indices.step)
+        return samples
 
     def __reduce__(self):
         return EpochDataset, (self.with_options(), self._batches)

@@ -257,12 +257,13 @@ class Iteration:
             begin = perf_counter()
             if errors:
                 self._note(batch, errors)
-            number = self._batches.number(self._done)
+            number, step = (at(self._done) for at in (self._batches.number, self._batches.step))
             self._done += 1
             cursor.took(self._generation, self._done)
             if batch is None:
                 continue
             batch["epoch"], batch["number"] = self._batches.epoch, number
+            batch["step"] = step
             batch["spec"] = reader._dataset.spec_text
             if reader._options.on_error == "drop":
                 rows = [error.row for error in errors]

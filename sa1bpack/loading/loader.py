@@ -28,7 +28,7 @@ from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.page_cache import reading_mode
 from sa1bpack.loading.planner import Planner
-from sa1bpack.loading.plans import LargestBatch, LoadingPlan
+from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.loading.tuned import read_tuned, warn_of_differences
@@ -94,7 +94,7 @@ class Loader(BatchReader):
     def __init__(
         self,
         ds: Dataset,
-        batch_size: int,
+        batch_size: Any,
         *,
         device: str = "cpu",
         threads: int | None = None,
@@ -107,7 +107,9 @@ class Loader(BatchReader):
         Args:
             ds: a dataset without a transform, which would run Python for every sample: transform
                 the batch, or use `make_dataloader`. A `torch.utils.data.Subset` of one is accepted.
-            batch_size: samples per batch, over all ranks together.
+            batch_size: samples per batch, over all ranks together; or a schedule of it: `Steps`,
+                `Linear`, `Cosine`, `Function`, a list with one value per epoch, or a function of
+                the epoch.
             device: "cpu", "cuda" or "cuda:1". "cuda" is the current device when an iteration
                 begins, so it may be set after the Loader is made, also in another process.
             threads: None: one per core available to this process, at most 12, and at least 4 to
@@ -122,8 +124,9 @@ class Loader(BatchReader):
             tuned: a file of `sa1bpack tune`, for what is None of threads, ahead and io, and for the
                 disk's ceiling in the verdict of `stats()`. A warning is logged if it was measured
                 for another layout, device, number of cores or batch size.
-            options: order, masks, max_masks, choose, pad_to_max, relations, seed, last, rank,
-                world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
+            options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last,
+                rank, world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see
+                ReadingOptions.
 
         Raises:
             OptionError: a value that cannot be used, or options that do not fit together.
@@ -159,7 +162,7 @@ class Loader(BatchReader):
             direct = self._mode.direct
             ahead = _direct_ahead(self._threads, self.batches.most_samples) if direct else AHEAD
         self._ahead = whole_number("ahead", ahead, 1, MAX_AHEAD)
-        self._choice = chosen.mask_choice(ds, self.batches.order)
+        self._masks = chosen.mask_schedule(ds, self.batches.order)
         self._device: Host | CudaChoice = open_device(device)
         self._spec = BatchSpec.of(
             ds, chosen.layout, to_device=self._device.pinned, relate=chosen.relate
@@ -181,9 +184,7 @@ class Loader(BatchReader):
     def plan(self) -> LoadingPlan:
         """The memory that iterating takes. Allocates nothing."""
         ds, options = self._dataset, self._options
-        largest = LargestBatch.of(
-            ds, self._spec, self.batches.most_samples, self._choice, options.capacity
-        )
+        largest = LargestBatch.of(ds, self._spec, self.batches, self._masks)
         count = self._ahead + 2
         held, device_bytes = largest.nbytes, 0
         if self._device.pinned:
@@ -226,6 +227,7 @@ class Loader(BatchReader):
             if ds.options.check == "read"
             else min(files, per_shard * len(ds.shards)),
             io=str(self._mode),
+            **planned_batches(self.batches, self._masks, options.layout),
         )
 
     def _scratch_bytes(self, largest: LargestBatch) -> int:
@@ -242,7 +244,7 @@ class Loader(BatchReader):
     # ----------------------------------------------------------------------------------- batches
 
     def __len__(self) -> int:
-        """Batches of a complete epoch."""
+        """Batches of the complete latest epoch, or of the one to come before any began."""
         return len(self.batches)
 
     def __iter__(self) -> Iteration:
@@ -269,8 +271,9 @@ class Loader(BatchReader):
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches)
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
-        source = BatchSource(self._dataset, self._spec, self._choice, self._options.capacity)
-        planner, counts = kind(source), iteration.counts
+        choice = self._masks.at(0, 0)
+        source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
+        planner, counts = kind(source, self._masks), iteration.counts
         counts.reads_known, counts.disk_ceiling = kind is Planner, self._disk_ceiling
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(

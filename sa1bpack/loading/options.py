@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import choice, flag, local_path, seconds
-from sa1bpack.batch.collate import ON_ERROR, fixed_capacity
+from sa1bpack.batch.collate import ON_ERROR
 from sa1bpack.batch.layout import MaskLayout, mask_layout
-from sa1bpack.batch.mask_choice import Choose, MaskChoice, MaskWeights
+from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.named import make_batches, order_seed
-from sa1bpack.order.orders import Order
+from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.named import make_batches
+from sa1bpack.order.orders import Order, order_seed
+from sa1bpack.schedules import Schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 # Options of other loaders, and their names here.
@@ -46,13 +48,18 @@ class ReadingOptions:
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks
-        Keep at most this many masks per sample; None keeps all.
+        Keep at most this many masks per sample; None keeps all. It may change: `Steps`, `Linear`,
+        `Cosine`, `Function`, a list with one value per epoch, or a function of the epoch.
     choose
         Which masks to keep: "largest", "iou", "stability", "random", "balanced" or a function, as
         in `Collate`; or an array with one weight per mask of the dataset, in the order of
-        `ds.mask_column`, by which they are drawn.
+        `ds.mask_column`, by which they are drawn. It may change: `Steps` of such values, or a list
+        with one per epoch.
     pad_to_max
-        Padded arrays always have `max_masks` rows per sample.
+        Padded arrays always have `max_masks` rows per sample: those of the batch's epoch or step.
+    buckets
+        Batches of samples that are alike, so that padding wastes less: "mask_count", "aspect" (the
+        shape of the image), an array with one number per sample, or `Buckets`. None: by the order.
     relations
         Names of relations of the masks of a batch, or a `transforms.Relate`: each is one more key.
     seed
@@ -86,9 +93,10 @@ class ReadingOptions:
 
     order: str | Order = "shuffle"
     masks: str = "padded"
-    max_masks: int | None = None
-    choose: Choose | np.ndarray = "largest"
+    max_masks: int | Schedule | list | Callable[[int], int] | None = None
+    choose: ScheduledChoose = "largest"
     pad_to_max: bool = False
+    buckets: str | np.ndarray | Buckets | None = None
     relations: Relate | Sequence[str] = ()
     seed: int | None = None
     last: str = "short"
@@ -115,7 +123,7 @@ class ReadingOptions:
         if self.trace is not None:
             local_path("trace", self.trace)
         _ = self.relate  # checks relations
-        _ = self.capacity  # checks masks, max_masks, choose, pad_to_max and seed
+        _ = self.choices  # checks masks, max_masks, choose, pad_to_max and seed
 
     @property
     def layout(self) -> MaskLayout:
@@ -128,27 +136,25 @@ class ReadingOptions:
         return Relate.of(self.relations)
 
     @property
-    def capacity(self) -> int | None:
-        """Masks per sample in padded arrays, if all batches have the same; else None."""
-        choose = "random" if isinstance(self.choose, np.ndarray) else self.choose
-        masks = MaskChoice(self.max_masks, choose, self.seed or 0)
-        return fixed_capacity(self.pad_to_max, masks, self.layout)
-
-    def batches(self, ds: Dataset, batch_size: int) -> OrderedBatches:
-        """The batches of a dataset. Raises OptionError as `make_batches` does."""
-        return make_batches(
-            ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size
+    def choices(self) -> MaskSchedule:
+        """The choice of masks, for any dataset."""
+        return MaskSchedule.of(
+            self.max_masks, self.choose, self.seed or 0, self.pad_to_max, self.layout
         )
 
-    def mask_choice(self, ds: Dataset, order: Order) -> MaskChoice:
+    def batches(self, ds: Dataset, batch_size: Any) -> OrderedBatches:
+        """The batches of a dataset. Raises OptionError as `make_batches` does."""
+        return make_batches(
+            ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size,
+            self.buckets, self.choices.schedules,
+        )  # fmt: skip
+
+    def mask_schedule(self, ds: Dataset, order: Order) -> MaskSchedule:
         """The choice of masks; what is drawn has the seed of the order.
 
         Raises OptionError for an array that does not have one number per mask of the dataset.
         """
-        choose = self.choose
-        if isinstance(choose, np.ndarray):
-            choose = MaskWeights(ds, choose)
-        return MaskChoice(self.max_masks, choose, order_seed(order, self.seed))
+        return self.choices.over(ds, order_seed(order, self.seed))
 
 
 def reading_options(

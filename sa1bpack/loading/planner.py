@@ -12,6 +12,7 @@ no address outside an array results.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy as np
 from sa1bpack.batch.copy_samples import NO_FILE
 from sa1bpack.batch.look_up import FINE, look_up, passing_masks, run_spans
 from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_schedule import MaskSchedule
 from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
@@ -41,9 +43,13 @@ _FIELDS = {field.sample: field for field in NUMBER_FIELDS}
 class Planner:
     """Plans batches of a dataset, in any thread. Keeps no state between plans."""
 
-    def __init__(self, source: BatchSource):
-        """A planner of batches of this source."""
-        self.source = source
+    def __init__(self, source: BatchSource, masks: MaskSchedule | None = None):
+        """A planner of batches of this source.
+
+        masks  how the choice of masks changes; None: not at all
+        """
+        self.source, self._masks = source, masks
+        self._others: dict[tuple[int | None, int], Planner] = {}  # of other choices
         layout, names = source.ds.layout, [spec.name for spec in source.ds.layout.arrays]
         self._columns = np.array(
             [*range(FIRST_ADDRESS), *(FIRST_ADDRESS + names.index(n) for n in source.spec.arrays)]
@@ -54,6 +60,20 @@ class Planner:
         self._canvas_bytes = 0 if layout.flat else layout.array("image").row_bytes
         self._channels = 3 if layout.pixels == "rgb" else 0
         self._side, self._with_runs = layout.image_size, source.spec.masks.source != "bits"
+
+    def at(self, epoch: int, step: int) -> "Planner":
+        """The planner of batches of this epoch and step: the same one for the same choice."""
+        if self._masks is None or self._masks.constant:
+            return self
+        choice = self._masks.at(epoch, step)
+        key = choice.max_masks, id(choice.choose)  # a function may have no hash
+        if key == (self.source.choice.max_masks, id(self.source.choice.choose)):
+            return self
+        if key not in self._others:
+            capacity = self._masks.capacity(choice)
+            source = replace(self.source, choice=choice, capacity=capacity)
+            self._others[key] = type(self)(source)
+        return self._others[key]
 
     def plan(
         self, batches: Sequence[np.ndarray], epoch: int

@@ -1,13 +1,21 @@
 """The memory, threads or workers, and files of a loader, in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.batch.mask_choice import MaskChoice
+from sa1bpack.batch.mask_schedule import MaskSchedule
 from sa1bpack.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.buckets import Waste
 from sa1bpack.wording import counted, size_text
+
+# Samples of an epoch for which padding is computed.
+_REPORTED_SAMPLES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,12 @@ class LoadingPlan:
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
     io            how a Loader reads what is not in the page cache, and why
+    schedules     what changes from epoch to epoch or from step to step; the figures are those of
+                  the batch that takes the most bytes, of all epochs
+    padding       with buckets: the part of mask rows, or of pixels, that is padding, 0 to 1, in the
+                  first windows of this epoch, on this rank
+    padding_without  the same without buckets
+    padded        what `padding` is a part of
     """
 
     samples: int
@@ -50,6 +64,10 @@ class LoadingPlan:
     workers: int = 0
     files: int = 0
     io: str = ""
+    schedules: str = ""
+    padding: float | None = None
+    padding_without: float | None = None
+    padded: str = ""
 
     def __str__(self) -> str:
         text = (
@@ -68,7 +86,14 @@ class LoadingPlan:
         for number, what in ((self.threads, "thread"), (self.workers, "worker")):
             text += f"; {counted(number, what)}" if number else ""
         text += f", up to {counted(self.files, 'open file')}" if self.files else ""
-        return text + (f"; {self.io}" if self.io else "")
+        text += f"; {self.io}" if self.io else ""
+        text += f"; the largest batch with {self.schedules}" if self.schedules else ""
+        if self.padding is not None:
+            text += (
+                f"; {self.padding:.0%} of {self.padded} are padding, without buckets "
+                f"{self.padding_without:.0%}"
+            )
+        return text
 
 
 @dataclass(frozen=True)
@@ -90,9 +115,20 @@ class LargestBatch:
 
     @classmethod
     def of(
+        cls, ds: Dataset, spec: BatchSpec, batches: OrderedBatches, masks: MaskSchedule
+    ) -> "LargestBatch":
+        """Of the batches of a dataset, in any epoch."""
+        of_sizes = (
+            cls._of(ds, spec, batches.part_of(size), choice, masks.capacity(choice))
+            for size, choice in masks.with_sizes(batches.sizes)
+        )
+        return max(of_sizes, key=lambda found: found.nbytes)
+
+    @classmethod
+    def _of(
         cls, ds: Dataset, spec: BatchSpec, samples: int, choice: MaskChoice, capacity: int | None
     ) -> "LargestBatch":
-        """Of batches of that many samples of a dataset.
+        """Of batches of that many samples.
 
         capacity  masks per sample in padded arrays; None: the mask count of the fullest sample
         """
@@ -107,3 +143,25 @@ class LargestBatch:
         masks = self.samples * self.most_masks
         regions, _ = spec.regions(self.samples, self.capacity, masks, self.runs)
         return regions
+
+
+def planned_batches(
+    batches: OrderedBatches, masks: MaskSchedule, layout: MaskLayout
+) -> dict[str, Any]:
+    """What a LoadingPlan says of schedules and buckets."""
+    schedules = [*masks.schedules]
+    if not batches.sizes.constant:
+        schedules.insert(0, ("batch_size", batches.sizes))
+    found: dict[str, Any] = {"schedules": ", ".join(f"{name}={each}" for name, each in schedules)}
+    buckets = batches.buckets
+    if buckets is not None and (layout.padded or not buckets.of_masks):
+        parts = []
+        for current in (batches.current, replace(batches.current, buckets=None)):
+            count = min(len(current), max(1, _REPORTED_SAMPLES // batches.most_samples))
+            waste = Waste()
+            for k in range(count):
+                choice = masks.at(current.epoch, current.step(k))
+                waste += buckets.waste(current[k], choice.max_masks, masks.capacity(choice))
+            parts.append(waste.share)
+        found |= {"padding": parts[0], "padding_without": parts[1], "padded": buckets.wasted}
+    return found

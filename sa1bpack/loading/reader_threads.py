@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections import deque
+from itertools import takewhile
 
 import numpy as np
 
@@ -165,11 +166,17 @@ class ReaderThreads:
         """The copy of a batch; when none is left, several batches are planned together."""
         if not self._planned:
             stop = min(number + self._plan_next, len(self._batches))
-            together = [self._batches[k] for k in range(number, stop)]
+            planner = self._planner_of(number)
+            alike = takewhile(lambda k: self._planner_of(k) is planner, range(number, stop))
+            together = [self._batches[k] for k in alike]
             most = max(1, _PLANNED_SAMPLES // max(1, len(together[0])))
             self._plan_next = min(2 * self._plan_next, most)
-            self._planned.extend(self._planner.plan(together, self._batches.epoch))
+            self._planned.extend(planner.plan(together, self._batches.epoch))
         return self._planned.popleft()
+
+    def _planner_of(self, number: int) -> Planner:
+        """The planner of a batch, by its epoch and step."""
+        return self._planner.at(self._batches.epoch, self._batches.step(number))
 
     def _share_out(self, job: _Job) -> None:
         buffer, copy = job.ticket.buffer, job.copy
@@ -213,7 +220,8 @@ class ReaderThreads:
                 return errors[0][1]
             job.dropped += [error for _, error in errors]
             rest = np.delete(job.copy.indices, [k for k, _ in errors])
-            [(job.copy, more)] = self._planner.plan([rest], self._batches.epoch)
+            planner = self._planner_of(job.ticket.number)
+            [(job.copy, more)] = planner.plan([rest], self._batches.epoch)
             job.dropped += more
             job.copy.write_heads(job.ticket.buffer.bytes)
             job.copy.copy(0, len(job.copy), job.ticket.buffer.bytes, reader)

@@ -14,14 +14,17 @@ in the order; `OrderedBatches` puts both into a batch sampler for one rank, and 
 one for libraries that deal batches out to the ranks themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.orders import Order
+from sa1bpack.schedules import Schedule
 
 
 class OrderedBatches:
@@ -41,12 +44,17 @@ class OrderedBatches:
 
     Args:
         order: the order of the samples.
-        batch_size: samples per batch over all ranks together, a multiple of world_size.
+        batch_size: samples per batch over all ranks together, a multiple of world_size; or a
+            schedule of it: `Steps`, `Linear`, `Cosine`, `Function`, a list with one value per
+            epoch, or a function of the epoch. The order of the samples stays the same.
         rank: 0 to world_size - 1, `torch.distributed.get_rank()`.
         world_size: ranks that share each batch, `torch.distributed.get_world_size()`.
         last: what becomes of the samples at the end that do not fill a batch. "short": the last
             batch is short. "drop": they are dropped. "pad": the last batch is filled with the
             epoch's first samples. `EpochBatches` has the exact rules.
+        buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
+        schedules: names and schedules of other options of a loader, which a state has to agree
+            with.
 
     Attributes:
         cursor: the place in the order, for loaders that take the batches by number.
@@ -58,16 +66,22 @@ class OrderedBatches:
     def __init__(
         self,
         order: Order,
-        batch_size: int,
+        batch_size: Any,
         *,
         rank: int = 0,
         world_size: int = 1,
         last: str = "short",
+        buckets: Buckets | None = None,
+        schedules: Sequence[tuple[str, Schedule]] = (),
         **removed: Any,
     ):
         _refuse_flags(removed)
-        batches = EpochBatches(order, batch_size, rank, world_size, last)
-        self.cursor = EpochCursor(batches, self._join)
+        if buckets is not None and not isinstance(buckets, Buckets):
+            raise OptionError(f"buckets is {buckets!r}: pass Buckets(ds, {buckets!r})")
+        batches = EpochBatches(
+            order, batch_size, rank, world_size, last, buckets=buckets, schedules=tuple(schedules)
+        )
+        self.cursor = EpochCursor(batches.check_epochs(), self._join)
 
     @staticmethod
     def _join(batches: EpochBatches) -> EpochBatches:
@@ -94,10 +108,32 @@ class OrderedBatches:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
+    def sizes(self) -> Schedule:
+        """Samples per batch by epoch or step, all ranks together."""
+        return self.cursor.batches.cut.sizes
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """What samples are sorted by within a window of batches."""
+        return self.cursor.batches.buckets
+
+    @property
     def most_samples(self) -> int:
-        """Samples of a rank's largest batch."""
-        largest = self.batch_size if self.last == "pad" else min(self.batch_size, len(self.order))
-        return -(-largest // self.world_size)
+        """Samples of a rank's largest batch, in any epoch."""
+        return self.part_of(self.sizes.largest)
+
+    def part_of(self, size: int) -> int:
+        """The most samples that a rank has of a batch of this size."""
+        if self.last != "pad":
+            size = min(size, len(self.order))
+        return -(-size // self.world_size)
+
+    def first_step(self, epoch: int) -> int:
+        """The number of batches of all epochs before this one.
+
+        So it is the length of a run of that many epochs, and the step at which this one begins.
+        """
+        return self.current.cut.first_step(whole_number("epoch", epoch, 0, MAX_WORD))
 
     @property
     def current(self) -> EpochBatches:
@@ -110,8 +146,11 @@ class OrderedBatches:
         return self.cursor.epoch
 
     def __len__(self) -> int:
-        """Return the batches of a complete epoch, also while the rest of one is yielded."""
-        return len(replace(self.current, start=0))
+        """Return the batches of the complete epoch of `current`, also if the rest of it is yielded.
+
+        If the batch size changes, other epochs have other lengths, see `first_step`.
+        """
+        return self.current.cut.length(self.epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         generation, batches = self.cursor.begin()
@@ -168,6 +207,17 @@ def _refuse_flags(removed: dict[str, Any]) -> None:
         raise TypeError(f"OrderedBatches has no option {name!r}")
 
 
+class BatchIndices(list):
+    """The indices of a batch, with what a worker process needs to know of it.
+
+    epoch, step  of the batch; its samples may be loaded long before it is used
+    """
+
+    def __init__(self, indices: Iterable[int], epoch: int, step: int):
+        super().__init__(indices)
+        self.epoch, self.step = epoch, step
+
+
 class DealtBatches:
     """The batches of all ranks in turn: a batch sampler for a library that deals them out itself.
 
@@ -193,9 +243,13 @@ class DealtBatches:
         self.batches = batches
 
     @property
-    def batch_size(self) -> int:
-        """Samples of one rank's batch."""
-        return self.batches.batch_size // self.batches.world_size
+    def batch_size(self) -> int | None:
+        """Samples of one rank's batch; None if they change.
+
+        With None, Accelerate demands `even_batches=False`, and counts the samples of none.
+        """
+        size = self.batches.batch_size
+        return None if isinstance(size, Schedule) else size // self.batches.world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, as OrderedBatches.set_epoch does."""
@@ -207,20 +261,21 @@ class DealtBatches:
 
     def __len__(self) -> int:
         """Return the batches of a complete epoch, all ranks together."""
-        return self._parts(replace(self.batches.current, start=0))
-
-    def _parts(self, batches: EpochBatches) -> int:
-        """Return how many batches of one rank these of all ranks are."""
-        samples = len(batches) * batches.batch_size
-        if batches.last == "short":
-            samples = len(batches.order) - batches.start
-        return -(-samples // (batches.batch_size // batches.world_size))
+        batches = replace(self.batches.current, start=0)
+        last = len(batches) - 1
+        return last * batches.world_size + len(_parts(batches, last))
 
     def __iter__(self) -> Iterator[list[int]]:
         generation, batches = self.begin()
-        size = batches.batch_size // batches.world_size
         for k in range(len(batches)):
             indices = batches.global_batch(k).tolist()
-            for low in range(0, len(indices), size):
+            for low, high in _parts(batches, k):
                 self.batches.cursor.took(generation, None)
-                yield indices[low : low + size]
+                yield BatchIndices(indices[low:high], batches.epoch, batches.step(k))
+
+
+def _parts(batches: EpochBatches, k: int) -> list[tuple[int, int]]:
+    """Where the parts of batch k begin and end: full ones of a rank, and what is left over."""
+    first, stop = batches.span(k)
+    size = batches.cut.size(batches.epoch, batches.number(k)) // batches.world_size
+    return [(low, min(low + size, stop - first)) for low in range(0, stop - first, size)]

@@ -1,17 +1,23 @@
 """The batches of one epoch for one rank, and the states that a run resumes from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.order.orders import Order
+from sa1bpack.order import functions as pure
+from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.cut import Cut
+from sa1bpack.order.orders import Latest, Order, order_seed
+from sa1bpack.schedules import Schedule, whole_numbers
 
 STATE_VERSION = 1
 MAX_RANKS = MAX_BATCH = 2**32 - 1
 LAST = ("short", "drop", "pad")
+# Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
+_CHECKED_EPOCHS = 1000
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 
@@ -20,9 +26,10 @@ class EpochBatches:
     """The batches of one epoch, or of the rest of it, for one rank: a sequence of int64 arrays.
 
     Global batch k holds positions `start` + k * batch_size to `start` + (k + 1) * batch_size of the
-    order, whatever the number of ranks. Of its n samples, rank r of w takes the part from
-    n * r // w to n * (r + 1) // w: neighbours stay together, and full batches are cut into equal
-    parts.
+    order, whatever the number of ranks; if the batch size changes, they adjoin one another as well.
+    Of its n samples, rank r of w takes the part from n * r // w to n * (r + 1) // w: neighbours
+    stay together, and full batches are cut into equal parts. With buckets, the batches of a window
+    exchange samples, see `Buckets`.
 
     The (len(order) - start) % batch_size samples that do not fill a batch come last, and `last`
     decides what becomes of them:
@@ -37,12 +44,14 @@ class EpochBatches:
 
     Attributes:
         order: the order of the samples.
-        batch_size: samples per global batch, a multiple of world_size.
+        batch_size: samples per global batch, multiples of world_size: a number, or a Schedule.
         rank: 0 to world_size - 1.
         world_size: ranks that share each batch.
         last: "short", "drop" or "pad".
         epoch: 0 or more.
         start: samples of this epoch that came before the first batch, 0 to len(order).
+        buckets: how samples that are alike come into the same batch; None: by the order alone.
+        schedules: names and schedules of other options, which a state has to agree with.
 
     Raises:
         OptionError: a value is out of range, values do not fit together, or some rank's part of
@@ -50,67 +59,135 @@ class EpochBatches:
     """
 
     order: Order
-    batch_size: int
+    batch_size: int | Schedule
     rank: int = 0
     world_size: int = 1
     last: str = "short"
     epoch: int = 0
     start: int = 0
+    buckets: Buckets | None = None
+    schedules: tuple[tuple[str, Schedule], ...] = ()
+    # Computed, and passed on from epoch to epoch.
+    cut: Cut | None = field(default=None, compare=False, repr=False)
+    _latest: Latest = field(default_factory=Latest, compare=False, repr=False)
 
     def __post_init__(self):
         if not isinstance(self.order, Order):
             raise OptionError(f"order is {self.order!r}: give an Order, such as ShuffleOrder(ds)")
         self._set_whole("world_size", 1, MAX_RANKS)
         self._set_whole("rank", 0, self.world_size - 1)
-        self._set_whole("batch_size", 1, MAX_BATCH)
         self._set_whole("epoch", 0, MAX_WORD)
         self._set_whole("start", 0, len(self.order))
         choice("last", self.last, LAST)
-        if self.batch_size % self.world_size:
+        if self.cut is None:
+            sizes = whole_numbers("batch_size", self.batch_size, 1, MAX_BATCH)
+            self._set("batch_size", sizes.values[0] if sizes.constant else sizes)
+            self._set("cut", Cut(sizes, len(self.order), self.last))
+        if self.cut.divisor % self.world_size:
+            size = next(size for size in self.cut.sizes.values if size % self.world_size)
             raise OptionError(
-                f"batch_size {self.batch_size} counts the samples of all ranks together; it must "
+                f"batch_size {self._named(size)} counts the samples of all ranks together; it must "
                 f"be a multiple of world_size {self.world_size}"
             )
-        if self.last == "drop" and self.batch_size > len(self.order):
+        largest = self.cut.sizes.largest
+        if self.last == "drop" and largest > len(self.order):
             raise OptionError(
                 f"last is 'drop', but an epoch of {len(self.order)} samples has no full batch of "
-                f"{self.batch_size}; choose a smaller batch_size, or last='pad'"
+                f"{self._named(largest)}; choose a smaller batch_size, or last='pad'"
             )
+        self._find_first()
         if self.last == "short" and 0 < self._left_over < self.world_size:
+            when = "" if self.cut.sizes.constant else f" of epoch {self.epoch}"
             raise OptionError(
-                f"last is 'short', but the last batch has {self._left_over} samples for "
+                f"last is 'short', but the last batch{when} has {self._left_over} samples for "
                 f"{self.world_size} ranks; choose last='pad' or 'drop', or another batch_size"
             )
+        if self.buckets is not None:
+            self._check_buckets()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     def _set_whole(self, name: str, low: int, high: int) -> None:
-        object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
+        self._set(name, whole_number(name, getattr(self, name), low, high))
 
-    @property
-    def _left_over(self) -> int:
-        return (len(self.order) - self.start) % self.batch_size
+    def _named(self, size: int) -> str:
+        """A batch size, and when it begins."""
+        sizes = self.cut.sizes
+        if sizes.constant:
+            return str(size)
+        return f"{size} (from {sizes.by} {sizes.starts[sizes.values.index(size)]} on)"
+
+    def _find_first(self) -> None:
+        """Find the numbers of the batches, and the samples that do not fill one.
+
+        A start between two batches, after another batch size, moves the rest of them.
+        """
+        cut, epoch, start = self.cut, self.epoch, self.start
+        first = cut.number(epoch, start)
+        first += cut.position(epoch, first) < start
+        self._set("_first", first)
+        self._set("_moved", cut.position(epoch, first) - start)
+        end = len(self.order) + self._moved
+        last = cut.number(epoch, end)
+        self._set("_full", last - first)
+        self._set("_left_over", end - cut.position(epoch, last))
+
+    def _check_buckets(self) -> None:
+        if self.buckets.fingerprint != self.order.fingerprint:
+            raise OptionError(
+                f"the buckets are of a dataset with fingerprint {self.buckets.fingerprint}, but "
+                f"the order is of one with {self.order.fingerprint}: make them from one dataset"
+            )
+        if self._moved and self.start < len(self.order):
+            raise OptionError(
+                f"start is {self.start}, but with buckets an epoch is resumed between two batches"
+            )
+
+    def check_epochs(self) -> "EpochBatches":
+        """Return these batches. Raises OptionError if those of a later epoch cannot be cut."""
+        sizes = self.cut.sizes
+        if self.last == "short" and self.world_size > 1 and not sizes.constant:
+            epochs = range(_CHECKED_EPOCHS) if sizes.by == "step" else sizes.starts
+            for epoch in epochs:
+                replace(self, epoch=epoch, start=0)
+                if sizes.by == "step" and self.cut.first_step(epoch) >= sizes.until:
+                    break
+        return self
 
     def __len__(self) -> int:
         """Return the number of batches from `start` to the end of the epoch."""
-        full = (len(self.order) - self.start) // self.batch_size
-        return full + (self._left_over > 0 and self.last != "drop")
+        return self._full + (self._left_over > 0 and self.last != "drop")
 
     @property
     def padded(self) -> int:
         """How many samples at the end of the last global batch have come before in the epoch."""
-        return self.batch_size - self._left_over if self.last == "pad" and self._left_over else 0
+        if self.last != "pad" or not self._left_over:
+            return 0
+        return self.cut.size(self.epoch, self._first + self._full) - self._left_over
 
     def number(self, k: int) -> int:
         """Return the number of batch k, counted from the first sample of the epoch.
 
-        That is ceil(start / batch_size) + k: the k of an epoch that was not interrupted, if it was
-        resumed after a batch and with the same batch_size. If the batch size was changed in
-        mid-epoch, samples seen before count as batches of the new size, rounded up.
+        That is the k of an epoch that was not interrupted, if it was resumed after a batch and with
+        the same batch_size. If the batch size was changed in mid-epoch, samples seen before count
+        as batches of the new size, rounded up.
 
         Raises:
             IndexError: batch k does not exist.
         """
-        self._span(k)
-        return -(-self.start // self.batch_size) + k
+        self.span(k)
+        return self._first + k
+
+    def step(self, k: int) -> int:
+        """Return the step of batch k: `number(k)`, and the batches of all earlier epochs.
+
+        So a run that was interrupted counts as one that was not.
+
+        Raises:
+            IndexError: batch k does not exist.
+        """
+        return self.cut.first_step(self.epoch) + self.number(k)
 
     def __getitem__(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of this rank's part of batch k.
@@ -118,11 +195,13 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        first, stop = self._span(k)
+        first, stop = self.span(k)
         length = stop - first
-        low = first + length * self.rank // self.world_size
-        high = first + length * (self.rank + 1) // self.world_size
-        return self._take(low, high)
+        low = length * self.rank // self.world_size
+        high = length * (self.rank + 1) // self.world_size
+        if self.buckets is not None:
+            return self._bucketed(k)[low:high]
+        return self._take(first + low, first + high)
 
     def global_batch(self, k: int) -> np.ndarray:
         """Return int64 (n,), the samples of batch k of all ranks together, in order of rank.
@@ -130,14 +209,45 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        return self._take(*self._span(k))
+        return self._take(*self.span(k)) if self.buckets is None else self._bucketed(k)
 
-    def _span(self, k: int) -> tuple[int, int]:
+    def span(self, k: int) -> tuple[int, int]:
+        """Return the first position of batch k, and the one after its last.
+
+        Raises:
+            IndexError: batch k does not exist.
+        """
         if not 0 <= k < len(self):
             raise IndexError(f"batch {k} of {len(self)}")
-        first = self.start + k * self.batch_size
-        stop = first + self.batch_size
+        number = self._first + k
+        first = self.cut.position(self.epoch, number) - self._moved
+        stop = first + self.cut.size(self.epoch, number)
         return first, stop if self.last == "pad" else min(stop, len(self.order))
+
+    def _bucketed(self, k: int) -> np.ndarray:
+        """Return int64 (n,), the samples of batch k of all ranks together, with buckets."""
+        key = pure.Key(order_seed(self.order, None), self.epoch, self.order.fingerprint)
+        number, buckets = self._first + k, self.buckets
+        if k == self._full:
+            return buckets.arranged(self._take(*self.span(k)), pure.left_over_word(key))
+        window = number // buckets.batches
+        batches = self._latest.get((self.epoch, window), lambda: self._window(key, window))
+        return batches[number - window * buckets.batches].copy()
+
+    def _window(self, key: pure.Key, window: int) -> list[np.ndarray]:
+        """Return the full batches of a window, arranged, in the order in which they come."""
+        cut, epoch, width = self.cut, self.epoch, self.buckets.batches
+        numbers = range(window * width, min((window + 1) * width, self._first + self._full))
+        low, high = cut.position(epoch, numbers[0]), cut.position(epoch, numbers[-1] + 1)
+        samples = self._take(low, high)
+        samples = samples[self.buckets.order(samples)]
+        turns, words = pure.bucket_words(key, window, len(numbers))
+        batches, low = [np.empty(0, np.int64)] * len(numbers), 0
+        for place in turns.tolist():
+            high = low + cut.size(epoch, numbers[place])
+            batches[place] = self.buckets.arranged(samples[low:high], int(words[place]))
+            low = high
+        return batches
 
     def _take(self, low: int, high: int) -> np.ndarray:
         """Return the samples at these positions; past its end the epoch starts again."""
@@ -158,7 +268,8 @@ class EpochBatches:
         whole_number("the number of batches done", k, 0, len(self))
         if k == len(self):
             return replace(self, epoch=self.epoch + 1, start=0)
-        return replace(self, start=self.start + k * self.batch_size)
+        position = self.cut.position(self.epoch, self._first + k) - self._moved
+        return replace(self, start=position)
 
     def state_after(self, k: int) -> dict[str, Any]:
         """Return the state to save once batches 0 to k - 1 are done; see `OrderedBatches`.
@@ -169,10 +280,27 @@ class EpochBatches:
         rest = self.after(k)
         return {
             "version": STATE_VERSION,
-            "order": self.order.identity(),
+            "order": self._identity(),
             "epoch": int(rest.epoch),
             "samples": int(rest.start),
         }
+
+    def _identity(self) -> dict[str, int | str]:
+        """Return what a state has to agree with: the order, schedules, and what these depend on.
+
+        A batch size that does not change may be another one after each resume, unless something
+        depends on the step, or batches exchange samples.
+        """
+        schedules = dict(self.schedules)
+        if not self.cut.sizes.constant:
+            schedules["batch_size"] = self.cut.sizes
+        found = {name: schedule.as_text() for name, schedule in schedules.items()}
+        if self.buckets is not None:
+            found["buckets"] = self.buckets.as_text()
+            found["batch_size"] = self.cut.sizes.as_text()
+        if any(each.by == "step" for each in schedules.values()):
+            found |= {"batch_size": self.cut.sizes.as_text(), "last": self.last}
+        return self.order.identity() | found
 
     def restored(self, state: Any) -> "EpochBatches":
         """Return the batches that remain after a state, cut as these are.
@@ -181,14 +309,17 @@ class EpochBatches:
             OptionError: the state is damaged, has another version, or belongs to another order;
                 the message names every difference.
         """
-        epoch, start = _checked_state(state, self.order)
+        epoch, start = _checked_state(state, self._identity(), len(self.order))
         rest = replace(self, epoch=epoch, start=start)
         # With last="drop" and a larger batch_size than before, too few samples may remain.
         return rest if len(rest) else rest.after(0)
 
 
-def _checked_state(state: Any, order: Order) -> tuple[int, int]:
-    """Return epoch and samples of a state that belongs to this order."""
+def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[int, int]:
+    """Return epoch and samples of a state of the order that `own` identifies.
+
+    size  samples of an epoch
+    """
     if not isinstance(state, dict) or set(state) != _STATE_KEYS:
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise OptionError(f"a state has the keys {sorted(_STATE_KEYS)}, this one has {found}")
@@ -198,7 +329,7 @@ def _checked_state(state: Any, order: Order) -> tuple[int, int]:
         )
     if not isinstance(state["order"], dict):
         raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
-    saved, own = state["order"], order.identity()
+    saved = state["order"]
     differences = [
         f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
         for name in sorted({*saved, *own})
@@ -207,7 +338,8 @@ def _checked_state(state: Any, order: Order) -> tuple[int, int]:
     if differences:
         raise OptionError(
             f"the state belongs to another order: {'; '.join(differences)}. Open the same data "
-            f"with the same options, or start a new run"
+            "with the same options, or start a new run; to continue with another schedule, begin "
+            "an epoch with set_epoch"
         )
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
-    return epoch, whole_number("the state's samples", state["samples"], 0, len(order))
+    return epoch, whole_number("the state's samples", state["samples"], 0, size)

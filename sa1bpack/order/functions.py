@@ -17,7 +17,7 @@ from sa1bpack.errors import OptionError
 MAX_SAMPLES = 2**32
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
-_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS = range(4)
+_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, _BUCKETS, _LEFT_OVER, _KEYS = range(7)
 
 _CHUNK = 1 << 20
 
@@ -177,3 +177,15 @@ def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> n
     words = key.words(_DRAWS, 0, stop - start, first=start)
     uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+
+
+def bucket_words(key: Key, number: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of the batches of window `number`, uint32 (batches,), and a random word for
+    each of them, uint64 (batches,)."""
+    words = key.words(_BUCKETS, number, 2 * batches)
+    return permutation(words[:batches].copy()), words[batches:]
+
+
+def left_over_word(key: Key) -> int:
+    """Return a random word for the batch of those samples that do not fill one."""
+    return int(key.words(_LEFT_OVER, 0, 1)[0])

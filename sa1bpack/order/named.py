@@ -1,23 +1,37 @@
 """From the options of a loader to its batches."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.orders import LocalShuffleOrder, Order, Ordered, SequentialOrder, ShuffleOrder
+from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.orders import (
+    LocalShuffleOrder,
+    Order,
+    Ordered,
+    SequentialOrder,
+    ShuffleOrder,
+    order_seed,
+)
 from sa1bpack.order.ranks import RankBatches
+from sa1bpack.schedules import Schedule
 
 ORDERS = ("shuffle", "local", "sequential")
 
 
 def make_batches(
     ds: Ordered,
-    batch_size: int,
+    batch_size: Any,
     order: str | Order,
     seed: int | None,
     last: str,
     rank: int | None,
     world_size: int | None,
+    buckets: str | np.ndarray | Buckets | None = None,
+    schedules: Sequence[tuple[str, Schedule]] = (),
 ) -> OrderedBatches:
     """Return the batches of a dataset.
 
@@ -28,6 +42,8 @@ def make_batches(
         seed: of a named order; None for 0. With an Order that has a seed: None, or that seed.
         last: what becomes of the samples that do not fill a batch, as in `EpochBatches`.
         rank, world_size: both, or neither for those of torch.distributed when an iteration begins.
+        buckets: Buckets, or by what to make them; None for none.
+        schedules: see `EpochBatches`.
 
     Raises:
         OptionError: a value is out of range, or values do not fit together.
@@ -47,9 +63,12 @@ def make_batches(
             f"rank is {rank} and world_size is {world_size}: give both or neither, for those of "
             "torch.distributed"
         )
+    if buckets is not None and not isinstance(buckets, Buckets):
+        buckets = Buckets(ds, buckets)
+    more = {"last": last, "buckets": buckets, "schedules": schedules}
     if rank is None or world_size is None:
-        return RankBatches(order, batch_size, last=last)
-    return OrderedBatches(order, batch_size, rank=rank, world_size=world_size, last=last)
+        return RankBatches(order, batch_size, **more)
+    return OrderedBatches(order, batch_size, rank=rank, world_size=world_size, **more)
 
 
 def _named(name: str, ds: Ordered, seed: int) -> Order:
@@ -74,8 +93,3 @@ def _check_order(order: Order, ds: Any, seed: int | None) -> None:
             f"seed is {seed}, but the order has the seed {own}: make the order with this seed, or "
             "omit seed here"
         )
-
-
-def order_seed(order: Order, seed: int | None) -> int:
-    """Return the seed of an order, for all other random choices; `seed` or 0 if it has none."""
-    return getattr(order, "seed", 0 if seed is None else seed)

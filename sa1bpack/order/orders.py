@@ -50,7 +50,7 @@ class Extent:
         return np.array([0, self.size]) if self.bounds is None else self.bounds
 
 
-class _Latest:
+class Latest:
     """Keeps the value of the latest key. Threads may share it; a pickle omits the value."""
 
     def __init__(self):
@@ -63,7 +63,7 @@ class _Latest:
         return found[1]
 
     def __reduce__(self):
-        return _Latest, ()
+        return Latest, ()
 
 
 class Order(ABC):
@@ -115,6 +115,11 @@ class Order(ABC):
         return f"{type(self).__name__}({self.identity()})"
 
 
+def order_seed(order: Order, seed: int | None) -> int:
+    """Return the seed of an order, for all other random choices; `seed` or 0 if it has none."""
+    return getattr(order, "seed", 0 if seed is None else seed)
+
+
 def _described(dataset: Any) -> Ordered:
     """The dataset, or the dataset of the samples that a torch Subset of one selects.
 
@@ -142,7 +147,7 @@ class _SeededOrder(Order):
     def __init__(self, dataset: Ordered, seed: int):
         super().__init__(dataset)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
-        self._latest = _Latest()
+        self._latest = Latest()
 
     def _key(self, epoch: int) -> Key:
         return Key(self.seed, epoch, self.fingerprint)
@@ -191,7 +196,7 @@ class LocalShuffleOrder(_SeededOrder):
         self.block = whole_number("block", block, 1, 2**32 - 1)
         self._bounds = _checked_bounds(_described(dataset).shard_bounds(), self.size)
         self._digest = xxhash.xxh3_64_hexdigest(self._bounds.astype("<i8").tobytes())
-        self._latest_plan = _Latest()
+        self._latest_plan = Latest()
 
     def identity(self) -> dict[str, int | str]:
         rule = {"window": self.window, "block": self.block, "shards": self._digest}

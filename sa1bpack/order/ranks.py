@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import LoaderError
@@ -35,8 +36,9 @@ class RankBatches(OrderedBatches):
     cannot be cut for so many ranks.
     """
 
-    def __init__(self, order: Order, batch_size: int, *, last: str = "short"):
-        super().__init__(order, batch_size, last=last)
+    def __init__(self, order: Order, batch_size: Any, **options: Any):
+        """As OrderedBatches, without rank and world_size."""
+        super().__init__(order, batch_size, **options)
         _with_rank(self.cursor.batches)  # raises where they cannot be cut
 
     @staticmethod
@@ -63,7 +65,7 @@ def _with_rank(batches: EpochBatches) -> EpochBatches:
     rank, world_size = group.get_rank(), group.get_world_size()
     if (rank, world_size) == (batches.rank, batches.world_size):
         return batches
-    return replace(batches, rank=rank, world_size=world_size)
+    return replace(batches, rank=rank, world_size=world_size).check_epochs()
 
 
 def process_group() -> ModuleType | None:

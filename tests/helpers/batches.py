@@ -3,7 +3,7 @@
 import torch
 
 # What batches of a loader have and those of a plain Collate do not.
-OF_LOADERS = {"epoch", "number", "spec"}
+OF_LOADERS = {"epoch", "number", "spec", "step"}
 
 
 def tensors_of(batch: dict) -> dict[str, torch.Tensor]:

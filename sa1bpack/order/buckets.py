@@ -1,0 +1,158 @@
+"""Batches of samples that are alike, so that padding them to one shape wastes less."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import choice, select_nested, torch_subset, whole_number
+from sa1bpack.errors import OptionError
+
+BY = ("mask_count", "aspect")
+MAX_WINDOW = 2**20
+
+
+class Buckets:
+    """What samples are sorted by, and how many batches are sorted together.
+
+    A window of `batches` successive batches of the order is sorted, and cut into batches again,
+    which come in random order. So a sample moves by less than a window, and the batches of an
+    epoch remain a pure function of (seed, epoch, fingerprint). The samples that do not fill a batch
+    at the end of an epoch are not sorted: which samples they are remains as random as the order.
+
+    Within a batch the samples are arranged so that contiguous parts, the ranks' and those of
+    gradient accumulation, have about the same number of masks: the fullest sample stands beside the
+    emptiest, the next fullest beside the next emptiest, and so on.
+
+    Attributes:
+        keys: (n,), what the samples of the dataset are sorted by.
+        counts: int32 (n,), their masks.
+        batches: the size of a window.
+    """
+
+    def __init__(self, ds: Any, by: str | np.ndarray = "mask_count", *, batches: int = 64):
+        """
+        Args:
+            ds: the dataset of the order.
+            by: "mask_count", or "aspect": height / width of the stored image, and among equals the
+                mask count; or an array with one finite number per sample.
+            batches: the size of a window, 1 or more. A larger one wastes less, and mixes less.
+
+        Raises:
+            OptionError: a value that cannot be used; "aspect" where all images are squashed into
+                squares.
+        """
+        ds, selections = torch_subset(ds)
+        ds = select_nested(ds, selections)
+        self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
+        self.fingerprint = ds.fingerprint
+        self.counts = ds.column("mask_count").astype(np.int32)
+        self._shapes = None
+        if isinstance(by, str):
+            self.by = choice("buckets", by, BY)
+            self.keys = self.counts if by == "mask_count" else self._ratios(ds)
+        else:
+            self.keys = _numbers(by, len(ds))
+            digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self.keys).tobytes())
+            self.by = f"{self.keys.dtype} {digest}"
+
+    def _ratios(self, ds: Any) -> np.ndarray:
+        if ds.layout.fit == "squash":
+            raise OptionError(
+                "buckets is 'aspect', but this pack's images are squashed into squares (fit "
+                "squash), all of one shape: use buckets='mask_count'"
+            )
+        self._shapes = ds.column("size")[:, 2:]  # (n, 2): stored height and width
+        return (self._shapes[:, 0] / self._shapes[:, 1]).astype(np.float32)
+
+    def as_text(self) -> str:
+        """What decides the batches: "mask_count, windows of 64 batches"."""
+        return f"{self.by}, windows of {self.batches} batches"
+
+    def __repr__(self) -> str:
+        return f"<Buckets by {self.as_text()}>"
+
+    def order(self, samples: np.ndarray) -> np.ndarray:
+        """int64 (k,): the positions that sort int64 (k,) samples; equal ones keep their order."""
+        return np.lexsort((self.counts[samples], self.keys[samples]))
+
+    def arranged(self, samples: np.ndarray, turn: int) -> np.ndarray:
+        """The samples of a batch, int64 (k,), in an order whose contiguous parts are alike.
+
+        turn  a random word: which part is the fullest, if they are not equal
+        """
+        ranked = samples[np.argsort(self.counts[samples], kind="stable")]
+        count = len(ranked)
+        pairs = np.roll(_spread(count // 2), int(turn % max(1, count // 2)))
+        places = np.stack([pairs, count - 1 - pairs], 1).ravel()
+        if count % 2:
+            places = np.append(places, count // 2)
+        return ranked[places]
+
+    def waste(self, samples: np.ndarray, most: int | None, capacity: int | None) -> "Waste":
+        """What padding these samples, int64 (k,), to one shape wastes.
+
+        most      masks that are kept per sample; None for all
+        capacity  masks per sample in padded arrays; None: those of the fullest one
+        """
+        if self._shapes is not None:
+            shapes = self._shapes[samples].astype(np.int64)
+            return Waste(int(shapes.prod(1).sum()), len(samples) * int(shapes.max(0).prod()))
+        counts = self.counts[samples].astype(np.int64)
+        if most is not None:
+            counts = np.minimum(counts, most)
+        rows = int(counts.max(initial=0)) if capacity is None else capacity
+        return Waste(int(counts.sum()), len(samples) * rows)
+
+    @property
+    def of_masks(self) -> bool:
+        """Whether it is mask rows that are wasted, not pixels."""
+        return self._shapes is None
+
+    @property
+    def wasted(self) -> str:
+        """What it is that padding takes."""
+        return "mask rows" if self.of_masks else "pixels of images cropped to their batch"
+
+
+@dataclass(frozen=True)
+class Waste:
+    """Rows or pixels of batches: those that are used, and all, with padding."""
+
+    used: int = 0
+    total: int = 0
+
+    def __add__(self, other: "Waste") -> "Waste":
+        return Waste(self.used + other.used, self.total + other.total)
+
+    @property
+    def share(self) -> float:
+        """The part of the total that is padding, 0 to 1."""
+        return 1 - self.used / self.total if self.total else 0.0
+
+
+def _numbers(by: Any, size: int) -> np.ndarray:
+    keys = np.asarray(by)
+    if keys.shape != (size,) or keys.dtype.kind not in "biuf":
+        raise OptionError(
+            f"buckets is {keys.dtype} {keys.shape}: choose one of {', '.join(BY)}, or an array "
+            f"with one number per sample, ({size},)"
+        )
+    if not np.isfinite(keys).all():
+        bad = int(np.flatnonzero(~np.isfinite(keys))[0])
+        raise OptionError(f"buckets must be finite numbers; sample {bad} has {keys[bad]}")
+    return keys
+
+
+def _spread(count: int) -> np.ndarray:
+    """int64 (count,): range(count), with the numbers of any stretch spread over all of it.
+
+    By their bits, reversed (van der Corput's sequence).
+    """
+    bits = max(count - 1, 0).bit_length()
+    numbers = np.arange(1 << bits)
+    reverse = np.zeros_like(numbers)
+    for bit in range(bits):
+        reverse |= ((numbers >> bit) & 1) << (bits - 1 - bit)
+    return reverse[reverse < count]

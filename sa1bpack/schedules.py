@@ -1,0 +1,285 @@
+"""Values that change from epoch to epoch, or from step to step: `Steps`, `Linear`, `Cosine`.
+
+A schedule is a pure function of one whole number: the epoch, or the step, which is the number of
+batches (of all ranks together) since training began, as an uninterrupted run counts them. It is
+kept as the numbers at which its value changes, so the largest value is known before training
+begins, and equal schedules are equal however they were written.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.errors import OptionError
+
+BY = ("epoch", "step")
+
+# A function that is passed as it is, is evaluated for so many epochs.
+FUNCTION_EPOCHS = 1000
+# Epochs or steps over which a value may change: the values of all of them are computed at once.
+MAX_LENGTH = 10_000_000
+# Of a longer schedule, a state has a digest.
+_SHOWN_CHANGES = 16
+
+
+class Schedule:
+    """A value by epoch or by step, constant between the numbers at which it changes.
+
+    Attributes:
+        by: "epoch" or "step".
+        starts: the numbers at which a value begins, ascending, the first is 0.
+        values: the value from each of them on; the last one stays.
+    """
+
+    def __init__(self, by: str, starts: Sequence[int], values: Sequence[Any]):
+        """Made by `Steps`, `Linear`, `Cosine`, `Function` and `as_schedule`."""
+        self.by = choice("by", by, BY)
+        kept = [k for k in range(len(values)) if not k or not _same(values[k - 1], values[k])]
+        self.starts = tuple(int(starts[k]) for k in kept)
+        self.values = tuple(values[k] for k in kept)
+
+    def __call__(self, number: int) -> Any:
+        """The value of an epoch, or of a step, 0 or more."""
+        return self.values[bisect_right(self.starts, number) - 1]
+
+    def at(self, epoch: int | None, step: int | None) -> Any:
+        """The value in this epoch, or at this step; only the one that it depends on is needed."""
+        if self.constant:
+            return self.values[0]
+        return self(epoch if self.by == "epoch" else step)
+
+    @property
+    def constant(self) -> bool:
+        """Whether there is one value only."""
+        return len(self.values) == 1
+
+    @property
+    def until(self) -> int:
+        """From this number on the value stays."""
+        return self.starts[-1]
+
+    @property
+    def largest(self) -> Any:
+        """The largest value; None, which stands for no limit, is above all."""
+        return None if None in self.values else max(self.values)
+
+    def map(self, make: Callable[[Any], Any]) -> "Schedule":
+        """A schedule of `make(value)`. An OptionError names the epoch or step of the value."""
+        made = []
+        for start, value in zip(self.starts, self.values, strict=True):
+            try:
+                made.append(make(value))
+            except OptionError as error:
+                if self.constant:
+                    raise
+                raise OptionError(f"from {self.by} {start} on, {error}") from None
+        found = Schedule(self.by, self.starts, made)
+        found._text = self._text
+        return found
+
+    _text: str | None = None  # as it was written
+    _canonical: str | None = None
+
+    def __repr__(self) -> str:
+        return self._text or self.as_text()
+
+    def as_text(self) -> str:
+        """The values, the same for equal schedules: `Steps(20, {1: 30, 2: 40})`.
+
+        Of more than 16 changes it has the first, and a digest of all.
+        """
+        if self._canonical is None:
+            self._canonical = self._made_text()
+        return self._canonical
+
+    def _made_text(self) -> str:
+        first, *values = map(_value_text, self.values)
+        changes = [f"{at}: {text}" for at, text in zip(self.starts[1:], values, strict=True)]
+        if len(changes) > _SHOWN_CHANGES:
+            digest = xxhash.xxh3_64_hexdigest("; ".join(changes).encode())
+            changes = [*changes[:2], f"... {len(changes)} changes, {digest}"]
+        text = f"{first}, {{{', '.join(changes)}}}" if changes else first
+        return f"Steps({text}{', by=step' if self.by == 'step' else ''})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.as_text() == other.as_text()
+
+    def __hash__(self) -> int:
+        return hash(self.as_text())
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return one is other
+    return bool(one == other)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        digest = xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).tobytes())
+        return f"{value.dtype} {value.shape} {digest}"
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+
+
+class Steps(Schedule):
+    """Values that hold until the next one: `Steps(20, {1: 30, 5: 40})`.
+
+    20 in epoch 0, 30 from epoch 1 on, 40 from epoch 5 on. Values may be anything that the option
+    takes, such as the names of a choice of masks.
+    """
+
+    def __init__(self, first: Any, changes: Mapping[int, Any], *, by: str = "epoch"):
+        """
+        Args:
+            first: the value from the beginning.
+            changes: epoch or step, 1 or more → the value from there on.
+            by: "epoch" or "step".
+
+        Raises:
+            OptionError: changes are not a mapping from whole numbers.
+        """
+        if not isinstance(changes, Mapping):
+            raise OptionError(
+                f"changes is {changes!r}: pass a dict, such as {{5: 30}} for 30 from epoch 5 on"
+            )
+        found = {whole_number("a key of changes", at, 1, MAX_WORD): changes[at] for at in changes}
+        starts = sorted(found)
+        super().__init__(by, [0, *starts], [first, *(found[at] for at in starts)])
+
+
+class _Curve(Schedule):
+    """Whole numbers from `first` to `last` over some epochs or steps."""
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        multiple: int = 1,
+    ):
+        """
+        Args:
+            first: the value in epoch (or at step) 0.
+            last: the value in epoch `epochs` (or at step `steps`), which then stays.
+            epochs, steps: one of them, 1 to 10,000,000.
+            multiple: values are rounded to the nearest multiple of this, halves up.
+
+        Raises:
+            OptionError: a value that cannot be used.
+        """
+        for name, value in (("first", first), ("last", last)):
+            if not isinstance(value, Real) or isinstance(value, bool) or not np.isfinite(value):
+                raise OptionError(f"{name} is {value!r}: choose a number")
+        by, length = _length(type(self).__name__, epochs, steps)
+        multiple = whole_number("multiple", multiple, 1)
+        share = self._share(np.arange(length + 1) / length)
+        # Rounded first, so that halves are halves on every machine.
+        exact = np.round((first + (last - first) * share) / multiple, 9)
+        values = (np.floor(exact + 0.5) * multiple).astype(np.int64)
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+        super().__init__(by, starts.tolist(), values[starts].tolist())
+        rounding = f", multiple={multiple}" if multiple > 1 else ""
+        self._text = f"{type(self).__name__}({first}, {last}, {by}s={length}{rounding})"
+
+    @staticmethod
+    def _share(part: np.ndarray) -> np.ndarray:
+        """float64 (n,), how much of the change has happened, 0 to 1, at parts of its length."""
+        raise NotImplementedError
+
+
+class Linear(_Curve):
+    """Whole numbers that change evenly: `Linear(20, 100, epochs=8)` is 20, 30, 40, ... 100."""
+
+    @staticmethod
+    def _share(part: np.ndarray) -> np.ndarray:
+        return part
+
+
+class Cosine(_Curve):
+    """Whole numbers that change along half a cosine: slowly, fast in the middle, slowly again."""
+
+    @staticmethod
+    def _share(part: np.ndarray) -> np.ndarray:
+        return (1 - np.cos(np.pi * part)) / 2
+
+
+class Function(Schedule):
+    """The values of a function: `Function(lambda epoch: 20 + 10 * epoch, epochs=9)`.
+
+    It is called here, once for each number below `epochs` (or `steps`); its last value stays. So
+    the largest value is known, and neither a pickle nor a state has the function itself.
+    """
+
+    def __init__(
+        self, function: Callable[[int], Any], *, epochs: int | None = None, steps: int | None = None
+    ):
+        """
+        Args:
+            function: epoch or step → value.
+            epochs, steps: one of them, how many numbers it is called for, 1 to 10,000,000.
+
+        Raises:
+            OptionError: a value that cannot be used.
+        """
+        if not callable(function):
+            raise OptionError(f"function is {function!r}: pass a function of the epoch or the step")
+        by, length = _length("Function", epochs, steps)
+        super().__init__(by, range(length), [function(number) for number in range(length)])
+
+
+def _length(what: str, epochs: int | None, steps: int | None) -> tuple[str, int]:
+    """Whether a schedule is by epoch or by step, and its length."""
+    if (epochs is None) == (steps is None):
+        raise OptionError(f"{what} has epochs={epochs} and steps={steps}: give one of them")
+    if steps is None:
+        return "epoch", whole_number("epochs", epochs, 1, MAX_LENGTH)
+    return "step", whole_number("steps", steps, 1, MAX_LENGTH)
+
+
+def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
+    """The schedule that an option is: itself, one value per epoch of a list, those of a function of
+    the epoch, or the one value that it always has.
+
+    functions  False: a function is a value, not a schedule
+
+    Raises OptionError for an empty list, and for a function that does not stay at a value: one that
+    still changes in the second half of FUNCTION_EPOCHS.
+    """
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, list):
+        if not value:
+            raise OptionError(f"{name} is an empty list: give one value per epoch; the last stays")
+        found = Schedule("epoch", range(len(value)), value)
+    elif functions and callable(value):
+        found = Function(value, epochs=FUNCTION_EPOCHS)
+        if found.until >= FUNCTION_EPOCHS // 2:
+            raise OptionError(
+                f"{name} is a function that still changes in epoch {found.until}: say for how many "
+                "epochs its values are used, as in sa1bpack.Function(f, epochs=50)"
+            )
+    else:
+        found = Schedule("epoch", [0], [value])
+        found._text = repr(value)
+    return found
+
+
+def whole_numbers(
+    name: str, value: Any, low: int, high: int | None = None, optional: bool = False
+) -> Schedule:
+    """`as_schedule` of an option that is a whole number, or with `optional` also None.
+
+    Raises OptionError for a value out of range, naming its epoch or step.
+    """
+    check = partial(whole_number, name, low=low, high=high)
+    made = as_schedule(name, value)
+    return made.map(lambda each: None if optional and each is None else check(value=each))

@@ -1,0 +1,270 @@
+"""Options that change by epoch or step, and buckets, in Loader and make_dataloader alike."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from batches import clone, same
+
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import OptionError
+from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.devices import Host
+from sa1bpack.loading.loader import Loader
+from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.orders import ShuffleOrder
+from sa1bpack.schedules import Linear, Steps
+
+BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
+# Batches of 6, then 4 and 2; 1 mask, then 3 and 5; by size, then drawn.
+OPTIONS = {"max_masks": Linear(1, 5, epochs=2), "choose": ["largest", "random"], "seed": 5}
+SIZES = Steps(6, {1: 4, 2: 2})
+
+
+@pytest.fixture
+def ds(packed):
+    return open_pack(packed.root)
+
+
+def epochs_of(loader, count):
+    return [[clone(batch) | {"step": batch["step"]} for batch in loader] for _ in range(count)]
+
+
+def constant(ds, make, epoch, batch_size, **options):
+    """One epoch of a loader whose options do not change."""
+    with (
+        Loader(ds, batch_size, **options)
+        if make is Loader
+        else _Plain(make(ds, batch_size, **options)) as loader
+    ):
+        loader.set_epoch(epoch)
+        return [clone(batch) for batch in loader]
+
+
+class _Plain:
+    """A DataLoader in a `with` statement."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __enter__(self):
+        return self.loader
+
+    def __exit__(self, *error):
+        pass
+
+
+def equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert {key: t.shape for key, t in other.items()} == {key: one[key].shape for key in other}
+        for key, tensor in other.items():
+            assert torch.equal(one[key], tensor), key
+
+
+@BOTH
+@pytest.mark.parametrize("masks", ["padded", "flat_bits"])
+def test_each_epoch_is_that_of_a_loader_with_its_values(ds, make, masks):
+    loader = make(ds, SIZES, masks=masks, **OPTIONS)
+    found = epochs_of(loader, 4)
+    steps = [batch.pop("step") for batches in found for batch in batches]
+    assert steps == list(range(2 + 3 + 6 + 6))
+    for epoch, (size, most, choose) in enumerate(
+        [(6, 1, "largest"), (4, 3, "random"), (2, 5, "random"), (2, 5, "random")]
+    ):
+        expected = constant(
+            ds, make, epoch, size, masks=masks, max_masks=most, choose=choose, seed=5
+        )
+        equal(found[epoch], expected)
+
+
+@BOTH
+def test_masks_by_step_change_within_an_epoch_and_so_does_padding(ds, make):
+    loader = make(
+        ds, 4, max_masks=Steps(1, {2: 3, 4: 5}, by="step"), pad_to_max=True, order="sequential"
+    )
+    found = [batch["areas"].shape[1] for _ in range(3) for batch in loader]
+    assert found == [1, 1, 3, 3, 5, 5, 5, 5, 5]
+
+
+@BOTH
+def test_a_run_is_resumed_in_mid_epoch_on_other_ranks_with_the_values_of_its_step(ds, make):
+    options = OPTIONS | {"max_masks": Steps(1, {1: 2, 3: 4, 4: 7}, by="step")}
+    whole = [batch for epoch in epochs_of(make(ds, SIZES, **options), 3) for batch in epoch]
+    saved = make(ds, SIZES, rank=1, world_size=2, **options)
+    taken, states = [], []
+    for _ in range(2):
+        for batch in saved:
+            taken.append(batch["step"])
+            states.append(json.loads(json.dumps(saved.state_dict())))
+    for done, state in zip(taken, states, strict=True):
+        ranks = []
+        for rank in (0, 1):
+            loader = make(ds, SIZES, rank=rank, world_size=2, **options)
+            loader.load_state_dict(state)
+            batch = next(iter(loader))
+            ranks.append(clone(batch))
+            assert batch["step"] == done + 1
+        expected = whole[done + 1]
+        for key in ("image_ids", "mask_counts"):
+            assert torch.equal(torch.cat([part[key] for part in ranks]), expected[key])
+
+
+def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
+    """Every batch of the epoch is requested before the first is used."""
+    options = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "choose": "random"}
+    loader = make_dataloader(ds, 4, workers=2, prefetch_factor=4, **options)
+    found = epochs_of(loader, 2)
+    expected = epochs_of(make_dataloader(ds, 4, **options), 2)
+    for one, other in zip(found, expected, strict=True):
+        equal([{k: v for k, v in b.items() if k != "step"} for b in one],
+              [{k: v for k, v in b.items() if k != "step"} for b in other])  # fmt: skip
+
+
+@BOTH
+def test_a_state_of_another_schedule_is_refused_by_name(ds, make):
+    state = make(ds, SIZES, **OPTIONS).state_dict()
+    for options, named in (
+        (OPTIONS | {"max_masks": Linear(1, 9, epochs=2)}, r"max_masks was 'Steps\(1, \{1: 3, 2: 5"),
+        (
+            OPTIONS | {"choose": "largest"},
+            r"choose was \"Steps\('largest', \{1: 'random'\}\)\", is",
+        ),
+        (OPTIONS | {"max_masks": None}, "max_masks was .*, is None"),
+    ):
+        with pytest.raises(OptionError, match=named):
+            make(ds, SIZES, **options).load_state_dict(state)
+    with pytest.raises(OptionError, match="batch_size was 'Steps"):
+        make(ds, 6, **OPTIONS).load_state_dict(state)
+    make(ds, [6, 4, 2], **OPTIONS).load_state_dict(state)
+    # What does not change may be another value after every resume, as ever.
+    make(ds, 3, max_masks=9).load_state_dict(make(ds, 6, max_masks=1).state_dict())
+
+
+@BOTH
+def test_the_plan_is_of_the_largest_batch_of_all_epochs_and_says_what_changes(ds, make):
+    by_step = OPTIONS | {"max_masks": Steps(1, {2: 5}, by="step")}
+    given = [(6, 1), (4, 3), (2, 5), (6, 5)]
+    plans = [make(ds, size, max_masks=most).plan() for size, most in given]
+    plans += [make(ds, SIZES, **options).plan() for options in (OPTIONS, by_step)]
+    assert plans[4].batch_bytes == max(plan.batch_bytes for plan in plans[:3])
+    assert plans[5].batch_bytes == plans[3].batch_bytes  # by epoch and by step: any pair
+    assert plans[0].schedules == ""
+    text = "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Linear(1, 5, epochs=2), choose=Steps("
+    assert f"the largest batch with {text}" in str(plans[4])
+
+
+def test_a_loader_reads_all_epochs_into_the_buffers_that_were_planned(ds, monkeypatch):
+    allocated, allocate = [], Host.allocate
+    monkeypatch.setattr(Host, "grow", None)  # not called
+    monkeypatch.setattr(
+        Host, "allocate", lambda self, nbytes: allocated.append(nbytes) or allocate(self, nbytes)
+    )
+    with Loader(ds, [2, 4, 6], max_masks=[9, 3, 1], threads=1) as loader:
+        planned = loader.plan()
+        assert [len(batch["areas"]) for _ in range(3) for batch in loader] == [
+            *([2] * 6), *([4] * 3), *([6] * 2)
+        ]  # fmt: skip
+    assert allocated == [planned.batch_bytes] * planned.batches
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("sizes", "options", "named"),
+    [
+        ([4, 0], {}, "from epoch 1 on, batch_size is 0"),
+        (4, {"max_masks": [3, 0]}, "from epoch 1 on, max_masks is 0"),
+        (4, {"max_masks": [3, None], "pad_to_max": True}, "from epoch 1 on, pad_to_max needs"),
+        (4, {"choose": ["largest", "lagest"]}, "from epoch 1 on, choose is 'lagest'"),
+        (4, {"choose": ["largest", np.ones(3)], "max_masks": 2}, r"from epoch 1 on, choose is an"),
+        (4, {"max_masks": lambda epoch: 1 + epoch}, "max_masks is a function that still changes"),
+        (4, {"max_masks": "many"}, "max_masks is 'many': choose a whole number"),
+        (4, {"buckets": "masks"}, "buckets is 'masks': choose one of"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_before_the_first_epoch(
+    ds, make, sizes, options, named
+):
+    with pytest.raises(OptionError, match=named):
+        make(ds, sizes, **options)
+
+
+@BOTH
+def test_a_weight_may_depend_on_the_epoch(ds, make):
+    """In epoch 0 only the largest masks have a weight, in epoch 1 only the smallest."""
+
+    def weights(columns):
+        pick = np.max if columns["epoch"] == 0 else np.min
+        return columns["area"] == pick(columns["area"])
+
+    loader = make(ds, 4, max_masks=1, masks="flat", choose=weights)
+    for pick in (np.max, np.min):
+        for batch in loader:
+            kept = iter(batch["areas"].tolist())
+            for index in batch["indices"].tolist():
+                areas = ds[index]["areas"]
+                assert not len(areas) or next(kept) == pick(areas)
+
+
+@BOTH
+def test_masks_and_images_are_drawn_by_the_relevance_of_a_computed_array(ds, make):
+    relevant = ds.mask_column("area") % 7 == 0  # of any kind: here computed from a stored column
+    loader = make(ds, 3, max_masks=2, masks="flat", choose=[relevant, "largest"])
+    offsets = ds.mask_offsets
+    for batch in loader:
+        for k, index in enumerate(batch["indices"].tolist()):
+            own = relevant[offsets[index] : offsets[index + 1]]
+            first, stop = batch["mask_offsets"][k : k + 2].tolist()
+            kept = (batch["areas"][first:stop] % 7 == 0).sum()
+            assert kept == min(own.sum(), stop - first)
+
+
+# ------------------------------------------------------------------------------------------ buckets
+
+
+@BOTH
+def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
+    shares = {}
+    for buckets in ("mask_count", None):
+        loader = make(ds, 3, buckets=buckets, seed=2)
+        batches = [clone(batch) for batch in loader]
+        assert sorted(i for batch in batches for i in batch["indices"].tolist()) == list(range(12))
+        used = sum(int(batch["mask_counts"].sum()) for batch in batches)
+        rows = sum(batch["areas"].numel() for batch in batches)
+        shares[buckets] = 1 - used / rows
+        plan = make(ds, 3, buckets=buckets, seed=2).plan()
+        if buckets:
+            assert plan.padding == shares[buckets]
+            planned = plan.padding_without
+    assert planned == shares[None] > 1.5 * shares["mask_count"]
+    assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", seed=2).plan())
+    assert make(ds, 3, buckets="mask_count", masks="flat").plan().padding is None
+    assert make(ds, 3).plan().padding is None
+
+
+def test_both_loaders_and_all_ranks_have_the_same_bucketed_batches(ds):
+    order, options = ShuffleOrder(ds, seed=4), {"buckets": Buckets(ds, batches=2), "max_masks": 4}
+    pairs = zip(
+        Loader(ds, 4, order=order, **options),
+        make_dataloader(ds, 4, order=order, **options),
+        zip(*(Loader(ds, 4, order=order, rank=r, world_size=2, **options) for r in (0, 1)),
+            strict=True),
+        strict=True,
+    )  # fmt: skip
+    for one, other, parts in pairs:
+        same(one, other)
+        joined = torch.cat([part["image_ids"] for part in parts])
+        assert torch.equal(joined, one["image_ids"])
+
+
+@BOTH
+def test_buckets_count_the_masks_that_a_rule_leaves_of_the_samples_of_a_subset(packed, make):
+    ruled = open_pack(packed.root, min_area=25)
+    part = torch.utils.data.Subset(ruled, [11, 0, 4, 5, 9, 2])
+    loader = make(part, 2, buckets="mask_count", order="sequential")
+    counts = [batch["mask_counts"].tolist() for batch in loader]
+    assert sorted(map(sorted, counts)) == [
+        sorted(pair.tolist())
+        for pair in np.sort(ruled.column("mask_count")[part.indices]).reshape(3, 2)
+    ]

@@ -1,0 +1,203 @@
+"""Batches of samples that are alike: still a pure function, the same on any number of ranks."""
+
+import json
+import pickle
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from sa1bpack.errors import OptionError
+from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.orders import SequentialOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.schedules import Steps
+
+SIZE = 500
+
+
+class Samples:
+    """What orders and buckets need of a dataset."""
+
+    fingerprint = "0123456789abcdef"
+    layout = SimpleNamespace(fit="pad")
+
+    def __init__(self, size=SIZE):
+        rng = np.random.default_rng(0)
+        heights = rng.choice([683, 1024, 1024, 900], size)
+        widths = np.where(heights == 683, 1024, rng.choice([683, 700], size))
+        stored = np.stack([heights, widths], 1)
+        self.columns = {
+            "mask_count": rng.lognormal(4.4, 0.7, size).astype(np.int64),
+            "size": np.concatenate([2 * stored, stored], 1).astype(np.int32),
+        }
+
+    def __len__(self):
+        return len(self.columns["size"])
+
+    def column(self, name):
+        return self.columns[name]
+
+
+DS = Samples()
+COUNTS = DS.column("mask_count")
+ORDER = ShuffleOrder(DS, seed=1)
+SIZES = {"constant": 24, "epoch": [24, 12], "step": Steps(12, {5: 24, 9: 48}, by="step")}
+each = pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+
+
+def on_ranks(ranks, sizes, buckets, last="short", state=None, epoch=None, order=ORDER):
+    """The global batches, joined from what the ranks yield, and their parts."""
+    parts = []
+    for rank in range(ranks):
+        batches = OrderedBatches(
+            order, sizes, rank=rank, world_size=ranks, last=last, buckets=buckets
+        )
+        if state is not None:
+            batches.load_state_dict(state)
+        if epoch is not None:
+            batches.set_epoch(epoch)
+        parts.append(list(batches))
+    parts = list(zip(*parts, strict=True))
+    return [list(chain.from_iterable(batch)) for batch in parts], parts
+
+
+def flat(batches):
+    return sorted(chain.from_iterable(batches))
+
+
+def waste(batches):
+    """The share of mask rows that are padding."""
+    used = sum(COUNTS[batch].sum() for batch in batches)
+    return 1 - used / sum(len(batch) * COUNTS[batch].max() for batch in batches)
+
+
+@each
+@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, last):
+    buckets = Buckets(DS, batches=8)
+    for epoch in (0, 1):
+        expected, _ = on_ranks(1, sizes, buckets, last, epoch=epoch)
+        plain, _ = on_ranks(1, sizes, None, last, epoch=epoch)
+        assert [len(batch) for batch in expected] == [len(batch) for batch in plain]
+        assert flat(expected) == flat(plain)
+        # Samples stay in their window, and those that fill no batch in theirs.
+        for first in range(0, len(plain), 8):
+            own = [flat(found[first : first + 8]) for found in (expected, plain)]
+            assert own[0] == own[1]
+        assert sorted(expected[-1]) == sorted(plain[-1]) or last == "drop"
+        assert waste(expected) < 0.6 * waste(plain)
+        for ranks in (2, 3, 4, 6):
+            assert on_ranks(ranks, sizes, buckets, last, epoch=epoch)[0] == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_each_rank_has_about_the_same_number_of_masks(ranks):
+    """The fullest rank of a batch, over the mean: everyone waits for it."""
+    excess = []
+    for buckets in (None, Buckets(DS, batches=8)):
+        _, parts = on_ranks(ranks, 48, buckets, "drop")
+        loads = np.array([[COUNTS[part].sum() for part in batch] for batch in parts])
+        excess.append((loads.max(1) / loads.mean(1)).mean() - 1)
+        per_rank = loads.sum(0)
+    assert excess[1] < 0.25 * excess[0]
+    assert per_rank.max() < 1.03 * per_rank.mean()  # over the epoch no rank has more
+
+
+@settings(max_examples=20)
+@given(some.integers(0, 2), some.floats(0, 1), some.sampled_from(list(SIZES)))
+def test_an_epoch_is_resumed_between_any_two_batches_on_other_ranks(epoch, share, name):
+    sizes, buckets = SIZES[name], Buckets(DS, batches=5)
+    saved = OrderedBatches(ORDER, sizes, rank=1, world_size=2, buckets=buckets)
+    saved.set_epoch(epoch)
+    whole, _ = on_ranks(1, sizes, buckets, epoch=epoch)
+    done = int(share * (len(whole) - 1))
+    state = json.loads(json.dumps(saved.state_after(done)))
+    again = pickle.loads(pickle.dumps(Buckets(DS, batches=5)))
+    for ranks in (1, 3):
+        assert on_ranks(ranks, sizes, again, state=state)[0] == whole[done:]
+
+
+def test_the_first_bucketed_batches_are_pinned():
+    batches = OrderedBatches(ORDER, 6, buckets=Buckets(DS, batches=4))
+    batches.set_epoch(2)
+    found = list(batches)
+    assert found[:2] == PINNED
+    assert COUNTS[found[0]].tolist() == PINNED_COUNTS
+
+
+PINNED = [[288, 467, 230, 173, 106, 117], [244, 395, 409, 217, 124, 190]]
+PINNED_COUNTS = [124, 138, 119, 139, 128, 138]
+
+
+def test_buckets_by_aspect_crop_batches_to_one_shape():
+    buckets = Buckets(DS, "aspect", batches=8)
+    sizes = DS.column("size")[:, 2:].astype(int)
+    shares = []
+    for given_buckets in (buckets, None):
+        batches, _ = on_ranks(1, 20, given_buckets)
+        total = sum(len(batch) * sizes[batch].max(0).prod() for batch in batches)
+        shares.append(1 - sizes.prod(1).sum() / total)
+        made = [buckets.waste(np.array(batch), None, None) for batch in batches]
+        assert 1 - sum(w.used for w in made) / sum(w.total for w in made) == shares[-1]
+    assert shares[0] < 0.3 * shares[1]
+    assert not buckets.of_masks
+    squash = Samples()
+    squash.layout = SimpleNamespace(fit="squash")
+    with pytest.raises(OptionError, match="squashed into squares"):
+        Buckets(squash, "aspect")
+
+
+def test_buckets_by_numbers_of_ones_own_sort_by_them():
+    keys = np.random.default_rng(4).random(SIZE)
+    batches, _ = on_ranks(1, 10, Buckets(DS, keys, batches=50))
+    spans = [np.ptp(keys[batch]) for batch in batches]
+    assert max(spans) < 0.06
+
+
+def test_draws_with_replacement_and_the_pack_order_work_too():
+    for order in (WeightedOrder(DS, COUNTS, seed=2), SequentialOrder(DS)):
+        plain, _ = on_ranks(1, 24, None, order=order)
+        found, _ = on_ranks(2, 24, Buckets(DS), order=order)
+        assert flat(found) == flat(plain)
+        assert waste(found) < waste(plain)
+
+
+def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
+    state = OrderedBatches(ORDER, 24, buckets=Buckets(DS)).state_after(1)
+    for sizes, buckets, named in (
+        (24, None, "buckets was 'mask_count, windows of 64 batches', is None"),
+        (24, Buckets(DS, batches=8), "windows of 8 batches"),
+        (24, Buckets(DS, COUNTS * 2), "buckets was 'mask_count.*', is 'int64 [0-9a-f]{16}, win"),
+        (12, Buckets(DS), "batch_size was 'Steps.24.', is 'Steps.12.'"),
+    ):
+        with pytest.raises(OptionError, match=named):
+            OrderedBatches(ORDER, sizes, buckets=buckets).load_state_dict(state)
+    with pytest.raises(OptionError, match=r"start is 25, but with buckets .* between two batches"):
+        OrderedBatches(ORDER, 24, buckets=Buckets(DS)).load_state_dict(state | {"samples": 25})
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Buckets(DS, "masks"), "buckets is 'masks': choose one of mask_count, aspect"),
+        (lambda: Buckets(DS, np.ones(3)), r"buckets is float64 \(3,\): .* \(500,\)"),
+        (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
+        (lambda: Buckets(DS, batches=0), "batches is 0"),
+        (lambda: OrderedBatches(ORDER, 8, buckets="mask_count"), r"pass Buckets\(ds, 'mask_count'"),
+        (
+            lambda: OrderedBatches(
+                ORDER, 8, buckets=Buckets(SimpleNamespace(
+                    fingerprint="f" * 16, column=DS.column, layout=DS.layout
+                ))
+            ),
+            "buckets are of a dataset with fingerprint ffff",
+        ),
+    ],
+)  # fmt: skip
+def test_buckets_that_cannot_be_used_are_refused(make, named):
+    with pytest.raises(OptionError, match=named):
+        make()

@@ -1,0 +1,161 @@
+"""Batch sizes that change by epoch or step: one cut of one order, on any number of ranks."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from sa1bpack.errors import OptionError
+from sa1bpack.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.orders import Extent, SequentialOrder, ShuffleOrder
+from sa1bpack.schedules import Function, Linear, Steps
+
+SIZE = 53
+EXTENT = Extent(SIZE, "0123456789abcdef")
+ORDER = ShuffleOrder(EXTENT, seed=3)
+
+SCHEDULES = {
+    "epoch": Steps(12, {1: 6, 3: 24}),
+    "step": Steps(6, {3: 12, 17: 24, 19: 6, 20: 12}, by="step"),
+    "list": [24, 12],
+    "function": lambda epoch: 6 * (1 + epoch // 2) if epoch < 6 else 18,
+}
+each = pytest.mark.parametrize("sizes", SCHEDULES.values(), ids=SCHEDULES)
+
+
+def reference(sizes, last, epochs):
+    """Batches of several epochs, cut one after the other, and the step of the first of each."""
+    found, firsts, step = [], [], 0
+    sizes = EpochBatches(ORDER, sizes).cut.sizes
+    for epoch in range(epochs):
+        whole, batches = ORDER.take(epoch, 0, SIZE).tolist(), []
+        firsts.append(step)
+        position = 0
+        while position < SIZE:
+            size = sizes.at(epoch, step)
+            batch = whole[position : position + size]
+            position += size
+            if len(batch) < size and last == "drop":
+                break
+            if len(batch) < size and last == "pad":
+                batch += whole[: size - len(batch)]
+            batches.append(batch)
+            step += 1
+        found.append(batches)
+    return found, firsts
+
+
+def joined(parts):
+    return [[index for part in batch for index in part] for batch in zip(*parts, strict=True)]
+
+
+@each
+@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_epoch_is_the_same_order_cut_otherwise(sizes, last, ranks):
+    expected, firsts = reference(sizes, last, 8)
+    per_rank = [
+        OrderedBatches(ORDER, sizes, rank=rank, world_size=ranks, last=last)
+        for rank in range(ranks)
+    ]
+    for epoch in range(8):
+        assert joined([list(batches) for batches in per_rank]) == expected[epoch]
+        for batches in per_rank:
+            assert len(batches) == len(expected[epoch])
+            assert batches.first_step(epoch) == firsts[epoch]
+            assert [batches.current.step(k) - firsts[epoch] for k in range(len(batches))] == list(
+                range(len(batches))
+            )
+    assert per_rank[0].most_samples == 24 // ranks or sizes is SCHEDULES["function"]
+
+
+@settings(max_examples=25)
+@given(
+    some.lists(some.tuples(some.integers(1, 40), some.integers(1, 9)), max_size=4),
+    some.sampled_from(["epoch", "step"]),
+    some.sampled_from(["short", "drop", "pad"]),
+    some.data(),
+)
+def test_a_run_that_is_resumed_anywhere_on_other_ranks_is_the_same_run(changes, by, last, data):
+    sizes = Steps(6, {at: 6 * size for at, size in changes}, by=by)
+    last = "pad" if last == "drop" and sizes.largest > SIZE else last
+    expected, firsts = reference(sizes, last, 4)
+    epoch = data.draw(some.integers(0, 2))
+    done = data.draw(some.integers(0, len(expected[epoch])))
+    saved = OrderedBatches(ORDER, sizes, rank=1, world_size=2, last=last)
+    saved.set_epoch(epoch)
+    state = json.loads(json.dumps(saved.state_after(done)))
+    rest = expected[epoch][done:] or expected[epoch + 1]
+    for ranks in (1, 3):
+        parts = []
+        for rank in range(ranks):
+            batches = OrderedBatches(ORDER, sizes, rank=rank, world_size=ranks, last=last)
+            batches = pickle.loads(pickle.dumps(batches))
+            batches.load_state_dict(state)
+            first = batches.current.step(0)
+            assert first == (
+                firsts[epoch] + done if done < len(expected[epoch]) else firsts[epoch + 1]
+            )
+            parts.append(list(batches))
+        assert joined(parts) == rest
+
+
+def test_epochs_far_ahead_cost_nothing():
+    for by in ("epoch", "step"):
+        batches = OrderedBatches(ORDER, Steps(6, {40: 12}, by=by))
+        batches.set_epoch(2**60)
+        assert len(batches) == 5 and len(list(batches)) == 5
+        assert batches.first_step(2**60) > 5 * (2**60 - 40)
+
+
+def test_a_state_of_another_schedule_is_refused_by_name():
+    own = OrderedBatches(ORDER, Linear(12, 24, epochs=2, multiple=6))
+    state = own.state_after(0)
+    for sizes in (Linear(12, 24, steps=2, multiple=6), Steps(12, {1: 24}), 12):
+        with pytest.raises(OptionError, match=r"batch_size was 'Steps\(12, \{1: 18, 2: 24\}\)', i"):
+            OrderedBatches(ORDER, sizes).load_state_dict(state)
+    OrderedBatches(ORDER, [12, 18, 24]).load_state_dict(state)
+    with pytest.raises(OptionError, match=r"batch_size was None, is .*set_epoch"):
+        own.load_state_dict(OrderedBatches(ORDER, 12).state_after(0))
+    by_step = (("max_masks", Steps(1, {5: 2}, by="step")),)
+    state = OrderedBatches(ORDER, 12, schedules=by_step).state_after(1)
+    with pytest.raises(OptionError, match=r"batch_size was 'Steps.12.', is 'Steps.6.'; last was"):
+        OrderedBatches(ORDER, 6, last="drop", schedules=by_step).load_state_dict(state)
+    OrderedBatches(ORDER, 12, schedules=by_step).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "named"),
+    [
+        ([8, 7], {"world_size": 2}, r"batch_size 7 \(from epoch 1 on\) counts .* of world_size 2"),
+        ([8, 64], {"last": "drop"}, r"full batch of 64 \(from epoch 1 on\)"),
+        ([8, 0], {}, "from epoch 1 on, batch_size is 0"),
+        ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 samples for 2 ranks"),
+        ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 samples for 2 ranks"),
+        (Steps(6, {20: 26}, by="step"), {"world_size": 2}, "last batch of epoch 3 has 1 samples"),
+    ],
+)
+def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, options, named):
+    with pytest.raises(OptionError, match=named):
+        OrderedBatches(ORDER, sizes, **options)
+
+
+def test_batches_that_a_library_deals_out_have_the_size_of_their_epoch():
+    batches = OrderedBatches(SequentialOrder(EXTENT), Steps(12, {1: 24}), world_size=2)
+    dealt = DealtBatches(batches)
+    assert dealt.batch_size is None  # Accelerate refuses even_batches for it
+    for size in (6, 12):
+        found = list(dealt)
+        assert len(dealt) == len(found) and np.concatenate(found).tolist() == list(range(SIZE))
+        assert {len(batch) for batch in found[:-1]} == {size}
+    assert [(each.epoch, each.step) for each in found] == [(1, 5), (1, 5), (1, 6), (1, 6), (1, 7)]
+
+
+def test_a_function_is_called_when_the_batches_are_made_and_not_later():
+    called = []
+    batches = OrderedBatches(ORDER, Function(lambda epoch: called.append(epoch) or 6, epochs=3))
+    assert len(list(batches)) == 9 and called == [0, 1, 2]

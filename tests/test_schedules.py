@@ -1,0 +1,81 @@
+"""Schedules are pure functions of the epoch or the step, and known before training begins."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from sa1bpack.errors import OptionError
+from sa1bpack.schedules import Cosine, Function, Linear, Steps, as_schedule, whole_numbers
+
+
+def values(schedule, count):
+    return [schedule(number) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Steps(20, {1: 30, 4: 5}), [20, 30, 30, 30, 5, 5, 5]),
+        (Linear(20, 100, epochs=8), [20, 30, 40, 50, 60, 70, 80, 90, 100, 100, 100]),
+        (Linear(8, 2, epochs=4), [8, 7, 5, 4, 2, 2]),  # 6.5 and 3.5: halves up
+        (Linear(512, 1024, epochs=4, multiple=256), [512, 768, 768, 1024, 1024, 1024]),
+        (Cosine(0, 100, epochs=4), [0, 15, 50, 85, 100, 100]),
+        (Function(lambda n: n * n, epochs=4), [0, 1, 4, 9, 9, 9]),
+        (as_schedule("x", [3, 1, 2]), [3, 1, 2, 2, 2]),
+        (as_schedule("x", lambda epoch: max(8 - epoch // 5, 2)), [8] * 5 + [7] * 5 + [6]),
+        (as_schedule("x", 7), [7, 7, 7]),
+    ],
+)
+def test_values_are_those_of_the_epochs(schedule, expected):
+    found = pickle.loads(pickle.dumps(schedule))  # the function is not in it
+    assert values(schedule, len(expected)) == values(found, len(expected)) == expected
+    assert [schedule.at(number, None) for number in range(len(expected))] == expected
+    assert schedule.largest == max(expected)
+    assert found == schedule and found.as_text() == schedule.as_text()
+    assert schedule(2**63) == schedule(schedule.until)
+
+
+def test_a_schedule_by_step_has_the_value_of_the_step():
+    for made in (Linear(10, 20, steps=100), Cosine(10, 20, steps=100)):
+        assert made.by == "step" and made.at(0, 100) == made.at(7, 5000) == 20
+        exact = np.array([made.at(0, step) for step in range(101)])
+        assert (np.diff(exact) >= 0).all() and exact[50] == 15
+    assert Steps("largest", {3: "random"}, by="step").at(99, 2) == "largest"
+
+
+def test_equal_schedules_are_equal_however_they_were_written():
+    one = Steps(20, {1: 30, 2: 40})
+    for other in (as_schedule("x", [20, 30, 40, 40]), Linear(20, 40, epochs=2)):
+        assert other == one and other.as_text() == "Steps(20, {1: 30, 2: 40})"
+    assert repr(Linear(20, 40, epochs=2)) == "Linear(20, 40, epochs=2)"
+    assert Steps(20, {1: 30, 2: 40}, by="step") != one
+    long, longer = Linear(0, 50, steps=50), Linear(0, 51, steps=51)
+    assert "50 changes" in long.as_text() and long != longer
+    weights = np.ones(3)
+    assert Steps("largest", {1: weights}) == Steps("largest", {1: weights.copy()})
+    assert Steps("largest", {1: weights}) != Steps("largest", {1: 2 * weights})
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Linear(1, 2), "Linear has epochs=None and steps=None: give one"),
+        (lambda: Cosine(1, 2, epochs=1, steps=1), "give one of them"),
+        (lambda: Linear(1, 2, epochs=0), "epochs is 0: choose a whole number from 1"),
+        (lambda: Linear(True, 2, epochs=1), "first is True: choose a number"),
+        (lambda: Linear(1, float("inf"), epochs=1), "last is inf"),
+        (lambda: Steps(1, [2]), r"changes is \[2\]: pass a dict"),
+        (lambda: Steps(1, {0: 2}), "a key of changes is 0"),
+        (lambda: Steps(1, {1: 2}, by="batch"), "by is 'batch': choose one of epoch, step"),
+        (lambda: Function(3, epochs=1), "function is 3"),
+        (lambda: as_schedule("max_masks", []), "max_masks is an empty list"),
+        (lambda: as_schedule("x", lambda n: n % 2), r"still changes in epoch 999.*Function\("),
+        (lambda: whole_numbers("x", [4, 0], 1), "from epoch 1 on, x is 0: choose a whole number"),
+        (lambda: whole_numbers("x", [4, 2.5], 1), "from epoch 1 on, x is 2.5"),
+        (lambda: whole_numbers("x", 0, 1), "^x is 0: choose"),
+    ],
+)
+def test_what_cannot_be_used_is_named(make, named):
+    with pytest.raises(OptionError, match=named):
+        make()
