@@ -1,6 +1,7 @@
 """Metadata of many samples as arrays, read one shard at a time."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Columns:
     columns["file_name"]    (k,) S64
     columns["checksum"]     (k,) uint64
     columns["area"], columns["bbox"], ...   (m, ...): one row per mask, types as in docs/format.md
+    columns["NAME"]              (k, ...) or (m, ...): a side array of the dataset
     columns.reduced("area", "max")          (k, ...): one value per sample
 
     Masks that the dataset's rule leaves out are not among the m.
@@ -44,7 +46,8 @@ class Columns:
         self.positions = positions
         self._pack = pack
         self._check = options.check
-        number, local, first, _ = pack.locate(int(rows[0]))
+        self._number, local, first, _ = pack.locate(int(rows[0]))
+        number, self._kept = self._number, slice(None)  # of the masks that are stored
         self._shard = pack.shards[number]  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
             self._local = slice(local, local + len(rows))
@@ -65,7 +68,7 @@ class Columns:
         size = self["size"].astype(np.int64)
         pixels = np.repeat(size[:, 0] * size[:, 1], np.diff(offsets))
         scores = (self[name] for name in ("area", "predicted_iou", "stability_score"))
-        kept = np.flatnonzero(passes(rule, *scores, pixels))
+        self._kept = kept = np.flatnonzero(passes(rule, *scores, pixels))
         masks = self._masks
         self._masks = masks[kept] if isinstance(masks, np.ndarray) else masks.start + kept
         self._columns = {
@@ -92,8 +95,27 @@ class Columns:
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
         if name in SAMPLE_COLUMNS:
             return self._array(name)[self._local]
-        _check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS)
+        if name in side_names(self._pack):
+            return self._side(name)
+        _check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS + side_names(self._pack))
         return self._array(name)[self._masks]
+
+    def _side(self, name: str) -> np.ndarray:
+        """The rows of a side array, each sample's compared with its checksum if that is asked."""
+        part = next(
+            part for part in self._pack.shards.open(self._number).sides if part.spec.name == name
+        )
+        of_samples = part.spec.axis == "sample"
+        if self._check != "read":
+            return part.values[self._local if of_samples else self._masks]
+        rows = [np.empty((0, *part.spec.row_shape), part.spec.stored)]
+        for row in row_array(self._rows).tolist():
+            _, local, first, stop = self._pack.locate(row)
+            span = (local, local + 1) if of_samples else (first, stop)
+            read = partial(part.read, local, *span)
+            rows.append(shard_cache.CACHE.with_resources(read))
+        found = np.concatenate(rows)
+        return found if of_samples else found[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._check == "read" else Shard.__getitem__
@@ -105,7 +127,7 @@ class Columns:
         A sample without masks has 0. Raises KeyError for a name that is not a column of masks,
         OptionError for another `how`.
         """
-        check_mask_column(name)
+        check_mask_column(name, self._pack)
         choice("reduce", how, REDUCTIONS)
         values, counts = self[name], self["mask_count"]
         out = np.zeros((len(self), *values.shape[1:]), values.dtype)
@@ -116,21 +138,26 @@ class Columns:
         return out
 
 
-def check_sample_column(name: str) -> None:
+def side_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
+    """The side arrays of a dataset's pack, all or those with a row per "sample" or "mask"."""
+    return tuple(side.spec.name for side in pack.sides if axis in (None, side.spec.axis))
+
+
+def check_sample_column(name: str, pack: Pack) -> None:
     """Raise KeyError, naming the columns or the remedy, unless it is a column of samples."""
-    if name in MASK_COLUMNS:
+    if name in MASK_COLUMNS + side_names(pack, "mask"):
         raise KeyError(
             f"{name!r} has one value per mask: use mask_column({name!r}), or "
             f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
         )
-    _check_name(name, SAMPLE_COLUMNS)
+    _check_name(name, SAMPLE_COLUMNS + side_names(pack, "sample"))
 
 
-def check_mask_column(name: str) -> None:
+def check_mask_column(name: str, pack: Pack) -> None:
     """Raise KeyError, naming the columns or the remedy, unless it is a column of masks."""
-    if name in SAMPLE_COLUMNS:
+    if name in SAMPLE_COLUMNS + side_names(pack, "sample"):
         raise KeyError(f"{name!r} has one value per sample: use column({name!r})")
-    _check_name(name, MASK_COLUMNS)
+    _check_name(name, MASK_COLUMNS + side_names(pack, "mask"))
 
 
 def _check_name(name: str, names: tuple[str, ...]) -> None:
@@ -181,7 +208,7 @@ def sample_column(
     pack: Pack, rows: Rows, name: str, reduce: str | None, options: SampleOptions
 ) -> np.ndarray:
     """See `Dataset.column`; not for mask_count."""
-    check_sample_column(name) if reduce is None else check_mask_column(name)
+    (check_sample_column if reduce is None else check_mask_column)(name, pack)
     if name == "image_id":
         return pack.image_ids(rows)
     out = None
@@ -197,9 +224,8 @@ def mask_column(
     pack: Pack, rows: Rows, name: str, offsets: np.ndarray, options: SampleOptions
 ) -> np.ndarray:
     """See `Dataset.mask_column`; `offsets` are its `mask_offsets`."""
-    check_mask_column(name)
-    spec = pack.layout.array(name)
-    out = np.empty((int(offsets[-1]), *spec.row_shape), spec.dtype)
+    check_mask_column(name, pack)
+    out = np.empty((int(offsets[-1]), *_row(pack, name)[0]), _row(pack, name)[1])
     for columns in iterate_columns(pack, rows, options):
         at = columns.positions
         if isinstance(at, slice):
@@ -212,5 +238,14 @@ def mask_column(
 def _empty(pack: Pack, name: str) -> np.ndarray:
     if name == "file_name":
         return np.empty(0, f"S{FILE_NAME_BYTES}")
+    shape, dtype = _row(pack, name)
+    return np.empty((0, *shape), dtype)
+
+
+def _row(pack: Pack, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of a row of a stored array or of a side array."""
+    for side in pack.sides:
+        if side.spec.name == name:
+            return side.spec.row_shape, side.spec.stored
     spec = pack.layout.array(name)
-    return np.empty((0, *spec.row_shape), spec.dtype)
+    return spec.row_shape, spec.dtype

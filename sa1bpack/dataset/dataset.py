@@ -185,7 +185,8 @@ class Dataset(Selectable):
 
         name    image_id, mask_count (both from the index, without reading shards, unless the
                 dataset has a rule for masks: then they are counted), size, annotation_count,
-                file_name or checksum (read from all shards); with `reduce`, a column of masks
+                file_name, checksum, or a side array with a row per image (read from all shards);
+                with `reduce`, a column of masks
         reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`
 
@@ -198,8 +199,8 @@ class Dataset(Selectable):
     def mask_column(self, name: str) -> np.ndarray:
         """One value per mask: (T, ...); the masks of sample i are mask_offsets[i] to [i + 1].
 
-        name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id or
-              number_types
+        name  bbox, area, predicted_iou, stability_score, point_coords, crop_box, annotation_id,
+              number_types, or a side array with a row per mask
 
         All of them are in memory at once (1.1 billion masks of SA-1B: 9 GB per number); `columns()`
         iterates over them, one shard at a time. Raises as `column` does.

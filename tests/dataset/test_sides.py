@@ -136,3 +136,31 @@ def test_side_arrays_of_a_saved_selection_are_checked_for_it_alone(pack, tmp_pat
     assert "odd" not in ds.with_options(side=())[0]
     train, val = ds.split(0.5)
     assert all("odd" in sample for part in (train, val) for sample in part)
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize("rule", [{}, {"min_area": 20}])
+def test_side_arrays_are_columns_of_samples_and_masks(with_sides, check, rule):  # noqa: F811
+    whole = sa1bpack.open(with_sides.root, side=NAMES, check=check, **rule)
+    for ds in (whole, whole[::-2], whole[[7, 0, 3]], whole[:0]):
+        samples = list(ds)
+        for name in NAMES:
+            rows = [sample[name] for sample in samples]
+            if SPECS[name].axis == "sample":
+                found, expected = ds.column(name), np.array(rows)
+            else:
+                found, expected = (
+                    ds.mask_column(name),
+                    np.concatenate([*rows, ds[:0].mask_column(name)]),
+                )
+            assert found.dtype == SPECS[name].stored and found.shape[1:] == SPECS[name].row_shape
+            assert found.tobytes() == expected.astype(found.dtype).tobytes()
+        assert np.array_equal(
+            ds.column("level", "max"), [sample["level"].max(initial=0) for sample in samples]
+        )
+    with pytest.raises(KeyError, match=r"'level' has one value per mask: use mask_column"):
+        whole.column("level")
+    with pytest.raises(KeyError, match=r"'score' has one value per sample: use column"):
+        whole.mask_column("score")
+    with pytest.raises(KeyError, match=r"the columns are .*teacher, odd, score"):
+        whole.column("teachr")
