@@ -5,7 +5,7 @@ over subsets. Its fingerprint differs, and so does its order.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +16,7 @@ from sa1bpack.arguments import MAX_WORD, select_nested, torch_subset, whole_numb
 from sa1bpack.errors import OptionError
 from sa1bpack.order import functions as pure
 from sa1bpack.order.functions import Key
+from sa1bpack.schedules import Schedule, as_schedule
 
 
 class Ordered(Protocol):
@@ -236,7 +237,8 @@ class WeightedOrder(_SeededOrder):
     Args:
         dataset: the dataset to draw from.
         weights: (len(dataset),), finite and at least 0, not all 0; for instance
-            `ds.column("mask_count")`. 8 bytes per sample are kept.
+            `ds.column("mask_count")`. 8 bytes per sample are kept. A list of such arrays has one
+            per epoch, of which the last stays, and `Steps` may change them as well, by epoch.
         samples: draws per epoch; None for as many as the dataset has samples.
         seed: 0 to 2**64 - 1.
     """
@@ -244,14 +246,34 @@ class WeightedOrder(_SeededOrder):
     kind = "weighted"
 
     def __init__(
-        self, dataset: Ordered, weights: np.ndarray, *, samples: int | None = None, seed: int = 0
+        self,
+        dataset: Ordered,
+        weights: np.ndarray | Sequence[np.ndarray] | Schedule,
+        *,
+        samples: int | None = None,
+        seed: int = 0,
     ):
         super().__init__(dataset, seed)
         self.samples = self.size
         if samples is not None:
             self.samples = whole_number("samples", samples, 1, 2**63 - 1)
-        self._cumulative = _cumulative(weights, self.size)
-        self._digest = xxhash.xxh3_64_hexdigest(self._cumulative.astype("<f8").tobytes())
+        if isinstance(weights, list) and weights and np.ndim(weights[0]) > 0:
+            weights = as_schedule("weights", weights)
+        if not isinstance(weights, Schedule):
+            weights = Schedule("epoch", [0], [weights])
+        if weights.by == "step":
+            raise OptionError(
+                "weights change by step, but an order has all samples of an epoch: choose weights "
+                "by epoch"
+            )
+        self._cumulative = weights.map(lambda each: _cumulative(each, self.size))
+        digests = [
+            xxhash.xxh3_64_hexdigest(sums.astype("<f8").tobytes())
+            for sums in self._cumulative.values
+        ]
+        starts = self._cumulative.starts[1:]
+        changes = (f", {at}: {text}" for at, text in zip(starts, digests[1:], strict=True))
+        self._digest = digests[0] + "".join(changes)
 
     def __len__(self) -> int:
         return self.samples
@@ -260,7 +282,7 @@ class WeightedOrder(_SeededOrder):
         return super().identity() | {"samples": self.samples, "weights": self._digest}
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
-        return pure.weighted_draws(self._key(epoch), self._cumulative, start, stop)
+        return pure.weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)
 
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:

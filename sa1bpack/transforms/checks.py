@@ -78,8 +78,8 @@ def check_epoch(batch: Mapping, epoch: Any, needed: bool) -> int | None:
     if own is None:
         if needed and given is None:
             raise OptionError(
-                "the pipeline has random steps and the batch has no 'epoch': call it as "
-                "pipeline(batch, epoch=...)"
+                "the pipeline has random steps or sizes by epoch, and the batch has no 'epoch': "
+                "call it as pipeline(batch, epoch=...)"
             )
         return given
     own = whole_number("batch['epoch']", own, 0, MAX_WORD)

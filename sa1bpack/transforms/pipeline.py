@@ -1,13 +1,13 @@
 """The pipeline: turns a batch of a loader into training input, on the batch's device."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks.grid import MAX_MASK_SIZE
 from sa1bpack.transforms import ways
 from sa1bpack.transforms.checks import (
     check_boxes,
@@ -30,9 +30,10 @@ from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
-from sa1bpack.transforms.options import MAX_CANVAS, as_numbers, check_sides
+from sa1bpack.transforms.options import as_numbers
 from sa1bpack.transforms.precision import full_precision
 from sa1bpack.transforms.random import uniform
+from sa1bpack.transforms.sizes import Size, Sizes
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | MixStep
@@ -99,10 +100,10 @@ class Pipeline:
     more than once per epoch: its place in the batch, which could tell the copies apart, depends on
     the number of ranks.
 
-    `epoch` and `number` of a batch are passed through, `spec` is not: it describes the stored
-    images. A batch whose `spec` differs from that of `ds` is refused. A batch without one, from a
-    Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on a CPU
-    its sizes and boxes, but source coordinates cannot always be told from stored ones.
+    `epoch`, `number` and `step` of a batch are passed through, `spec` is not: it describes the
+    stored images. A batch whose `spec` differs from that of `ds` is refused. A batch without one,
+    from a Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on
+    a CPU its sizes and boxes, but source coordinates cannot always be told from stored ones.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Pipeline:
         ds: Any,
         steps: Sequence[Step] = (),
         *,
-        size: int | tuple[int, int] | None = None,
-        mask_size: int | tuple[int, int] | None = None,
+        size: Size = None,
+        mask_size: Size = None,
         dtype: torch.dtype = torch.float32,
         mask_dtype: torch.dtype = torch.bool,
         mean: Sequence[float] = SAM_MEAN,
@@ -129,7 +130,9 @@ class Pipeline:
             size: the canvas: its side or (height, width) in pixels, up to 16384. None: that of the
                 pack. Images start as large as possible, in the top left corner.
             mask_size: the grid of the masks: its side or (height, width) in cells, up to 4096.
-                None: as many pixels per cell as in the batch.
+                None: as many pixels per cell as in the batch. Both sizes may change: `Steps`,
+                `Linear`, `Cosine`, `Function`, a list with one value per epoch (so a pair is a
+                tuple), or a function of the epoch; epoch and step are those of the batch.
             dtype: of the images; a floating-point type.
             mask_dtype: of the masks: torch.bool or a floating-point type.
             mean, std: of R, G, B in 0 to 255; by default those of SAM.
@@ -147,11 +150,7 @@ class Pipeline:
         self.cells = ds.mask_size  # side of the grid in the batch
         self.spec = getattr(ds, "spec_text", None)
         self._spatial = spatial_sides(ds)
-        side = self.image_size
-        self.canvas = check_sides("size", side if size is None else size, MAX_CANVAS)
-        if mask_size is None:
-            mask_size = tuple(max(1, length * self.cells // side) for length in self.canvas)
-        self.grid = check_sides("mask_size", mask_size, MAX_MASK_SIZE)
+        self._sizes = Sizes.of(size, mask_size, self.image_size, self.cells)
         if not _is_floating(dtype):
             raise OptionError(
                 f"dtype is {dtype!r}: choose a floating-point type, such as torch.bfloat16"
@@ -165,17 +164,25 @@ class Pipeline:
             raise OptionError(
                 f"mean is {mean!r} and std {std!r}: give three numbers each, with std above 0"
             )
-        self.dtype, self.mask_dtype = dtype, mask_dtype
+        self.dtype, self.mask_dtype, self._normal = dtype, mask_dtype, (means, stds)
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]
+        self._resize(*self._sizes.at(0, 0))
+
+    def _resize(self, canvas: tuple[int, int], grid: tuple[int, int]) -> None:
+        """Set everything that depends on the canvas and on the mask grid, (height, width) each."""
+        side = self.image_size
+        self.canvas, self.grid, self._other = canvas, grid, None
         self._shrinks = side / min(self.canvas)
         for step in self._geometric:
             self._shrinks *= step.shrinks
         as_stored = not self._geometric and self.canvas == (side, side)
-        self._make_images = ImageMaker(self.canvas, dtype, means, stds, self._shrinks, as_stored)
+        self._make_images = ImageMaker(
+            self.canvas, self.dtype, *self._normal, self._shrinks, as_stored
+        )
         self._masks = MaskMaker(
             grid=self.grid,
             cells=self.cells,
@@ -183,14 +190,27 @@ class Pipeline:
             sampling=self.mask_sampling,
             geometric=bool(self._geometric),
             untouched=not self._geometric and self.canvas[0] == self.canvas[1],
-            dtype=torch.bool if self._relate else mask_dtype,  # relations are counted in bools
+            # Relations are counted in bools.
+            dtype=torch.bool if self._relate else self.mask_dtype,
         )
+
+    def _sized(self, epoch: int | None, step: int | None) -> "Pipeline":
+        """The pipeline with the sizes of an epoch and step: this one, or a copy that is kept until
+        the sizes change again."""
+        sizes, other = self._sizes.at(epoch, step), self._other
+        if sizes == (self.canvas, self.grid):
+            return self
+        if other is None or sizes != (other.canvas, other.grid):
+            other = copy(self)
+            other._resize(*sizes)
+            self._other = other  # as one object: threads may share the pipeline
+        return other
 
     def __repr__(self) -> str:
         """Steps and sizes, and which way images and masks are made."""
         steps = ", ".join(type(step).__name__ for step in self.steps)
         return (
-            f"Pipeline([{steps}], size={self.canvas}, mask_size={self.grid}, "
+            f"Pipeline([{steps}], {self._sizes}, "
             f"on a CPU: {ways.describe_kernels('cpu')}, on CUDA: {ways.describe_kernels('cuda')})"
         )
 
@@ -201,7 +221,7 @@ class Pipeline:
             batch: tensors, all on one device; they are not changed. If `batch["spec"]` is present,
                 it must be that of the pipeline's dataset.
             epoch: for a batch without `batch["epoch"]`, as plain `Collate` makes them. Random steps
-                depend on it.
+                depend on it, and sizes may.
 
         Raises:
             OptionError: `batch` is not a batch of tensors, does not come from this dataset, or has
@@ -211,9 +231,11 @@ class Pipeline:
             MaskError: runs on the CPU are damaged.
         """
         self._check(batch)
-        epoch = check_epoch(batch, epoch, needed=bool(self.steps))
+        changes = self._sizes.change_by("epoch")
+        epoch = check_epoch(batch, epoch, needed=bool(self.steps) or changes)
+        sized = self._sized(epoch, self._sizes.step_of(batch))
         with full_precision(batch["images"].device):
-            return self._made(batch, epoch)
+            return sized._made(batch, epoch)
 
     def _made(self, batch: Mapping, epoch: int | None) -> Batch:
         """The result for a checked batch."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import DealtBatches, OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.orders import Extent, SequentialOrder, ShuffleOrder
+from sa1bpack.order.orders import Extent, SequentialOrder, ShuffleOrder, WeightedOrder
 from sa1bpack.schedules import Function, Linear, Steps
 
 SIZE = 53
@@ -159,3 +159,23 @@ def test_a_function_is_called_when_the_batches_are_made_and_not_later():
     called = []
     batches = OrderedBatches(ORDER, Function(lambda epoch: called.append(epoch) or 6, epochs=3))
     assert len(list(batches)) == 9 and called == [0, 1, 2]
+
+
+def test_weights_of_images_may_change_by_epoch():
+    first, second = np.arange(SIZE), np.arange(SIZE)[::-1] ** 2
+    by_epoch = WeightedOrder(EXTENT, [first, second], seed=1)
+    for changing in (by_epoch, WeightedOrder(EXTENT, Steps(first, {1: second}), seed=1)):
+        assert changing.identity() == by_epoch.identity()
+        for epoch, weights in enumerate([first, second, second]):
+            plain = WeightedOrder(EXTENT, weights, seed=1)
+            assert np.array_equal(changing.take(epoch, 3, SIZE), plain.take(epoch, 3, SIZE))
+    assert (
+        WeightedOrder(EXTENT, first.tolist()).identity() == WeightedOrder(EXTENT, first).identity()
+    )
+    state = OrderedBatches(by_epoch, 6).state_after(2)
+    with pytest.raises(OptionError, match=r"weights was '[0-9a-f]{16}, 1: [0-9a-f]{16}', is "):
+        OrderedBatches(WeightedOrder(EXTENT, first, seed=1), 6).load_state_dict(state)
+    with pytest.raises(OptionError, match=r"from epoch 1 on, weights must be one number per samp"):
+        WeightedOrder(EXTENT, [first, first[1:]])
+    with pytest.raises(OptionError, match="weights change by step, but"):
+        WeightedOrder(EXTENT, Steps(first, {1: second}, by="step"))
