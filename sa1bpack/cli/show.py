@@ -20,12 +20,15 @@ _EPILOG = (
   sa1bpack show /data/packed -o sheet.png --image-id 5 6 2   in this order
   sa1bpack show /data/packed -o one.png --image-id 5 --large
   sa1bpack show '/data/packs/*' -o sheet.png                 of several packs
+  sa1bpack show /data/sa_000000.tar -o sheet.png             the first of a tar
   sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
 
 Smaller masks are drawn over larger ones; the largest has the first colour.
 Points are white. An image that is smaller than its tile is enlarged by an
 integer factor. If a pack has no bits, its masks are drawn from the exact runs.
-Only the samples shown are read, and compared with their checksums.
+Only the samples shown are read, and compared with their checksums. A tar is read
+until its first images are complete; it needs no index, and all of their masks
+are drawn.
 
 A sample that is damaged or cannot be read is replaced by a tile that says why
 and is named on stderr; the exit code is then 1. With --large no picture is
@@ -44,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
         "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, quoted globs, or one selection of `sa1bpack subset`",
+        help="folders of packs, quoted globs, or one selection of `sa1bpack subset`; or one tar, "
+        "or an extracted folder, whose first images are drawn",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="FILE.png",
@@ -88,21 +92,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_show(arguments: argparse.Namespace) -> int:
     """Draw and write the picture, and print to stderr what could not be drawn."""
     from sa1bpack.dataset.open_pack import open as open_pack
+    from sa1bpack.errors import OptionError
     from sa1bpack.report.destination import check_output
     from sa1bpack.report.output import write_png
-    from sa1bpack.report.show import draw_samples
+    from sa1bpack.report.show import draw_first, draw_samples
+    from sa1bpack.report.tar import raw_source
 
     for pack in arguments.packs:
         path = check_output(arguments.out, ".png", pack)
     rule = {name: getattr(arguments, name) for name in _RULE}
-    shown = draw_samples(
-        open_pack(one_or_several(arguments.packs), **rule),
-        samples=arguments.samples,
-        image_ids=arguments.image_id,
-        rows=arguments.row,
-        seed=arguments.seed,
-        large=arguments.large,
-    )
+    chosen = {"samples": arguments.samples, "large": arguments.large}
+    rows = {"image_ids": arguments.image_id, "rows": arguments.row}
+    found = [raw for pack in arguments.packs if (raw := raw_source(pack)) is not None]
+    if found and len(arguments.packs) > 1:
+        raise OptionError(f"{found[0].path} is not a pack: a tar or a folder is shown alone")
+    if not found:
+        dataset = open_pack(one_or_several(arguments.packs), **rule)
+        shown = draw_samples(dataset, seed=arguments.seed, **chosen, **rows)
+    elif any(value is not None for value in rows.values()):
+        shown = draw_samples(arguments.packs[0], **chosen, **rows)  # which refuses them
+    else:
+        shown = draw_first(found[0], rule=rule, **chosen)
     write_png(shown.picture, path)
     for sample in shown.unreadable:
         print(f"sa1bpack: {printable(sample)}", file=sys.stderr)

@@ -68,8 +68,9 @@ def _facts(subject: Subject) -> str:
             if subject.from_runs
             else f" on a grid of {grid} x {grid} cells"
         )
+    shard = f"shard {subject.shard}, " if subject.shard else ""
     return (
-        f"id {subject.image_id}, row {subject.index:,}, shard {subject.shard}, "
+        f"id {subject.image_id}, row {subject.index:,}, {shard}"
         f"{size_text(subject)} pixels, fit {subject.fit}, {masks}"
     )
 

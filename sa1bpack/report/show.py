@@ -12,12 +12,14 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.report.batch import batch_rows, subjects_of
-from sa1bpack.report.choose import chosen
+from sa1bpack.report.choose import checked_count, chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
 from sa1bpack.report.large_picture import SIDE, large_picture
 from sa1bpack.report.pil import Image
 from sa1bpack.report.subject import Subject, read_subject
+from sa1bpack.report.tar import first_subjects, raw_source
 from sa1bpack.report.unreadable import Unreadable
+from sa1bpack.source.find import Source
 from sa1bpack.wording import counted
 
 DEFAULT_SAMPLES = 12
@@ -68,10 +70,11 @@ def show(
     Args:
         pack: what `sa1bpack.open` takes: the folder of a pack, several, or a saved selection. Or a
             dataset, which may be a subset, torch's Subset included; its transform is not called,
-            and masks that its thresholds leave out are not drawn. Or a batch.
-        samples: number of random samples. Default: 12, or 1 with `large`. Of a batch, the first
-            ones.
-        image_ids: samples with these ids, in this order; not of a batch.
+            and masks that its thresholds leave out are not drawn. Or a tar or extracted folder, of
+            which the first samples are shown, as a pack would have them. Or a batch.
+        samples: number of random samples. Default: 12, or 1 with `large`. Of a batch or a tar,
+            the first ones.
+        image_ids: samples with these ids, in this order; of a pack alone.
         rows: samples at these indices of the dataset, or at these places in the batch, in this
             order.
         seed: seed of the random choice. The same seed chooses the same samples.
@@ -108,6 +111,13 @@ def draw_samples(
     large: bool = False,
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged."""
+    if (source := raw_source(pack)) is not None:
+        if image_ids is not None or rows is not None:
+            raise OptionError(
+                f"image_ids and rows are for packs: of {source.path} the first samples are shown; "
+                "choose others with sa1bpack.TarDataset"
+            )
+        return draw_first(source, samples=samples, large=large)
     if isinstance(pack, Dataset) or torch_subset(pack)[1]:
         dataset = as_dataset(pack)
     else:
@@ -129,6 +139,31 @@ def draw_samples(
     subjects = [_subject(dataset, index, side) for index in indices]
     unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
     return Shown(dataset.pack.name, contact_sheet(subjects, dataset.pack.name, note), unreadable)
+
+
+def draw_first(
+    source: Source,
+    *,
+    samples: int | None = None,
+    large: bool = False,
+    rule: Mapping[str, Any] | None = None,
+) -> Shown:
+    """The first samples of a tar or folder, with the masks that pass the thresholds of `rule`."""
+    if samples is None:
+        samples = 1 if large else DEFAULT_SAMPLES
+    count = checked_count("samples", samples)
+    if large and count != 1:
+        raise OptionError(f"a large picture shows 1 image, not {count}; choose one of them")
+    subjects = first_subjects(source, count, rule or {})
+    unreadable = tuple(subject for subject in subjects if isinstance(subject, Unreadable))
+    if large and unreadable:
+        raise FormatError(unreadable[0].reason)
+    if large:
+        picture = large_picture(subjects[0], f"{source.path.name}, first image")
+    else:
+        note = f"first {counted(len(subjects), 'image')}"
+        picture = contact_sheet(subjects, source.path.name, note)
+    return Shown(str(source.path), picture, unreadable)
 
 
 def _batch_sheet(

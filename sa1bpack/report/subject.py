@@ -19,7 +19,8 @@ class Subject:
     """One sample with m masks.
 
     index, shard, image_id, file_name
-        Row in the pack, name of its shard, and id and file name from the JSON.
+        Row in the pack or tar, name of its shard ("" outside a pack), and id and file name from
+        the JSON.
     rgb
         uint8 (h, w, 3): the stored pixels without padding.
     source_height, source_width
