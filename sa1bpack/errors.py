@@ -86,7 +86,14 @@ class ImageError(SampleError):
 
 
 class FormatError(Sa1bpackError):
-    """A pack breaks a rule of docs/format.md: it is damaged."""
+    """A pack breaks a rule of docs/format.md: it is damaged.
+
+    Examples:
+        >>> sa1bpack.open("tests")
+        Traceback (most recent call last):
+            ...
+        sa1bpack.errors.NotAPack: ...
+    """
 
 
 class NotAPack(FormatError):

@@ -66,6 +66,12 @@ class Collate:
     images any type, the same for all samples. Masks that are uint8 are bits.
 
     The same object works in worker processes; `set_epoch` reaches those already running.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> batch = sa1bpack.Collate(max_masks=64, sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> batch["images"].shape, batch["masks"].shape, batch["mask_counts"].tolist()
+        (torch.Size([2, 1024, 1024, 3]), torch.Size([2, 64, 256, 256]), [35, 64])
     """
 
     def __init__(

@@ -72,6 +72,13 @@ class Dataset(Selectable):
     pickles to its path and options. A subset by slices, `source` or `shard` adds a few bytes; one
     by an irregular index array adds 8 bytes per sample. Unpickled, it opens the same state of the
     pack again, or raises FormatError if the pack has changed since.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> len(ds), ds[0]["image"].shape, ds[0]["masks"].shape
+        (3, (1024, 1024, 3), (35, 256, 32))
+        >>> ds.column("mask_count").tolist(), len(ds.where("mask_count > 50"))
+        ([35, 69, 99], 2)
     """
 
     def __init__(self, pack: Pack, rows: Rows, options: SampleOptions):

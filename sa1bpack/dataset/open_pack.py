@@ -99,6 +99,11 @@ def open(
             matches nothing, packs that differ in their layout, or that have an image id in common,
             and a side array that lacks the part of a shard, or has it for other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs", min_area=100)
+        >>> ds[0]["run_ends"].dtype, ds.spec_text
+        (dtype('int32'), 'pad 1024 rgb, runs 256 area, source coordinates')
     """
     options = SampleOptions(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels,

@@ -58,6 +58,13 @@ def attach(
         OutputRefused: the folder holds something else, or other rows; OutputLocked: another process
             makes the same part.
         FormatError: a shard cannot be read, or a part that exists is damaged.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> captions = np.arange(6, dtype=np.int64).reshape(3, 2)
+        >>> result = sa1bpack.attach(ds, "caption", captions, ids=[2, 5, 6], out="derived/caption")
+        >>> sa1bpack.open("packed", side="derived/caption").by_id(5)["caption"]
+        array([2, 3])
     """
     ds = as_dataset(ds)
     check_side_name(name)

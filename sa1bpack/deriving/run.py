@@ -73,6 +73,15 @@ def derive(
             other options; OutputLocked: another process makes the same part.
         ReadError: a sample cannot be read; its part is not published.
         FormatError: a part that exists is damaged.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> def grey(batch):
+        ...     return batch["images"].float().mean((1, 2, 3))
+        >>> result = sa1bpack.derive(ds, "mean_grey", grey, out="derived/mean_grey")
+        >>> ds = sa1bpack.open("packed", side="derived/mean_grey")
+        >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
+        ((), dtype('float32'))
     """
     ds = as_dataset(ds)
     check_side_name(name)

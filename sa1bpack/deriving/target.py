@@ -38,6 +38,12 @@ class DeriveResult:
     made     names of the shards whose parts this call made
     present  names of the shards whose parts were there before
     missing  names of the shards that have no part yet: those of other ranks or parts of a job
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> ids = sa1bpack.attach(ds, "place", np.arange(3), ids=[2, 5, 6], out="derived/place")
+        >>> ids.made, ids.present, ids.missing
+        (('sa_000000-000',), (), ())
     """
 
     folder: Path

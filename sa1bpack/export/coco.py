@@ -11,7 +11,7 @@ import numpy as np
 from sa1bpack.errors import OptionError
 from sa1bpack.export.output import check_file, replacing
 from sa1bpack.export.records import annotations_of, image_of, runs_of
-from sa1bpack.export.selection import ExportResult, Selection
+from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format import Shard
 from sa1bpack.masks import mask_bbox
 from sa1bpack.progress import image_steps
@@ -57,6 +57,11 @@ def export_coco(
     ids.
 
     Raises what `export_sa1b` raises, and OptionError for ids that occur twice or are 0.
+
+    Examples:
+        >>> result = sa1bpack.export_coco("packed", "instances.json", progress=False)
+        >>> result.images, result.masks, result.files
+        (3, 203, 1)
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
@@ -64,7 +69,7 @@ def export_coco(
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])
-        result.count_shard(shard, rows)
+        count_shard(result, shard, rows)
     _check_image_ids(np.concatenate([np.empty(0, np.int64), *images]))
     if not renumber:
         _check_annotation_ids(selection, result.masks)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from sa1bpack.errors import OutputRefused
 from sa1bpack.export.output import check_folder
 from sa1bpack.export.records import annotations_of, image_of
-from sa1bpack.export.selection import ExportResult, Selection
+from sa1bpack.export.selection import ExportResult, Selection, count_shard
 from sa1bpack.format.files import remove_temporaries, temporary_beside
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.progress import image_steps
@@ -46,6 +46,11 @@ def export_sa1b(
     a source, shard or image id that it does not have; OutputRefused for a file with other contents;
     FormatError for damage, before anything is written from a damaged file; OSError if the disk
     fails.
+
+    Examples:
+        >>> result = sa1bpack.export_sa1b("packed", "annotations", image_ids=[5], progress=False)
+        >>> result.path / "sa_000000" / "sa_5.json"
+        PosixPath('annotations/sa_000000/sa_5.json')
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
@@ -68,7 +73,7 @@ def export_sa1b(
                 else:
                     result.unchanged += 1
                 advance(1)
-            result.count_shard(shard, rows)
+            count_shard(result, shard, rows)
     result.seconds = time.perf_counter() - started
     return result
 

@@ -58,6 +58,11 @@ class ExportResult:
         Wall time.
     complete
         Whether the packs are complete; what an incomplete one holds so far is logged as a warning.
+
+    Examples:
+        >>> result = sa1bpack.export_sa1b("packed", "records", progress=False)
+        >>> result.images, result.masks, result.lossless
+        (3, 203, True)
     """
 
     path: Path
@@ -76,16 +81,17 @@ class ExportResult:
         """Whether every record has everything that it had in its tar."""
         return not (self.left_out or self.recoded or self.unknown_keys)
 
-    def count_shard(self, shard: Shard, rows: np.ndarray) -> None:
-        """Add these rows of a shard to the totals."""
-        first, stop = shard["mask_offset"][rows], shard["mask_offset"][rows + 1]
-        masks = int((stop - first).sum())
-        self.images += len(rows)
-        self.masks += masks
-        self.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
-        recoded = np.concatenate([[0], np.cumsum(shard["number_types"] >> 15, dtype=np.int64)])
-        self.recoded += int((recoded[stop] - recoded[first]).sum())
-        self.unknown_keys |= _unknown_keys(shard)
+
+def count_shard(result: ExportResult, shard: Shard, rows: np.ndarray) -> None:
+    """Add these rows of a shard to the totals of a result."""
+    first, stop = shard["mask_offset"][rows], shard["mask_offset"][rows + 1]
+    masks = int((stop - first).sum())
+    result.images += len(rows)
+    result.masks += masks
+    result.left_out += int(shard["annotation_count"][rows].sum(dtype=np.int64)) - masks
+    recoded = np.concatenate([[0], np.cumsum(shard["number_types"] >> 15, dtype=np.int64)])
+    result.recoded += int((recoded[stop] - recoded[first]).sum())
+    result.unknown_keys |= _unknown_keys(shard)
 
 
 def _unknown_keys(shard: Shard) -> set[str]:

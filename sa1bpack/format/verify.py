@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 def verify(
-    root: Path, quick: bool = False, progress: Progress | None = None, io: str = "auto"
+    root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto"
 ) -> Report:
     """Check a pack and report every problem; damage is reported, never raised.
 
@@ -63,6 +63,11 @@ def verify(
     is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
     another major version, OSError if the manifest cannot be read, and OptionError for a URL
     or an unknown or impossible `io`.
+
+    Examples:
+        >>> report = sa1bpack.verify("packed", quick=True)
+        >>> report.ok, report.counts["samples"]
+        (True, 3)
     """
     root = local_path("root", root)
     choice("io", io, IO)

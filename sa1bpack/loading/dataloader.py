@@ -289,6 +289,13 @@ def make_dataloader(
 
     Raises:
         OptionError: a value that cannot be used, or options that do not fit together.
+
+    Examples:
+        >>> loader = sa1bpack.make_dataloader(sa1bpack.open("packed"), 2, workers=0, max_masks=64)
+        >>> for batch in loader:
+        ...     print(batch["images"].shape)
+        torch.Size([2, 1024, 1024, 3])
+        torch.Size([1, 1024, 1024, 3])
     """
     ds = as_dataset(ds)
     chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)

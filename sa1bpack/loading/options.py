@@ -89,6 +89,11 @@ class ReadingOptions:
         A file for a trace of what every thread did when, which chrome://tracing and Perfetto show:
         about 1 kB per batch. It is replaced by the first epoch, and extended by all others: at
         their end, by `stats`, and by `close`. Several ranks need "{rank}" in its name.
+
+    Examples:
+        >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)
+        >>> options.last, options.timeout
+        ('short', 120.0)
     """
 
     order: str | Order = "shuffle"

@@ -15,16 +15,8 @@ from importlib import import_module
 
 # Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
 _MODULES = {
-    "FITS": "raster",
-    "MAX_MASK_SIZE": "grid",
     "LEVELS": "relations.hierarchy",
-    "MaskRule": "select",
-    "ORDERS": "select",
-    "REGIONS": "regions",
-    "RELATIONS": "relations.relate",
     "Relations": "relations.relate",
-    "SAMPLINGS": "grid",
-    "check_image_runs": "_arrays",
     "count_pixels": "regions",
     "draw_points": "prompts",
     "draw_window": "window",
@@ -34,24 +26,36 @@ _MODULES = {
     "mask_bbox": "boxes",
     "nth_pixels": "regions",
     "pack_bits": "bits",
-    "passes": "select",
     "parse_counts": "rle",
     "rasterize": "raster",
     "relate": "relations.relate",
     "relate_bits": "relations.relate",
     "relate_runs": "relations.relate",
+    "unpack_bits": "bits",
+    "window_map": "window",
+}
+# The same for the other packages of sa1bpack only: these may change in any release.
+_INTERNAL = {
+    "FITS": "raster",
+    "MAX_MASK_SIZE": "grid",
+    "MaskRule": "select",
+    "ORDERS": "select",
+    "REGIONS": "regions",
+    "RELATIONS": "relations.relate",
+    "SAMPLINGS": "grid",
+    "check_image_runs": "_arrays",
+    "passes": "select",
     "select_masks": "select",
     "take_masks": "rle",
     "thirds_of": "relations.hierarchy",
-    "unpack_bits": "bits",
     "warm_up": "_warm_up",
-    "window_map": "window",
 }
 
 __all__ = [*_MODULES]
 
 
 def __getattr__(name: str):
-    if name in _MODULES:
-        return getattr(import_module(f"sa1bpack.masks.{_MODULES[name]}"), name)
+    module = _MODULES.get(name) or _INTERNAL.get(name)
+    if module is not None:
+        return getattr(import_module(f"sa1bpack.masks.{module}"), name)
     raise AttributeError(f"module 'sa1bpack.masks' has no attribute {name!r}")

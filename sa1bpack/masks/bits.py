@@ -14,6 +14,12 @@ def pack_bits(masks: np.ndarray) -> np.ndarray:
 
     Raises:
         OptionError: the dtype is not bool, or the last axis is not a multiple of 8.
+
+    Examples:
+        >>> mask = np.zeros((1, 8, 8), bool)
+        >>> mask[0, 0, :3] = True
+        >>> sa1bpack.masks.pack_bits(mask)[0, 0]
+        array([7], dtype=uint8)
     """
     if masks.dtype != np.bool_ or masks.ndim == 0 or masks.shape[-1] % 8:
         raise OptionError(
@@ -31,6 +37,10 @@ def unpack_bits(bits: np.ndarray, width: int | None = None) -> np.ndarray:
     Raises:
         OptionError: the dtype is not uint8, there is no axis, or rows do not have ceil(width / 8)
             bytes.
+
+    Examples:
+        >>> sa1bpack.masks.unpack_bits(np.array([[5]], np.uint8), width=4)
+        array([[ True, False,  True, False]])
     """
     if bits.dtype != np.uint8 or bits.ndim == 0:
         raise OptionError(f"bits must be a uint8 array, got {bits.dtype} {bits.shape}")

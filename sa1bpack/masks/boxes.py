@@ -48,6 +48,11 @@ def mask_bbox(run_ends: np.ndarray, run_offset: np.ndarray, height: int, width: 
     Raises:
         MaskError: the runs do not belong to an image of this size.
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> sa1bpack.masks.mask_bbox(run_ends, run_offset, height=3, width=4)
+        array([[0, 0, 2, 3]])
     """
     run_ends, run_offset = check_image_runs(run_ends, run_offset, height * width)
     boxes = np.empty((len(run_offset) - 1, 4), np.int64)

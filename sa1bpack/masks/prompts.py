@@ -53,7 +53,7 @@ def draw_points(
         points: k, the number per mask.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        others: see `count_pixels`.
+        run_ends, run_offset, height, width, region, boxes: as in `count_pixels`.
 
     Returns:
         points: float32 (n, k, 2), x and y of pixel centres in source coordinates. A larger k
@@ -65,6 +65,14 @@ def draw_points(
         MaskError: the image is too large, or a mask's run ends decrease or do not end with its
             pixels.
         OptionError: an option, a dtype or a shape is wrong.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> ids = np.array([77])
+        >>> draw = sa1bpack.masks.draw_points
+        >>> points, valid = draw(run_ends, run_offset, 3, 4, ids, 2, seed=0, epoch=0)
+        >>> points.shape, points.dtype, valid
+        ((1, 2, 2), dtype('float32'), array([ True]))
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
@@ -121,6 +129,13 @@ def jitter_boxes(
     Raises:
         OptionError: an option, a dtype or a shape is wrong, or a side of a box or of the image is
             below 0. (SA-1B's boxes are x, y, w, h.)
+
+    Examples:
+        >>> boxes, ids = np.array([[10.0, 10.0, 60.0, 40.0]]), np.array([77])
+        >>> extent = np.array([100.0, 80.0])
+        >>> moved = sa1bpack.masks.jitter_boxes(boxes, extent, ids, seed=0, epoch=0)
+        >>> moved.dtype, bool((abs(moved - boxes) <= 20).all())
+        (dtype('float32'), True)
     """
     check_boxes(boxes, extent)
     check_box_sides(boxes, extent)

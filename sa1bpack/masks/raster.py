@@ -267,6 +267,19 @@ def rasterize(
         MaskError: the image is too large, or a mask's run ends decrease or do not end with its
             pixels.
         OptionError: an option, a dtype or a shape is wrong.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> bits = sa1bpack.masks.rasterize(run_ends, run_offset, height=3, width=4, mask_size=8)
+        >>> sa1bpack.masks.unpack_bits(bits).astype(int)[0]
+        array([[0, 0, 1, 1, 0, 0, 0, 0],
+               [0, 0, 1, 1, 0, 0, 0, 0],
+               [0, 0, 1, 1, 0, 0, 0, 0],
+               [0, 0, 1, 1, 0, 0, 0, 0],
+               [1, 1, 0, 0, 0, 0, 0, 0],
+               [1, 1, 0, 0, 0, 0, 0, 0],
+               [0, 0, 0, 0, 0, 0, 0, 0],
+               [0, 0, 0, 0, 0, 0, 0, 0]])
     """
     mask_size = whole_number("mask_size", mask_size, 8, MAX_MASK_SIZE)
     if mask_size % 8:

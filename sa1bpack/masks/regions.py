@@ -192,6 +192,13 @@ def count_pixels(
         MaskError: the image is too large, or a mask's run ends decrease or do not end with its
             pixels.
         OptionError: the region, a dtype or a shape is wrong.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> sa1bpack.masks.count_pixels(run_ends, run_offset, height=3, width=4)
+        array([3])
+        >>> sa1bpack.masks.count_pixels(run_ends, run_offset, 3, 4, "outside")
+        array([9])
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
@@ -213,13 +220,20 @@ def nth_pixels(
 
     Args:
         numbers: int64 (n, k).
-        others: see `count_pixels`.
+        run_ends, run_offset, height, width, region, boxes: as in `count_pixels`.
 
     Returns:
         int64 (n, k, 2), x and y in source pixels; -1, -1 if there is no such pixel.
 
     Raises:
         MaskError, OptionError: as `count_pixels`.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> sa1bpack.masks.nth_pixels(run_ends, run_offset, 3, 4, np.array([[0, 2, 3]]))
+        array([[[ 0,  2],
+                [ 1,  1],
+                [-1, -1]]])
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1

@@ -157,6 +157,12 @@ def parse_counts(
             `pixels`; the message and the error's `mask` have the index of the mask.
         OptionError: an array has the wrong dtype, the offsets do not fit the text, or `pixels` is
             not a whole number of at least 0.
+
+    Examples:
+        >>> text = np.frombuffer(b"237", np.uint8)
+        >>> ends, offset, other = sa1bpack.masks.parse_counts(text, np.array([0, 3]), pixels=12)
+        >>> ends, offset, other
+        (array([ 2,  5, 12], dtype=int32), array([0, 3]), array([False]))
     """
     text = read_only("text", text, np.uint8)
     text_offset = read_only("text_offset", text_offset, np.int64)
@@ -234,6 +240,12 @@ def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndar
 
     Raises:
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> text, text_offset = sa1bpack.masks.encode_counts(run_ends, run_offset)
+        >>> text.tobytes(), text_offset
+        (b'237', array([0, 3]))
     """
     run_ends = read_only("run_ends", run_ends, np.int32)
     run_offset = read_only("run_offset", run_offset, np.int64)
@@ -303,6 +315,11 @@ def mask_area(run_ends: np.ndarray, run_offset: np.ndarray) -> np.ndarray:
 
     Raises:
         OptionError: an array has the wrong dtype or the offsets do not fit the runs.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> sa1bpack.masks.mask_area(run_ends, run_offset)
+        array([3])
     """
     run_ends = read_only("run_ends", run_ends, np.int32)
     run_offset = read_only("run_offset", run_offset, np.int64)

@@ -46,6 +46,11 @@ def window_map(x0: float, y0: float, x1: float, y1: float, size: tuple[int, int]
 
     Raises:
         OptionError: `size` is not two whole numbers from 1 to 4096.
+
+    Examples:
+        >>> sa1bpack.masks.window_map(0, 0, 2250, 1500, size=(256, 256))
+        array([[8.7890625, 0.       , 0.       ],
+               [0.       , 5.859375 , 0.       ]])
     """
     height, width = check_size(size)
     return np.array([[(x1 - x0) / width, 0, x0], [0, (y1 - y0) / height, y0]], np.float64)
@@ -155,6 +160,16 @@ def draw_window(
         MaskError: the image is too large, or a mask's run ends decrease or do not end with its
             pixels.
         OptionError: an option, a dtype or a shape is wrong, or the map reaches too far.
+
+    Examples:
+        >>> run_ends, run_offset = np.array([2, 5, 12], np.int32), np.array([0, 3], np.int64)
+        >>> right_half = sa1bpack.masks.window_map(1, 0, 3, 2, size=(4, 4))
+        >>> bits = sa1bpack.masks.draw_window(run_ends, run_offset, 3, 4, right_half, (4, 4))
+        >>> sa1bpack.masks.unpack_bits(bits, 4).astype(int)[0]
+        array([[1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 0, 0],
+               [1, 1, 0, 0]])
     """
     height, width = check_image(height, width)
     rows, columns = check_size(size)

@@ -180,8 +180,7 @@ def in_new_process(function: Callable, *arguments: Any) -> Any:
 def bench(
     pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
     max_masks: int | None = None, duration: float = 5.0,
-    progress: Callable[[str], None] = lambda text: None,
-    apart: Callable[..., Any] = in_new_process,
+    progress: Callable[[str], object] | None = None,
 ) -> BenchResult:  # fmt: skip
     """Measure what this machine does with this pack.
 
@@ -191,12 +190,32 @@ def bench(
         batch_size, masks, max_masks: of both loaders.
         duration: seconds per measurement: three of ceilings, and six of loaders.
         progress: is called with what is measured next.
-        apart: calls a function in a new process.
+
+    Returns:
+        BenchResult: bytes and samples per second, seconds, bytes of memory; `as_text` is a table.
 
     Raises:
         OptionError: a value that cannot be used.
         FormatError: the pack cannot be read.
+
+    Examples:
+        >>> result = sa1bpack.bench("packed", batch_size=2, duration=1)  # doctest: +SKIP
+        >>> print(result.as_text())  # doctest: +SKIP
     """
+    return bench_with(
+        in_new_process, pack, device=device, batch_size=batch_size, masks=masks,
+        max_masks=max_masks, duration=duration, progress=progress,
+    )  # fmt: skip
+
+
+def bench_with(
+    apart: Callable[..., Any],
+    pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
+    max_masks: int | None = None, duration: float = 5.0,
+    progress: Callable[[str], object] | None = None,
+) -> BenchResult:  # fmt: skip
+    """`bench`, with what calls a function in a new process."""
+    progress = progress or (lambda text: None)
     path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     duration = seconds("duration", duration)

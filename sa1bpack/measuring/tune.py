@@ -131,11 +131,9 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 def tune(
     pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
     max_masks: int | None = None, minutes: float = 5.0,
-    progress: Callable[[str], None] = lambda text: None,
-    measured: Callable[[Task, Setting, float, int], Speed] = measure,
-    clock: Callable[[], float] = time.monotonic,
+    progress: Callable[[str], object] | None = None,
 ) -> TuneResult:  # fmt: skip
-    """Measure settings in turn, and choose.
+    """Measure settings of Loader and make_dataloader in turn, and choose.
 
     Args:
         pack: folder of a pack. If it takes more than half of the memory, its pages are dropped
@@ -144,12 +142,32 @@ def tune(
         batch_size, masks, max_masks: of both loaders; half and twice the batch size are compared.
         minutes: for all measurements together. A round in progress is completed.
         progress: is called with what is measured next.
-        measured, clock: measure a setting for some seconds in a round, and tell the time.
+
+    Returns:
+        TuneResult: the settings to choose, and what was measured.
 
     Raises:
         OptionError: a value that cannot be used.
         FormatError: the pack cannot be read.
+
+    Examples:
+        >>> result = sa1bpack.tune("packed", batch_size=32, minutes=5)  # doctest: +SKIP
+        >>> print(result.recommendation)  # doctest: +SKIP
     """
+    return tune_with(
+        measure, time.monotonic, pack, device=device, batch_size=batch_size, masks=masks,
+        max_masks=max_masks, minutes=minutes, progress=progress,
+    )  # fmt: skip
+
+
+def tune_with(
+    measured: Callable[[Task, Setting, float, int], Speed], clock: Callable[[], float],
+    pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
+    max_masks: int | None = None, minutes: float = 5.0,
+    progress: Callable[[str], object] | None = None,
+) -> TuneResult:  # fmt: skip
+    """`tune`, with what measures a setting for some seconds in a round, and what tells the time."""
+    progress = progress or (lambda text: None)
     path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
     budget = 60 * seconds("minutes", minutes)

@@ -55,12 +55,21 @@ class OrderedBatches:
         buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
+        removed: options of earlier versions (drop_last, pad_last), refused with what to choose.
 
     Attributes:
         cursor: the place in the order, for loaders that take the batches by number.
 
     Raises:
         OptionError: a value is out of range, or some rank's part of the last batch would be empty.
+
+    Examples:
+        >>> order = sa1bpack.SequentialOrder(sa1bpack.open("packed"))
+        >>> batches = sa1bpack.OrderedBatches(order, 2)
+        >>> list(batches)
+        [[0, 1], [2]]
+        >>> batches.state_dict()["epoch"]
+        1
     """
 
     def __init__(
@@ -88,12 +97,30 @@ class OrderedBatches:
         """Return the batches of an iteration that begins now."""
         return batches
 
-    # Read-only: what was passed to the constructor.
-    order = property(lambda self: self.cursor.batches.order)
-    batch_size = property(lambda self: self.cursor.batches.batch_size)
-    last = property(lambda self: self.cursor.batches.last)
-    rank = property(lambda self: self.current.rank)
-    world_size = property(lambda self: self.current.world_size)
+    @property
+    def order(self) -> Order:
+        """The order of the samples."""
+        return self.cursor.batches.order
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch over all ranks together."""
+        return self.cursor.batches.batch_size
+
+    @property
+    def last(self) -> str:
+        """What becomes of the samples that do not fill a batch: "short", "drop" or "pad"."""
+        return self.cursor.batches.last
+
+    @property
+    def rank(self) -> int:
+        """The rank whose batches these are."""
+        return self.current.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that share each batch."""
+        return self.current.world_size
 
     def __getattr__(self, name: str) -> Any:
         # Accelerate looks for it where it deals the batches of a batch sampler out to several

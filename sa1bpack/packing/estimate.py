@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from sa1bpack.format import Extent, Layout
 from sa1bpack.format.image_bytes import canvas_spans
@@ -110,16 +111,24 @@ def estimate(
     md5sums: str | Path | None = None,
     md5: bool = False,
     max_rejects: int | None = None,
-    **options,
+    **options: Any,
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
     Sources that are complete in the pack in `out` are skipped; one that it holds in part is counted
     in full. Decodes the first pairs of the first source and extrapolates by bytes.
 
+    sources, out, workers, md5sums, md5, max_rejects, options
+        As for `pack`.
+
     Raises what `pack` would raise before it starts to read: for unusable options and sources, a
     folder that is in use, cannot be written, or holds something else, a damaged pack, or one with
     other options. No md5 is computed or compared.
+
+    Examples:
+        >>> forecast = sa1bpack.estimate("tests/samples/sa_000000.tar", "another")
+        >>> forecast.images, forecast.masks, forecast.disk_bytes
+        (3, 203, 11822090)
     """
     request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
     options, state = request.options, PackState.inspect(request.out, request.options)

@@ -59,6 +59,14 @@ class PackOptions:
         At most this many images per shard; None: 6144, or 12288 with the fit "native".
 
     Whole numbers may be of any integer type, and are stored as int.
+
+    Examples:
+        >>> sa1bpack.PackOptions(image_size=512, pixels="yuv420").mask_size
+        256
+        >>> sa1bpack.PackOptions(image_size=0)
+        Traceback (most recent call last):
+            ...
+        sa1bpack.errors.OptionError: image_size is 0: choose a whole number from 16 to 8192
     """
 
     image_size: int = 1024

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sa1bpack import __version__
 from sa1bpack.environment import pil_in_force
@@ -46,6 +47,11 @@ class PackResult:
         What was reported to the user during the run.
     seconds
         Wall time.
+
+    Examples:
+        >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
+        >>> result.images, result.new_images, result.failed, result.complete
+        (3, 0, {}, True)
     """
 
     root: Path
@@ -77,7 +83,7 @@ def pack(
     md5: bool = False,
     max_rejects: int | None = None,
     progress: bool | None = None,
-    **options,
+    **options: Any,
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `out`.
 
@@ -108,6 +114,11 @@ def pack(
     (OutputLocked, OptionsDiffer, TooManyRejects, a worker that cannot start), FormatError for a
     damaged pack in `out`, MissingPackage without PIL, and OSError if the disk fails. After any of
     them, what was published stays, and nothing unfinished has a final name.
+
+    Examples:
+        >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
+        >>> result.images, result.masks
+        (3, 203)
     """
     request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
     warm_up(request.options)

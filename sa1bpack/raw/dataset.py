@@ -54,6 +54,11 @@ class TarDataset:
     of places at which inflating can begin. It is made once per tar, in one pass, and kept as a
     file: `.sa_000000.tar.index` beside the tar, a hundredth of its size. When the tar has changed,
     it is made again, with a warning in the log.
+
+    Examples:
+        >>> ds = sa1bpack.TarDataset("tests/samples/sa_000000.tar", index_folder="indices")
+        >>> len(ds), ds[0]["image"].shape, ds.info(0).masks
+        (3, (1024, 1024, 3), 35)
     """
 
     def __init__(

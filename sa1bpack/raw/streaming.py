@@ -66,6 +66,11 @@ class IterableTarDataset(IterableDataset):
     `state_dict` names the tars of this consumer whose samples have all been taken; after
     `load_state_dict` the rest follow, and a tar that was begun comes again from its start. In
     worker processes the state is theirs: torchdata's StatefulDataLoader collects it.
+
+    Examples:
+        >>> ds = sa1bpack.IterableTarDataset("tests/samples/sa_000000.tar")
+        >>> [sample["image_id"] for sample in ds]
+        [5, 6, 2]
     """
 
     def __init__(

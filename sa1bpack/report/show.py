@@ -90,6 +90,11 @@ def show(
         FormatError: the folder is not a pack, its index is damaged, or with `large` the sample is.
         MissingPackage: neither pillow-simd nor Pillow is installed.
         OSError: with `large`, a file of the sample cannot be opened.
+
+    Examples:
+        >>> picture = sa1bpack.show("packed", image_ids=[5], large=True)
+        >>> picture.mode
+        'RGB'
     """
     if isinstance(pack, Mapping):
         return _batch_sheet(pack, samples, image_ids, rows, large)

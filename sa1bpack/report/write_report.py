@@ -107,6 +107,11 @@ def write_report(
         FormatError: the folder is not a pack, or its manifest or index is damaged, including the
             records of the packer in the manifest.
         MissingPackage: neither pillow-simd nor Pillow is installed.
+
+    Examples:
+        >>> result = sa1bpack.write_report("packed", "report.html", verify="none", samples=1)
+        >>> result.path
+        PosixPath('report.html')
     """
     roots = tuple(paths_of("pack", pack))
     for root in roots:

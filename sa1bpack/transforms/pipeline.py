@@ -104,6 +104,17 @@ class Pipeline:
     stored images. A batch whose `spec` differs from that of `ds` is refused. A batch without one,
     from a Collate without `sample_spec`, is taken to come from `ds`: its shapes are checked, and on
     a CPU its sizes and boxes, but source coordinates cannot always be told from stored ones.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> steps = [T.RandomFlip(), T.RandomResizedCrop()]
+        >>> pipeline = T.Pipeline(ds, steps, size=256, mask_size=64, dtype=torch.bfloat16)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["images"].dtype
+        (torch.Size([2, 3, 256, 256]), torch.bfloat16)
+        >>> batch["masks"].shape, batch["boxes"].shape
+        (torch.Size([2, 8, 64, 64]), torch.Size([2, 8, 4]))
     """
 
     def __init__(

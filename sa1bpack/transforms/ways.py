@@ -28,7 +28,12 @@ failed: dict[str, str] = {}
 
 
 class KernelWarning(RuntimeWarning):
-    """A Triton kernel does not run on this machine, and torch operations take its place."""
+    """A Triton kernel does not run on this machine, and torch operations take its place.
+
+    Examples:
+        >>> import warnings
+        >>> warnings.simplefilter("error", T.KernelWarning)  # rather stop than be slow
+    """
 
 
 def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
@@ -45,7 +50,12 @@ def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
 
 
 def describe_kernels(device: torch.device | str) -> str:
-    """Which way it is for a device, and why if that is not obvious."""
+    """Which way it is for a device, and why if that is not obvious.
+
+    Examples:
+        >>> T.describe_kernels("cpu")
+        'compiled kernels'
+    """
     device = torch.device(device)
     if device.type == "cpu":
         return "compiled kernels"

@@ -1,14 +1,15 @@
 """`sa1bpack bench` and `sa1bpack tune`: what they print, and the files that they write."""
 
 import json
+import time
 from functools import partial
 
 import pytest
 
 import sa1bpack
-from sa1bpack.measuring.bench import Ceilings, bench
+from sa1bpack.measuring.bench import Ceilings, bench_with
 from sa1bpack.measuring.speeds import Setting, Speed
-from sa1bpack.measuring.tune import tune
+from sa1bpack.measuring.tune import tune_with
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def made_up(monkeypatch):
         return Speed(100.0 * len(setting.options), 0.25, 1 << 28)
 
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
-    apart = partial(bench, apart=lambda *_: 0.5)
-    monkeypatch.setattr("sa1bpack.measuring.bench.bench", apart)
-    monkeypatch.setattr("sa1bpack.measuring.tune.tune", partial(tune, measured=measured))
+    bench, tune = partial(bench_with, lambda *_: 0.5), partial(tune_with, measured, time.monotonic)
+    monkeypatch.setattr("sa1bpack.measuring.bench.bench", bench)
+    monkeypatch.setattr("sa1bpack.measuring.tune.tune", tune)
 
 
 def test_bench_prints_ceilings_and_loaders_and_writes_them_as_json(

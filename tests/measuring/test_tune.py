@@ -13,12 +13,12 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.tuned import read_tuned
-from sa1bpack.measuring.bench import Ceilings, bench, in_new_process
+from sa1bpack.measuring.bench import Ceilings, bench, bench_with, in_new_process
 from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
 from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 from sa1bpack.measuring.spans import large_spans
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
-from sa1bpack.measuring.tune import thread_counts, tune
+from sa1bpack.measuring.tune import thread_counts, tune, tune_with
 
 
 class Machine:
@@ -45,9 +45,7 @@ def tuned(packed, monkeypatch):
     ceilings = Ceilings(20e9, 2e9, None), 4e6
     monkeypatch.setattr("sa1bpack.measuring.tune.measure_ceilings", lambda *given: ceilings)
     machine = Machine()
-    result = tune(
-        packed.root, batch_size=4, minutes=2, measured=machine.measure, clock=machine.clock
-    )
+    result = tune_with(machine.measure, machine.clock, packed.root, batch_size=4, minutes=2)
     return machine, result
 
 
@@ -167,9 +165,9 @@ def test_loaders_are_measured(packed, reader, cold):
 
 def test_a_benchmark_has_every_line(packed):
     steps = []
-    result = bench(
+    result = bench_with(
+        lambda function, *arguments: function(*arguments),
         packed.root, batch_size=4, duration=0.02, progress=steps.append,
-        apart=lambda function, *arguments: function(*arguments),
     )  # fmt: skip
     assert list(result.lines) == ["Loader", "DataLoader, 0 workers", "DataLoader, 2 workers"]
     for line in result.lines.values():

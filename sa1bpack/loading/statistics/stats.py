@@ -50,6 +50,13 @@ class LoadingStats:
     ready           batches that were complete when the consumer asked for one, on average
     disk_ceiling    bytes per second that `sa1bpack tune` measured on this pack's disk, if the
                     loader was made with `tuned`
+
+    Examples:
+        >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
+        ...     batches = list(loader)
+        >>> stats = loader.stats()
+        >>> stats.batches, stats.samples, 0 <= stats.waited_share <= 1
+        (2, 3, True)
     """
 
     epoch: int

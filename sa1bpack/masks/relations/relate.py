@@ -144,6 +144,12 @@ class Relations:
     share an edge or a corner are neighbours, with 4 those that share an edge (Rosenfeld and Pfaltz,
     "Sequential Operations in Digital Picture Processing", 1966). For masks that overlap or touch,
     use `(found.intersections > 0) | found.touching`.
+
+    Examples:
+        >>> left = np.array([[True, True, False, False]])
+        >>> found = sa1bpack.masks.relate_bits(np.stack([left, left[:, ::-1]]))
+        >>> found.touching.tolist()
+        [[False, True], [True, False]]
     """
 
     def __init__(self, shapes: Shapes, share: float, neighbors: int):
@@ -153,6 +159,7 @@ class Relations:
 
     @cached_property
     def intersections(self) -> np.ndarray:
+        """int64 (m, m): pixels or cells that both masks have."""
         return self._shapes.common()
 
     @property
@@ -162,15 +169,18 @@ class Relations:
 
     @cached_property
     def ious(self) -> np.ndarray:
+        """float64 (m, m): intersection over union."""
         union = self.areas[:, None] + self.areas - self.intersections
         return self.intersections / np.maximum(union, 1)
 
     @cached_property
     def containments(self) -> np.ndarray:
+        """float64 (m, m): how much of mask i is in mask j."""
         return self.intersections / np.maximum(self.areas, 1)[:, None]
 
     @cached_property
     def touching(self) -> np.ndarray:
+        """bool (m, m): neighbours without a common pixel."""
         return self._shapes.touching(self.intersections, self._corners)
 
     @cached_property
@@ -179,32 +189,39 @@ class Relations:
 
     @property
     def mask_boxes(self) -> np.ndarray:
+        """int64 (m, 4): x0, y0, x1, y1 of the smallest boxes."""
         return self._measured[1]
 
     @cached_property
     def centroids(self) -> np.ndarray:
+        """float64 (m, 2): x, y of the mean of the pixels' centres."""
         return self._measured[0] / (2 * np.maximum(self.areas, 1))[:, None]
 
     @cached_property
     def distances(self) -> np.ndarray:
+        """float64 (m, m): between centroids."""
         steps = self.centroids[:, None] - self.centroids
         some = self.areas > 0
         return np.sqrt(np.square(steps).sum(2)) * (some[:, None] & some)
 
     @cached_property
     def parents(self) -> np.ndarray:
+        """int64 (m,): the smallest mask that contains each; -1 for none."""
         return parents_of(self.intersections, self._share)
 
     @cached_property
     def depths(self) -> np.ndarray:
+        """int64 (m,): how many masks are above each in the hierarchy."""
         return depths_of(self.parents)
 
     @cached_property
     def children(self) -> np.ndarray:
+        """bool (m, m): the parent of j is i."""
         return self.parents == np.arange(len(self.parents))[:, None]
 
     @cached_property
     def levels(self) -> np.ndarray:
+        """int64 (m,): the third by area; 0 large, 1 medium, 2 small, -1 empty."""
         return levels_of(self.areas)
 
 
@@ -245,6 +262,14 @@ def relate_runs(
             pixels.
         OptionError: an array has the wrong dtype, the offsets do not fit the runs, or `share` or
             `neighbors` cannot be used.
+
+    Examples:
+        >>> run_ends = np.array([0, 6, 12, 0, 3, 12], np.int32)
+        >>> run_offset = np.array([0, 3, 6], np.int64)
+        >>> found = sa1bpack.masks.relate_runs(run_ends, run_offset, height=3, width=4)
+        >>> found.intersections, found.parents
+        (array([[6, 3],
+               [3, 3]]), array([-1,  0]))
     """
     share, neighbors = check_rule(share, neighbors)
     height, width = check_image(height, width)
@@ -263,6 +288,13 @@ def relate_bits(
 
     Raises:
         OptionError: an argument cannot be used.
+
+    Examples:
+        >>> masks = np.zeros((2, 8, 8), bool)
+        >>> masks[0, :4], masks[1, :2] = True, True
+        >>> found = sa1bpack.masks.relate_bits(masks)
+        >>> float(found.ious[0, 1]), found.parents
+        (0.5, array([-1,  0]))
     """
     share, neighbors = check_rule(share, neighbors)
     if not isinstance(masks, np.ndarray) or masks.dtype != np.bool_:
@@ -286,6 +318,12 @@ def relate(
 
     Raises:
         MaskError, OptionError: as `relate_runs` and `relate_bits`; or there are no masks.
+
+    Examples:
+        >>> sample = sa1bpack.open("packed", masks="runs")[0]
+        >>> found = sa1bpack.masks.relate(sample)
+        >>> found.ious.shape, found.ious.dtype, found.parents[:8]
+        ((35, 35), dtype('float64'), array([-1, -1, 19, -1, 19, -1, -1, -1]))
     """
     if "run_ends" in sample:
         height, width = (int(side) for side in sample["size"][:2])

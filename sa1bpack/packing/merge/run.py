@@ -47,6 +47,11 @@ class MergeResult:
     sides                   name of a side array → shards without a part of it
     complete                whether every pack was complete
     seconds                 wall time
+
+    Examples:
+        >>> result = sa1bpack.merge("merged", ["packed"])
+        >>> result.images, result.shards, result.complete
+        (3, 1, True)
     """
 
     root: Path
@@ -83,6 +88,12 @@ def merge(
     Raises OptionError; OptionsDiffer, OutputRefused, OutputLocked (a packer or a repair works on
     one of the folders) and other PackErrors, see `plan.plan_merge`; FormatError for a pack that is
     damaged or not one of this packer, and OSError if the disk fails or is too small.
+
+    Examples:
+        >>> sa1bpack.merge("both", ["packed"]).copied
+        0
+        >>> sa1bpack.verify("both").ok
+        True
     """
     started = time.perf_counter()
     root, roots = local_path("out", out), paths_of("packs", packs)

@@ -34,6 +34,11 @@ class RepairResult:
         Nothing was written.
     seconds
         Wall time.
+
+    Examples:
+        >>> result = sa1bpack.repair("packed", dry_run=True)
+        >>> result.ok, result.repaired, result.left
+        (True, [], {})
     """
 
     root: Path

@@ -80,6 +80,10 @@ def repair(
     VersionError for a pack of another version (also a newer minor one, whose additions would be
     lost), PackError (a worker that cannot start), MissingPackage if a shard must be rebuilt without
     PIL, and OSError if the disk fails, or if one of the pack's own files may not be read.
+
+    Examples:
+        >>> sa1bpack.repair("packed", "tests/samples/sa_000000.tar", workers=1, progress=False).ok
+        True
     """
     started = time.perf_counter()
     root = local_path("pack", pack)

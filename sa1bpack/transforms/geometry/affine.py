@@ -19,6 +19,11 @@ class AxisMaps:
 
     Without rotation and shear: any number of such maps can be composed, and everything is resampled
     once, axis by axis.
+
+    Examples:
+        >>> half = T.AxisMaps(torch.full((1, 2), 2.0).double(), torch.zeros(1, 2).double())
+        >>> half.scale.tolist()
+        [[2.0, 2.0]]
     """
 
     scale: torch.Tensor
@@ -68,6 +73,12 @@ class AffineMaps:
 
     Operations are sums and products of numbers, not products of matrices: they round in the same
     way on every device.
+
+    Examples:
+        >>> turned = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]], dtype=torch.float64)
+        >>> maps = T.AffineMaps(turned, torch.tensor([[100.0, 0.0]], dtype=torch.float64))
+        >>> maps.linear.shape, maps.offset.shape
+        (torch.Size([1, 2, 2]), torch.Size([1, 2]))
     """
 
     linear: torch.Tensor

@@ -34,6 +34,12 @@ class Frame:
     window  float64 (B, 4), x0, y0, x1, y1 in stored pixels, of images that may be rotated: within
             `extent`, they cover the part of the canvas that shows this window. None if all images
             are upright
+
+    Examples:
+        >>> same = T.AxisMaps(torch.ones(1, 2).double(), torch.zeros(1, 2).double())
+        >>> frame = T.Frame(same, torch.tensor([[682.0, 1024.0]]).double(), (1024, 1024))
+        >>> frame.canvas, frame.extent.tolist(), frame.window
+        ((1024, 1024), [[682.0, 1024.0]], None)
     """
 
     maps: Maps

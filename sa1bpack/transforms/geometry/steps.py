@@ -25,6 +25,10 @@ class GeometricStep:
 
     shrinks  the largest factor by which the step may reduce an image; 1 for never
     turns    whether it may rotate or shear: its maps are `AffineMaps`
+
+    Examples:
+        >>> issubclass(T.RandomFlip, T.GeometricStep), T.RandomFlip.turns
+        (True, False)
     """
 
     shrinks = 1.0
@@ -40,7 +44,16 @@ class GeometricStep:
 
 
 class RandomFlip(GeometricStep):
-    """Mirror left and right; padding stays to the right of and below the image."""
+    """Mirror left and right; padding stays to the right of and below the image.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomFlip()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
 
     def __init__(self, p: float = 0.5):
         """p: probability per image. Raises OptionError unless it is from 0 to 1."""
@@ -65,6 +78,14 @@ class ScaleJitter(GeometricStep):
     the large-scale jittering of Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation
     Method for Instance Segmentation" (2021), with crop and padding as in Detectron2's
     `FixedSizeCrop`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.ScaleJitter(0.5, 2.0)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
     """
 
     def __init__(self, low: float = 0.1, high: float = 2.0):
@@ -94,6 +115,14 @@ class RandomResizedCrop(GeometricStep):
     the largest rectangle with an allowed ratio. Unlike there, the rectangle is not rounded to whole
     pixels. `area` and `ratio` refer to the part of the canvas that the image covers, before
     stretching.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomResizedCrop(area=(0.25, 1.0))], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
     """
 
     def __init__(
@@ -150,6 +179,14 @@ class CenterCrop(GeometricStep):
     on a square canvas, the shorter side of the image becomes that of the canvas. A smaller fraction
     leaves out more on all sides: resizing the shorter side to 256 and cropping 224 x 224 pixels is
     `CenterCrop(224 / 256)` with `size=224`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.CenterCrop()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
     """
 
     def __init__(self, fraction: float = 1.0):
@@ -172,6 +209,14 @@ class RandomAffine(GeometricStep):
 
     As in torchvision's `RandomAffine`, the rectangle that the image covered remains: what leaves it
     is cut off, and its empty corners are zero, as padding is. A pipeline may have one such step.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.RandomAffine(degrees=15, shear=5)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
     """
 
     turns = True

@@ -24,7 +24,16 @@ Range = tuple[float, float]
 
 
 class ColorJitter:
-    """Change colours at random, as torchvision's `ColorJitter` does."""
+    """Change colours at random, as torchvision's `ColorJitter` does.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.ColorJitter(brightness=0.4, hue=0.1)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["images"].shape, batch["masks"].shape
+        (torch.Size([2, 3, 256, 256]), torch.Size([2, 8, 64, 64]))
+    """
 
     def __init__(
         self,

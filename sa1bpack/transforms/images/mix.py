@@ -51,6 +51,14 @@ class Mixup(MixStep):
     image b is compared with the targets of both, and the loss is
 
         lam[b] * loss(output[b], targets[b]) + (1 - lam[b]) * loss(output[b], targets[partner[b]])
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.Mixup(alpha=0.2)], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["mix_lambda"].shape, batch["mix_partner"].tolist()
+        (torch.Size([2]), [1, 0])
     """
 
     def __init__(self, alpha: float = 0.2):
@@ -79,6 +87,14 @@ class CutMix(MixStep):
     with `Mixup`, each pixel belongs to one image. So a loss per pixel takes targets[partner[b]]
     inside `mix_box[b]`, and targets[b] elsewhere; a loss per image weighs the two by lam, as for
     `Mixup`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> pipeline = T.Pipeline(ds, [T.CutMix()], size=256)
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     batch = pipeline(next(iter(loader)))
+        >>> batch["mix_lambda"].shape, batch["mix_partner"].tolist()
+        (torch.Size([2]), [1, 0])
     """
 
     def __init__(self, alpha: float = 1.0):

@@ -19,6 +19,11 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
     Returns uint8 (B, S, S, 3), undefined outside `stored`: contiguous from a Triton kernel, and a
     view of (B, 3, S, S) from torch operations.
+
+    Examples:
+        >>> planes = torch.full((1, 12, 8), 128, dtype=torch.uint8)
+        >>> T.yuv420_to_rgb(planes, torch.tensor([[8, 8]]))[0, 0, 0].tolist()
+        [128, 128, 128]
     """
     samples, side = len(planes), planes.shape[2]
     half = side // 2

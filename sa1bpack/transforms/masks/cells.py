@@ -17,7 +17,14 @@ TURNED = "cells.take_turned"
 
 
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """uint8 (..., Sm, Sm / 8) as bool (..., Sm, Sm) on the same device, lowest bit first."""
+    """Unpack bits, uint8 (..., Sm, Sm / 8) with the lowest first, to bool (..., Sm, Sm).
+
+    The result is on the device of the bits.
+
+    Examples:
+        >>> T.unpack_bits(torch.ones(1, 8, 1, dtype=torch.uint8)).shape
+        torch.Size([1, 8, 8])
+    """
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     cells = torch.bitwise_right_shift(bits.unsqueeze(-1), shifts).bitwise_and_(1)
     return cells.view(torch.bool).flatten(-2)

@@ -36,14 +36,23 @@ def count_pixels(
 ) -> torch.Tensor:
     """Count the pixels of a region of every mask: int64 (T,).
 
-    region  "inside", "boundary" or "outside", see `sa1bpack.masks.regions`
-    boxes   int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part in
-            the box; None for the complete image
+    Args:
+        runs: the masks.
+        region: "inside", "boundary" or "outside", see docs/masks.md.
+        boxes: int64 (T, 4), x0, y0, x1, y1 in source pixels, ends exclusive: counts only the part
+            in the box; None for the complete image.
 
     Raises:
         OptionError: the region or the array of boxes is invalid.
         MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
             they are not checked.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> T.count_pixels(runs).shape, bool((T.count_pixels(runs) > 0).all())
+        (torch.Size([104]), True)
     """
     _check_region(runs, region, boxes)
     if not on_cpu(runs):
@@ -62,11 +71,19 @@ def nth_pixels(
 ) -> torch.Tensor:
     """Pixels of a region of every mask by their number, 0 to count - 1, column by column.
 
-    numbers  int64 (T, k)
-    others   see `count_pixels`
+    Args:
+        numbers: int64 (T, k).
+        runs, region, boxes: as in `count_pixels`.
 
     Returns int64 (T, k, 2), x and y in source pixels; -1, -1 if there is no such pixel. Raises the
     errors of `count_pixels`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> T.nth_pixels(runs, torch.zeros(len(runs.run_offset) - 1, 1).long()).shape
+        torch.Size([104, 1, 2])
     """
     _check_region(runs, region, boxes)
     check_array("numbers", numbers, "int64", (runs.masks, "k"), kind=torch.Tensor)
@@ -98,7 +115,7 @@ def draw_points(
         points: k, the number per mask.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        others: see `count_pixels`.
+        runs, region, boxes: as in `count_pixels`.
 
     Returns:
         points: float32 (T, k, 2), x and y of pixel centres in source coordinates. Zero where not
@@ -109,6 +126,15 @@ def draw_points(
     Raises:
         OptionError: an option, a dtype or a shape is wrong.
         MaskError: see `count_pixels`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> ids = torch.arange(len(runs.run_offset) - 1)
+        >>> points, valid = T.draw_points(runs, ids, 3, seed=0, epoch=0)
+        >>> points.shape, points.dtype, valid.dtype
+        (torch.Size([104, 3, 2]), torch.float32, torch.bool)
     """
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
@@ -156,6 +182,13 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
 
     Returns int64 (T, 4), x0, y0, x1, y1, edges in source pixels; 0, 0, 0, 0 for an empty mask.
     Raises MaskError, see `count_pixels`.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> T.mask_boxes(runs).shape, T.mask_boxes(runs).dtype
+        (torch.Size([104, 4]), torch.int64)
     """
     if not on_cpu(runs):
         return bounds(runs)
@@ -190,6 +223,12 @@ def jitter_boxes(
     Raises:
         OptionError: an option, a dtype or a shape is wrong, or on a CPU a side of a box or of an
             image is below 0. (SA-1B's boxes are x, y, w, h.)
+
+    Examples:
+        >>> boxes = torch.tensor([[10.0, 10.0, 60.0, 40.0]]).double()
+        >>> extent, ids = torch.tensor([100.0, 80.0]).double(), torch.tensor([77])
+        >>> T.jitter_boxes(boxes, extent, ids, seed=0, epoch=0).dtype
+        torch.float32
     """
     check_boxes(boxes, extent, torch.Tensor)
     if boxes.device.type == extent.device.type == "cpu":

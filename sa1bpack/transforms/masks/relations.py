@@ -65,6 +65,13 @@ class Relate:
 
     Padding is 0, but -1 in `parents` and `levels`. Units are pixels of the source with `runs`, and
     otherwise cells of the masks' grid. For flat masks on a device, M waits for the device.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=8) as loader:
+        ...     found = T.Relate(["ious", "parents"])(next(iter(loader)))
+        >>> found["ious"].shape, found["parents"].shape
+        (torch.Size([2, 8, 8]), torch.Size([2, 8]))
     """
 
     def __init__(self, names: Iterable[str], *, share: float = SHARE, neighbors: int = NEIGHBORS):
@@ -276,8 +283,19 @@ def relation(
 ) -> torch.Tensor:
     """One relation of a batch, with a row per mask: a function for `sa1bpack.derive`.
 
+    Args:
+        batch: with masks or runs, as Loader, make_dataloader and Collate make it.
+        name: of the relation.
+        share, neighbors: as for `Relate`.
+
     Raises OptionError for a relation of pairs, whose rows have another length in every batch, and
     as `Relate` does.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> batch = sa1bpack.Collate("flat", sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> T.relation(batch, "depths").shape
+        torch.Size([104])
     """
     found = Relate([name], share=share, neighbors=neighbors)
     if RELATIONS[name].pairs:

@@ -21,6 +21,13 @@ class RunBatch:
     mask_offset  int64 (B + 1,), sample b has the masks mask_offset[b] to mask_offset[b + 1]
     sizes        int64 (B, 2), source height and width
     host_offset  int64 (T + 1,), run_offset on the CPU, so that nothing waits for the device
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> runs.run_ends.dtype, len(runs.run_offset) - 1, runs.sizes.shape
+        (torch.int32, 104, torch.Size([2, 2]))
     """
 
     run_ends: torch.Tensor

@@ -52,6 +52,15 @@ def draw_runs(
         OptionError: an invalid size or sampling, or invalid maps on the CPU.
         MaskError: run ends on the CPU decrease or do not end with their image's pixels. On a device
             they are not checked; whatever they are, nothing outside the result is written.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed", masks="runs")
+        >>> batch = sa1bpack.Collate(sample_spec=ds.spec)([ds[0], ds[1]])
+        >>> runs = batch["runs"]
+        >>> scale = runs.sizes.max(1).values.double() / 64
+        >>> maps = T.AxisMaps(scale[:, None].expand(2, 2).contiguous(), torch.zeros(2, 2).double())
+        >>> T.draw_runs(runs, maps, (64, 64)).shape
+        torch.Size([104, 64, 64])
     """
     size = check_size(size)
     check_sampling(sampling)

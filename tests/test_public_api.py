@@ -1,0 +1,99 @@
+"""The public surface changes deliberately only, and every public name is documented and shown."""
+
+import difflib
+import doctest
+import importlib
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from public_surface import HELD, members_of, public_objects, surface
+
+import sa1bpack
+
+CALLABLES = {name: value for name, value in public_objects() if callable(value)}
+SHOWN = {
+    name: value
+    for name, value in CALLABLES.items()
+    if not (inspect.isclass(value) and issubclass(value, BaseException))
+}
+# Their examples take seconds; tests/measuring runs them with tiny packs.
+NOT_EXECUTED = {"sa1bpack.bench", "sa1bpack.tune"}
+
+
+def test_the_public_surface_is_the_one_on_file():
+    changed = difflib.unified_diff(HELD.read_text().splitlines(), surface().splitlines(), n=0)
+    changes = [line for line in changed if line[:2] not in ("--", "++", "@@")]
+    assert not changes, (
+        "the public surface has changed. If that is meant, run `python "
+        "tests/helpers/public_surface.py`, commit tests/public_api.txt, and tell users in "
+        "CHANGELOG.md:\n" + "\n".join(changes)
+    )
+
+
+@pytest.mark.parametrize("module", [sa1bpack, sa1bpack.masks], ids=lambda module: module.__name__)
+def test_a_stub_names_what_is_imported_on_first_use(module):
+    """Type checkers read the .pyi beside a module whose names are made on demand."""
+    stub = Path(module.__file__).with_suffix(".pyi").read_text()
+    imports = re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.M)
+    wrong = [
+        name
+        for where, name in imports
+        if getattr(module, name) is not getattr(importlib.import_module(where), name)
+    ]
+    assert wrong == []
+    assert set(module.__all__) - {"__version__"} <= {name for _, name in imports}
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_every_public_name_and_member_is_documented(name):
+    value = CALLABLES[name]
+    assert inspect.getdoc(value), name
+    if inspect.isclass(value):
+        missing = [member for member, found in members_of(value) if not inspect.getdoc(found)]
+        assert missing == [], f"members of {name} without a docstring"
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_argument_is_documented_with_a_type(name):
+    value = SHOWN[name]
+    made = inspect.isclass(value) and (value.__init__.__doc__ or "").startswith("Made by")
+    if made:  # by a function: nobody else calls it
+        return
+    text = " ".join(
+        filter(None, (value.__doc__, inspect.isclass(value) and value.__init__.__doc__))
+    )
+    for parameter in inspect.signature(value).parameters.values():
+        assert parameter.annotation is not parameter.empty, parameter.name
+        assert re.search(rf"\b{parameter.name}\b", text), f"{name}: {parameter.name}"
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory, sample_tar):
+    folder = tmp_path_factory.mktemp("examples") / "packed"
+    sa1bpack.pack(sample_tar, folder, workers=1)
+    return folder
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_example_of_a_public_name_runs(name, tmp_path, packed, sample_tar, monkeypatch):
+    """In a folder with `packed`, a pack of the sample tar."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/samples").symlink_to(sample_tar.parent)
+    (tmp_path / "packed").symlink_to(packed)
+    monkeypatch.chdir(tmp_path)
+    if name == "sa1bpack.TarDataset" and not importlib.util.find_spec("indexed_gzip"):
+        pytest.skip("random access into gzip needs indexed_gzip")
+    names = {"sa1bpack": sa1bpack, "np": np, "torch": torch, "T": sa1bpack.transforms}
+    example = doctest.DocTestParser().get_doctest(SHOWN[name].__doc__, names, name, None, None)
+    assert example.examples, f"{name} has no example"
+    skipped = [doctest.SKIP in one.options for one in example.examples]
+    assert any(skipped) == all(skipped) == (name in NOT_EXECUTED)
+    output: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    result = runner.run(example, out=output.append)
+    assert result.failed == 0, "".join(output)
