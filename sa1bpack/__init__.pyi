@@ -24,6 +24,7 @@ from sa1bpack.loading.statistics.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.measuring.tune import tune as tune
 from sa1bpack.order.batches import OrderedBatches as OrderedBatches
+from sa1bpack.order.buckets import Buckets as Buckets
 from sa1bpack.order.orders import Extent as Extent
 from sa1bpack.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.order.orders import SequentialOrder as SequentialOrder
@@ -42,5 +43,9 @@ from sa1bpack.raw.streaming import IterableTarDataset as IterableTarDataset
 from sa1bpack.report.info import info as info
 from sa1bpack.report.show import show as show
 from sa1bpack.report.write_report import write_report as write_report
+from sa1bpack.schedules import Cosine as Cosine
+from sa1bpack.schedules import Function as Function
+from sa1bpack.schedules import Linear as Linear
+from sa1bpack.schedules import Steps as Steps
 
 __version__: str

@@ -133,6 +133,11 @@ class Steps(Schedule):
 
     20 in epoch 0, 30 from epoch 1 on, 40 from epoch 5 on. Values may be anything that the option
     takes, such as the names of a choice of masks.
+
+    Examples:
+        >>> caps = sa1bpack.Steps(20, {1: 30, 5: 40})
+        >>> [caps(epoch) for epoch in (0, 1, 4, 5, 99)]
+        [20, 30, 30, 40, 40]
     """
 
     def __init__(self, first: Any, changes: Mapping[int, Any], *, by: str = "epoch"):
@@ -197,7 +202,13 @@ class _Curve(Schedule):
 
 
 class Linear(_Curve):
-    """Whole numbers that change evenly: `Linear(20, 100, epochs=8)` is 20, 30, 40, ... 100."""
+    """Whole numbers that change evenly: `Linear(20, 100, epochs=8)` is 20, 30, 40, ... 100.
+
+    Examples:
+        >>> caps = sa1bpack.Linear(20, 100, epochs=8)
+        >>> [caps(epoch) for epoch in (0, 1, 8, 99)]
+        [20, 30, 100, 100]
+    """
 
     @staticmethod
     def _share(part: np.ndarray) -> np.ndarray:
@@ -205,7 +216,13 @@ class Linear(_Curve):
 
 
 class Cosine(_Curve):
-    """Whole numbers that change along half a cosine: slowly, fast in the middle, slowly again."""
+    """Whole numbers that change along half a cosine: slowly, fast in the middle, slowly again.
+
+    Examples:
+        >>> caps = sa1bpack.Cosine(20, 100, epochs=8)
+        >>> [caps(epoch) for epoch in (0, 1, 4, 8)]
+        [20, 23, 60, 100]
+    """
 
     @staticmethod
     def _share(part: np.ndarray) -> np.ndarray:
@@ -217,6 +234,11 @@ class Function(Schedule):
 
     It is called here, once for each number below `epochs` (or `steps`); its last value stays. So
     the largest value is known, and neither a pickle nor a state has the function itself.
+
+    Examples:
+        >>> caps = sa1bpack.Function(lambda epoch: 20 + 10 * epoch, epochs=9)
+        >>> caps(3), caps(99), caps.largest
+        (50, 100, 100)
     """
 
     def __init__(

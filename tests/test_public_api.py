@@ -6,12 +6,11 @@ import importlib
 import importlib.util
 import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from public_surface import HELD, members_of, public_objects, surface
+from public_surface import HELD, LAZY, members_of, public_objects, stub_of, stub_path, surface
 
 import sa1bpack
 
@@ -35,17 +34,14 @@ def test_the_public_surface_is_the_one_on_file():
     )
 
 
-@pytest.mark.parametrize("module", [sa1bpack, sa1bpack.masks], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", LAZY, ids=lambda module: module.__name__)
 def test_a_stub_names_what_is_imported_on_first_use(module):
     """Type checkers read the .pyi beside a module whose names are made on demand."""
-    stub = Path(module.__file__).with_suffix(".pyi").read_text()
+    stub = stub_path(module).read_text()
+    assert stub == stub_of(module), "run `python tests/helpers/public_surface.py`"
     imports = re.findall(r"^from (\S+) import (\w+) as \2$", stub, re.M)
-    wrong = [
-        name
-        for where, name in imports
-        if getattr(module, name) is not getattr(importlib.import_module(where), name)
-    ]
-    assert wrong == []
+    for where, name in imports:
+        assert getattr(module, name) is getattr(importlib.import_module(where), name)
     assert set(module.__all__) - {"__version__"} <= {name for _, name in imports}
 
 

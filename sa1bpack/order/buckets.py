@@ -29,6 +29,14 @@ class Buckets:
         keys: (n,), what the samples of the dataset are sorted by.
         counts: int32 (n,), their masks.
         batches: the size of a window.
+
+    Examples:
+        >>> ds = sa1bpack.open("packed")
+        >>> buckets = sa1bpack.Buckets(ds, "mask_count", batches=256)
+        >>> order = sa1bpack.ShuffleOrder(ds)
+        >>> batches = sa1bpack.OrderedBatches(order, 2, buckets=buckets)
+        >>> [len(batch) for batch in batches]
+        [2, 1]
     """
 
     def __init__(self, ds: Any, by: str | np.ndarray = "mask_count", *, batches: int = 64):
