@@ -24,11 +24,13 @@ ALLOWED = {
     "arguments": {"errors"},
     "environment": {"errors"},
     "schedules": {"arguments", "errors"},
+    "cloud": {"arguments", "environment", "errors", "wording"},
     "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
     "format": BASE | {"disk"},
-    "packing": BASE | CODECS | {"__init__"},
+    "source": BASE | {"cloud"},
+    "packing": BASE | CODECS | {"cloud", "__init__"},
     "export": BASE | {"format", "masks"},
     "transforms": BASE | {"pixels", "masks"},
     "dataset": BASE | CODECS,
@@ -123,6 +125,13 @@ def test_numba_is_imported_by_kernels_alone(path):
     """It first chooses where compiled kernels are kept."""
     names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
     assert layer_of(path) == "kernels" or "numba" not in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_library_for_object_stores_is_imported_by_nobody(path):
+    """`cloud.stores` loads them by name, once a URL of an object store is opened."""
+    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
+    assert not names & {"obstore", "botocore", "boto3", "s3fs", "fsspec"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -1,0 +1,53 @@
+"""moto's server of S3, on loopback."""
+
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+
+class S3Server:
+    """A running server: its URL, and buckets made over its API without a client library."""
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def make_bucket(self, name: str) -> None:
+        """Create a bucket."""
+        self._put(name, b"")
+
+    def put(self, bucket: str, key: str, data: bytes, *, public: bool = False) -> None:
+        """Store an object, which anyone may read if it is public."""
+        self._put(f"{bucket}/{key}", data, {"x-amz-acl": "public-read"} if public else {})
+
+    def _put(self, path: str, data: bytes, headers: Mapping[str, str] = {}) -> None:
+        headers = {"Content-Type": "application/octet-stream", **headers}  # else a form is expected
+        request = urllib.request.Request(f"{self.url}/{path}", data, headers, method="PUT")
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server that answers within the block."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield S3Server(f"http://{host}:{port}")
+    finally:
+        server.stop()
+
+
+def use_s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the AWS command line would need to use the server, and nothing of this machine's."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-key")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
