@@ -22,7 +22,7 @@ from typing import Any
 from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import MissingPackage, OptionError
 
-# A body that gives no byte for so long is broken. (The library's limit on a complete request, 30 s
+# A body that yields no byte for so long is broken. (The library's limit on a complete request, 30 s
 # by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
