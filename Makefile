@@ -36,7 +36,7 @@ help:
 	@echo "              measure JPEG decoding, packing, loading from memory, from the disk, and from"
 	@echo "              one that answers late"
 	@echo "make peers    set up the other loaders that load.py and cold.py compare with"
-	@echo "make lint     check the style of the code"
+	@echo "make lint     check the style of the code, and the types that users see"
 	@echo "make clean    remove $(VENV) and caches, but no packs"
 	@echo
 	@echo "TARS=$$TARS"
@@ -154,7 +154,8 @@ bench-slow: setup
 lint: setup $(VENV)/.ready-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache sa1bpack.egg-info build
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache .mypy_cache sa1bpack.egg-info build
 	find sa1bpack tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +67,29 @@ def test_every_argument_is_documented_with_a_type(name):
     for parameter in inspect.signature(value).parameters.values():
         assert parameter.annotation is not parameter.empty, parameter.name
         assert re.search(rf"\b{parameter.name}\b", text), f"{name}: {parameter.name}"
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_a_public_name_returns_has_a_type(name):
+    value = SHOWN[name]
+    functions = dict(members_of(value)) if inspect.isclass(value) else {"": value}
+    untyped = []
+    for member, found in functions.items():
+        function = getattr(found, "fget", None) or getattr(found, "func", None) or found
+        signature = inspect.signature(getattr(function, "__func__", function))
+        arguments = list(signature.parameters.values())[inspect.isclass(value) :]
+        if signature.return_annotation is signature.empty or any(
+            argument.annotation is argument.empty for argument in arguments
+        ):
+            untyped.append(member)
+    assert untyped == []
+
+
+def test_calls_of_every_public_function_and_class_are_type_checked():
+    """By `make lint`, see [tool.mypy] in pyproject.toml."""
+    text = (Path(__file__).parent / "typing/calls.py").read_text()
+    names = [name for name in SHOWN if name.count(".") == 1]
+    assert [name for name in names if not re.search(rf"{name}\b", text)] == []
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,9 @@ from sa1bpack.schedules import Schedule, as_schedule
 class Ordered(Protocol):
     """What an order requires of a dataset."""
 
-    fingerprint: str
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change whenever the samples do."""
 
     def __len__(self) -> int: ...
 
