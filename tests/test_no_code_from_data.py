@@ -26,6 +26,7 @@ ALLOWED = {
     ("sa1bpack/deriving/named.py", "import_module"): "the function that the user names",
     ("scripts/distill_example.py", "import_module"): "the teacher that the user names",
     ("sa1bpack/transforms/ways.py", "import_module"): "kernels that its own callers name",
+    ("sa1bpack/cloud/stores.py", "import_module"): "modules of the extra `cloud`, named by callers",
     ("sa1bpack/measuring/bench.py", "multiprocessing"): "a process that it spawns itself",
     **{
         (
