@@ -9,6 +9,7 @@ from sa1bpack.adapters.packs import opened
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
+from sa1bpack.schedules import as_schedule
 
 # One library under two names, each of which refuses the classes of the other: the name that the
 # program has imported, otherwise the newer one if it is installed.
@@ -19,6 +20,9 @@ else:
         from lightning.pytorch import LightningDataModule
     except ModuleNotFoundError:
         from pytorch_lightning import LightningDataModule
+
+
+_CHANGING = {"max_masks", "choose"}
 
 
 class DataModule(LightningDataModule):
@@ -36,7 +40,7 @@ class DataModule(LightningDataModule):
     def __init__(
         self,
         pack: Any,
-        batch_size: int,
+        batch_size: Any,
         *,
         val: Any = 0.01,
         split_seed: int = 0,
@@ -46,13 +50,14 @@ class DataModule(LightningDataModule):
         """
         Args:
             pack: what `sa1bpack.open` takes, or a dataset without a transform.
-            batch_size: images per batch, of all ranks together.
+            batch_size: images per batch, of all ranks together; or a schedule, as in `Loader`.
             val: share of the images that are for validation, 0 for none; or, as `pack`, the images
                 themselves, and then all of `pack` is for training.
             split_seed: of the split.
             val_options: options of the validation loader that differ from `options`. By default
-                its order is sequential. Where the last batch has fewer images than there are ranks,
-                which is an error, `{"last": "pad"}` repeats some.
+                its order is sequential, without buckets, and what changes while training has its
+                last value in every validation. Where the last batch has fewer images than there are
+                ranks, which is an error, `{"last": "pad"}` repeats some.
             options: of both loaders, see `Loader`. The device is the trainer's unless given.
         """
         super().__init__()
@@ -61,7 +66,11 @@ class DataModule(LightningDataModule):
         self.val: Dataset | None = None
         self._val, self._split_seed = val, split_seed
         self._options = dict(options)
-        self._val_options = {**options, "order": "sequential", **(val_options or {})}
+        if "max_masks" in options:  # a function is called here, once
+            self._options["max_masks"] = as_schedule("max_masks", options["max_masks"])
+        fixed = {name: _last(name, self._options[name]) for name in _CHANGING & options.keys()}
+        in_order = {"order": "sequential", "buckets": None}
+        self._val_options = {**self._options, **fixed, **in_order, **(val_options or {})}
         self._loaders: dict[str, Loader] = {}
         if isinstance(val, Real) and val == 0:
             # Lightning validates if this method is not its own, and warns of no batches.
@@ -98,10 +107,16 @@ class DataModule(LightningDataModule):
         if part not in self._loaders:
             trainer = self.trainer
             device = "cpu" if trainer is None else str(trainer.strategy.root_device)
-            self._loaders[part] = Loader(ds, self.batch_size, **{"device": device, **options})
+            size = self.batch_size if part == "train" else _last("batch_size", self.batch_size)
+            self._loaders[part] = Loader(ds, size, **{"device": device, **options})
         return self._loaders[part]
 
     def teardown(self, stage: str | None = None) -> None:
         """End the threads of the loaders and release their memory."""
         while self._loaders:
             self._loaders.popitem()[1].close()
+
+
+def _last(name: str, value: Any) -> Any:
+    """The value of an option once it no longer changes."""
+    return as_schedule(name, value, functions=name != "choose").values[-1]

@@ -299,9 +299,10 @@ def make_dataloader(
     """
     ds = as_dataset(ds)
     chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)
+    batches = chosen.batches(ds, batch_size)
     if tuned is not None:
-        found = read_tuned(tuned)
-        warn_of_differences(tuned, found, ds, found.measured_for.device, batch_size)
+        found, largest = read_tuned(tuned), batches.sizes.largest
+        warn_of_differences(tuned, found, ds, found.measured_for.device, largest)
         settings = found.dataloader
         if workers is None and ds.options.transform is None:
             workers = settings["workers"]
@@ -318,7 +319,6 @@ def make_dataloader(
     if multiprocessing_context is not None:
         methods = torch.multiprocessing.get_all_start_methods()
         choice("multiprocessing_context", multiprocessing_context, methods)
-    batches = chosen.batches(ds, batch_size)
     collate = _SendingCollate(ds, chosen, chosen.mask_schedule(ds, batches.order))
     if ds.options.transform is None:
         BatchSpec.of(ds, chosen.layout, to_device=False)  # raises if it cannot be made

@@ -151,12 +151,13 @@ class Loader(BatchReader):
                 "a Loader cannot yield runs with check='read': run lengths are unknown until read; "
                 "open the pack with a mask_size, or use make_dataloader"
             )
+        batches = chosen.batches(ds, batch_size)
         settings: dict[str, Any] = {}
         self._disk_ceiling: float | None = None
         if tuned is not None:
             found = read_tuned(tuned)
             settings, self._disk_ceiling = found.loader, found.disk_bytes_per_second
-            warn_of_differences(tuned, found, ds, str(device), batch_size)
+            warn_of_differences(tuned, found, ds, str(device), batches.sizes.largest)
         threads = settings.get("threads") if threads is None else threads
         ahead = settings.get("ahead") if ahead is None else ahead
         io = settings.get("io", "auto") if io is None else io
@@ -165,7 +166,7 @@ class Loader(BatchReader):
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
         self._threads = whole_number("threads", threads, 1, MAX_THREADS)
-        self._set_up(ds, chosen.batches(ds, batch_size), chosen)
+        self._set_up(ds, batches, chosen)
         if ahead is None:
             direct = self._mode.direct
             ahead = _direct_ahead(self._threads, self.batches.most_samples) if direct else AHEAD

@@ -20,7 +20,7 @@ from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.named import make_batches
 from sa1bpack.order.orders import Order, order_seed
-from sa1bpack.schedules import Schedule
+from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 # Options of other loaders, and their names here.
@@ -128,6 +128,8 @@ class ReadingOptions:
         if self.trace is not None:
             local_path("trace", self.trace)
         _ = self.relate  # checks relations
+        most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
+        object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
         _ = self.choices  # checks masks, max_masks, choose, pad_to_max and seed
 
     @property

@@ -1,6 +1,6 @@
 """The memory, threads or workers, and files of a loader, in numbers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,7 @@ from sa1bpack.batch.mask_schedule import MaskSchedule
 from sa1bpack.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.buckets import Waste
 from sa1bpack.wording import counted, size_text
-
-# Samples of an epoch for which padding is computed.
-_REPORTED_SAMPLES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -155,13 +151,13 @@ def planned_batches(
     found: dict[str, Any] = {"schedules": ", ".join(f"{name}={each}" for name, each in schedules)}
     buckets = batches.buckets
     if buckets is not None and (layout.padded or not buckets.of_masks):
-        parts = []
-        for current in (batches.current, replace(batches.current, buckets=None)):
-            count = min(len(current), max(1, _REPORTED_SAMPLES // batches.most_samples))
-            waste = Waste()
-            for k in range(count):
-                choice = masks.at(current.epoch, current.step(k))
-                waste += buckets.waste(current[k], choice.max_masks, masks.capacity(choice))
-            parts.append(waste.share)
-        found |= {"padding": parts[0], "padding_without": parts[1], "padded": buckets.wasted}
+        epoch = batches.epoch
+
+        def kept(step: int) -> tuple[int | None, int | None]:
+            choice = masks.at(epoch, step)
+            return choice.max_masks, masks.capacity(choice)
+
+        shares = batches.padding(kept)
+        found |= dict(zip(("padding", "padding_without"), shares, strict=True))
+        found["padded"] = buckets.wasted
     return found

@@ -27,7 +27,7 @@ class MeasuredFor:
     layout  image_size, mask_size, fit, pixels, bits and runs of the pack
     device  "cpu" or "cuda"
     cores   that the process could use
-    batch_size  samples per batch
+    batch_size  samples per batch; the most of all epochs, if that changes
     """
 
     layout: dict[str, Any]

@@ -22,7 +22,7 @@ from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.cursor import EpochCursor
-from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.epoch import EpochBatches, Kept
 from sa1bpack.order.orders import Order
 from sa1bpack.schedules import Schedule
 
@@ -143,6 +143,23 @@ class OrderedBatches:
     def buckets(self) -> Buckets | None:
         """What samples are sorted by within a window of batches."""
         return self.cursor.batches.buckets
+
+    def padding(self, kept: Kept | None = None) -> tuple[float, float]:
+        """Return the part of mask rows that is padding, 0 to 1, with buckets and without them; for
+        buckets by aspect, the part of the pixels of images that are cropped to their batch.
+
+        Of this rank's first batches of the epoch, of up to 65,536 samples.
+
+        Args:
+            kept: see `EpochBatches.waste`; None: all masks are kept.
+
+        Raises:
+            OptionError: there are no buckets.
+        """
+        if self.buckets is None:
+            raise OptionError("the batches have no buckets: pass buckets=Buckets(ds)")
+        plain = replace(self.current, buckets=None)
+        return tuple(each.waste(self.buckets, kept).share for each in (self.current, plain))
 
     @property
     def most_samples(self) -> int:

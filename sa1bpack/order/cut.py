@@ -30,6 +30,7 @@ class Cut:
         )
         self._before = list(accumulate(spans, initial=0))
         self._first_steps = [0]  # by step: of the first epochs
+        self._latest = (0, 0)  # by epoch: one epoch, and its first step
 
     def size(self, epoch: int, number: int) -> int:
         """Samples of a batch, all ranks together."""
@@ -60,8 +61,12 @@ class Cut:
         """Batches of all earlier epochs together: the step at which an epoch begins."""
         sizes = self.sizes
         if sizes.by == "epoch":
-            edges = [start for start in sizes.starts if start < epoch] + [epoch]
-            return sum((stop - start) * self.length(start) for start, stop in pairwise(edges))
+            known, step = self._latest
+            if known != epoch:
+                edges = [start for start in sizes.starts if start < epoch] + [epoch]
+                step = sum((stop - start) * self.length(start) for start, stop in pairwise(edges))
+                self._latest = (epoch, step)  # as one object: another thread may do the same
+            return step
         known = self._first_steps
         if epoch < len(known):
             return known[epoch]

@@ -1,5 +1,6 @@
 """The batches of one epoch for one rank, and the states that a run resumes from."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.errors import OptionError
 from sa1bpack.order import functions as pure
-from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.buckets import Buckets, Waste
 from sa1bpack.order.cut import Cut
 from sa1bpack.order.orders import Latest, Order, order_seed
 from sa1bpack.schedules import Schedule, whole_numbers
@@ -18,6 +19,10 @@ MAX_RANKS = MAX_BATCH = 2**32 - 1
 LAST = ("short", "drop", "pad")
 # Epochs of a batch size by step that are cut beforehand, to find one that cannot be.
 _CHECKED_EPOCHS = 1000
+# Samples of an epoch for which padding is computed.
+_REPORTED_SAMPLES = 1 << 16
+# Step → masks that are kept per sample, and masks per sample in padded arrays.
+Kept = Callable[[int], tuple[int | None, int | None]]
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 
@@ -258,6 +263,24 @@ class EpochBatches:
             parts.append(self.order.take(self.epoch, low - lap, stop - lap))
             low = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def waste(self, buckets: Buckets, kept: Kept | None = None) -> Waste:
+        """Return what padding wastes in the first batches, of up to 65,536 samples of this rank.
+
+        Args:
+            buckets: of the dataset: what is padded, and the masks of its samples.
+            kept: step → the masks that are kept per sample, None for all; and the masks per sample
+                in padded arrays, None for those of the batch's fullest sample. None: all are kept.
+        """
+        found, samples = Waste(), 0
+        for k in range(len(self)):
+            most, capacity = (None, None) if kept is None else kept(self.step(k))
+            batch = self[k]
+            found += buckets.waste(batch, most, capacity)
+            samples += len(batch)
+            if samples >= _REPORTED_SAMPLES:
+                break
+        return found
 
     def after(self, k: int) -> "EpochBatches":
         """Return what remains once the first k batches are done: the next epoch if k is all.

@@ -93,6 +93,24 @@ def test_validation_has_options_of_its_own_and_any_images(photos):
     data.teardown()
 
 
+def test_what_changes_while_training_has_its_last_value_in_every_validation(photos):
+    ds = sa1bpack.open(photos.root)
+    data = DataModule(
+        ds[:3], lambda epoch: 1 + (epoch > 0), val=ds[2:], buckets="mask_count", pad_to_max=True,
+        max_masks=[1, 2, 4], choose=["largest", "iou"],
+    )  # fmt: skip
+    data.setup()
+    train = [[tuple(b["areas"].shape) for b in data.train_dataloader()] for _ in range(3)]
+    assert train == [[(1, 1)] * 3, [(2, 2), (1, 2)], [(2, 4), (1, 4)]]
+    for _ in range(2):
+        batches = list(data.val_dataloader())
+        assert [tuple(batch["areas"].shape) for batch in batches] == [(2, 4), (1, 4)]
+        seen = [image for batch in batches for image in batch["image_ids"].tolist()]
+        assert seen == ds[2:].column("image_id").tolist()
+    assert data.val_dataloader().plan().schedules == ""
+    data.teardown()
+
+
 def test_a_split_without_images_in_a_part_is_refused_and_val_0_validates_nothing(photos):
     with pytest.raises(sa1bpack.OptionError, match=r"of 5 images 5 are for training and 0 for"):
         made(photos, val=0.001, split_seed=1).setup()

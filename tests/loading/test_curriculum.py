@@ -1,6 +1,7 @@
 """Options that change by epoch or step, and buckets, in Loader and make_dataloader alike."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -188,6 +189,20 @@ def test_values_that_cannot_be_used_are_refused_before_the_first_epoch(
 ):
     with pytest.raises(OptionError, match=named):
         make(ds, sizes, **options)
+
+
+@BOTH
+def test_a_function_is_called_once_per_epoch_and_need_not_be_picklable(ds, make):
+    called = []
+    options = {"max_masks": lambda epoch: called.append(epoch) or min(1 + epoch, 3)}
+    loader = make(ds, lambda epoch: max(6 - 2 * epoch, 2), pad_to_max=True, **options)
+    text = str(loader.plan())
+    sent = pickle.loads(pickle.dumps(loader)) if make is Loader else loader
+    assert [batch["areas"].shape[1] for _ in range(3) for batch in sent] == [
+        *([1] * 2), *([2] * 3), *([3] * 6)
+    ]  # fmt: skip
+    assert called == list(range(1000))
+    assert "batch_size=Steps(6, {1: 4, 2: 2}), max_masks=Steps(1, {1: 2, 2: 3})" in text
 
 
 @BOTH

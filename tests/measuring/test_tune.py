@@ -91,7 +91,7 @@ def test_the_file_sets_what_is_not_given(tuned, packed, tmp_path, caplog):
         assert own.plan().threads == 1 and own.plan().batches == 1 + 2
         next(iter(loader))
         assert loader.stats().disk_ceiling == result.settings.disk_bytes_per_second
-    batches = make_dataloader(ds, 4, tuned=path)
+    batches = make_dataloader(ds, [2, 4], tuned=path)  # as a schedule: its largest batch counts
     assert (batches.num_workers, batches.prefetch_factor, batches.pin_memory) == (2, 2, False)
     transformed = open_pack(packed.root, transform=dict)
     assert make_dataloader(transformed, 4, tuned=path, workers=1).num_workers == 1

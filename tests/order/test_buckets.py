@@ -75,6 +75,18 @@ def waste(batches):
     return 1 - used / sum(len(batch) * COUNTS[batch].max() for batch in batches)
 
 
+def test_the_padding_saved_is_reported():
+    batches = OrderedBatches(ORDER, 24, buckets=Buckets(DS, batches=8))
+    batches.set_epoch(1)
+    expected = [waste(on_ranks(1, 24, b, epoch=1)[0]) for b in (Buckets(DS, batches=8), None)]
+    assert batches.padding() == pytest.approx(expected)
+    # With 50 masks of each sample that has more, in batches that all have 64 rows per sample.
+    kept = np.minimum(COUNTS, 50).sum() / (64 * SIZE)
+    assert batches.padding(lambda step: (50, 64)) == pytest.approx((1 - kept, 1 - kept))
+    with pytest.raises(OptionError, match="the batches have no buckets"):
+        OrderedBatches(ORDER, 24).padding()
+
+
 @each
 @pytest.mark.parametrize("last", ["short", "drop", "pad"])
 def test_any_number_of_ranks_yields_the_same_batches_of_the_same_sizes(sizes, last):
