@@ -290,7 +290,8 @@ class DealtBatches:
     def batch_size(self) -> int | None:
         """Samples of one rank's batch; None if they change.
 
-        With None, Accelerate demands `even_batches=False`, and counts the samples of none.
+        With None, Accelerate completes the last round with whole batches from the beginning, and
+        `gather_for_metrics` does not remove them.
         """
         size = self.batches.batch_size
         return None if isinstance(size, Schedule) else size // self.batches.world_size

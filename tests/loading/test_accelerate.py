@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import BatchSamplerShard
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
@@ -34,6 +35,7 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.orders import ShuffleOrder
+from sa1bpack.schedules import Steps
 
 EPOCHS, BATCH = 3, 4
 OPTIONS = {"seed": 3, "max_masks": 2, "choose": "random"}
@@ -138,6 +140,32 @@ def test_a_run_sees_every_epoch_as_without_accelerate_wherever_it_resumes(
         expected = [complete[1][done:], complete[2]]
         assert loop(prepared(ds, workers=workers), EPOCHS, 1, done) == expected
     assert loop(prepared(ds, workers=workers), EPOCHS, 2) == complete[2:]
+
+
+def test_schedules_are_of_the_step_wherever_it_resumes_and_of_the_process(ds):
+    options = {"max_masks": Steps(1, {2: 2, 4: 5}, by="step"), "seed": 3}
+    sizes = [4, 2]
+    whole = [[content(batch) for batch in make_dataloader(ds, sizes, **options)]]
+    later = make_dataloader(ds, sizes, **options)
+    later.set_epoch(1)
+    whole.append([content(batch) for batch in later])
+    assert [len(epoch) for epoch in whole] == [3, 6]
+
+    def prepared():
+        return Accelerator(cpu=True).prepare(make_dataloader(ds, sizes, **options))
+
+    assert train(prepared(), 2) == whole
+    assert train(prepared(), 2, 1, 2) == [whole[1][2:]]
+    # Two processes, as Accelerate deals out batches that have no size of their own.
+    parts = []
+    for rank in range(2):
+        loader = make_dataloader(ds, sizes, rank=rank, world_size=2, **options)
+        dealt = BatchSamplerShard(loader.batch_sampler, 2, rank)
+        loaded = torch.utils.data.DataLoader(
+            loader.dataset, batch_sampler=dealt, collate_fn=loader.collate_fn
+        )
+        parts.append([content(batch)[0] for batch in loaded])
+    assert [a + b for a, b in zip(*parts, strict=True)] == [ids for ids, *_ in whole[0]]
 
 
 def test_an_epoch_that_nobody_sets_is_the_next_one(ds, complete):

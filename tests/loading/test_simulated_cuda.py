@@ -67,6 +67,26 @@ def test_batches_are_right_in_every_interleaving_of_threads_and_devices(ds, monk
     assert found.schedule.expired == 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_batches_that_change_their_size_share_the_buffers_of_the_largest(ds, monkeypatch, seed):
+    schedule, cuda = scheduled(monkeypatch, seed)
+    sizes, masks, consumers, numbers = [1, 4, 2], [9, 1, 3], [], []
+
+    def train() -> None:
+        options = {"threads": 2, "ahead": 1, "io": "cached", "masks": "flat_bits"}
+        with Loader(ds, sizes, max_masks=masks, device="cuda:1", **options) as batches:
+            for most in masks:
+                consumers.append(Consumer(ds, cuda, schedule))
+                consumers[-1].collate = Collate("flat_bits", max_masks=most)
+                for batch in batches:
+                    consumers[-1].take(batch, 1)
+                    numbers.append(batch["step"])
+
+    schedule.run(train)
+    assert [consumer.check() for consumer in consumers] == [12, 3, 6]
+    assert numbers == [*range(21)]
+
+
 def test_a_seed_makes_the_same_interleaving_again(ds, monkeypatch):
     runs = []
     for _ in range(2):

@@ -147,7 +147,7 @@ def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, op
 def test_batches_that_a_library_deals_out_have_the_size_of_their_epoch():
     batches = OrderedBatches(SequentialOrder(EXTENT), Steps(12, {1: 24}), world_size=2)
     dealt = DealtBatches(batches)
-    assert dealt.batch_size is None  # Accelerate refuses even_batches for it
+    assert dealt.batch_size is None
     for size in (6, 12):
         found = list(dealt)
         assert len(dealt) == len(found) and np.concatenate(found).tolist() == list(range(SIZE))
