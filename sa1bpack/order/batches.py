@@ -158,8 +158,9 @@ class OrderedBatches:
         """
         if self.buckets is None:
             raise OptionError("the batches have no buckets: pass buckets=Buckets(ds)")
-        plain = replace(self.current, buckets=None)
-        return tuple(each.waste(self.buckets, kept).share for each in (self.current, plain))
+        current = self.current
+        plain = replace(current, buckets=None)
+        return current.waste(self.buckets, kept).share, plain.waste(self.buckets, kept).share
 
     @property
     def most_samples(self) -> int:
