@@ -20,7 +20,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup pack verify test test-alone frameworks torture lint bench-decode bench-pack \
-        bench-load bench-cold bench-slow peers clean
+        bench-load bench-cold bench-slow peers docs docs-serve clean
 
 help:
 	@echo "make pack     set up, pack TARS into OUT, and verify the result"
@@ -36,6 +36,7 @@ help:
 	@echo "              measure JPEG decoding, packing, loading from memory, from the disk, and from"
 	@echo "              one that answers late"
 	@echo "make peers    set up the other loaders that load.py and cold.py compare with"
+	@echo "make docs     build the documentation into site; make docs-serve shows it while you write"
 	@echo "make lint     check the style of the code, and the types that users see"
 	@echo "make clean    remove $(VENV) and caches, but no packs"
 	@echo
@@ -155,6 +156,25 @@ lint: setup $(VENV)/.ready-lint
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# The site imports sa1bpack to describe it, from $(VENV); what builds it is in a layer above.
+DOCS := $(VENV)-docs/bin
+
+$(VENV)-docs/.ready: pyproject.toml constraints.txt | $(VENV)/.ready
+	@echo "set-up: what builds the documentation, in $(VENV)-docs"
+	@test -x $(DOCS)/python || $(BIN)/python -m venv $(VENV)-docs
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "`$(DOCS)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/sa1bpack.pth"
+	@$(DOCS)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	  --requirement scripts/site/requirements.txt
+	@touch $@
+
+docs: setup $(VENV)-docs/.ready
+	@PYTHONPATH=. $(DOCS)/python -m mkdocs build --quiet
+	@echo "site/index.html"
+
+docs-serve: setup $(VENV)-docs/.ready
+	@PYTHONPATH=. $(DOCS)/python -m mkdocs serve
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache .mypy_cache sa1bpack.egg-info build

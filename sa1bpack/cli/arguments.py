@@ -37,7 +37,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     load, and `sa1bpack --help` needs none.
     """
     found = _main_parser().parse_args(arguments)
-    command = _command_parser(found.command)
+    command = command_parser(found.command)
     if "--" in found.arguments:  # only plain parsing treats what follows as arguments
         options = command.parse_args(found.arguments)
     else:
@@ -120,7 +120,8 @@ def _main_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command_parser(name: str) -> argparse.ArgumentParser:
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one command, with its options: a key of COMMANDS."""
     parser = argparse.ArgumentParser(
         prog=f"sa1bpack {name}",
         epilog=exits.EPILOG,

@@ -1,0 +1,83 @@
+"""The pages of the Python API: every public name on one of them."""
+
+import inspect
+from collections.abc import Iterator
+
+import sa1bpack
+
+# Page → (title, names). `undocumented` and the test of the site find what is missing here.
+TOP = {
+    "packing": ("Packing and checking", [
+        "pack", "PackOptions", "PackResult", "estimate", "verify", "repair", "RepairResult",
+        "merge", "MergeResult", "export_sa1b", "export_coco", "ExportResult",
+    ]),
+    "looking": ("Looking", ["info", "show", "write_report"]),
+    "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
+    "order": ("Order and schedules", [
+        "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "WeightedOrder", "Extent",
+        "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
+    ]),
+    "loading": ("Loading", [
+        "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench", "tune",
+    ]),
+    "deriving": ("Side data", ["derive", "attach", "DeriveResult"]),
+}  # fmt: skip
+ADAPTERS = {
+    "sam2": ["RawDataset"], "torchvision": ["as_tv_tensors"], "lightning": ["DataModule"],
+}  # fmt: skip
+_NAMES = "Examples run where `packed` is a pack of the sample tar, after:"
+_IMPORTS = """```python
+import numpy as np
+import sa1bpack
+import torch
+from sa1bpack import transforms as T
+```"""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """(path, Markdown) of every page."""
+    placed = {name for _, names in TOP.values() for name in names}
+    others = [name for name in sa1bpack.__all__ if name not in placed and is_documented(name)]
+    for page, (title, names) in TOP.items():
+        yield path_of(page), page_of(title, [f"sa1bpack.{name}" for name in names])
+    masks = [f"sa1bpack.masks.{name}" for name in sa1bpack.masks.__all__ if name != "LEVELS"]
+    yield path_of("masks"), page_of("sa1bpack.masks", masks)
+    transforms = [
+        f"sa1bpack.transforms.{name}"
+        for name in sa1bpack.transforms.__all__
+        if callable(getattr(sa1bpack.transforms, name))
+    ]
+    yield path_of("transforms"), page_of("sa1bpack.transforms", transforms)
+    adapters = [f"sa1bpack.adapters.{module}.{name}" for module, names in ADAPTERS.items()
+                for name in names]  # fmt: skip
+    yield path_of("adapters"), page_of("sa1bpack.adapters", adapters)
+    errors = [f"sa1bpack.errors.{name}" for name, value in vars(sa1bpack.errors).items()
+              if inspect.isclass(value)]  # fmt: skip
+    yield path_of("errors"), page_of("sa1bpack.errors", errors)
+    if others:
+        yield path_of("others"), page_of("Others", [f"sa1bpack.{name}" for name in others])
+
+
+def is_documented(name: str) -> bool:
+    """Whether a name of sa1bpack has a place here: errors have a page of their own."""
+    value = getattr(sa1bpack, name)
+    error = inspect.isclass(value) and issubclass(value, BaseException)
+    return callable(value) and not error
+
+
+def path_of(page: str) -> str:
+    return f"reference/api/{page}.md"
+
+
+def page_of(title: str, names: list[str]) -> str:
+    parts = [f"# {title}", _NAMES, _IMPORTS, *(f"::: {name}" for name in names)]
+    return "\n\n".join(parts) + "\n"
+
+
+def undocumented() -> Iterator[str]:
+    """Public names without a docstring."""
+    for module in (sa1bpack, sa1bpack.masks, sa1bpack.transforms):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value) and not value.__doc__:
+                yield f"{module.__name__}.{name}"

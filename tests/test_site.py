@@ -1,0 +1,128 @@
+"""The documentation site: what `make docs` needs, without building it."""
+
+import ast
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import sa1bpack
+from sa1bpack import errors
+from sa1bpack.cli.arguments import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Imports a module of scripts/site."""
+    sys.path.insert(0, str(ROOT / "scripts/site"))
+    yield importlib.import_module
+    sys.path.remove(str(ROOT / "scripts/site"))
+
+
+def test_every_page_is_in_the_navigation():
+    nav = re.search(r"^nav:\n(.*?)^\S", (ROOT / "mkdocs.yml").read_text(), re.S | re.M)[1]
+    named = set(re.findall(r"[\w/-]+\.md", nav))
+    pages = {path.name for path in DOCS.glob("*.md")}
+    generated = {"index.md", "reference/cli.md", "repository/CHANGELOG.md"}
+    assert pages - named == set(), "name them under nav in mkdocs.yml"
+    assert named - pages == generated
+
+
+def test_every_error_has_its_cause_and_remedy():
+    text = (DOCS / "errors.md").read_text()
+    classes = [name for name, value in vars(errors).items() if inspect.isclass(value)]
+    assert len(classes) > 15
+    assert [name for name in classes if not re.search(rf"\b{name}`", text)] == []
+
+
+def read_variables(tree: ast.AST, constants: dict[str, str]) -> set[str]:
+    """Names of the environment variables that a module reads or sets."""
+    found = set()
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Call(
+                    func=ast.Attribute(attr="get", value=ast.Attribute(attr="environ")),
+                    args=[name, *_],
+                )
+                | ast.Subscript(value=ast.Attribute(attr="environ"), slice=name)
+            ):
+                is_text = isinstance(name, ast.Constant)
+                found.add(name.value if is_text else constants[ast.unparse(name)])
+    return found
+
+
+def test_every_environment_variable_is_documented():
+    text = (DOCS / "environment.md").read_text()
+    found = set()
+    for path in (ROOT / "sa1bpack").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        constants = {
+            node.targets[0].id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and isinstance(node.value, ast.Constant)
+        }
+        found |= read_variables(tree, constants)
+    assert {"RANK", "SA1BPACK_TRITON", "NUMBA_CACHE_DIR"} <= found
+    assert [name for name in sorted(found) if f"`{name}`" not in text] == []
+
+
+def test_every_public_name_is_on_one_page_of_the_reference(site):
+    pages = dict(site("api_reference").pages())
+    named = [name for text in pages.values() for name in re.findall(r"^::: (\S+)$", text, re.M)]
+    assert len(named) == len(set(named)) > 80
+    expected = {
+        f"{module.__name__}.{name}"
+        for module in (sa1bpack, sa1bpack.masks, sa1bpack.transforms)
+        for name in module.__all__
+        if callable(value := getattr(module, name))
+        and not (module is sa1bpack and inspect.isclass(value) and issubclass(value, Exception))
+    }
+    assert expected - set(named) == set()
+    assert "reference/api/others.md" not in pages, "give them a page in api_reference.TOP"
+
+
+def test_the_page_of_commands_has_every_command_and_option(site):
+    text = site("cli_reference").page()
+    assert re.findall(r"^## sa1bpack (\w+)$", text, re.M) == list(COMMANDS)
+    assert "`-o, --out OUT`\n:   folder of the pack" in text
+    assert "(default: 1024)" in text and "%(default)s" not in text
+    assert "\n## Exit codes\n" in text
+
+
+@pytest.mark.parametrize(
+    ("docstring", "markdown"),
+    [
+        ("One line.", "One line.\n"),
+        ("Args:\n    a, b: text\n        more\n", "`a`, `b`\n:   text\n    more\n"),
+        ("Head.\n\nname   text\n       more", "`name`\n:   text\n    more\n"),
+        ("name\n    Text of it.", "`name`\n:   Text of it.\n"),
+        ("== ==\na  b\n== ==", "```text\n== ==\na  b\n== ==\n```\n"),
+        ("Use::\n\n::\n\n    f(x)", "```python\nf(x)\n```\n"),
+        ("Examples:\n    >>> 1 + 1\n    2", "```pycon\n>>> 1 + 1\n2\n```\n"),
+        ("Raises:\n    OptionError: no.\n\nAfter.", "`OptionError`\n:   no.\n"),
+    ],
+)
+def test_docstrings_become_markdown(site, docstring, markdown):
+    assert markdown in site("docstrings").markdown(docstring)
+
+
+@pytest.mark.parametrize(
+    ("html", "count"),
+    [
+        ('<script src="https://cdn/x.js"></script>', 1), ("<script src='a/x.js'></script>", 0),
+        ('<link rel="stylesheet" href="//fonts/x.css">', 1), ('<img src="http://x/y.png">', 1),
+        ('<link rel="canonical" href="https://here/">', 0), ('<a href="https://x/">x</a>', 0),
+        ('<iframe src="https://x/">', 1),
+    ],
+)  # fmt: skip
+def test_what_a_page_loads_from_another_host_is_found(site, html, count):
+    assert len(site("loads").loaded_from_elsewhere(html)) == count
