@@ -1,0 +1,103 @@
+"""The benchmark of the usual way: all ways deliver the same samples, and every line is reported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+# pycocotools' decode and numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LINES = [
+    "guide, 0 workers", "guide, 2 workers", "guide, 2 workers, prefetch_factor 4",
+    "guide, 2 workers, pin_memory", "TarDataset, 0 workers", "TarDataset, 2 workers",
+    "Loader, float32 masks", "Loader, bool masks", "Loader, bits", "SAM 2's steps, 0 workers",
+    "SAM 2's steps, 2 workers", "Loader and Pipeline",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """The module benchmarks/usual.py."""
+    pytest.importorskip("indexed_gzip")
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import usual
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return usual
+
+
+def test_the_ways_of_a_task_deliver_the_same_samples(usual, tmp_path, sample_tar, monkeypatch):
+    """By id: each of the two images has 3 masks, which are almost those of the guide."""
+    usual.prepare([sample_tar], tmp_path, images=2, masks=3)
+    ways = {way.name: way for way in usual.ways(tmp_path, 2, [0, 2])}
+    assert list(ways) == LINES
+    guide = usual.GuideDataset(tmp_path / "photos")
+    expected = {int(path.stem[3:]): guide[row] for row, path in enumerate(guide.images)}
+    (raw,), (batch,), (floats,) = (
+        list(ways[name].begin())
+        for name in ("TarDataset, 0 workers", "Loader, bool masks", "Loader, float32 masks")
+    )
+    for found in (raw, batch):
+        assert sorted(found["image_ids"].tolist()) == sorted(expected)
+        for row, number in enumerate(found["image_ids"].tolist()):
+            image, masks = expected[number]
+            colours = found["images"][row].permute(2, 0, 1).float() / 255
+            assert (colours - image).abs().mean() < 0.02
+            assert (found["masks"][row] == masks.bool()).float().mean() > 0.98
+            assert 0 < masks.mean() < 1
+    assert torch.equal(floats[0], batch["images"].permute(0, 3, 1, 2).float() / 255)
+    assert torch.equal(floats[1], batch["masks"].float())
+    shapes = [
+        [tuple(tensor.shape) for tensor in found]
+        for found in (*ways["guide, 0 workers"].begin(), floats)
+    ]
+    assert shapes == [[(2, 3, 1024, 1024), (2, 3, 256, 256)]] * 2
+    (sam2,), (ours,) = (
+        list(ways[name].begin()) for name in ("SAM 2's steps, 0 workers", "Loader and Pipeline")
+    )
+    assert ours["images"].shape == sam2[0].shape == (2, 3, 1024, 1024)
+    assert ours["masks"].shape == sam2[1].shape == (2, 3, 1024, 1024)
+    assert ours["masks"].dtype == sam2[1].dtype == torch.bool
+
+
+def test_a_claim_is_judged_by_the_ratios_of_the_same_round(usual):
+    def line(name, *speeds):
+        return {"line": name, "task": "guide", "speed": speeds, "memory_bytes": 5_000_000}
+
+    found = [
+        line("guide, 0 workers", 1, 2, 4),
+        line("guide, 2 workers", 2, 3, 8),
+        line("guide, 2 workers, pin_memory", 3, 6, 16),
+    ]
+    workers, pinning = usual.claims(found, cpus=2, cuda=True)
+    assert (workers["found"], workers["reproduced"]) == ((2, 1.5, 2), False)
+    assert "with 2 workers, on 2 CPUs; at 1.00 times per CPU it takes 8 CPUs" in workers["text"]
+    assert (pinning["found"], pinning["reproduced"]) == ((2, 1.5, 2), True)
+    (_, pinning) = usual.claims(found, cpus=2, cuda=False)
+    assert pinning["reproduced"] is None and "pins nothing without a CUDA" in pinning["text"]
+    found[1]["speed"] = (8, 16, 32)
+    assert usual.claims(found, cpus=8, cuda=False)[0]["reproduced"] is True
+    assert "| guide, 2 workers | 16.0 | 8.0 | 5 |" in usual.table(found)
+
+
+def test_every_line_is_reported(tmp_path, sample_tar, complete_runs):
+    pytest.importorskip("indexed_gzip")
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(BENCHMARKS / "usual.py"), str(sample_tar), "--images", "4"]
+    command += ["--masks", "3", "--rounds", "2", "--workers", "0", "2", "--seconds", "0.1"]
+    command += ["--folder", str(tmp_path), "--json", str(figures)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text())
+    assert [line["line"] for line in found["lines"]] == LINES
+    for line in found["lines"]:
+        assert len(line["speed"]) == 2 and min(line["speed"]) > 0
+        assert line["memory_bytes"] > 2 * 3 * 1024 * 1024  # a batch of bytes, and much else
+        assert f"| {line['line']} |" in done.stdout
+    assert [claim["claim"] for claim in found["claims"]] == ["workers", "pinning"]
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
