@@ -38,7 +38,7 @@ KINDS = {
         {}, 64, 1, ("image", "mask_bits"), {"RGB, bits": ({}, {"masks": "padded_bits"})}
     ),
     "native": Kind(
-        {"fit": "native", "pixels": "yuv420", "masks": "runs"}, 100, 2, ("image",),
+        {"fit": "native", "pixels": "yuv420", "masks": "runs"}, 100, 2, ("image", "run_ends"),
         {
             "planes, runs": ({"masks": "runs", "pixels": "stored"}, {}),
             "to RGB, runs": ({"masks": "runs"}, {}),
@@ -99,7 +99,7 @@ Spans = list[list[tuple[str, int, int]]]
 
 
 def spans(pack: Path, arrays: tuple[str, ...]) -> Spans:
-    """Where the samples of a pack are, for `image` and `mask_bits`."""
+    """Where the samples of a pack are, for `image`, `mask_bits` and `run_ends`."""
     ds, found = open_pack(pack), []
     layout = ds.layout
     names = [entry.name for entry in ds.pack.manifest.shards]
@@ -115,6 +115,9 @@ def spans(pack: Path, arrays: tuple[str, ...]) -> Spans:
             ranges["image"] = (*ds.shards[shard]["image_offset"][row : row + 2].tolist(), 1)
         else:
             ranges["image"] = (row, row + 1, layout.array("image").row_bytes)
+        if "run_ends" in arrays:
+            runs = ds.shards[shard]["run_offset"][[start, stop]].tolist()
+            ranges["run_ends"] = (*runs, 4)
         sample = []
         for array in arrays:
             low, high, width = ranges[array]
