@@ -18,7 +18,7 @@ COMMANDS = {
     "merge": "merge packs into one, by links where possible",
     "export": "write the annotations of a pack as SA-1B JSON or COCO JSON",
     "subset": "select samples of a pack, and save their ids in a small file",
-    "info": "show what is in a pack, or the versions in use",
+    "info": "show what is in a pack, or what this machine has",
     "show": "draw samples of a pack with their masks, as a PNG",
     "report": "write a report on a pack, as an HTML page",
     "derive": "compute an array per image or per mask, such as embeddings",

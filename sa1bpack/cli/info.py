@@ -1,6 +1,7 @@
-"""`sa1bpack info`: what is in a pack, and the versions in use."""
+"""`sa1bpack info`: what is in a pack, or what this machine has."""
 
 import argparse
+from pathlib import Path
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import one_or_several, user_path
@@ -11,7 +12,9 @@ Show what a pack holds: images, masks, sizes, rejects, options, versions, and a
 histogram of masks per image. Several packs are summarized as the one dataset
 that sa1bpack.open makes of them: image ids that several have are named, and
 packs that do not fit together are refused with what differs. Without a pack:
-the versions and the image decoder in use here."""
+what this machine has: the PIL in force, versions, SIMD, memory, CUDA, the file
+system of the current folder and whether it can be read past the page cache,
+and limits on open files, memory maps and asynchronous reads."""
 
 _EPILOG = (
     """examples:
@@ -36,9 +39,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_info(arguments: argparse.Namespace) -> int:
     """Print the summary."""
     if not arguments.packs:
+        from sa1bpack.cli.machine import describe_machine
         from sa1bpack.environment import describe
 
-        print("\n".join(f"{key:<16} {value}" for key, value in describe().items()))
+        found = describe() | describe_machine(Path.cwd())
+        print("\n".join(f"{key:<16} {printable(value)}" for key, value in found.items()))
     else:
         from sa1bpack.report.info import info
 

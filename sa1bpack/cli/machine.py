@@ -1,0 +1,88 @@
+"""What a machine has that decides how fast packing and loading are, for `sa1bpack info`."""
+
+import ctypes
+import os
+import resource
+import tempfile
+from pathlib import Path
+
+from sa1bpack.dataset.resources import mapping_limit
+from sa1bpack.disk.reading_mode import direct_obstacle
+from sa1bpack.environment import memory_bytes
+from sa1bpack.wording import counted, size_text
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_AIO = (Path("/proc/sys/fs/aio-nr"), Path("/proc/sys/fs/aio-max-nr"))
+_DRIVER = "libcuda.so.1"
+
+
+def describe_machine(folder: Path) -> dict[str, str]:
+    """Memory, CUDA, the file system of a folder, and limits: label → text, in order."""
+    return {
+        "memory": f"{size_text(memory_bytes())} for this process",
+        "CUDA": cuda_devices(),
+        "file system": f"{file_system(folder)}, of {folder}",
+        "O_DIRECT": direct_state(folder),
+        "limits": _limits(),
+    }
+
+
+def cuda_devices(driver: str = _DRIVER) -> str:
+    """The CUDA devices that the driver names; no context is made, and torch is not loaded.
+
+    driver
+        The library of the driver: its calls are those of the CUDA Driver API.
+    """
+    try:
+        cuda = ctypes.CDLL(driver)
+    except OSError:
+        return "none: no NVIDIA driver"
+    count, name, nbytes = ctypes.c_int(), ctypes.create_string_buffer(256), ctypes.c_size_t()
+    if (code := cuda.cuInit(0)) or (code := cuda.cuDeviceGetCount(ctypes.byref(count))):
+        return f"none: the driver reports error {code}"
+    found = []
+    for device in range(count.value):
+        handle = ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(handle), device)
+        cuda.cuDeviceGetName(name, len(name), handle)
+        cuda.cuDeviceTotalMem_v2(ctypes.byref(nbytes), handle)
+        found.append(f"{name.value.decode(errors='replace')} ({size_text(nbytes.value)})")
+    return ", ".join(found) or "none: the driver has no device"
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that a folder is on, such as ext4; or "unknown"."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:  # not Linux
+        return "unknown"
+    # The third field is the device; the type is the first after a lone hyphen (proc(5)).
+    kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == number]
+    return kinds[-1] if kinds else "unknown"
+
+
+def direct_state(folder: Path) -> str:
+    """Whether files in a folder can be read past the page cache, and if not, why."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".sa1bpack-") as file:
+            file.write(bytes(4096))
+            file.flush()
+            obstacle = direct_obstacle(Path(file.name))
+    except OSError as error:
+        return f"unknown: no file can be written there ({error.strerror})"
+    return "works there" if obstacle is None else f"no: {obstacle}"
+
+
+def _limits() -> str:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unlimited = files == resource.RLIM_INFINITY
+    parts = ["open files: no limit" if unlimited else counted(files, "open file")]
+    parts.append(f"{mapping_limit():,} memory maps")
+    try:
+        used, most = (int(path.read_text()) for path in _AIO)
+        parts.append(f"{used:,} of {most:,} AIO requests in use")
+    except (OSError, ValueError):  # not Linux
+        parts.append("no Linux AIO")
+    return ", ".join(parts)
