@@ -71,7 +71,7 @@ class Buckets:
                 "buckets is 'aspect', but this pack's images are squashed into squares (fit "
                 "squash), all of one shape: use buckets='mask_count'"
             )
-        self._shapes = ds.column("size")[:, 2:]  # (n, 2): stored height and width
+        self._shapes = ds.column("size")[:, 2:].copy()  # int32 (n, 2): stored height and width
         return (self._shapes[:, 0] / self._shapes[:, 1]).astype(np.float32)
 
     def as_text(self) -> str:
