@@ -112,6 +112,16 @@ def test_a_run_is_resumed_in_mid_epoch_on_other_ranks_with_the_values_of_its_ste
             assert torch.equal(torch.cat([part[key] for part in ranks]), expected[key])
 
 
+def test_checked_reading_has_the_same_batches(ds, packed):
+    options = OPTIONS | {"max_masks": Steps(1, {1: 2, 3: 4}, by="step"), "masks": "padded_bits"}
+    checked = Loader(open_pack(packed.root, check="read"), SIZES, **options)
+    for found, expected in zip(
+        epochs_of(checked, 2), epochs_of(Loader(ds, SIZES, **options), 2), strict=True
+    ):
+        assert [batch.pop("step") for batch in found] == [batch.pop("step") for batch in expected]
+        equal(found, expected)
+
+
 def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
     """Every batch of the epoch is requested before the first is used."""
     options = {"max_masks": Steps(1, {1: 2, 2: 3, 4: 5}, by="step"), "choose": "random"}
