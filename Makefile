@@ -29,7 +29,8 @@ help:
 	@echo "make test-alone"
 	@echo "              run every file of tests in a process of its own"
 	@echo "make frameworks"
-	@echo "              test with torchvision, Albumentations and transformers, in $(VENV)-frameworks"
+	@echo "              test with torchvision, Albumentations, transformers and torchdata, in"
+	@echo "              $(VENV)-frameworks"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
 	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
@@ -116,7 +117,7 @@ frameworks:
 	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv $(VENV)-frameworks
 	@$(FRAMEWORKS) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
 	  --editable '.[test,frameworks]'
-	@$(FRAMEWORKS) -m pytest tests/adapters \
+	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
 
 # The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.

@@ -193,8 +193,11 @@ class TarDataset:
             return rows
         number, local = self._locate(row)
         index = self._indices[number]
-        key = f"{self._samples_key}-{index.digest}-{local}"
-        rows = None if self._disk is None else self._disk.get(key)
+        key = ""
+        if self._disk is not None:
+            changed = self._bytes[number].changed(local)
+            key = f"{self._samples_key}-{index.digest}-{local}{changed}"
+            rows = self._disk.get(key)
         if rows is None:
             halves = self._bytes[number].read(local)
             try:

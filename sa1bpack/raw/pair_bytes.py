@@ -35,6 +35,22 @@ class PairBytes:
         pair = self._index.pairs[row]
         return self._half(int(pair["json_at"]), int(pair["json_bytes"]))
 
+    def changed(self, row: int) -> str:
+        """When the files of a pair changed last, as text; empty in a tar, whose digest tells.
+
+        Raises SourceError if a file of the folder cannot be read.
+        """
+        if self._index.source.kind != "folder":
+            return ""
+        pair, times = self._index.pairs[row], []
+        for place in (int(pair["jpeg_at"]), int(pair["json_at"])):
+            path = self._path(place)
+            try:
+                times.append(path.stat().st_mtime_ns)
+            except OSError as error:
+                raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        return f"-{times[0]:x}-{times[1]:x}"
+
     def _half(self, at: int, count: int) -> bytes:
         path, points = self._index.source.path, self._index.points
         if self._index.source.kind == "folder":
@@ -50,11 +66,14 @@ class PairBytes:
         finally:
             os.close(file)
 
-    def _file(self, place: int, count: int) -> bytes:
+    def _path(self, place: int) -> Path:
         folder = self._index.source.path
         if self._files is None:
             self._files = [file.path for file in list_folder(folder)]
-        path = Path(self._files[place]) if place < len(self._files) else folder
+        return Path(self._files[place]) if place < len(self._files) else folder
+
+    def _file(self, place: int, count: int) -> bytes:
+        path = self._path(place)
         try:
             data = path.read_bytes()
         except OSError as error:

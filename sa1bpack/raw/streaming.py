@@ -25,6 +25,8 @@ from sa1bpack.wording import counted
 ON_ERROR = ("drop", "raise")
 _PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
+_REJECTED = 2  # where the numbers of rejected pairs begin
+_MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
 
 _log = logging.getLogger("sa1bpack")
 
@@ -134,8 +136,11 @@ class IterableTarDataset(IterableDataset):
         self._spool = local_path("spool_folder", spool)
         self._done: list[str] = []
         self._loaded: dict | None = None
-        # In shared memory, for worker processes: epoch, pairs rejected, whether workers iterate.
-        self._shared = torch.zeros(3, dtype=torch.int64, device="cpu").share_memory_()
+        # In shared memory, for worker processes: epoch, whether workers iterate, and pairs rejected
+        # by this process and by each worker, of which no two add to the same number.
+        self._shared = torch.zeros(
+            _REJECTED + 1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"
+        ).share_memory_()
 
     # --------------------------------------------------------------------------------- iteration
 
@@ -152,7 +157,7 @@ class IterableTarDataset(IterableDataset):
     @property
     def rejected(self) -> int:
         """Pairs that were left out since the dataset was made, in this process and its workers."""
-        return int(self._shared[1])
+        return int(self._shared[_REJECTED:].sum())
 
     @property
     def spec(self) -> SampleSpec:
@@ -166,7 +171,7 @@ class IterableTarDataset(IterableDataset):
         process whose rank is not known.
         """
         consumer, consumers = self._consumer()
-        self._shared[2] = int(get_worker_info() is not None)
+        self._shared[1] = int(get_worker_info() is not None)
         self._done = self._resumed(consumer, consumers)
         return self._samples(consumer, consumers, set(self._done))
 
@@ -219,7 +224,9 @@ class IterableTarDataset(IterableDataset):
     def _reject(self, error: ReadError, count: int) -> None:
         if self._on_error == "raise":
             raise error
-        self._shared[1] += count
+        worker = get_worker_info()
+        number = 0 if worker is None else 1 + worker.id % _MOST_WORKERS
+        self._shared[_REJECTED + number] += count
         more = f" (and {count - 1} others of this tar)" if count > 1 else ""
         _log.warning("left out: %s%s", error, more)
 
@@ -262,7 +269,7 @@ class IterableTarDataset(IterableDataset):
 
         Raises LoaderError where worker processes have the state.
         """
-        if get_worker_info() is None and self._shared[2]:
+        if get_worker_info() is None and self._shared[1]:
             raise LoaderError(
                 "the state is in the worker processes of the DataLoader: use torchdata's "
                 "StatefulDataLoader, which collects it, or num_workers=0"

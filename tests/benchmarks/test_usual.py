@@ -22,7 +22,6 @@ LINES = [
 @pytest.fixture(scope="module")
 def usual():
     """The module benchmarks/usual.py."""
-    pytest.importorskip("indexed_gzip")
     sys.path.insert(0, str(BENCHMARKS))
     try:
         import usual
@@ -33,6 +32,7 @@ def usual():
 
 def test_the_ways_of_a_task_deliver_the_same_samples(usual, tmp_path, sample_tar, monkeypatch):
     """By id: each of the two images has 3 masks, which are almost those of the guide."""
+    pytest.importorskip("indexed_gzip")
     usual.prepare([sample_tar], tmp_path, images=2, masks=3)
     ways = {way.name: way for way in usual.ways(tmp_path, 2, [0, 2])}
     assert list(ways) == LINES

@@ -1,6 +1,7 @@
 """Decoded samples are kept within their bytes, and what is kept is what was decoded."""
 
 import logging
+import os
 import threading
 
 import numpy as np
@@ -92,6 +93,25 @@ def test_a_folder_is_shared_by_runs_that_ask_for_the_same(tar, tmp_path, decoded
     assert dataset(other)[0]["image"].shape == (32, 32, 3) and len(decoded) == 7
     write_tar(tar, members(range(6), masks=2), compress=False)  # another tar of the same name
     assert len(dataset()[0]["areas"]) == 2 and len(decoded) == 8
+
+
+def test_a_file_of_a_folder_that_changed_is_decoded_again(tmp_path, decoded):
+    """Also if it has as many bytes as before, so that its folder looks the same."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for name, data in members([1, 2]).items():
+        (photos / name).write_bytes(data)
+    more = {"cache_folder": tmp_path / "cache", "cache_folder_bytes": 1 << 24}
+    first = list(sa1bpack.TarDataset(photos, options=OPTIONS, **more))
+    assert list(map(len, (decoded, first))) == [2, 2]
+    changed = photos / "sa_1.json"
+    text = changed.read_bytes()
+    changed.write_bytes(text.replace(b"0.9", b"0.8"))
+    os.utime(changed, ns=(0, 0))
+    assert changed.stat().st_size == len(text) and changed.read_bytes() != text
+    again = list(sa1bpack.TarDataset(photos, options=OPTIONS, **more))
+    assert decoded[2:] == ["sa_1.jpg"] and same_samples(again[1], first[1])
+    assert not same_samples(again[0], first[0])
 
 
 def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, caplog):

@@ -155,6 +155,28 @@ def test_it_resumes_after_the_tars_that_were_taken(tars, buffer):
         assert sorted(ids(resumed)) == ALL  # the next epoch is a whole one
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own
+def test_workers_resume_by_the_state_that_torchdata_collects(tars):
+    """Every sample comes before or after; of tars that are done when the state is taken, none."""
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader():
+        ds = IterableTarDataset(tars, options=OPTIONS)
+        return loaders.StatefulDataLoader(ds, batch_size=2, num_workers=2, collate_fn=ids)
+
+    begun = loader()
+    batches = iter(begun)
+    before = [number for _ in range(6) for number in next(batches)]
+    state = begun.state_dict()
+    del batches
+    resumed = loader()
+    resumed.load_state_dict(state)
+    after = [number for batch in resumed for number in batch]
+    # Worker 0 has the first and the third tar, and is in the third; worker 1 is in the second.
+    assert set(before) | set(after) == set(ALL) and not set(after) & set(ALL[:5])
+    assert len(after) == len(set(after)) < len(ALL)
+
+
 def test_states_that_do_not_fit_are_refused(tars):
     ds = IterableTarDataset(tars, options=OPTIONS, rank=0, world_size=2)
     state = ds.state_dict()
