@@ -150,10 +150,16 @@ def _matches(name: str, value: Any) -> list[Path]:
     raise OptionError(f"{name} is {str(value)!r}: nothing matches this pattern")
 
 
+def looks_like_url(text: str) -> bool:
+    """Whether a text begins like a URL, also one that went through pathlib."""
+    return _URL.match(text) is not None
+
+
 def refuse_url(name: str, text: str) -> None:
     """Raise OptionError for a URL."""
     if found := _URL.match(text):
+        shown = re.split("[?#]", text)[0]  # a query may be a signature
         raise OptionError(
-            f"{name} is {text!r}: {(found[1] or found[2]).lower()} URLs are not supported; give a "
+            f"{name} is {shown!r}: {(found[1] or found[2]).lower()} URLs are not supported; give a "
             "path of this machine, such as a mounted folder or a local copy"
         )

@@ -27,13 +27,20 @@ _DESCRIPTION = """\
 Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
 numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
 command: it resumes after the last complete shard. Called later with more tars,
-it adds them."""
+it adds them.
+
+A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
+copy is kept. Streams that break off are continued where they broke off."""
 
 _EPILOG = (
     """examples:
   sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
   sa1bpack pack sa_000000.tar --out packed --dry-run
   sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
+from SA-1B's list of links, without keeping the tars:
+  sa1bpack pack --links sa1b_links.txt -o packed --workers 16
+from a bucket (pip install 'sa1bpack[cloud]'):
+  sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
 
 Members that cannot be used are listed in OUT/rejects.jsonl; all others are
 packed.
@@ -43,7 +50,8 @@ packed.
     + """
 
 1 means that a source was given up, that no image was packed, that too many
-members were rejected or, with --dry-run, that the pack does not fit on disk."""
+members were rejected or, with --dry-run, that the pack does not fit on disk
+or that a URL cannot be read."""
 )
 
 
@@ -52,8 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     default = PackOptions()
     parser.add_argument(
-        "sources", nargs="+", metavar="TAR", help="tars, extracted folders, or quoted globs"
-    )
+        "sources", nargs="*", metavar="TAR",
+        help="tars, extracted folders, quoted globs, or URLs of tars",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--out", required=True, type=user_path, metavar="OUT", help="folder of the pack"
     )
@@ -62,6 +71,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
     )
+    run.add_argument(
+        "--links", type=user_path, metavar="FILE",
+        help="pack the tars of this list as well: file name, tab and URL in each line, as the "
+        "download page of SA-1B lists them; no query of a URL is written or shown",
+    )  # fmt: skip
+    run.add_argument(
+        "--downloads", type=int, metavar="N",
+        help="tars read at once if any is at a URL (default: 4, at most one per worker, at least "
+        "one per 6 workers)",
+    )  # fmt: skip
     run.add_argument(
         "--md5sums", type=user_path, metavar="FILE",
         help="check each tar against this list, in the format of md5sum",
@@ -177,7 +196,9 @@ def _count_or_all(text: str) -> int | None:
 def run_pack(arguments: argparse.Namespace) -> int:
     """Pack, or estimate what packing would need."""
     wanted = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
-    for name in ("sources", "out", "workers", "md5sums", "md5", "max_rejects"):
+    for name in (
+        "sources", "out", "workers", "md5sums", "md5", "max_rejects", "links", "downloads",
+    ):  # fmt: skip
         wanted[name] = getattr(arguments, name)
     try:
         return _dry_run(wanted) if arguments.dry_run else _pack(wanted)
@@ -210,7 +231,9 @@ def _dry_run(wanted: dict) -> int:
 
     forecast = estimate(**wanted)
     print(forecast.as_text())
-    return exits.OK if forecast.fits else exits.FAILED
+    for name, error in forecast.unreadable.items():
+        print(f"sa1bpack: {name} cannot be read: {printable(error)}", file=sys.stderr)
+    return exits.OK if forecast.fits and not forecast.unreadable else exits.FAILED
 
 
 def _summary(result) -> str:

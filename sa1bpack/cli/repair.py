@@ -48,7 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
     parser.add_argument(
         "sources", nargs="*", metavar="TAR",
-        help="tars and folders that the pack was made from, or quoted globs",
+        help="tars and folders that the pack was made from, quoted globs, or URLs of tars",
+    )  # fmt: skip
+    parser.add_argument(
+        "--links", type=user_path, metavar="FILE",
+        help="tars at URLs as well, in a list as for `sa1bpack pack --links`; only those that are "
+        "needed are downloaded",
     )  # fmt: skip
     parser.add_argument(
         "--shard", action="append", default=[], metavar="NAME",
@@ -74,6 +79,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
             arguments.pack,
             arguments.sources,
             shards=arguments.shard,
+            links=arguments.links,
             workers=arguments.workers,
             dry_run=arguments.dry_run,
         )

@@ -29,7 +29,10 @@ CONNECT_SECONDS = 20
 _NO_LIMIT = timedelta(days=365)
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
-CHUNK_BYTES = 1 << 20  # of a stream
+
+
+class StoreError(Exception):
+    """A request to an object store failed; the text is one line, without secrets."""
 
 
 def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
@@ -140,7 +143,7 @@ def begin(work: Coroutine) -> Future:
 def list_keys(address: Address) -> list[str]:
     """Keys of the objects of a bucket that match a pattern of `*`, `?` and `[...]`, sorted.
 
-    Raises what obstore raises, as well as `open_store`.
+    Raises StoreError, and what `open_store` raises.
     """
     pattern = address.key
     prefix = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
@@ -152,4 +155,8 @@ def list_keys(address: Address) -> list[str]:
             found += [item["path"] for item in batch]
         return found
 
-    return sorted(key for key in begin(listed()).result() if fnmatchcase(key, pattern))
+    try:
+        found = begin(listed()).result()
+    except (FileNotFoundError, package("obstore.exceptions").BaseError) as error:
+        raise StoreError(error_text(error)) from None
+    return sorted(key for key in found if fnmatchcase(key, pattern))

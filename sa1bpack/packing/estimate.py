@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sa1bpack.errors import SourceError
 from sa1bpack.format import Extent, Layout
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.shard_writer import shard_bytes
@@ -41,6 +42,8 @@ class Forecast:
         Number and size of the tars and folders to be packed.
     packed
         Number of sources skipped because they are complete in the pack.
+    unreadable
+        Name of each source at a URL that cannot be read → the error. They are not counted.
     begun
         Names of those among `sources` that the pack holds in part. They are counted in full.
     images, masks
@@ -61,6 +64,7 @@ class Forecast:
     sources: int
     source_bytes: int
     packed: int
+    unreadable: dict[str, SourceError]
     begun: list[str]
     images: int
     masks: int
@@ -80,7 +84,7 @@ class Forecast:
 
     def as_text(self) -> str:
         """The forecast in a few lines."""
-        if self.sources == 0:
+        if self.sources == 0 and not self.unreadable:
             return nothing_to_do(self.packed)
         needed = self.disk_bytes - self.hole_bytes
         verdict = "fits" if self.fits else "DOES NOT FIT"
@@ -98,6 +102,8 @@ class Forecast:
             lines.append(f"{self.rejected:,} of these would be rejected")
         if self.packed:
             lines.append(f"skipped: {counted(self.packed, 'source')} already in the pack")
+        if self.unreadable:
+            lines.append(f"cannot be read: {counted(len(self.unreadable), 'source')}")
         if self.begun:
             lines.append(f"packed in part, but counted here in full: {_some(self.begun)}")
         return "\n".join(lines)
@@ -111,6 +117,8 @@ def estimate(
     md5sums: str | Path | None = None,
     md5: bool = False,
     max_rejects: int | None = None,
+    links: str | Path | None = None,
+    downloads: int | None = None,
     **options: Any,
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
@@ -118,7 +126,7 @@ def estimate(
     Sources that are complete in the pack in `out` are skipped; one that it holds in part is counted
     in full. Decodes the first pairs of the first source and extrapolates by bytes.
 
-    sources, out, workers, md5sums, md5, max_rejects, options
+    sources, out, workers, md5sums, md5, max_rejects, links, downloads, options
         As for `pack`.
 
     Raises what `pack` would raise before it starts to read: for unusable options and sources, a
@@ -130,9 +138,11 @@ def estimate(
         >>> forecast.images, forecast.masks, forecast.disk_bytes
         (3, 203, 11822090)
     """
-    request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
+    request = checked_request(
+        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
+    )
     options, state = request.options, PackState.inspect(request.out, request.options)
-    todo = sources_to_pack(state, request.sources, request.sums)
+    todo, unreadable = sources_to_pack(state, request.sources, request.sums)
     rejects_so_far(state, request.max_rejects)
     probe = _probe(todo[0], options) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
     total = sum(source.nbytes for source in todo)
@@ -142,7 +152,8 @@ def estimate(
     return Forecast(
         sources=len(todo),
         source_bytes=total,
-        packed=len(request.sources) - len(todo),
+        packed=len(request.sources) - len(todo) - len(unreadable),
+        unreadable=unreadable,
         begun=[source.name for source in todo if state.parts_of(source.name)],
         images=images,
         masks=extent.masks,

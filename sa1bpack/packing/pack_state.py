@@ -145,15 +145,18 @@ class PackState:
         """Enter a published shard."""
         self.shards[shard.entry.source, shard.entry.part] = shard
 
-    def finish_source(self, record: dict) -> None:
+    def finish_source(self, record: dict, at_once: bool = False) -> None:
         """Enter a source of which every shard is published.
 
         Manifest and index are written from time to time: that takes two seconds for all of SA-1B,
         and is limited to one twentieth of the run. A run killed in between reads the source again,
         but does not decode it again.
+
+        at_once
+            Write them now: reading this source again would take longer.
         """
         self.sources[record["name"]] = record
-        if time.monotonic() - self._published_at >= 20 * self._publish_seconds:
+        if at_once or time.monotonic() - self._published_at >= 20 * self._publish_seconds:
             self.publish(complete=False)
 
     def withdraw(self, source: str) -> int:

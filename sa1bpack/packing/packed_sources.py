@@ -1,6 +1,6 @@
 """Which of the sources given a pack holds already, and whether they are the same files."""
 
-from sa1bpack.errors import OutputRefused
+from sa1bpack.errors import OutputRefused, SourceError
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.pack_state import PackState
@@ -8,19 +8,26 @@ from sa1bpack.packing.progress import report
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import RawFile
+from sa1bpack.source.remote import look_at
 from sa1bpack.wording import counted
 
 
-def sources_to_pack(state: PackState, sources: list[Source], sums: dict[str, str]) -> list[Source]:
-    """Those not complete in the pack; raises OutputRefused for another source of the same name."""
-    return [source for source in sources if not _is_packed(source, state, sums)]
+def sources_to_pack(
+    state: PackState, sources: list[Source], sums: dict[str, str]
+) -> tuple[list[Source], dict[str, SourceError]]:
+    """Those not complete in the pack; and name → error of those at URLs that cannot be read.
+
+    A source at a URL that is complete in the pack is not asked for. Raises OutputRefused for
+    another source of the same name, and what `look_at` raises.
+    """
+    return look_at([source for source in sources if not _is_packed(source, state, sums)])
 
 
 def _is_packed(source: Source, state: PackState, sums: dict[str, str]) -> bool:
     record = state.sources.get(source.name)
     if record is None:
         return False
-    if record["nbytes"] != source.nbytes:
+    if source.kind != "remote" and record["nbytes"] != source.nbytes:
         raise _another_source(source, record, f"has {source.nbytes} bytes")
     expected = sums.get(source.name)
     if expected is not None and record["md5"] is not None:
@@ -58,7 +65,7 @@ def add_missing_md5(
     if not todo:
         return
     report(f"computing the md5 of {counted(len(todo), 'tar')}, which the pack does not record yet")
-    done, total = 0, sum(source.nbytes for source in todo)
+    done, total = 0, sum(state.sources[source.name]["nbytes"] for source in todo)
     with byte_bar(show_progress) as advance:
         for source in todo:
             record, raw = state.sources[source.name], RawFile(source.path, md5=True)

@@ -10,6 +10,7 @@ from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name
 from sa1bpack.packing.options import PackOptions, checked_options
 from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.links import read_links
 from sa1bpack.source.md5sums import read_md5sums
 
 
@@ -31,6 +32,8 @@ class Request:
         Whether the md5 of tars is computed: if there is a list, or if it was asked for.
     max_rejects
         The run ends when more members than this are rejected; None: no limit.
+    downloads
+        Tars that are read at once if any is at a URL; None: by the number of workers.
     """
 
     sources: list[Source]
@@ -40,6 +43,7 @@ class Request:
     sums: dict[str, str]
     md5: bool
     max_rejects: int | None
+    downloads: int | None = None
 
 
 def checked_request(
@@ -50,6 +54,8 @@ def checked_request(
     md5sums: str | Path | None,
     md5: bool,
     max_rejects: int | None,
+    links: str | Path | None = None,
+    downloads: int | None = None,
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
 
@@ -62,12 +68,14 @@ def checked_request(
     out = local_path("out", out)
     if md5sums is not None:
         md5sums = local_path("md5sums", md5sums)
+    if downloads is not None:
+        downloads = whole_number("downloads", downloads, 1)
     _check_folder(out)
-    found = _sources_to_pack(sources)
+    found = _sources_to_pack(sources, None if links is None else local_path("links", links))
     _check_outside(out, found)
     sums = _expected_sums(found, md5sums)
     md5 = bool(md5) or md5sums is not None
-    return Request(found, out, pack_options, workers, sums, md5, max_rejects)
+    return Request(found, out, pack_options, workers, sums, md5, max_rejects, downloads)
 
 
 def checked_workers(workers: int | None) -> int:
@@ -101,11 +109,14 @@ def _check_outside(out: Path, sources: list[Source]) -> None:
             )
 
 
-def _sources_to_pack(sources: str | Path | Iterable[str | Path]) -> list[Source]:
+def _sources_to_pack(
+    sources: str | Path | Iterable[str | Path], links: Path | None
+) -> list[Source]:
     """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
-    found = find_sources([sources] if isinstance(sources, str | Path) else sources)
+    listed = [] if links is None else read_links(links)
+    found = find_sources([sources] if isinstance(sources, str | Path) else sources, links=listed)
     if not found:
-        raise OptionError("no source is given; give at least one tar or folder")
+        raise OptionError("no source is given; give at least one tar or folder, or a list of links")
     for source in found:
         try:
             check_shard_name(f"{source.name}-000", str(source.path))

@@ -78,6 +78,8 @@ def pack(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
+    links: str | Path | None = None,
+    downloads: int | None = None,
     workers: int | None = None,
     md5sums: str | Path | None = None,
     md5: bool = False,
@@ -91,7 +93,16 @@ def pack(
     that the pack does not have yet.
 
     sources
-        Paths or glob patterns of tars and folders.
+        Paths or glob patterns of tars and folders, and URLs of tars: https, and s3 and gs, which
+        may be patterns. A tar at a URL is read once, as a stream; a stream that breaks off is
+        continued at its byte. Of those that are complete in the pack nothing is asked for.
+    links
+        A list of tars at URLs, `file name<TAB>URL` in each line, as SA-1B's download page offers
+        it; packed in addition to `sources`, which may be `()`. Nothing that is written or reported
+        has the query of a URL, which may be its signature.
+    downloads
+        Tars that are read at once if any is at a URL. Default: 4, but no more than there are
+        workers, and at least one for six workers. With one worker it is one.
     out
         Folder of the pack; created if it does not exist.
     workers
@@ -120,7 +131,9 @@ def pack(
         >>> result.images, result.masks
         (3, 203)
     """
-    request = checked_request(sources, out, options, workers, md5sums, md5, max_rejects)
+    request = checked_request(
+        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
+    )
     warm_up(request.options)
     interrupts.check()
     state = PackState(request.out, request.options)
@@ -133,6 +146,7 @@ def pack(
             request.md5,
             request.max_rejects,
             progress,
+            request.downloads,
         )
     finally:
         state.release()
@@ -146,13 +160,14 @@ def pack_into(
     md5: bool,
     max_rejects: int | None,
     show_progress: bool | None,
+    downloads: int | None = None,
 ) -> PackResult:
     """Pack those of the sources that a pack does not have.
 
-    sums, md5
+    sums, md5, downloads
         As in Request.
     """
-    todo = sources_to_pack(state, sources, sums)
+    todo, unreadable = sources_to_pack(state, sources, sums)
     if md5:
         add_missing_md5(state, sources, sums, show_progress)
     rejects = rejects_so_far(state, max_rejects)
@@ -171,7 +186,7 @@ def pack_into(
             if workers == 1:
                 pack_inline(packers, state.options, progress)
             elif packers:
-                pack_with_processes(packers, state.options, workers, progress)
+                pack_with_processes(packers, state.options, workers, progress, downloads)
         except BaseException as error:
             try:
                 state.publish(complete=False)
@@ -181,7 +196,9 @@ def pack_into(
         finally:
             progress.close()
     interrupts.check()
-    failed = {packer.source.name: packer.error for packer in packers if packer.error is not None}
+    failed = unreadable | {
+        packer.source.name: packer.error for packer in packers if packer.error is not None
+    }
     state.publish(complete=not failed)
     for line in find_duplicates(*open_manifest_and_index(state.root)).lines():
         progress.note(line)
@@ -194,7 +211,7 @@ def pack_into(
         dropped=counts["dropped_images"],
         rejects=counts["rejects"],
         sources=len(sources),
-        packed_before=len(sources) - len(todo),
+        packed_before=len(sources) - len(todo) - len(unreadable),
         new_images=progress.images,
         failed=failed,
         identity=identity_text(state.sources.values()),

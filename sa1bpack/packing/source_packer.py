@@ -7,6 +7,7 @@ from pathlib import Path
 
 import xxhash
 
+from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
@@ -208,7 +209,8 @@ class SourcePacker:
                 **self._facts,
                 "dropped": sum(builder.dropped for builder in builders),
                 "rejects": [reject.as_json() for reject in rejects],
-            }
+            },
+            at_once=isinstance(self.source.path, Address),
         )
         self.finished = True
 

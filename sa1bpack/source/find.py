@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sa1bpack.arguments import refuse_url
-from sa1bpack.errors import SourceCorrupt, SourceError
+from sa1bpack.arguments import looks_like_url, refuse_url
+from sa1bpack.cloud.addresses import STORE_SCHEMES, Address, is_url, parse_address
+from sa1bpack.cloud.stores import StoreError, list_keys
+from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC
 from sa1bpack.source.tar import BLOCK, parse_header
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
-Kind = Literal["gzip-tar", "tar", "folder"]
+Kind = Literal["gzip-tar", "tar", "folder", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +29,51 @@ class Source:
 
     `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
     part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
-    sizes of its JPEG and JSON files.
+    sizes of its JPEG and JSON files. `kind` is "remote", and `nbytes` 0, for a tar at a URL that
+    has not been asked for yet; `remote.look_at` finds both.
     """
 
     name: str
-    path: Path
+    path: Path | Address
     kind: Kind
     nbytes: int
 
 
-def find_sources(patterns: Iterable[str | Path]) -> list[Source]:
+def find_sources(
+    patterns: Iterable[str | Path], *, links: Iterable[Address] | None = None
+) -> list[Source]:
     """Turn paths and globs into sources, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
     source and must hold `.jpg`, `.jpeg` or `.json` files at some depth. A path matched by several
     patterns counts once.
 
-    Raises OptionError for a URL; SourceError if a pattern matches nothing, if a file or folder is
-    of no known kind or cannot be read, and if two sources share a name (their shards would, too).
+    links
+        Tars at these addresses as well; patterns may then be URLs too (of an object store also
+        with `*`, `?` and `[...]`). None: URLs are refused.
+
+    Raises OptionError for a URL that cannot be used; SourceError if a pattern matches nothing, if
+    a file or folder is of no known kind or cannot be read, and if two sources share a name (their
+    shards would, too). Of URLs nothing is asked for, except for the names that match a pattern.
     """
-    paths: dict[Path, Path] = {}
+    paths: dict[Path | str, Path | Address] = {}
+    for address in links or ():
+        paths.setdefault(address.url, address)
     for pattern in patterns:
+        if links is not None and is_url(pattern):
+            for address in _expand_url(pattern):
+                paths.setdefault(address.url, address)
+            continue
+        if links is not None and isinstance(pattern, Path) and looks_like_url(str(pattern)):
+            raise OptionError(
+                f"source is {pattern!r}: give a URL as text; a Path joins its slashes"
+            )
         for path in _expand(pattern):
             paths.setdefault(path.resolve(), path)
     sources: dict[str, Source] = {}
     for path in paths.values():
-        source = open_source(path)
+        remote = isinstance(path, Address)
+        source = Source(_stem(path), path, "remote", 0) if remote else open_source(path)
         other = sources.setdefault(source.name, source)
         if other is not source:
             raise SourceError(
@@ -87,6 +108,21 @@ def _expand(pattern: str | Path) -> list[Path]:
     return [Path(match) for match in matches]
 
 
+def _expand_url(url: str) -> list[Address]:
+    """The addresses that a URL, or a pattern of one of an object store, stands for."""
+    address = parse_address("source", url)
+    if address.scheme not in STORE_SCHEMES or not glob.has_magic(address.key):
+        return [address]
+    try:
+        keys = list_keys(address)
+    except StoreError as error:
+        raise SourceError(f"{address}: cannot be listed: {error}") from None
+    if not keys:
+        raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
+    root = f"{address.scheme}://{address.bucket}/"
+    return [parse_address("source", root + key) for key in keys]
+
+
 def _is_there(path: str) -> bool:
     """Whether a path exists. Raises SourceError if that cannot be determined."""
     try:
@@ -98,7 +134,7 @@ def _is_there(path: str) -> bool:
     return True
 
 
-def _stem(path: Path) -> str:
+def _stem(path: Path | Address) -> str:
     for suffix in _TAR_SUFFIXES:
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
             return path.name[: -len(suffix)]
@@ -120,7 +156,14 @@ def _sniff(path: Path) -> Kind:
     if not path.is_file():
         raise SourceError(f"{path}: neither a file nor a folder")
     with path.open("rb") as file:
-        head = file.read(BLOCK)
+        return kind_of(file.read(BLOCK), path)
+
+
+def kind_of(head: bytes, path: Path | Address) -> Kind:
+    """What a file is, by its first 512 bytes (`BLOCK`); `path` is for messages.
+
+    Raises SourceError for neither a gzip stream nor a tar.
+    """
     if head.startswith(GZIP_MAGIC):
         return "gzip-tar"
     if _is_tar_header(head):

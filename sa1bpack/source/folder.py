@@ -80,6 +80,9 @@ class FolderStream:
     def md5(self) -> None:
         """None, as for `xxh128`."""
 
+    def cancel(self) -> None:
+        """Nothing is waited for."""
+
     def close(self) -> None:
         """Nothing is held open between files."""
 

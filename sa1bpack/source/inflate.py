@@ -1,4 +1,4 @@
-"""Read a tar's bytes in one sequential pass: the raw file, its digests, and inflation.
+"""Read a tar's bytes in one sequential pass: the raw file or URL, its digests, and inflation.
 
 `open_stream` returns the bytes of the tar itself, whether the file is compressed or not. Memory is
 bounded whatever the file claims: one chunk of the file, at most `INFLATE_BYTES` of its output, and
@@ -14,6 +14,8 @@ from pathlib import Path
 import xxhash
 from zlib_ng import zlib_ng
 
+from sa1bpack.cloud.addresses import Address
+from sa1bpack.cloud.remote_file import RemoteFile
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
 
@@ -35,19 +37,17 @@ REDOWNLOAD = "download it again and compare its md5 with the published list"
 class RawFile:
     """A file read once from start to end, computing its XXH3-128 on the way, and its md5 if asked.
 
-    `bytes_read` counts the bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower
-    than inflation, so if there is more than one core it has a thread of its own. That does nothing
-    but compute, so waiting for it cannot hang.
+    A path is opened at once, the address of a URL with the first read. `bytes_read` counts the
+    bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so if
+    there is more than one core it has a thread of its own. That does nothing but compute, so
+    waiting for it cannot hang.
     """
 
-    def __init__(self, path: Path, *, md5: bool = False):
+    def __init__(self, path: Path | Address, *, md5: bool = False):
         self.path = path
         self.bytes_read = 0
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-        self.nbytes = os.fstat(self._fd).st_size
+        remote = isinstance(path, Address)
+        self._file = RemoteFile(path, self.xxh128) if remote else _LocalFile(path)
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
         self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 and available_cpus() > 1 else None
@@ -57,15 +57,9 @@ class RawFile:
     def read_chunk(self) -> bytes:
         """At most `READ_BYTES` more of the file, b"" at its end.
 
-        Raises SourceError if the operating system cannot read.
+        Raises SourceError if the operating system cannot read, or the server does not send.
         """
-        try:
-            chunk = os.read(self._fd, READ_BYTES)
-        except OSError as error:
-            raise SourceError(
-                f"{self.path}: reading failed at byte {self.bytes_read}: {error.strerror}; check "
-                "the disk or the network mount"
-            ) from error
+        chunk = self._file.read(READ_BYTES)
         self.bytes_read += len(chunk)
         self._xxh128.update(chunk)
         if self._md5 is not None:
@@ -75,9 +69,18 @@ class RawFile:
         return chunk
 
     def skip(self, count: int) -> None:
-        """Go on `count` bytes further; digests then lack them."""
-        os.lseek(self._fd, count, os.SEEK_CUR)
+        """Resume `count` bytes further, in a file; digests then lack them."""
+        self._file.skip(count)
         self.bytes_read += count
+
+    @property
+    def nbytes(self) -> int | None:
+        """Size of the file; None if it is not known before the first read."""
+        return self._file.nbytes
+
+    def cancel(self) -> None:
+        """End a wait for the network in another thread, which then raises SourceError."""
+        self._file.cancel()
 
     def _hash_chunks(self) -> None:
         """Have the md5 of the chunks that were read since the last call computed."""
@@ -114,6 +117,37 @@ class RawFile:
             # from a place where the exception of a signal would be lost if the main thread were
             # the one to drop the last reference.
             self._pool = None
+        self._file.close()
+
+
+class _LocalFile:
+    """What RawFile needs of a file: the same as RemoteFile."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
+        self.nbytes = os.fstat(self._fd).st_size
+
+    def read(self, count: int) -> bytes:
+        try:
+            return os.read(self._fd, count)
+        except OSError as error:
+            place = os.lseek(self._fd, 0, os.SEEK_CUR)
+            raise SourceError(
+                f"{self._path}: reading failed at byte {place}: {error.strerror}; check the disk "
+                "or the network mount"
+            ) from error
+
+    def skip(self, count: int) -> None:
+        os.lseek(self._fd, count, os.SEEK_CUR)
+
+    def cancel(self) -> None:
+        """Reading a file has no wait that could be ended."""
+
+    def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -242,7 +276,7 @@ class GzipStream(ByteStream):
         return data
 
 
-def open_stream(path: Path, *, gzip: bool, md5: bool = False) -> ByteStream:
+def open_stream(path: Path | Address, *, gzip: bool, md5: bool = False) -> ByteStream:
     """Open a tar for one sequential pass, computing its md5 or not; the caller closes `.raw`."""
     raw = RawFile(path, md5=md5)
     return GzipStream(raw) if gzip else ByteStream(raw)

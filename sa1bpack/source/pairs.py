@@ -94,7 +94,7 @@ class PairReader:
 
     Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
     `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
-    any time closes everything. Not safe for use by several threads at once.
+    any time closes everything. Not safe for use by several threads at once, but for `cancel`.
     """
 
     def __init__(
@@ -134,6 +134,10 @@ class PairReader:
     def bytes_read(self) -> int:
         """Bytes of the source consumed so far, out of `source.nbytes`."""
         return self._stream.bytes_read
+
+    def cancel(self) -> None:
+        """End a wait for the network in the thread that iterates, which then raises SourceError."""
+        self._stream.cancel()
 
     def close(self) -> None:
         """Close the source and free the spool. May be called more than once."""

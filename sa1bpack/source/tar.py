@@ -63,6 +63,10 @@ class TarStream:
         """The same for md5; None unless the stream computes it."""
         return self._stream.raw.md5()
 
+    def cancel(self) -> None:
+        """As in RawFile."""
+        self._stream.raw.cancel()
+
     def close(self) -> None:
         """Close the file."""
         self._stream.raw.close()

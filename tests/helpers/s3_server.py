@@ -41,9 +41,9 @@ def s3_server() -> Iterator[S3Server]:
         server.stop()
 
 
-def use_s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set what the AWS command line would need to use the server, and nothing of this machine's."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+def use_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the AWS command line needs to use a server, and nothing of this machine's."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key-id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-key")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
@@ -51,3 +51,17 @@ def use_s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def s3_process():
+    """One server for all tests; each makes buckets of its own."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_process, monkeypatch):
+    """The server, as what the environment names."""
+    use_s3(s3_process.url, monkeypatch)
+    return s3_process

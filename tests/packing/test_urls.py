@@ -1,4 +1,4 @@
-"""URLs are refused by name, and `~` is the home folder."""
+"""URLs of what cannot be at one are refused by name, and `~` is the home folder."""
 
 from pathlib import Path
 
@@ -26,27 +26,24 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("url", ["s3://packs/p", "gs://b/p", "https://host/p", "S3://packs/p"])
 @pytest.mark.parametrize("as_path", [False, True], ids=["str", "Path"])
 @pytest.mark.parametrize("call", [sa1bpack.pack, sa1bpack.estimate], ids=["pack", "estimate"])
-def test_a_url_as_output_or_source_or_list_is_refused_and_nothing_is_created(
-    tar, here, call, url, as_path
-):
+def test_a_url_as_output_or_list_is_refused_and_nothing_is_created(tar, here, call, url, as_path):
     url = Path(url) if as_path else url
     scheme = str(url).partition(":")[0].lower()
     with pytest.raises(OptionError, match=f"^out is .*{scheme} URLs are not supported; give"):
         call(tar, url, workers=1, **SMALL)
-    for sources in (url, [tar, url]):
-        with pytest.raises(OptionError, match=f"^source is .*{scheme} URLs are not supported"):
-            call(sources, here / "pack", workers=1, **SMALL)
-    with pytest.raises(OptionError, match=f"^md5sums is .*{scheme} URLs are not supported"):
-        call(tar, here / "pack", md5sums=url, workers=1, **SMALL)
+    for name in ("md5sums", "links"):
+        with pytest.raises(OptionError, match=f"^{name} is .*{scheme} URLs are not supported"):
+            call(tar, here / "pack", **{name: url}, workers=1, **SMALL)
+    if as_path:
+        with pytest.raises(OptionError, match=r"^source is .*give a URL as text"):
+            call([tar, url], here / "pack", workers=1, **SMALL)
     assert list(here.iterdir()) == []
 
 
-def test_a_url_as_pack_or_source_of_a_repair_is_refused(tar, here):
+def test_a_url_as_pack_to_repair_is_refused(tar, here):
     sa1bpack.pack(tar, here / "pack", workers=1, **SMALL)
     with pytest.raises(OptionError, match=r"^pack is 's3://packs/p': s3 URLs are not supported"):
         sa1bpack.repair("s3://packs/p", tar, workers=1)
-    with pytest.raises(OptionError, match=r"^source is 's3://t/sa_.*': s3 URLs are not supported"):
-        sa1bpack.repair(here / "pack", "s3://t/sa_*.tar", workers=1)
     assert [path.name for path in here.iterdir()] == ["pack"]
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_with_processes
@@ -34,6 +35,9 @@ from sa1bpack.packing.source_packer import SourcePacker, stopped_on_error
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
 WORKERS_PER_READER_THREAD = 6
+
+# Tars at URLs that are read at once by default: a stream is often slower than a thread inflates.
+DOWNLOADS = 4
 
 # Slots beyond those of the workers' jobs, per worker and per reader thread: rows that wait for an
 # earlier pair or for the disk, and pairs that are read ahead.
@@ -65,10 +69,22 @@ class Job:
 
 
 def pack_with_processes(
-    packers: Sequence[SourcePacker], options: PackOptions, workers: int, progress: Progress
+    packers: Sequence[SourcePacker],
+    options: PackOptions,
+    workers: int,
+    progress: Progress,
+    downloads: int | None = None,
 ) -> None:
-    """Run every packer with `workers` processes. Errors of a source stay in its packer."""
-    reader_threads = min(len(packers), -(-workers // WORKERS_PER_READER_THREAD))
+    """Run every packer with `workers` processes. Errors of a source stay in its packer.
+
+    downloads
+        Sources that are read at once if any is at a URL; None: DOWNLOADS, but no more than there
+        are workers, and at least as many as of files.
+    """
+    reader_threads = -(-workers // WORKERS_PER_READER_THREAD)
+    if any(isinstance(packer.source.path, Address) for packer in packers):
+        reader_threads = downloads or max(reader_threads, min(DOWNLOADS, workers))
+    reader_threads = min(len(packers), reader_threads)
     slots = workers * (JOBS_PER_WORKER + SLOTS_AHEAD) + reader_threads * READ_AHEAD
     needed = needed_with_processes(options, workers, reader_threads, slots)
     with enough_descriptors(needed, workers):

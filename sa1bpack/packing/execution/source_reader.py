@@ -4,7 +4,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sa1bpack.errors import SourceError
@@ -78,6 +78,7 @@ class SourceReaders:
         for slot in range(shared_slots.count):
             self._free.put(slot)
         self._stopping = False
+        self._reading: set[PairReader] = set()
         self._packers: Iterator[SourcePacker] = iter(packers)
         self._lock = threading.Lock()
         self._threads = [
@@ -107,7 +108,11 @@ class SourceReaders:
 
     def stop(self) -> None:
         """End the threads and wait for them."""
-        self._stopping = True
+        with self._lock:  # a reader that is opened later finds that it should stop
+            self._stopping = True
+            reading = list(self._reading)
+        for reader in reading:
+            reader.cancel()
         for _ in self._threads:
             self._free.put(-1)
         for thread in self._threads:
@@ -132,10 +137,25 @@ class SourceReaders:
         except BaseException as error:  # a thread's error must reach the run, whatever it is
             self._post(ReaderFailed(error))
 
+    @contextmanager
+    def _opened(self, packer: SourcePacker) -> Iterator[PairReader]:
+        """The reader of a source, which `stop` cancels."""
+        with packer.open_reader() as reader:
+            with self._lock:
+                self._reading.add(reader)
+                stopping = self._stopping
+            try:
+                if stopping:
+                    reader.cancel()
+                yield reader
+            finally:
+                with self._lock:
+                    self._reading.discard(reader)
+
     def _read(self, packer: SourcePacker) -> None:
         pairs = 0
         try:
-            with packer.open_reader() as reader:
+            with self._opened(packer) as reader:
                 for pair in reader:
                     if self._stopping or packer.error is not None:
                         return

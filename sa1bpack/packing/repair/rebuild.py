@@ -39,7 +39,7 @@ class RebuiltShards:
         """A shard is complete."""
         self.shards[shard.entry.source, shard.entry.part] = shard
 
-    def finish_source(self, record: dict) -> None:
+    def finish_source(self, record: dict, at_once: bool = False) -> None:
         """A source was read to its end."""
         self.records[record["name"]] = record
 

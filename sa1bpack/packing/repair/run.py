@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sa1bpack.arguments import local_path
-from sa1bpack.errors import FormatError
+from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
@@ -38,6 +38,8 @@ from sa1bpack.packing.run import pack_into, versions_in_force
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
+from sa1bpack.source.links import read_links
+from sa1bpack.source.remote import look_at
 
 
 def repair(
@@ -45,6 +47,7 @@ def repair(
     sources: str | Path | Iterable[str | Path] = (),
     *,
     shards: Iterable[str] = (),
+    links: str | Path | None = None,
     workers: int | None = None,
     dry_run: bool = False,
     progress: bool | None = None,
@@ -54,8 +57,11 @@ def repair(
     pack
         Its folder.
     sources
-        The tars and folders that it was packed from; paths or glob patterns. Those without damage
-        are not read, so all may be given. Without any, only the pack's own files are repaired.
+        The tars and folders that it was packed from; paths, glob patterns or URLs. Those without
+        damage are not read, so all may be given. Without any, only the pack's own files are
+        repaired.
+    links
+        A list of tars at URLs, as for `pack`, in addition to `sources`.
     shards
         Names of the shards to read in full, if a check has already named the damaged ones; the
         others get a quick check. Default: all are read.
@@ -88,7 +94,8 @@ def repair(
     started = time.perf_counter()
     root = local_path("pack", pack)
     workers = checked_workers(workers)
-    found = find_sources([sources] if isinstance(sources, str | Path) else sources)
+    listed = [] if links is None else read_links(local_path("links", links))
+    found = find_sources([sources] if isinstance(sources, str | Path) else sources, links=listed)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
@@ -152,6 +159,7 @@ class _Repair:
         self._damage = damage
         self._sources = {source.name: source for source in sources}
         self._records = {record["name"]: record for record in damage.manifest.sources}
+        self._unreadable: dict[str, SourceError] = {}
         self._workers = workers
         self._show_progress = show_progress
         self.result = RepairResult(
@@ -190,6 +198,9 @@ class _Repair:
 
     def _parts_to_rebuild(self) -> dict[str, dict[int, str]]:
         """Source → part → name, of the damaged shards that can be rebuilt; others are left."""
+        needed = {source for source, _ in self._damage.shards.values()} & self._sources.keys()
+        found, self._unreadable = look_at([self._sources[source] for source in needed])
+        self._sources |= {source.name: source for source in found}
         wanted: dict[str, dict[int, str]] = {}
         for name, (source, part) in self._damage.shards.items():
             if reason := self._obstacle(name, source):
@@ -206,6 +217,8 @@ class _Repair:
             return f"its folder holds foreign files, move them away first: {foreign[0]}"
         if source not in self._sources:
             return f"the source {source} is needed, but was not given"
+        if source in self._unreadable:
+            return str(self._unreadable[source])
         given, record = self._sources[source], self._records.get(source)
         if record is not None and record["nbytes"] != given.nbytes:
             return (

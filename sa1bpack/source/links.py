@@ -1,0 +1,59 @@
+"""Lists of links, as the download page of SA-1B offers them: `file name<TAB>URL`, one per line."""
+
+from pathlib import Path
+
+from sa1bpack.cloud.addresses import Address, is_url, parse_address
+from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.wording import brief
+
+MAX_LIST_BYTES = 64 << 20  # that of SA-1B is 0.5 MB
+
+
+def read_links(path: Path) -> list[Address]:
+    """The addresses in a list of links, in its order.
+
+    The first line may be a header (`file_name<TAB>cdn_link`); empty lines and lines that begin with
+    # are skipped. A line that is repeated counts once.
+
+    Raises SourceError for a list that cannot be read or names no link, a line in any other format,
+    a name with two different links, and what cannot be a name of a file. No message shows a link.
+    """
+    try:
+        with Path(path).open("rb") as file:  # it may be a pipe, which has no size
+            data = file.read(MAX_LIST_BYTES + 1)
+        if len(data) > MAX_LIST_BYTES:
+            raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of links")
+        lines = data.decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of a decoding error has the bytes at fault.
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SourceError(f"{path}: the list of links cannot be read: {why}") from None
+    found: dict[str, Address] = {}
+    begun = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, url = line.strip().partition("\t")
+        header, begun = not begun and not is_url(url.strip()), True
+        if header and url and "://" not in line:
+            continue
+        address = _address(f"{path}, line {number}", name.strip(), url.strip())
+        if found.setdefault(address.name, address).url != address.url:
+            raise SourceError(f"{path}, line {number}: a second, different link for {brief(name)}")
+    if not found:
+        raise SourceError(f"{path}: the list names no link")
+    return list(found.values())
+
+
+def _address(where: str, name: str, url: str) -> Address:
+    if not is_url(url) or "://" in name:
+        raise SourceError(
+            f"{where}: not a file name, a tab and a URL (https://...), as the download page of "
+            "SA-1B lists them"
+        )
+    if "/" in name or name in ("", ".", ".."):
+        raise SourceError(f"{where}: {brief(name)} is no name of a file")
+    try:
+        return parse_address(where, url, name)
+    except OptionError as error:
+        raise SourceError(str(error)) from None
