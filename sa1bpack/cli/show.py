@@ -26,9 +26,9 @@ _EPILOG = (
 Smaller masks are drawn over larger ones; the largest has the first colour.
 Points are white. An image that is smaller than its tile is enlarged by an
 integer factor. If a pack has no bits, its masks are drawn from the exact runs.
-Only the samples shown are read, and compared with their checksums. A tar is read
-until its first images are complete; it needs no index, and all of their masks
-are drawn.
+Only the samples shown are read, and compared with their checksums. A tar is
+read until its first images are complete; it needs no index, and all of their
+masks are drawn.
 
 A sample that is damaged or cannot be read is replaced by a tile that says why
 and is named on stderr; the exit code is then 1. With --large no picture is
