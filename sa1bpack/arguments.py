@@ -76,6 +76,25 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+_UNITS = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T", "P"))}
+_UNITS |= {f"{prefix}iB": 1024**n for n, prefix in enumerate(("K", "M", "G", "T", "P"), 1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGTP]?i?B)\s*")
+
+
+def bytes_of(name: str, value: Any) -> int:
+    """Return a number of bytes: a whole number, or a text with a unit, such as "500 GB".
+
+    Raises OptionError unless it is one, of at least 1.
+    """
+    if isinstance(value, str):
+        found = _SIZE.fullmatch(value)
+        unit = None if found is None else _UNITS.get(found[2].replace("KB", "kB"))
+        if unit is None or float(found[1]) * unit < 1:
+            raise OptionError(f"{name} is {value!r}: choose a size such as '500 GB' or '1.5 TB'")
+        return int(float(found[1]) * unit)
+    return whole_number(name, value, 1)
+
+
 def torch_subset(value: Any) -> tuple[Any, list[Any]]:
     """What a `torch.utils.data.Subset` selects from, and its indices.
 

@@ -21,6 +21,8 @@
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
     ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
+    ├── StoreError         an object store cannot deliver: its network, service or credentials
+    │   └── CacheFull          there is no room for what is to be read through a cache
     ├── MissingPackage     a package that is needed is missing or too old (also ImportError)
     └── LoaderError        a loader cannot deliver the next batch, for a reason other than the data
         └── LoaderTimeout      the batch was not ready in time (also TimeoutError)
@@ -154,6 +156,14 @@ class TooManyRejects(PackError):
 
 class ResourceShortage(Sa1bpackError, OSError):
     """The system refuses a memory map or an open file: not the data's fault."""
+
+
+class StoreError(Sa1bpackError):
+    """An object store cannot deliver, or accept, what it is asked for: not the data's fault."""
+
+
+class CacheFull(StoreError):
+    """A cache has no room for what is to be read through it."""
 
 
 class MissingPackage(Sa1bpackError, ImportError):

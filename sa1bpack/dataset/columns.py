@@ -16,6 +16,9 @@ from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.masks import MaskRule, passes
 
+# Samples that are made present together, of a pack that is read through a cache.
+_PRESENT = 64
+
 # How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -106,14 +109,17 @@ class Columns:
             part for part in self._pack.shards.open(self._number).sides if part.spec.name == name
         )
         of_samples = part.spec.axis == "sample"
-        if self._check != "read":
+        if self._check != "read" and not self._pack.reads_through_cache:
             return part.values[self._local if of_samples else self._masks]
         rows = [np.empty((0, *part.spec.row_shape), part.spec.stored)]
-        for row in row_array(self._rows).tolist():
-            _, local, first, stop = self._pack.locate(row)
-            span = (local, local + 1) if of_samples else (first, stop)
-            read = partial(part.read, local, *span)
-            rows.append(shard_cache.CACHE.with_resources(read))
+        wanted = row_array(self._rows).tolist()
+        for begin in range(0, len(wanted), _PRESENT):
+            with self._pack.present(wanted[begin : begin + _PRESENT]):
+                for row in wanted[begin : begin + _PRESENT]:
+                    _, local, first, stop = self._pack.locate(row)
+                    span = (local, local + 1) if of_samples else (first, stop)
+                    read = partial(part.read, local, *span)
+                    rows.append(shard_cache.CACHE.with_resources(read))
         found = np.concatenate(rows)
         return found if of_samples else found[self._kept]
 

@@ -19,7 +19,7 @@ from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import Rows, as_position, row_array, rows_at, shard_bounds
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_present, read_sample
 from sa1bpack.dataset.sample_info import SampleInfo, sample_info
 from sa1bpack.dataset.select import as_ids
 from sa1bpack.dataset.selectable import Selectable
@@ -126,18 +126,23 @@ class Dataset(Selectable):
         """
         rows = [self._row(as_position(index)) for index in indices]
         self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
-        if self._options.on_error == "raise":
-            return [self._sample(row) for row in rows]
-        return [self._sample_or_error(row) for row in rows]
+        with self._pack.present(rows) as present:
+            errors = (present.errors.get(position) for position in range(len(rows)))
+            if self._options.on_error == "raise":
+                return [self._present(*each) for each in zip(rows, errors, strict=True)]
+            return [self._present_or_error(*each) for each in zip(rows, errors, strict=True)]
 
     def _sample(self, row: int) -> Any:
         return read_sample(self._pack, row, self._options, self._spec)
 
-    def _sample_or_error(self, row: int) -> Any:
+    def _present(self, row: int, error: FormatError | None) -> Any:
+        return read_present(self._pack, row, self._options, self._spec, error)
+
+    def _present_or_error(self, row: int, error: FormatError | None) -> Any:
         try:
-            return self._sample(row)
-        except ReadError as error:
-            return error
+            return self._present(row, error)
+        except ReadError as found:
+            return found
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import choice, paths_of
+from sa1bpack.arguments import bytes_of, choice, local_path, paths_of
+from sa1bpack.cache.origin import is_url
+from sa1bpack.cache.packs import open_pack
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
@@ -38,13 +40,16 @@ def open(
     min_stability: float | None = None,
     duplicates: str = "error",
     side: str | os.PathLike | Iterable[str | os.PathLike] = (),
+    cache: str | os.PathLike | None = None,
+    cache_bytes: int | str | None = None,
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
     Args:
         path: folder of the pack; `~` is expanded. Several packs are a list of folders, or a glob
             pattern such as "/data/packs/*"; or the file that `Dataset.save` wrote, which is opened
-            with its packs. See docs/training.md.
+            with its packs. See docs/training.md. Or a URL, "s3://bucket/pack", "gs://bucket/pack",
+            or "file:///mnt/nfs/pack" for a slow file system: with `cache`, see docs/cloud.md.
         masks: "bits" are packed bits, "bool" unpacks them. They are the stored masks, bits without
             a copy, or are drawn from the exact runs if `mask_size` or `mask_sampling` differs from
             the pack's, or if it has no bits. "runs" with a `mask_size` is "bool" drawn from the
@@ -79,6 +84,10 @@ def open(
             in one pack, the first. The log says how many are left out.
         side: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
             Each is a key of samples and batches. Every shard must have its part.
+        cache: a folder on a local disk for packs and side arrays that are named by URL. What is
+            read of them is fetched into it once, and shared by all processes of the machine.
+        cache_bytes: what the cache may take, such as "500 GB"; what was used least recently is
+            removed. None: as it was opened last, or four fifths of the free disk.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
     passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
@@ -95,10 +104,12 @@ def open(
         FormatError: the folder is not a pack, it holds no complete shard yet, or its manifest or
             index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
-        OptionError: a value that is not one of the choices, a path that is a URL, a pattern that
+        OptionError: a value that is not one of the choices, a URL without `cache`, a pattern that
             matches nothing, packs that differ in their layout, or that have an image id in common,
             and a side array that lacks the part of a shard, or has it for other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
+        StoreError: an object store cannot be reached, or refuses.
+        MissingPackage: the library for object stores is not installed: `sa1bpack[cloud]`.
 
     Examples:
         >>> ds = sa1bpack.open("packed", masks="runs", min_area=100)
@@ -110,12 +121,15 @@ def open(
         min_area, max_area_frac, min_iou, min_stability, side,
     )  # fmt: skip
     choice("duplicates", duplicates, DUPLICATES)
-    paths = paths_of("path", path)
+    limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
+    folder = None if cache is None else local_path("cache", cache)
+    paths = _local_paths(path, folder, limit)
     saved = paths[0] if is_selection(paths[0]) else None
     if saved is not None:
         if len(paths) > 1:
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
-        paths, duplicates = packs_of(saved)
+        found, duplicates = packs_of(saved)
+        paths = _local_paths(found, folder, limit)
     folders = open_folders(paths)
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
@@ -123,6 +137,20 @@ def open(
     ds = Dataset(pack, rows_once(pack), dataclasses.replace(options, side=()))
     ds = ds if saved is None else ds.select(saved)
     return ds.with_options(side=options.side) if options.side else ds
+
+
+def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]:
+    """The folders of packs, brought into the cache where they are named by URL."""
+    several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
+    named = list(path) if several else [path]
+    if not any(map(is_url, named)):
+        return paths_of("path", path)
+    if cache is None:
+        raise OptionError(
+            f"path is {next(filter(is_url, named))}: a URL is read through a cache; add "
+            "cache='/folder/on/a/local/disk'"
+        )
+    return paths_of("path", [open_pack(p, cache, limit) if is_url(p) else p for p in named])
 
 
 def _report_missing(pack: Pack) -> None:

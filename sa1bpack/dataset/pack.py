@@ -13,7 +13,7 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -22,9 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sa1bpack.cache.group import Group
+from sa1bpack.cache.packs import CachedPack, CachedSide
+from sa1bpack.cache.requests import Counts, Requests
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack_folder import PackFolder
+from sa1bpack.dataset.present import Present
 from sa1bpack.dataset.rows import Rows, offsets_of, row_array
 from sa1bpack.dataset.shards import ShardPlace, Shards
 from sa1bpack.errors import FormatError, OptionError
@@ -54,10 +58,12 @@ class Side:
 
     spec     of its rows
     folders  the folder that has the part of each shard, by the shard's number; None: none has
+    cached   where the parts come from, of those folders that are in a cache
     """
 
     spec: SideSpec
     folders: tuple[Path | None, ...]
+    cached: Mapping[Path, CachedSide]
 
 
 class Pack:
@@ -144,7 +150,7 @@ class Pack:
         """The same pack with side arrays, whose parts are opened with the shards."""
         found = copy.copy(self)
         found.sides = tuple(sides)
-        open_parts = partial(_open_parts, found.sides, self.identities)
+        open_parts = partial(_open_parts, found.sides, self.identities, self.shards.places)
         found.shards = Shards(self.shards.places, self.layout, open_parts)
         return found
 
@@ -260,6 +266,46 @@ class Pack:
             )
         return IdLookup(self.image_ids(range(len(self))))
 
+    # ------------------------------------------------------------------------------ through a cache
+
+    @cached_property
+    def cached(self) -> tuple[CachedPack, ...]:
+        """Where samples come from, of those packs that are read through a cache."""
+        return tuple(folder.cached for folder in self.folders if folder.cached is not None)
+
+    @property
+    def reads_through_cache(self) -> bool:
+        """Whether anything of a sample may not be present."""
+        return bool(self.cached) or any(side.cached for side in self.sides)
+
+    def _origins(self) -> list[Requests]:
+        found = [each.requests for each in self.cached]
+        found += [each.requests for side in self.sides for each in side.cached.values()]
+        return list({id(each): each for each in found}.values())
+
+    @property
+    def forks(self) -> bool:
+        """Whether samples can be read in a child that was forked."""
+        return all(requests.origin.forks for requests in self._origins())
+
+    def fetched(self) -> Counts | None:
+        """What this process has read through caches so far; None for a pack of this machine."""
+        if not self.reads_through_cache:
+            return None
+        return sum((requests.counts() for requests in self._origins()), Counts())
+
+    def present(self, rows: Iterable[int]) -> Present:
+        """The samples of rows are present, and held, within `with pack.present(rows):`.
+
+        Opens their shards, several at once; one that cannot be opened is for the reader to find.
+        Raises StoreError and ResourceShortage, and as `Present` does.
+        """
+        if not self.reads_through_cache:
+            return Present(())
+        places = [self.locate(row)[:2] for row in rows]
+        found, _ = self.shards.open_many(number for number, _ in places)
+        return Present((found.get(number), local) for number, local in places)
+
     # -------------------------------------------------------------------------------- checked reads
 
     def read_rows(
@@ -300,11 +346,17 @@ class Pack:
 
 
 def _open_parts(
-    sides: Sequence[Side], identities: Sequence[ShardIdentity], number: int
-) -> tuple[SidePart, ...]:
-    """The parts for a shard. Raises FormatError if one is missing or damaged."""
+    sides: Sequence[Side],
+    identities: Sequence[ShardIdentity],
+    places: Sequence[ShardPlace],
+    number: int,
+) -> tuple[tuple[SidePart, ...], tuple[Group, ...]]:
+    """The parts for a shard, and those of them that are in a cache.
+
+    Raises FormatError if one is missing or damaged.
+    """
     shard = identities[number]
-    parts = []
+    parts, groups = [], []
     for side in sides:
         folder = side.folders[number]
         if folder is None:
@@ -315,9 +367,11 @@ def _open_parts(
                 )
             empty = np.empty((0, *side.spec.row_shape), side.spec.stored)
             parts.append(SidePart(Path(), side.spec, empty, 0))
-        else:
-            parts.append(open_part(folder, side.spec, shard))
-    return tuple(parts)
+            continue
+        if folder in side.cached:
+            groups.append(side.cached[folder].part(side.spec, shard, places[number].mask_offset))
+        parts.append(open_part(folder, side.spec, shard))
+    return tuple(parts), tuple(groups)
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Manifest:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.cache.packs import attached
 from sa1bpack.dataset import shard_cache
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
@@ -27,6 +28,7 @@ class PackFolder:
     index       its Index, memory-mapped
     first_row   first row of each shard in this pack, and the number of all rows
     first_mask  first mask of each shard in this pack, and the number of all masks
+    cached      where its samples come from, if the folder is in a cache; else None
 
     Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
     sample, ResourceShortage if the system refuses a map or a file for lack of resources.
@@ -40,6 +42,7 @@ class PackFolder:
         if index is None:
             raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
         self.index = index
+        self.cached = attached(self.root)
         shards = self.manifest.shards
         self.first_row = [0, *accumulate(shard.samples for shard in shards)]
         self.first_mask = [0, *accumulate(shard.masks for shard in shards)]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sa1bpack.cache.group import Group
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.open_shard import OpenShard, open_checked
 from sa1bpack.dataset.pack_folder import PackFolder
@@ -89,9 +90,12 @@ class Shards:
         self,
         places: list[ShardPlace],
         layout: Layout,
-        open_parts: Callable[[int], tuple[SidePart, ...]] | None = None,
+        open_parts: Callable[[int], tuple[tuple[SidePart, ...], tuple[Group, ...]]] | None = None,
     ):
-        """open_parts: opens the parts of side arrays for a shard, by its number; None: none."""
+        """
+        open_parts  opens the parts of side arrays for a shard, by its number, and names those that
+                    are read through a cache; None: there are none
+        """
         self._open_parts = open_parts
         self._cache = shard_cache.CACHE
         self._entries: dict[int, CacheEntry] = {}
@@ -254,11 +258,17 @@ class Shards:
 
     def _checked(self, number: int) -> OpenShard:
         place = self.places[number]
+        folder, group = place.folder, None
+        if folder.cached is not None:
+            digest = folder.digests[place.number]
+            group = folder.cached.shard(place.entry, digest, folder.manifest)
         opened = open_checked(
             place.path, place.entry, self._layout, place.image_id, place.mask_offset,
             place.folder.index_path(""),
         )  # fmt: skip
-        return opened if self._open_parts is None else opened.with_sides(self._open_parts(number))
+        if group is not None:
+            opened = opened.through(group)
+        return opened if self._open_parts is None else opened.with_sides(*self._open_parts(number))
 
 
 def _help(todo: deque[Callable[[], None]], running: list) -> None:

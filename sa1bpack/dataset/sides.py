@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import local_path
+from sa1bpack.cache.origin import is_url
+from sa1bpack.cache.packs import attached_side, open_side
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.pack import Pack, Side
 from sa1bpack.dataset.rows import Rows, row_array
@@ -17,10 +19,13 @@ from sa1bpack.format.side.spec import SIDES_NAME, read_side_manifest
 
 
 def side_paths(value: Any) -> tuple[str, ...]:
-    """The option `side` as names and absolute paths. Raises OptionError for anything else."""
+    """The option `side` as names, absolute paths and URLs. Raises OptionError for anything else."""
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     found = []
     for each in value if several else [value]:
+        if is_url(each):
+            found.append(each)
+            continue
         path = local_path("side", each)
         plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")
         found.append(each if plain else str(path.absolute()))
@@ -48,8 +53,19 @@ def with_sides(pack: Pack, rows: Rows, side: Sequence[str]) -> Pack:
 
 
 def _side(pack: Pack, name: str, needed: set[int]) -> Side:
-    folders = [Path(name)]
-    if not folders[0].is_absolute():
+    if is_url(name):
+        if not pack.cached:
+            raise OptionError(
+                f"side has {name}, but no pack is read through a cache that it could "
+                "be read through: copy it to a folder"
+            )
+        folders = [open_side(name, pack.cached[0].cache)]
+    elif Path(name).is_absolute():
+        folders = [Path(name)]
+    else:
+        for folder in pack.folders:
+            if folder.cached is not None:
+                folder.cached.side(name)
         folders = [folder.root / SIDES_NAME / name for folder in pack.folders]
         folders = [folder for folder in folders if folder.is_dir()]
         if not folders:
@@ -72,4 +88,7 @@ def _side(pack: Pack, name: str, needed: set[int]) -> Side:
             f"side {name!r} does not fit: {found}; run `sa1bpack derive` again, or select what it "
             "has and add it with ds.with_options(side=...)"
         )
-    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities))
+    cached = {
+        folder: found for folder in folders if (found := attached_side(folder)) is not None
+    }  # fmt: skip
+    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities), cached)

@@ -141,6 +141,11 @@ def _json(provenance: dict[str, Any]) -> dict[str, Any]:
 def _folder(ds: Dataset, name: str) -> Path:
     if len(ds.pack.folders) > 1:
         raise OptionError(f"out is None, but {ds.pack.name} have no folder in common: choose one")
+    if ds.pack.cached:
+        raise OptionError(
+            f"out is None, but the folder of {ds.pack.cached[0].url} is a cache: choose a folder, "
+            "and upload it"
+        )
     return ds.root / SIDES_NAME / name
 
 

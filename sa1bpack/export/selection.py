@@ -146,7 +146,8 @@ class Selection:
                     f"{self.roots[0]} is a selection: export it alone, without naming images"
                 )
             _, saved = read_selection(self.roots[0])
-            self.roots, duplicates = packs_of(self.roots[0])
+            found, duplicates = packs_of(self.roots[0])
+            self.roots = paths_of("pack", found)  # refuses URLs
         self._manifests = [read_manifest(root) for root in self.roots]
         for root, manifest in zip(self.roots, self._manifests, strict=True):
             names = {spec.name for spec in manifest.layout.arrays}

@@ -88,7 +88,7 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     rows           the sample's rows of every array of the layout except `checksum`, C-contiguous;
                    of an offset array the lengths (differences of neighbours, int64), so that the
                    value does not depend on the position of the sample in the pack
-    stored_height  rows of a canvas from here on are zero and are not read
+    stored_height  rows of a canvas from here on are zero; they are not read, and may be missing
 
     The hash covers the bytes in the order of `layout.arrays`.
     """
@@ -101,7 +101,7 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
                 update_zeros(digest, start - done)
                 digest.update(part[start:stop])
                 done = stop
-            update_zeros(digest, part.size - done)
+            update_zeros(digest, layout.array(name).row_bytes - done)
         elif part.size:
             digest.update(part)
     return digest.intdigest()

@@ -242,8 +242,8 @@ def remove_published(folder: Path) -> None:
     remove_entry(doomed)
 
 
-def map_bytes(path: Path, nbytes: int) -> np.ndarray:
-    """The first `nbytes` bytes of a file as a read-only (nbytes,) uint8 memory map.
+def map_bytes(path: Path, nbytes: int, *, writable: bool = False) -> np.ndarray:
+    """The first `nbytes` bytes of a file as a (nbytes,) uint8 memory map, read-only by default.
 
     Unlike `np.memmap` it holds no file descriptor: all arrays of a thousand shards can be mapped
     under the usual limit of 1024 open files. The map is released with the last view of it.
@@ -255,12 +255,12 @@ def map_bytes(path: Path, nbytes: int) -> np.ndarray:
         empty = np.empty(0, np.uint8)
         empty.flags.writeable = False
         return empty
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise FormatError(f"{path}: {size} bytes, but {nbytes} are to be mapped; restore it")
-        return np.asarray(_Mapping(fd, nbytes, path))
+        return np.asarray(_Mapping(fd, nbytes, path, writable))
     finally:
         os.close(fd)
 
@@ -281,18 +281,20 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class _Mapping:
-    """A shared read-only mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
+    """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
 
-    def __init__(self, fd: int, nbytes: int, path: Path):
+    def __init__(self, fd: int, nbytes: int, path: Path, writable: bool):
         self._nbytes = nbytes
         self._address = None
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), str(path))
         self._address = address
         self.__array_interface__ = {
-            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, True)
+            "version": 3, "shape": (nbytes,), "typestr": "|u1",
+            "data": (address, not writable),
         }  # fmt: skip
 
     def __del__(self):

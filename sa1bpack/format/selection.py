@@ -56,12 +56,12 @@ _BEGINNING = b'{"format":"' + SELECTION_NAME.encode() + b'"'
 
 
 def write_selection(
-    path: Path, image_ids: np.ndarray, fingerprint: str, packs: list[Path], duplicates: str
+    path: Path, image_ids: np.ndarray, fingerprint: str, packs: list[Path | str], duplicates: str
 ) -> None:
     """Write a selection atomically; an existing file is replaced.
 
     image_ids  int64 (n,), in the order of the samples
-    packs      folders, in the order in which they were opened
+    packs      folders, or URLs, in the order in which they were opened
 
     The same ids, packs and places have the same bytes, with the same release of zlib-ng.
     """
@@ -72,17 +72,21 @@ def write_selection(
         fingerprint=fingerprint,
         ids_xxh128=xxhash.xxh3_128_hexdigest(ids),
         duplicates=duplicates,
-        packs=tuple(
-            PackPlace(absolute=str(root.resolve()), relative=os.path.relpath(root.resolve(), here))
-            for root in packs
-        ),
+        packs=tuple(_place(root, here) for root in packs),
     )
     steps = np.diff(ids, prepend=np.int64(0))
     replace_file(path, msgspec.json.encode(head) + b"\n" + zlib_ng.compress(steps, _LEVEL))
 
 
-def packs_of(path: Path) -> tuple[list[Path], str]:
-    """The packs of a saved selection, and its choice of duplicates.
+def _place(pack: Path | str, here: Path) -> PackPlace:
+    if isinstance(pack, str):
+        return PackPlace(absolute=pack, relative=pack)
+    root = pack.resolve()
+    return PackPlace(absolute=str(root), relative=os.path.relpath(root, here))
+
+
+def packs_of(path: Path) -> tuple[list[Path | str], str]:
+    """The packs of a saved selection, folders or URLs, and its choice of duplicates.
 
     A pack is sought where it was in relation to the file, then where it was absolutely.
 
@@ -93,7 +97,9 @@ def packs_of(path: Path) -> tuple[list[Path], str]:
     return [_found(path, folder, place) for place in head.packs], head.duplicates
 
 
-def _found(path: Path, folder: Path, place: PackPlace) -> Path:
+def _found(path: Path, folder: Path, place: PackPlace) -> Path | str:
+    if "://" in place.absolute:
+        return place.absolute
     for candidate in (folder / place.relative, Path(place.absolute)):
         if (candidate / MANIFEST_NAME).is_file():
             return candidate.resolve()

@@ -278,7 +278,8 @@ def make_dataloader(
         prefetch_factor: batches that each worker makes ahead, 1 to 1024. None: 2.
         pin_memory: True or False. None: if there is a CUDA device.
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
-            `if __name__ == "__main__"` in the script, otherwise the platform's default.
+            `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
+            packs in object stores, whose connections do not survive a fork.
         tuned: a file of `sa1bpack tune`, for what is None of workers, prefetch_factor and
             pin_memory, as in `Loader`. It was measured without a transform: with one, workers is
             not taken from it.
@@ -327,7 +328,7 @@ def make_dataloader(
     of_workers: dict[str, Any] = {}
     if workers:
         if multiprocessing_context is None and sys.platform.startswith("linux"):
-            multiprocessing_context = "fork"
+            multiprocessing_context = "fork" if ds.pack.forks else "spawn"
         of_workers = {
             "prefetch_factor": prefetch_factor,
             "persistent_workers": True,

@@ -284,6 +284,7 @@ class Loader(BatchReader):
         source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
         planner, counts = kind(source, self._masks), iteration.counts
         counts.reads_known, counts.disk_ceiling = kind is Planner, self._disk_ceiling
+        counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
             self._pool, device, planner, batches, self._options, self._mode, counts,

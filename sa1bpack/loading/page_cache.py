@@ -39,6 +39,8 @@ def _obstacle(ds: Dataset) -> str | None:
     if number is None:
         return None
     path = ds.pack.shards.folder(number) / ds.layout.array("image").chunk_path
+    if ds.pack.shards.places[number].folder.cached is not None:
+        ds.pack.shards.open(number)  # which makes the file
     return direct_obstacle(path) or _aio_obstacle(path)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sa1bpack.disk.reading_mode import ReadingMode
 from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.ahead import Ahead
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.devices import Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
@@ -57,6 +58,8 @@ class ReaderThreads:
         self, pool: BufferPool, device: Host | Cuda, planner: Planner, batches: EpochBatches,
         options: ReadingOptions, mode: ReadingMode, counts: EpochCounts, *, count: int, ahead: int,
     ):  # fmt: skip
+        ds = planner.source.ds
+        self._asking = Ahead(ds, batches) if ds.pack.reads_through_cache else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._direct, self._counts = mode.direct, counts
@@ -166,6 +169,8 @@ class ReaderThreads:
         """The copy of a batch; when none is left, several batches are planned together."""
         if not self._planned:
             stop = min(number + self._plan_next, len(self._batches))
+            if self._asking is not None:
+                stop = min(stop, self._asking.reach(number))
             planner = self._planner_of(number)
             alike = takewhile(lambda k: self._planner_of(k) is planner, range(number, stop))
             together = [self._batches[k] for k in alike]
@@ -267,6 +272,8 @@ class ReaderThreads:
         """
         if self._pid != os.getpid():
             return
+        if self._asking is not None:
+            self._asking.end()
         self._queue.close()
         with self._changed:
             self._changed.notify_all()

@@ -78,10 +78,15 @@ def test_a_home_folder_is_expanded(packed, monkeypatch):
     assert open_pack(Path("~/pack")).root == packed.root
 
 
-@pytest.mark.parametrize("wrong", ["s3://packs/p", "hf://datasets/p", Path("s3://packs/p")])
+@pytest.mark.parametrize("wrong", ["ftp://packs/p", "hf://datasets/p", Path("s3://packs/p")])
 def test_a_url_is_refused_by_name(wrong):
-    with pytest.raises(OptionError, match=r"path is '(s3|hf):.*(s3|hf) URLs are not supported"):
+    with pytest.raises(OptionError, match=r"path is '(s3|hf|ftp):.*(s3|hf|ftp) URLs are not sup"):
         open_pack(wrong)
+
+
+def test_a_url_of_a_store_needs_a_cache():
+    with pytest.raises(OptionError, match=r"path is s3://packs/p: .* add cache="):
+        open_pack("s3://packs/p")
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"/packs"])

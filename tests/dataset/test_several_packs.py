@@ -262,7 +262,7 @@ def test_within_one_pack_an_id_may_repeat_and_first_keeps_one_of_each(tmp_path, 
         ("{folder}/none*", OptionError, "nothing matches"),
         (["{folder}/a", "{folder}/../{name}/a"], OptionError, "the same folder twice"),
         (["{folder}/a", "{folder}/none"], NotAPack, "none: not a pack"),
-        (["{folder}/a", "s3://bucket/pack"], OptionError, "s3 URLs"),
+        (["{folder}/a", "ftp://bucket/pack"], OptionError, "ftp URLs"),
         (["{folder}/a", 7], OptionError, "path is 7"),
     ],
 )

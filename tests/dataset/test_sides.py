@@ -93,7 +93,8 @@ def test_what_is_not_a_side_array_is_refused(pack, tmp_path):
         (pack, NotAPack, "this is not a side array"),
         (["odd", pack / "side" / "odd"], OptionError, "'odd' more than once"),
         ([5], OptionError, "side is 5"),
-        (["s3://a/b"], OptionError, "URLs are not supported"),
+        (["ftp://a/b"], OptionError, "URLs are not supported"),
+        (["s3://a/b"], OptionError, "no pack is read through a cache"),
     ):
         with pytest.raises(error, match=message):
             sa1bpack.open(pack, side=side)

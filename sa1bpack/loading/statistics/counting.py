@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from sa1bpack.cache.requests import Counts
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.loading.sample_reader import Read
 from sa1bpack.loading.statistics.busy import BusyTime
@@ -53,6 +54,20 @@ class EpochCounts:
         self.threads: int | None = None
         self.reads_known = False
         self.disk_ceiling: float | None = None
+        self._store: Callable[[], Counts | None] = _nothing
+        self._store_before = self._store_found = None
+
+    def count_store(self, counts: Callable[[], Counts | None]) -> None:
+        """From now on, count what is read through a cache; None if nothing is."""
+        self._store, self._store_before = counts, counts()
+
+    def _read_store(self) -> Counts | None:
+        """What was read through a cache so far, or until the epoch ended."""
+        found = self._store()
+        if found is None or (self._ended is not None and self._store_found is not None):
+            return self._store_found
+        self._store_found = found - self._store_before
+        return self._store_found
 
     @property
     def here(self) -> bool:
@@ -85,6 +100,7 @@ class EpochCounts:
         """The epoch has ended, unless it had before. Raises OSError as `add_up` does."""
         if self._ended is None:
             self._ended = self.clock()
+            self._read_store()
         self.add_up()
 
     def leave(self) -> None:
@@ -169,6 +185,7 @@ class EpochCounts:
             needed = self._cached + self._past + self._through
             disk = self._disk.seconds if self.reads_known else None
             known = self.threads is not None
+            store = self._read_store()
             return LoadingStats(
                 epoch=self._epoch,
                 ended=self._ended is not None,
@@ -191,4 +208,12 @@ class EpochCounts:
                 reads_in_flight=self._in_flight / disk if disk and self._past else None,
                 ready=ready / asked if asked else None,
                 disk_ceiling=self.disk_ceiling,
+                cache_hits=None if store is None else store.hits,
+                cache_misses=None if store is None else store.misses,
+                fetched_bytes=None if store is None else store.nbytes,
+                requests=None if store is None else store.requests,
             )
+
+
+def _nothing() -> None:
+    """What a loader reads through a cache that reads from this machine."""

@@ -50,6 +50,12 @@ class LoadingStats:
     ready           batches that were complete when the consumer asked for one, on average
     disk_ceiling    bytes per second that `sa1bpack tune` measured on this pack's disk, if the
                     loader was made with `tuned`
+    cache_hits      samples that were in the cache when they were asked for, of a pack that is read
+                    through one. These four count what this process does with the pack meanwhile,
+                    other readers of it included
+    cache_misses    samples that had to be fetched
+    fetched_bytes   bytes that were fetched, metadata of shards included
+    requests        to the object store, which it may charge for
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -80,6 +86,10 @@ class LoadingStats:
     reads_in_flight: float | None = None
     ready: float | None = None
     disk_ceiling: float | None = None
+    cache_hits: int | None = None
+    cache_misses: int | None = None
+    fetched_bytes: int | None = None
+    requests: int | None = None
 
     @property
     def waited_share(self) -> float:
@@ -100,6 +110,13 @@ class LoadingStats:
     def disk_bytes_per_second(self) -> float | None:
         """Bytes per second from the disk while it was read."""
         return self.disk_bytes / self.disk_seconds if self.disk_seconds else None
+
+    @property
+    def hit_share(self) -> float | None:
+        """The share of samples that were in the cache; None for a pack of this machine."""
+        if self.cache_misses is None:
+            return None
+        return self.cache_hits / max(self.cache_hits + self.cache_misses, 1)
 
     @property
     def cause(self) -> str:
@@ -192,6 +209,11 @@ class LoadingStats:
         ]
         if self.cached_share is not None:
             parts.append(f"{_percent(self.cached_share)} from the page cache")
+        if self.hit_share is not None:
+            parts.append(
+                f"{_percent(self.hit_share)} of samples from the cache, "
+                f"{size_text(self.fetched_bytes)} in {counted(self.requests, 'request')}"
+            )
         if self.ready is not None:
             parts.append(f"{self.ready:.1f} batches ready")
         if self.reads_in_flight is not None:

@@ -1,0 +1,119 @@
+"""A proxy on loopback that passes requests on to a server, and spoils some of the answers."""
+
+import http.client
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+SLOW_DOWN = (
+    503,
+    b"<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>",
+)
+EXPIRED = (400, b"<Error><Code>ExpiredToken</Code><Message>The token has expired</Message></Error>")
+
+# What becomes of a request, by its method, its path with the query, and its number among those of
+# this method and path, from 0: None, or the name of a fault.
+Rule = Callable[[str, str, int], str | None]
+
+
+class FaultyProxy:
+    """url: of the proxy; requests: (method, path) of all that came; faults: names of those made."""
+
+    def __init__(self, target: str):
+        self.target = urlsplit(target)
+        self.rule: Rule = lambda method, path, number: None
+        self.requests: list[tuple[str, str]] = []
+        self.faults: list[str] = []
+        self.stall_seconds = 1.0
+        self.bytes_per_second: float | None = None
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args) -> None:
+                pass
+
+            def _any(self) -> None:
+                with suppress(ConnectionError):
+                    proxy.answer(self)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Pass one request on, and its answer back, unless the rule says otherwise."""
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        with self._lock:
+            key = (handler.command, handler.path)
+            number = self.requests.count(key)
+            self.requests.append(key)
+            fault = self.rule(*key, number)
+            if fault is not None:
+                self.faults.append(fault)
+        if fault in ("slow down", "expired"):
+            status, text = SLOW_DOWN if fault == "slow down" else EXPIRED
+            self._send(handler, status, [("Content-Type", "application/xml")], text)
+            return
+        if fault == "refuse":
+            handler.connection.close()
+            return
+        link = http.client.HTTPConnection(self.target.hostname, self.target.port, timeout=30)
+        link.request(handler.command, handler.path, body, dict(handler.headers))
+        found = link.getresponse()
+        data = found.read()
+        link.close()
+        headers = [
+            (name, value) for name, value in found.getheaders()
+            if name.lower() not in ("transfer-encoding", "connection", "content-length")
+        ]  # fmt: skip
+        length = found.headers.get("Content-Length") if handler.command == "HEAD" else None
+        self._send(handler, found.status, headers, data, fault, length)
+
+    def _send(self, handler, status, headers, data, fault=None, length=None) -> None:
+        if fault == "flip" and data:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        if fault == "truncate":  # and say so: a shorter object
+            data = data[: len(data) // 2]
+        handler.send_response(status)
+        for name, value in headers:
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", length or str(len(data)))
+        handler.end_headers()
+        if handler.command == "HEAD":
+            return
+        if fault == "cut":
+            handler.wfile.write(data[: len(data) // 2])
+            handler.wfile.flush()
+            handler.connection.shutdown(2)
+            return
+        if fault == "stall":
+            handler.wfile.write(data[: len(data) // 2])
+            handler.wfile.flush()
+            time.sleep(self.stall_seconds)
+            handler.connection.close()
+            return
+        step = 1 << 16
+        for first in range(0, len(data), step):
+            handler.wfile.write(data[first : first + step])
+            if self.bytes_per_second is not None:
+                time.sleep(step / self.bytes_per_second)
+
+
+@contextmanager
+def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
+    """A proxy that answers within the block."""
+    proxy = FaultyProxy(target)
+    try:
+        yield proxy
+    finally:
+        proxy.server.shutdown()
+        proxy.server.server_close()
