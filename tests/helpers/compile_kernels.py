@@ -2,18 +2,27 @@
 
 Triton's interpreter is more lenient than its compiler. Launches of real batches are recorded on the
 CPU, and each kernel is compiled for the types of its arguments, for several generations of GPUs, by
-the compiler and the assembler that Triton brings. Prints a JSON object per kernel and generation:
-its name, the bytes of its code, and how many instructions multiply and add at once or use the
-memory of a thread's stack.
+the compiler and the assembler that Triton brings. A launcher compiles for what it knows of the
+arguments as well, so there are variants: "aligned", whose addresses and numbers are multiples of
+16, as those of torch's tensors are; and once per kernel "any", of which nothing is known, and
+"ones", whose numbers are 1.
+
+Prints a JSON object per kernel, variant and generation: its name, the bytes of its code, how many
+instructions multiply and add at once, registers of a thread, and the bytes that it stores
+elsewhere for lack of registers.
 """
 
 import json
 import os
 import re
+import subprocess
+import tempfile
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
+import triton
 from made_batches import dataset, noisy_batch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -23,6 +32,7 @@ from sa1bpack.format import Layout
 from sa1bpack.transforms import ColorJitter, Pipeline, RandomAffine, RandomFlip, ScaleJitter, ways
 
 GENERATIONS = (80, 90)  # compute capability: A100, H100
+ASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 POINTERS = {
     torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16",
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
@@ -65,21 +75,59 @@ def _type(value) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
+def variants(kernel, signature: dict, constants: dict) -> dict[str, tuple[dict, dict, dict]]:
+    """Name → signature, constants and attributes, as a launcher would choose them."""
+    free = {p.name for p in kernel.params if not p.do_not_specialize}
+    numbers = {name for name in free if signature[name] == "i32"}
+    known = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(signature)
+        if signature[name].startswith("*") or name in numbers
+    }
+    found = {"aligned": (signature, constants, known), "any": (signature, constants, {})}
+    if numbers:
+        ones = signature | dict.fromkeys(numbers, "constexpr")
+        found["ones"] = ones, constants | dict.fromkeys(numbers, 1), {}
+    return found
+
+
+def assembled(code: str, options: dict) -> dict[str, int]:
+    """What the assembler says of a kernel: registers, and bytes of its stack."""
+    fused = [] if options.get("enable_fp_fusion", True) else ["--fmad=false"]
+    machine = re.search(r"^\.target (\w+)", code, re.MULTILINE)[1]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(code)
+        file.flush()
+        command = [ASSEMBLER, "-v", f"--gpu-name={machine}", *fused, file.name, "-o", os.devnull]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    wanted = {"registers": r"Used (\d+) registers", "spilled": r"(\d+) bytes spill stores"}
+    return {key: int(re.search(pattern, said)[1]) for key, pattern in wanted.items()}
+
+
 def main() -> None:
     """Compile all; an error ends the program."""
+    seen = set()
     for name, (kernel, signature, constants, options) in sorted(recorded_launches().items()):
-        for generation in GENERATIONS:
+        found = variants(kernel, signature, constants)
+        chosen = [("aligned", generation) for generation in GENERATIONS]
+        chosen += [
+            (variant, GENERATIONS[-1])
+            for variant in found.keys() - {"aligned"}
+            if (kernel.__name__, variant) not in seen
+        ]
+        seen |= {(kernel.__name__, variant) for variant, _ in chosen}
+        for variant, generation in chosen:
             made = compile(
-                ASTSource(kernel, signature, constants),
+                ASTSource(kernel, *found[variant]),
                 target=GPUTarget("cuda", generation, 32),
                 options=options,
             )
             code = made.asm["ptx"]
             print(json.dumps({
-                "kernel": name.partition("(")[0], "name": name, "generation": generation,
-                "code": len(made.asm["cubin"]),
+                "kernel": kernel.__name__, "name": name, "variant": variant,
+                "generation": generation, "code": len(made.asm["cubin"]),
                 "fused": len(re.findall(r"\bfma\.rn\.f(?:32|64)", code)),
-                "stack": len(re.findall(r"\.local", code)),
+                **assembled(code, options),
             }), flush=True)  # fmt: skip
 
 

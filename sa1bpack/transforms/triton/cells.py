@@ -97,12 +97,12 @@ def _take_turned(
     row, column = i.to(tl.int64)[:, None], j.to(tl.int64)[None, :]
     x = (tl.load(of) * column + (tl.load(of + 1) * row + tl.load(of + 2))) >> 32
     y = (tl.load(of + 3) * column + (tl.load(of + 4) * row + tl.load(of + 5))) >> 32
-    x = tl.minimum(tl.maximum(x, 0), cells - 1)
-    y = tl.minimum(tl.maximum(y, 0), cells - 1)
-    place = mask * cells * line + y * line + (x >> 3 if PACKED else x)
-    found = tl.load(masks + place, mask=shown, other=0).to(tl.int32)
+    x = tl.minimum(tl.maximum(x, 0), cells - 1).to(tl.int32)
+    y = tl.minimum(tl.maximum(y, 0), cells - 1).to(tl.int32)
+    place = y * line + (x >> 3 if PACKED else x)
+    found = tl.load(masks + mask * cells * line + place, mask=shown, other=0).to(tl.int32)
     if PACKED:
-        found = (found >> (x & 7).to(tl.int32)) & 1
+        found = (found >> (x & 7)) & 1
     _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
 
 

@@ -12,7 +12,8 @@ import triton.language as tl
 
 from sa1bpack.transforms.triton.images import _store_pixels, _weight
 
-ROWS, COLUMNS = 16, 64  # pixels of a program
+ROWS, COLUMNS = 8, 64  # pixels of a program
+WARPS = 8  # two pixels for each thread, whose numbers then fit into its registers
 UNIT = tl.constexpr(2.0**-32)  # of positions, in pixels
 FAR = tl.constexpr(2.0**29)
 
@@ -22,12 +23,34 @@ def _range(position, support, length):
     """Position in pixels, and the first pixel under the filter and the one after the last."""
     at = position.to(tl.float64) * UNIT
     at = tl.minimum(tl.maximum(at, -FAR), FAR)
-    low = tl.maximum(tl.ceil(at - support - 0.5).to(tl.int64), 0)
-    high = tl.minimum(tl.floor(at + support - 0.5).to(tl.int64) + 1, length)
+    last = length.to(tl.float64)
+    low = tl.minimum(tl.maximum(tl.ceil(at - support - 0.5), 0), last).to(tl.int32)
+    high = tl.maximum(tl.minimum(tl.floor(at + support - 0.5) + 1, last), 0).to(tl.int32)
     # A pixel at the very end of the filter has no weight.
-    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int64)
-    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int64)
+    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int32)
+    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int32)
     return at, low, high
+
+
+@triton.jit
+def _share(at, low, k, high, support, total):
+    """The weights of pixel k under each filter."""
+    return (_weight(at, low + k, high, support) / total).to(tl.float32)
+
+
+@triton.jit
+def _offset(low, k, length, stride):
+    """Bytes to pixel k under each filter, within the image whatever its size."""
+    return tl.maximum(tl.minimum(low + k, length - 1), 0) * stride
+
+
+@triton.jit
+def _add(c, pixels, inside, r, g, b):
+    """Add pixels of weight c to a column's sums."""
+    r += c * tl.load(pixels, mask=inside, other=0).to(tl.float32)
+    g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
+    b += c * tl.load(pixels + 2, mask=inside, other=0).to(tl.float32)
+    return r, g, b
 
 
 @triton.jit
@@ -62,8 +85,10 @@ def _turn(
     inside &= (y >= tl.load(edges + 1)) & (y < tl.load(edges + 3))
 
     image = images + sample * side * side * 3
-    rows = tl.minimum(tl.load(stored + sample * stored_stride).to(tl.int64), side)
-    columns = tl.minimum(tl.load(stored + sample * stored_stride + 1).to(tl.int64), side)
+    rows = tl.load(stored + sample * stored_stride).to(tl.int64)
+    columns = tl.load(stored + sample * stored_stride + 1).to(tl.int64)
+    rows = tl.maximum(tl.minimum(rows, side), 0).to(tl.int32)
+    columns = tl.maximum(tl.minimum(columns, side), 0).to(tl.int32)
     x_support, y_support = tl.load(support + sample * 2), tl.load(support + sample * 2 + 1)
     x_at, x_low, x_high = _range(x, x_support, columns)
     y_at, y_low, y_high = _range(y, y_support, rows)
@@ -76,19 +101,21 @@ def _turn(
     red = tl.zeros((ROWS, COLUMNS), tl.float32)
     green = tl.zeros((ROWS, COLUMNS), tl.float32)
     blue = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # Every filter has two pixels or more. A turn that does not reduce has no more than these.
+    c_0 = _share(y_at, y_low, 0, y_high, y_support, y_total)
+    c_1 = _share(y_at, y_low, 1, y_high, y_support, y_total)
+    row_0, row_1 = _offset(y_low, 0, rows, side * 3), _offset(y_low, 1, rows, side * 3)
     for k in range(x_taps):
-        a = (_weight(x_at, x_low + k, x_high, x_support) / x_total).to(tl.float32)
-        x_pixel = tl.maximum(tl.minimum(x_low + k, columns - 1), 0)
+        a = _share(x_at, x_low, k, x_high, x_support, x_total)
+        pixels = image + _offset(x_low, k, columns, 3)
         r = tl.zeros((ROWS, COLUMNS), tl.float32)
         g = tl.zeros((ROWS, COLUMNS), tl.float32)
         b = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for m in range(y_taps):
-            c = (_weight(y_at, y_low + m, y_high, y_support) / y_total).to(tl.float32)
-            y_pixel = tl.maximum(tl.minimum(y_low + m, rows - 1), 0)
-            place = (y_pixel * side + x_pixel) * 3
-            r += c * tl.load(image + place, mask=inside, other=0).to(tl.float32)
-            g += c * tl.load(image + place + 1, mask=inside, other=0).to(tl.float32)
-            b += c * tl.load(image + place + 2, mask=inside, other=0).to(tl.float32)
+        r, g, b = _add(c_0, pixels + row_0, inside, r, g, b)
+        r, g, b = _add(c_1, pixels + row_1, inside, r, g, b)
+        for m in range(2, y_taps):
+            c = _share(y_at, y_low, m, y_high, y_support, y_total)
+            r, g, b = _add(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
         red += a * r
         green += a * g
         blue += a * b
@@ -129,5 +156,5 @@ def turn_images(
     _turn[(tiles, samples)](
         images, steps.contiguous(), support.contiguous(), window.contiguous(), stored,
         stored.stride(0), keep, out, side, height, width, ceil(2 * max(shrinks, 1.0)), *mean, *std,
-        ROWS=ROWS, COLUMNS=COLUMNS, enable_fp_fusion=False,
+        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, enable_fp_fusion=False,
     )  # fmt: skip
