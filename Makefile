@@ -19,7 +19,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test test-alone frameworks torture lint bench-decode bench-pack \
+.PHONY: help setup pack verify test test-alone frameworks test-install torture lint bench-decode bench-pack \
         bench-load bench-cold bench-slow peers docs docs-serve clean
 
 help:
@@ -31,6 +31,8 @@ help:
 	@echo "make frameworks"
 	@echo "              test with torchvision, Albumentations, transformers and torchdata, in"
 	@echo "              $(VENV)-frameworks"
+	@echo "make test-install"
+	@echo "              install wheel and sdist into empty environments, and use them there"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
 	@echo "make setup    only set up: $(VENV) with pinned dependencies (restores PIL if needed)"
 	@echo "make bench-decode | bench-pack | bench-load | bench-cold | bench-slow"
@@ -119,6 +121,10 @@ frameworks:
 	  --editable '.[test,frameworks]'
 	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
+
+# Wheel and sdist, each into an empty environment, and used outside the clone.
+test-install: setup
+	@$(BIN)/python scripts/check_install.py
 
 # The figures of docs/reliability.md. These tests take minutes: only longer silence means a hang.
 torture: setup $(VENV)/.ready-test

@@ -1,0 +1,41 @@
+"""The figures of README.md are those of docs/figures/*.json, which are those of performance.md."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+spec = importlib.util.spec_from_file_location("make_figures", ROOT / "scripts/make_figures.py")
+make_figures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_figures)
+
+PANELS = make_figures.measured()
+
+
+def test_chart_and_table_are_those_of_the_measurements():
+    remedy = "run `python scripts/make_figures.py`"
+    assert (ROOT / "docs/figures/chart.svg").read_text() == make_figures.chart(PANELS), remedy
+    readme = (ROOT / "README.md").read_text()
+    rows = make_figures.table(PANELS)
+    assert rows in readme and make_figures.with_table(readme, rows) == readme, remedy
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_measurement_has_machine_date_and_command_and_is_in_performance_md(panel):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", panel["date"])
+    assert panel["machine"] and panel["task"] and panel["unit"]
+    text = re.sub(r"[*,]", "", (ROOT / "docs/performance.md").read_text())
+    assert panel["command"] in text
+    for line in panel["lines"]:
+        assert re.search(
+            rf"(?<![\d.]){re.escape(make_figures.number(line['value']))}(?![\d.]\d)", text
+        )
+
+
+def test_bars_are_as_long_as_their_values_and_text_is_escaped():
+    lines = [{"name": "a<b", "value": 50}, {"name": "ours", "value": 100, "ours": True}]
+    svg = make_figures.chart([{"title": "t", "unit": "ms", "lines": lines}])
+    assert [int(n) for n in re.findall(r'<rect x="\d+" y="\d+" width="(\d+)"', svg)] == [230, 460]
+    assert "a&lt;b" in svg and "a<b" not in svg

@@ -1,0 +1,64 @@
+"""What a wheel and an sdist hold; `make test-install` installs them (scripts/check_install.py)."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sa1bpack
+
+ROOT = Path(__file__).parent.parent
+BUILD = """
+import sys
+from setuptools import build_meta
+folder = sys.argv[1]  # setuptools replaces the arguments
+build_meta.build_wheel(folder)
+build_meta.build_sdist(folder)
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """(wheel, sdist), built from links to the clone, in which nothing is written."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("install")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (source / name).symlink_to(ROOT / name)
+    for path in (ROOT / "sa1bpack").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = source / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILD, folder],
+        cwd=source, check=True, capture_output=True,
+    )  # fmt: skip
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def test_the_wheel_has_all_modules_stubs_and_types_and_no_tests(archives):
+    with zipfile.ZipFile(archives[0]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        metadata = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
+        text = wheel.read(metadata).decode()
+    package = ROOT / "sa1bpack"
+    kinds = (".py", ".pyi", ".typed")
+    expected = {
+        path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.suffix in kinds
+    } | {"sa1bpack/py.typed"}
+    assert names == expected
+    assert f"Version: {sa1bpack.__version__}\n" in text and "Requires-Python: >=3.11" in text
+    assert "License-File: LICENSE" in text
+
+
+def test_the_sdist_builds_the_same(archives):
+    with tarfile.open(archives[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "sa1bpack/py.typed"} <= names
+    assert {"sa1bpack/__init__.pyi", "sa1bpack/masks/__init__.pyi"} <= names
