@@ -24,6 +24,8 @@ _EPILOG = (
     """examples:
   sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
   sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
+  sa1bpack derive /data/packed parents --axis mask --masks runs \\
+      --fn sa1bpack.transforms:relation --option name=parents
 a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
   sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
 a pack that is read-only:
@@ -41,7 +43,10 @@ folder are found.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of the pack")
+    parser.add_argument(
+        "pack", type=user_path, metavar="PACK",
+        help="folder of the pack; with --out also a quoted glob of several packs",
+    )  # fmt: skip
     parser.add_argument(
         "name", metavar="NAME", help="name of the array: its key in samples and batches"
     )
@@ -56,6 +61,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--axis", choices=("sample", "mask"), default="sample",
         help="a row per image (sample) or per mask (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--masks", choices=("bits", "runs"), default="bits",
+        help="what the function gets of the masks: their bits on the grid, or the exact runs of "
+        "source pixels (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--spatial", action="store_true",
@@ -96,7 +106,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     fn = function_of(arguments.fn)
-    ds = open_pack(arguments.pack)
+    ds = open_pack(arguments.pack, masks=arguments.masks)
     with image_bar() as show:
 
         def advance(done: int, total: int) -> None:

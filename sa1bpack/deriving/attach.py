@@ -13,7 +13,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.run import stored_rows
-from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target
+from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_spatial
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.part import open_part
@@ -69,10 +69,14 @@ def attach(
     ds = as_dataset(ds)
     check_side_name(name)
     choice("axis", axis, SIDE_AXES)
+    check_spatial(axis, spatial)
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
     target = Target(ds, name, out, {"function": "sa1bpack:attach", "options": {}})
-    target.use(SideSpec(name, axis, kind, tuple(rows.shape[1:]), spatial))
+    spec = SideSpec(name, axis, kind, tuple(rows.shape[1:]), spatial)
+    for shard in target.shards:  # before anything is written
+        lookup.positions(shard, axis)
+    target.use(spec)
     todo = target.missing(target.shards)
     todo_parts = {shard.identity.part for shard in todo}
     total = sum(shard.identity.extent.samples for shard in target.shards)

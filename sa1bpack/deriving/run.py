@@ -1,5 +1,6 @@
 """`sa1bpack.derive`: a side array computed by a function, shard by shard through the Loader."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,14 @@ from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
-from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_options, share
+from sa1bpack.deriving.target import (
+    DeriveResult,
+    ShardToDo,
+    Target,
+    check_options,
+    check_spatial,
+    share,
+)
 from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
 from sa1bpack.format.side.writer import PartWriter
@@ -52,14 +60,15 @@ def derive(
         fn: called as fn(batch, **options) with a batch of the Loader, its tensors on the device,
             without gradients. It returns a tensor or an array with one row per image (B, ...), or
             per mask (T, ...) in the order of the batch, the same shape and type every time:
-            uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64.
+            uint8, int8, int16, int32, int64, float16, bfloat16, float32 or float64. It is recorded
+            by its name, module:function, and is known again by that alone.
         batch_size: images per batch.
         device: of the batches: "cpu", "cuda" or "cuda:1".
         axis: "sample": a row per image. "mask": a row per mask; masks of the batch are "flat".
         spatial: rows are (C, h, w) over the canvas of the stored image, so that a
             `transforms.Pipeline` moves them with the image.
         options: keyword arguments of `fn`, which JSON can hold; they are recorded.
-        out: folder of the side array. None: PACK/side/NAME.
+        out: folder of the side array, not among the files of the pack. None: PACK/side/NAME.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
         progress: called as progress(images done, images in all) after each batch; those of parts
@@ -69,8 +78,9 @@ def derive(
     Raises:
         OptionError: a value that cannot be used, or rows of another shape, type or number than
             expected.
-        OutputRefused: the folder holds something else, such as an array of another function or
-            other options; OutputLocked: another process makes the same part.
+        OutputRefused: the folder holds something else, such as an array of another function, of
+            other options, or of a dataset that was opened otherwise; OutputLocked: another
+            process makes the same part.
         ReadError: a sample cannot be read; its part is not published.
         FormatError: a part that exists is damaged.
 
@@ -88,6 +98,7 @@ def derive(
     if not callable(fn):
         raise OptionError(f"fn is {fn!r}: choose a function of a batch")
     choice("axis", axis, SIDE_AXES)
+    check_spatial(axis, spatial)
     if unknown := sorted(loading.keys() - set(_LOADING)):
         raise OptionError(
             f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(_LOADING)}"
@@ -114,9 +125,18 @@ def derive(
 
 
 def function_name(fn: Function) -> str:
-    """What the manifest says of a function: "module:name"."""
+    """What the manifest says of a function: "module:name".
+
+    Raises OptionError for a lambda or a partial, which share their name with every other one.
+    """
     named = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{named.__module__}:{named.__qualname__}"
+    name = f"{named.__module__}:{named.__qualname__}"
+    if name.endswith("<lambda>") or isinstance(fn, functools.partial):
+        raise OptionError(
+            f"fn is {name}, which does not tell it from another one when a call is repeated: "
+            "choose a function with a name (def), and pass arguments as options"
+        )
+    return name
 
 
 class _Work:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.arguments import flag, local_path, whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import (
@@ -21,7 +21,9 @@ from sa1bpack.format.side.spec import (
     SideSpec,
     create_side,
     is_side,
+    is_unused,
     read_side_manifest,
+    remove_unused,
     side_name,
 )
 from sa1bpack.order.ranks import process_group
@@ -85,23 +87,40 @@ class Target:
             )
         self.name = side_name(name)
         self.provenance = _json(provenance)
-        self.folder = _folder(ds, self.name) if out is None else local_path("out", out)
+        self.folder = _folder(ds, self.name) if out is None else _outside(ds, self.name, out)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
-        if is_side(self.folder):
+        self._found = is_side(self.folder) and not is_unused(self.folder)
+        if self._found:
             found = read_side_manifest(self.folder)
             expected = msgspec.structs.replace(found, name=self.name, provenance=self.provenance)
             create_side(self.folder, expected)  # refuses what was made otherwise
             self.spec = found.spec
 
     def use(self, spec: SideSpec) -> None:
-        """Make the folder for rows of this spec, or check that it is for such rows."""
+        """Make the folder for rows of this spec, or check that it is for such rows.
+
+        A folder without parts, which a call that failed has left, is replaced.
+        """
         if self.spec is None:
-            create_side(self.folder, SideManifest.of(spec, self.provenance))
+            manifest = SideManifest.of(spec, self.provenance)
+            try:
+                create_side(self.folder, manifest)
+            except OutputRefused:
+                if not (is_side(self.folder) and is_unused(self.folder)):
+                    raise
+                remove_unused(self.folder)
+                create_side(self.folder, manifest)
             self.spec = spec
+        elif spec != self.spec and self._found:
+            raise OptionError(
+                f"rows are {spec.to_text()}, but those in {self.folder} are {self.spec.to_text()}: "
+                "choose another folder, or remove that one"
+            )
         elif spec != self.spec:
             raise OptionError(
-                f"rows are {spec.to_text()}, but those in {self.folder} are {self.spec.to_text()}"
+                f"rows are {spec.to_text()}, but those before were {self.spec.to_text()}: all "
+                "must have the same shape and type"
             )
 
     def missing(self, shards: Sequence[ShardToDo]) -> list[ShardToDo]:
@@ -127,6 +146,14 @@ class Target:
         return DeriveResult(self.folder, done, present, missing)
 
 
+def check_spatial(axis: str, spatial: Any) -> None:
+    """Raise OptionError for masks that have no place on the canvas, and for what is not a bool."""
+    if flag("spatial", spatial) and axis != "sample":
+        raise OptionError(
+            f"spatial is True, but axis is {axis!r}: spatial arrays have rows (C, h, w) per sample"
+        )
+
+
 def _json(provenance: dict[str, Any]) -> dict[str, Any]:
     """The provenance as JSON returns it, with the versions in use."""
     versions = {package: version(package) for package in _VERSIONS}
@@ -149,6 +176,20 @@ def _folder(ds: Dataset, name: str) -> Path:
     return ds.root / SIDES_NAME / name
 
 
+def _outside(ds: Dataset, name: str, out: str | os.PathLike) -> Path:
+    """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
+    folder = local_path("out", out)
+    found = folder.resolve()
+    for pack in ds.pack.folders:
+        root = pack.root.resolve()
+        if found.is_relative_to(root) and found.parent != root / SIDES_NAME:
+            raise OptionError(
+                f"out is {str(out)!r}: this is in the pack {pack.root}, whose side arrays are in "
+                f"{SIDES_NAME}; choose {pack.root / SIDES_NAME / name}, or a folder elsewhere"
+            )
+    return folder
+
+
 def _complete_shards(ds: Dataset) -> list[ShardToDo]:
     """The shards of a dataset. Raises OptionError unless it has each of them complete, once."""
     numbers, local, *_ = ds.locate_many(np.arange(len(ds)))
@@ -161,8 +202,9 @@ def _complete_shards(ds: Dataset) -> list[ShardToDo]:
         if not np.array_equal(local[positions], np.arange(identity.extent.samples)):
             raise OptionError(
                 f"ds has {counted(len(positions), 'sample')} of the {identity.extent.samples:,} of "
-                f"shard {identity.name}: a part of a side array is for a complete shard; select "
-                "with ds.source(...) or ds.shard(...)"
+                f"shard {identity.name}: a part of a side array is for a complete shard; "
+                "compute it for the pack, and any selection of it has the array, or select with "
+                "ds.source(...) or ds.shard(...)"
             )
         found.append(ShardToDo(identity, ds[positions]))
     return found

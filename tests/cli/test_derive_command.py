@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import finish, run, start
+from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
@@ -72,6 +73,19 @@ def test_a_function_of_the_current_folder_is_run_with_its_options(pack, tmp_path
     assert not (pack / "side").exists()
     code, printed, _ = command("verify", out)
     assert (code, printed) == (0, f"{out}: side array, sound; 4 parts, every byte read\n")
+
+
+def test_exact_masks_are_given_to_the_function(layout_packs, in_folder):  # noqa: F811
+    pack = layout_packs("pad", "rgb", "bits+runs")
+    code, printed, _ = in_folder(
+        "derive", pack, "extents", "--axis", "mask", "--fn", "sa1bpack.transforms:relation",
+        "--option", "name=mask_boxes", "--masks", "runs", "-o", "extents",
+    )  # fmt: skip
+    assert code == 0 and printed == "extents: 2 parts made, 0 present, complete\n"
+    ds = sa1bpack.open(pack, masks="runs", side="./extents")
+    for sample in ds:
+        np.testing.assert_array_equal(sample["extents"], sa1bpack.masks.relate(sample).mask_boxes)
+    assert ds.mask_column("extents").max() > ds.layout.mask_size / 2  # pixels of images, not cells
 
 
 def test_parts_of_a_job_array_complete_the_array(pack, in_folder):

@@ -1,5 +1,6 @@
 """derive: rows are those of the function, for every type; parts are kept, shared out and remade."""
 
+import functools
 import re
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from sa1bpack.errors import FormatError, OptionError, OutputRefused, ReadError
 from sa1bpack.format import read_manifest, verify
 from sa1bpack.format.side.binding import part_names, shard_identities
 from sa1bpack.format.side.part import open_part
-from sa1bpack.format.side.spec import SIDE_DTYPES, read_side_manifest
+from sa1bpack.format.side.spec import SIDE_DTYPES, is_side, read_side_manifest
 
 calls = []
 
@@ -35,6 +36,16 @@ def depth(batch):
     owner = torch.arange(len(counts)).repeat_interleave(counts)
     place = torch.arange(len(owner)) - batch["mask_offsets"][:-1][owner]
     return torch.stack([batch["annotation_ids"], batch["image_ids"][owner], place], 1)
+
+
+class Returning:
+    """A function with the name of this class."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, batch):
+        return self.function(batch)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +105,10 @@ def test_every_type_is_stored_with_its_bits(ds, pack, dtype):
 
 
 def test_numpy_rows_of_any_byte_order_are_taken(ds, pack):
-    result = derive(ds, "a", lambda batch: batch["image_ids"].numpy().astype(">f4"))
+    def big_endian(batch):
+        return batch["image_ids"].numpy().astype(">f4")
+
+    result = derive(ds, "a", big_endian)
     np.testing.assert_array_equal(
         rows_of(result.folder, pack), ds.column("image_id").astype(np.float32)
     )
@@ -174,12 +188,16 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"part": 2}, r"choose \(K, N\)"), ({"order": "shuffle"}, "no option 'order'"),
         ({"axis": "mask", "masks": "padded"}, "masks is 'padded'"),
         ({"options": {"a": object()}}, "what JSON can hold"), ({"options": 3}, "options is 3"),
-        ({"fn": lambda batch: batch["image_ids"][:1]}, "it must return 3 rows"),
-        ({"fn": lambda batch: None}, "rows are NoneType"),
-        ({"fn": lambda batch: batch["image_ids"] > 0}, "rows are bool"),
-        ({"fn": lambda batch: batch["image_ids"].sum()}, "it must return 3 rows"),
-        ({"fn": lambda batch: batch["image_ids"].to(torch.complex64)}, "rows are complex64"),
-        ({"spatial": True, "fn": lambda batch: batch["image_ids"]}, "spatial is True"),
+        ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),
+        ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
+        ({"fn": Returning(lambda batch: batch["image_ids"] > 0)}, "rows are bool"),
+        ({"fn": Returning(lambda batch: batch["image_ids"].sum())}, "it must return 3 rows"),
+        ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
+        ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
+        ({"spatial": True, "axis": "mask"}, "spatial is True, but axis is 'mask'"),
+        ({"spatial": 1}, "spatial is 1"),
+        ({"fn": lambda batch: batch["image_ids"]}, "<lambda>, which does not tell"),
+        ({"fn": functools.partial(embed, scale=2)}, "partial, which does not tell"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused_and_leaves_no_part(ds, pack, change, message):
@@ -189,12 +207,44 @@ def test_what_cannot_be_used_is_refused_and_leaves_no_part(ds, pack, change, mes
     assert not list((pack / "side").glob("*/sa_*"))
 
 
+def test_a_call_that_failed_before_its_first_part_does_not_block_the_name(ds, pack):
+    for function, axis in ((embed, "sample"), (depth, "mask")):
+        shapes = iter([1, 2])
+
+        def changing(batch, shapes=shapes):
+            return torch.zeros(len(batch["image_ids"]), next(shapes))
+
+        with pytest.raises(OptionError, match="those before were"):
+            derive(ds, axis, changing, batch_size=2)
+        assert is_side(pack / "side" / axis)
+        result = derive(ds, axis, function, batch_size=2, axis=axis)
+        assert len(result.made) == 4 and read_side_manifest(result.folder).axis == axis
+    assert verify(pack).ok and verify(pack).notes == ()
+
+
+def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, tmp_path):
+    pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
+    arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "out": tmp_path / "made"}
+    derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
+    for masks in ({"masks": "runs"}, {"mask_size": 64}, {"coordinates": "stored"}):
+        with pytest.raises(OutputRefused, match="made with samples 'pad 128 rgb, masks 256 area"):
+            derive(sa1bpack.open(pack, **masks), "extents", relation, **arguments)
+    assert derive(sa1bpack.open(pack, masks="bool"), "extents", relation, **arguments).missing == ()
+
+
+@pytest.mark.parametrize("out", ["x", "shards/x", "shards/sa_000000-000/x", "side", "side/a/x"])
+def test_a_folder_among_the_files_of_a_pack_is_refused(ds, pack, out):
+    with pytest.raises(OptionError, match=r"this is in the pack .* choose .*/side/a, or a folder"):
+        derive(ds, "a", embed, out=pack / out)
+    assert verify(pack).ok and not (pack / out).exists()
+
+
 def test_rows_of_changing_shape_are_refused(ds):
     def changing(batch):
         calls.append(0)
         return torch.zeros(len(batch["image_ids"]), len(calls))
 
-    with pytest.raises(OptionError, match=r"rows are float32 \(2,\) per image, but those in"):
+    with pytest.raises(OptionError, match=r"rows are float32 \(2,\) .* those before were"):
         derive(ds, "b", changing, batch_size=2)
 
 
@@ -221,7 +271,7 @@ def test_a_sample_that_cannot_be_read_ends_the_call_and_its_part_is_not_publishe
     path = pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ReadError, match="sa_000001-000"):
-        derive(ds, "a", lambda batch: batch["image_ids"])
+        derive(ds, "a", embed)
     assert [name[:13] for name in part_names(pack / "side" / "a")] == ["sa_000000-000"]
 
 

@@ -39,6 +39,10 @@ SIDE_DTYPES = (
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
+# The keys of the provenance in which all parts of a side array must agree: they decide its rows.
+MADE_WITH = ("function", "options", "samples")
+_TOP_FILES = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
+
 REMAKE = "remove that folder, and run `sa1bpack derive` again"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
@@ -220,8 +224,9 @@ def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
     """Make the folder of a side array, complete but for its parts, unless it exists.
 
     Any number of processes may do so at once: the first one wins. Returns the manifest that the
-    folder has. Raises OutputRefused if that is of another array, or if the folder is something
-    else; NotAPack, FormatError and OSError as `read_side_manifest`.
+    folder has. Raises OutputRefused if that is of another array or was made with something else
+    (MADE_WITH), or if the folder is something else; NotAPack, FormatError and
+    OSError as `read_side_manifest`.
     """
     folder = Path(folder)
     make_folder(folder.parent)
@@ -244,15 +249,35 @@ def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
         if getattr(found, key) != getattr(manifest, key):
             raise OutputRefused(
                 f"{folder}: {key} is {getattr(found, key)!r}, but would be "
-                f"{getattr(manifest, key)!r}: this is another side array; choose another folder"
+                f"{getattr(manifest, key)!r}: this is another side array; choose another "
+                "folder, or remove this one"
             )
-    for key in ("function", "options"):
+    for key in MADE_WITH:
         if found.provenance.get(key) != manifest.provenance.get(key):
             raise OutputRefused(
                 f"{folder}: made with {key} {brief(found.provenance.get(key))}, not "
-                f"{brief(manifest.provenance.get(key))}; choose another folder"
+                f"{brief(manifest.provenance.get(key))}; choose another folder, or remove this one"
             )
     return found
+
+
+def is_unused(folder: Path) -> bool:
+    """Whether a side array has no part, and no process that makes one or that was killed."""
+    return {path.name for path in Path(folder).iterdir()} <= _TOP_FILES
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a side array unless it is in use, see `is_unused`, also if it is from now on.
+
+    It is out of the way before it is looked into, and a `PartWriter` looks at the manifest after it
+    has put its working folder there: one of the two notices the other.
+    """
+    aside = temporary_beside(folder)
+    folder.rename(aside)
+    if is_unused(aside):
+        shutil.rmtree(aside)
+    else:
+        aside.rename(folder)
 
 
 def _write_top(folder: Path, manifest: SideManifest) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from sa1bpack.errors import OptionError, OutputLocked
+from sa1bpack.errors import OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.append_file import AppendFile
 from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
 from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.part import part_metadata
-from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.format.side.spec import SideSpec, read_side_manifest
 from sa1bpack.format.zarr_metadata import canonical_json
 
 _LOCK_SUFFIX = ".lock"
@@ -34,7 +34,8 @@ class PartWriter:
 
         folder  of the side array, which exists
 
-        Raises OutputLocked if another process makes the same part, OSError.
+        Raises OutputLocked if another process makes the same part; OutputRefused if the side array
+        has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
         """
         self.spec, self.shard = spec, shard
         self._final = Path(folder) / shard.part
@@ -52,6 +53,11 @@ class PartWriter:
             self._lock = os.open(self._lock_path, flags, 0o666)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._folder.mkdir()
+            if (found := read_side_manifest(self._final.parent).spec) != spec:
+                raise OutputRefused(
+                    f"{self._final.parent}: rows are {found.to_text()}, not {spec.to_text()}; "
+                    "choose another folder"
+                )
             for array in spec.arrays(shard.extent):
                 (self._folder / array.name).mkdir()
                 self._files[array.name] = AppendFile(self._folder / array.chunk_path)

@@ -34,7 +34,9 @@ from sa1bpack.format.side.spec import (
     SideSpec,
     create_side,
     is_side,
+    is_unused,
     read_side_manifest,
+    remove_unused,
 )
 from sa1bpack.format.side.writer import PartWriter
 
@@ -208,6 +210,21 @@ def test_two_writers_of_one_part_exclude_each_other_and_a_killed_one_leaves_noth
         writer.append(np.ones((4, 4, 3, 3), np.float16), np.ones(4, int))
         writer.publish()
     assert part_names(folder) == [shard.part] and list(folder.glob(".tmp-*")) == []
+
+
+def test_a_side_array_in_use_is_not_removed_and_a_writer_notices_that_it_is_another(pack):
+    folder, shard = pack / "side" / "teacher", shard_identities(pack, read_manifest(pack))[0]
+    create_side(folder, SideManifest.of(IMAGE, {}))
+    with PartWriter(folder, IMAGE, shard):
+        assert not is_unused(folder)
+        remove_unused(folder)
+        assert read_side_manifest(folder).spec == IMAGE
+    assert is_unused(folder)
+    with pytest.raises(OutputRefused, match=r"rows are .*, not "):
+        PartWriter(folder, MASK, shard)
+    assert is_unused(folder)
+    remove_unused(folder)
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_merging_links_the_parts_of_all_inputs_and_says_what_is_missing(pack, tmp_path, contents):
