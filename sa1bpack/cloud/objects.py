@@ -89,7 +89,7 @@ class StoreBody:
             raise Broken("cancelled") from None
         except TimeoutError:
             raise Broken(f"no byte for {READ_SECONDS} s") from None
-        except (FileNotFoundError, package("obstore.exceptions").BaseError) as error:
+        except (FileNotFoundError, ValueError, package("obstore.exceptions").BaseError) as error:
             self._raise(error)
         finally:
             self._future.cancel()
@@ -99,8 +99,14 @@ class StoreBody:
         kinds, address, text = package("obstore.exceptions"), self._address, error_text(error)
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{address}: there is no such object; check the URL") from None
+        if isinstance(error, ValueError):  # of a key that the library does not take, such as a//b
+            raise SourceError(f"{address}: {text}") from None
         if isinstance(error, kinds.PreconditionError):
             raise changed(address) from None
+        if "configured region" in text:  # a redirect without a target
+            raise SourceError(
+                f"{address}: the bucket lies in another region; set AWS_REGION to that one"
+            ) from None
         found = _STATUS.search(text)
         status = int(found[1]) if found else 0
         if 400 <= status < 500 and status not in REPEATED:

@@ -14,6 +14,7 @@ from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.shard_builder import Outcome, PublishedShard, Rejected, ShardBuilder
 from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
+from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
 
@@ -134,7 +135,7 @@ class SourcePacker:
             self.fail(
                 SourceCorrupt(
                     f"{self.source.path}: its md5 is {reader.md5}, but the list says "
-                    f"{expected}; download it again"
+                    f"{expected}; {remedy(self.source.path)}"
                 )
             )
             return []

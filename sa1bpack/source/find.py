@@ -12,10 +12,10 @@ from typing import Literal
 
 from sa1bpack.arguments import looks_like_url, refuse_url
 from sa1bpack.cloud.addresses import STORE_SCHEMES, Address, is_url, parse_address
-from sa1bpack.cloud.stores import StoreError, list_keys
+from sa1bpack.cloud.stores import StoreError, list_keys, require_packages
 from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
-from sa1bpack.source.inflate import GZIP_MAGIC
+from sa1bpack.source.inflate import GZIP_MAGIC, remedy
 from sa1bpack.source.tar import BLOCK, parse_header
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
@@ -52,12 +52,14 @@ def find_sources(
         Tars at these addresses as well; patterns may then be URLs too (of an object store also
         with `*`, `?` and `[...]`). None: URLs are refused.
 
-    Raises OptionError for a URL that cannot be used; SourceError if a pattern matches nothing, if
+    Raises OptionError for a URL that cannot be used; MissingPackage for one of an object store
+    without the extra `cloud`; SourceError if a pattern matches nothing, if
     a file or folder is of no known kind or cannot be read, and if two sources share a name (their
     shards would, too). Of URLs nothing is asked for, except for the names that match a pattern.
     """
     paths: dict[Path | str, Path | Address] = {}
     for address in links or ():
+        _check_readable(address)
         paths.setdefault(address.url, address)
     for pattern in patterns:
         if links is not None and is_url(pattern):
@@ -111,6 +113,7 @@ def _expand(pattern: str | Path) -> list[Path]:
 def _expand_url(url: str) -> list[Address]:
     """The addresses that a URL, or a pattern of one of an object store, stands for."""
     address = parse_address("source", url)
+    _check_readable(address)
     if address.scheme not in STORE_SCHEMES or not glob.has_magic(address.key):
         return [address]
     try:
@@ -121,6 +124,12 @@ def _expand_url(url: str) -> list[Address]:
         raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
     root = f"{address.scheme}://{address.bucket}/"
     return [parse_address("source", root + key) for key in keys]
+
+
+def _check_readable(address: Address) -> None:
+    """Raise MissingPackage for an object store without the packages for it."""
+    if address.scheme in STORE_SCHEMES:
+        require_packages()
 
 
 def _is_there(path: str) -> bool:
@@ -175,8 +184,7 @@ def kind_of(head: bytes, path: Path | Address) -> Kind:
     else:
         found = f"begins with {head[:16]!r}"
     raise SourceError(
-        f"{path}: {found}, which is neither a gzip stream nor a tar header; download it again and "
-        "compare its md5 with the published list"
+        f"{path}: {found}, which is neither a gzip stream nor a tar header; {remedy(path)}"
     )
 
 

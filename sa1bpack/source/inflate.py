@@ -32,6 +32,12 @@ _FIRST_FEED = 4096
 _GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and trailer
 
 REDOWNLOAD = "download it again and compare its md5 with the published list"
+_READ_AGAIN = "repeat the command; if it fails again, compare the md5 there with the published list"
+
+
+def remedy(path: object) -> str:
+    """What to do about a tar whose bytes are wrong: a file, or at an Address."""
+    return _READ_AGAIN if isinstance(path, Address) else REDOWNLOAD
 
 
 class RawFile:
@@ -238,7 +244,7 @@ class GzipStream(ByteStream):
             if ended and self._inflater is not None:
                 raise SourceTruncated(
                     f"{self.raw.path}: the file ends within its gzip stream, {self.where()}; "
-                    f"{REDOWNLOAD}"
+                    f"{remedy(self.raw.path)}"
                 )
 
     def _begin_member(self) -> bool:
@@ -252,7 +258,7 @@ class GzipStream(ByteStream):
         if not GZIP_MAGIC.startswith(begin[:2]):
             raise SourceCorrupt(
                 f"{self.raw.path}: bytes {begin[:8]!r} follow the gzip stream, where only "
-                f"another gzip member is allowed, {self.where()}; {REDOWNLOAD}"
+                f"another gzip member is allowed, {self.where()}; {remedy(self.raw.path)}"
             )
         self._inflater = zlib_ng.decompressobj(_GZIP_WBITS)
         self._feed = _FIRST_FEED
@@ -267,7 +273,7 @@ class GzipStream(ByteStream):
         except zlib_ng.error as error:
             raise SourceCorrupt(
                 f"{self.raw.path}: the gzip stream is damaged ({error}) {self.where()}; "
-                f"{REDOWNLOAD}"
+                f"{remedy(self.raw.path)}"
             ) from error
         left = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
         self._input = self._input[len(piece) - len(left) :]

@@ -12,7 +12,7 @@ from pathlib import Path
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder import FolderStream
-from sa1bpack.source.inflate import REDOWNLOAD, open_stream
+from sa1bpack.source.inflate import open_stream, remedy
 from sa1bpack.source.members import MAX_NAME_BYTES, Half, Member, split_name
 from sa1bpack.source.spool import Spool
 from sa1bpack.source.tar import TarStream
@@ -237,7 +237,7 @@ class PairReader:
             raise SourceCorrupt(
                 f"{self.source.path}: {len(self._waiting) + 1} members wait for their other half, "
                 f"the last one {member.name!r}: {waiting} bytes, more than {MAX_WAITING} times the "
-                f"{self.source.nbytes} bytes of the file. A gzip bomb? {REDOWNLOAD}"
+                f"{self.source.nbytes} bytes of the file. A gzip bomb? {remedy(self.source.path)}"
             )
 
     def _reject_orphans(self) -> None:

@@ -13,7 +13,7 @@ archive (`cat a.tar b.tar`), which is read as well; other bytes are SourceCorrup
 from collections.abc import Iterator
 
 from sa1bpack.errors import SourceCorrupt, SourceTruncated
-from sa1bpack.source.inflate import REDOWNLOAD, ByteStream
+from sa1bpack.source.inflate import ByteStream, remedy
 from sa1bpack.source.members import Member, MemberKind, decode_name
 
 BLOCK = 512
@@ -143,7 +143,7 @@ class TarStream:
                 raise SourceTruncated(
                     f"{self._path}: more than {MAX_ZERO_TAIL} zeros follow the last member, "
                     f"{self._stream.where()}: a download that was allocated but not completed? "
-                    f"{REDOWNLOAD}"
+                    f"{remedy(self._path)}"
                 )
 
     def _skip_rest(self) -> None:
@@ -194,11 +194,11 @@ class TarStream:
         return int(text)
 
     def _corrupt(self, what: str) -> SourceCorrupt:
-        return SourceCorrupt(f"{self._path}: {what}, {self._stream.where()}; {REDOWNLOAD}")
+        return SourceCorrupt(f"{self._path}: {what}, {self._stream.where()}; {remedy(self._path)}")
 
     def _truncated(self, place: str) -> SourceTruncated:
         return SourceTruncated(
-            f"{self._path}: the tar ends {place}, {self._stream.where()}; {REDOWNLOAD}"
+            f"{self._path}: the tar ends {place}, {self._stream.where()}; {remedy(self._path)}"
         )
 
 
@@ -238,7 +238,7 @@ def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
         position = end
     if position < len(data):
         raise SourceCorrupt(
-            f"{path}: the pax record {data[position : position + 40]!r} is malformed; {REDOWNLOAD}"
+            f"{path}: the pax record {data[position : position + 40]!r} is malformed; {remedy(path)}"
         )
     return records
 

@@ -1,12 +1,19 @@
 """A file of the web arrives complete and unmixed, or there is an error that says why."""
 
 import random
+import ssl
 import threading
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 
 import pytest
 import xxhash
-from fault_server import changed, cut, dropped, stalled, status
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from fault_server import changed, cut, dropped, fault_server, slow, stalled, status
+from s3_server import use_s3
 
 from sa1bpack.cloud import remote_file
 from sa1bpack.cloud import web as web_module
@@ -86,6 +93,13 @@ def test_waits_grow_up_to_a_limit_and_a_server_is_not_obeyed_without_one():
     assert remote_file.seconds_to_wait(1, 7) == 7
     assert remote_file.seconds_to_wait(1, 1e6) == remote_file.LONGEST_ASKED
     assert remote_file.seconds_to_wait(8, 1) >= 15
+
+
+def test_a_slow_link_is_waited_for(served):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [slow(500)]
+    assert read_all(address) == DATA
+    assert len(server.requests) == 1
 
 
 def test_time_outs_are_continued(served, monkeypatch):
@@ -204,8 +218,21 @@ def test_a_host_that_is_not_there_is_given_up_with_the_reason(web):
 
 @pytest.mark.parametrize("fault", [stalled(100_000), stalled(0)])
 def test_cancelling_ends_a_wait_for_the_server_in_another_thread(served, fault):
-    server, address = served
-    server.faults["/t/sa_0.tar"] = [fault]
+    assert_cancelled(*served, fault)
+
+
+def test_cancelling_ends_a_wait_for_an_object_store(web, monkeypatch):
+    use_s3(web.url, monkeypatch)
+    bucket = f"cancelled-{web.url[-5:]}"
+    web.files[f"/{bucket}/sa_0.tar"] = DATA
+    address = parse_address("source", f"s3://{bucket}/sa_0.tar")
+    assert_cancelled(web, address, stalled(0))
+
+
+def assert_cancelled(server, address, fault) -> None:
+    """A thread that waits for an answer with this fault ends when its file is cancelled."""
+    path = next(path for path in server.files if path.endswith("/sa_0.tar"))
+    server.faults[path] = [fault]
     file, ended = RemoteFile(address), []
 
     def read():
@@ -227,8 +254,72 @@ def test_cancelling_ends_a_wait_for_the_server_in_another_thread(served, fault):
 def test_a_proxy_of_the_environment_is_used(served, monkeypatch):
     """The server plays the proxy: it gets the complete URL in the request."""
     server, _ = served
+    monkeypatch.delenv("NO_PROXY")
     server.files["http://far.example.org/sa_0.tar"] = b"by proxy"
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "other.example.org")
     address = parse_address("source", "http://far.example.org/sa_0.tar?sig=SECRET")
     assert read_all(address) == b"by proxy"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A PEM file with a key and a self-signed certificate of 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(alternative, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + signed.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture
+def secure(web, certificate):
+    """A server over https, and an address of DATA there. `web` shortens the waits."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with fault_server(tls) as server:
+        server.files["/sa_0.tar"] = DATA
+        yield server, parse_address("source", f"{server.url}/sa_0.tar?sig=SECRET")
+
+
+def test_https_is_continued_as_http_is(secure, certificate, monkeypatch):
+    server, address = secure
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    server.faults["/sa_0.tar"] = [cut(1_000_000), dropped, cut(5)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/sa_0.tar")[-1] == "bytes=1000005-"
+    server.files["/away.tar"] = b""
+    server.faults["/away.tar"] = [status(302, {"Location": "http://127.0.0.1/a.tar?SECRET"})]
+    with pytest.raises(SourceError, match=r"redirects from https to http .*not followed$") as e:
+        read_all(parse_address("source", f"{server.url}/away.tar"))
+    assert "SECRET" not in str(e.value)
+
+
+def test_cancelling_ends_a_wait_over_https(secure, certificate, monkeypatch):
+    server, address = secure
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert_cancelled(server, address, stalled(100_000))
+
+
+def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(secure):
+    server, address = secure
+    with pytest.raises(SourceError, match=r"certificate cannot be trusted \(self-signed"):
+        read_all(address)
+    assert server.requests == []

@@ -3,10 +3,12 @@
 import hashlib
 import http.server
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pytest
 
@@ -49,7 +51,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     of: FaultServer
 
     def do_GET(self):
-        path = self.path.partition("?")[0]
+        path = unquote(self.path.partition("?")[0])
         with self.of.lock:
             asked = (path, self.headers.get("Range", ""), self.headers.get("If-Match", ""))
             self.of.requests.append(asked)
@@ -151,14 +153,16 @@ def dropped(handler: _Handler, data: bytes) -> None:
 
 
 @contextmanager
-def fault_server() -> Iterator[FaultServer]:
-    """A server that answers within the block."""
+def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
+    """A server that answers within the block, over https with `tls`."""
     state = FaultServer()
     handler = type("Handler", (_Handler,), {"of": state})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         server.daemon_threads = True
         server.handle_error = lambda *_: None  # connections that a client ends
-        state.url = f"http://127.0.0.1:{server.server_port}"
+        state.url = f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -169,9 +173,38 @@ def fault_server() -> Iterator[FaultServer]:
             thread.join()
 
 
+def slow(pieces: int) -> Answer:
+    """Send the body in so many pieces, each on its own."""
+
+    def answer(handler: _Handler, data: bytes) -> None:
+        def body(part: bytes) -> bytes:
+            size = -(-len(part) // pieces)
+            for place in range(0, len(part), size):
+                handler.wfile.write(part[place : place + size])
+                handler.wfile.flush()
+            handler.close_connection = True
+            return b""
+
+        send(handler, data, body=body)
+
+    return answer
+
+
+def together(barrier: threading.Barrier) -> Answer:
+    """Answer once as many requests have arrived as the barrier has parties."""
+
+    def answer(handler: _Handler, data: bytes) -> None:
+        barrier.wait(60)
+        send(handler, data)
+
+    return answer
+
+
 @pytest.fixture
 def web(monkeypatch):
     """A server with faults; a reader waits only for a moment before it asks again."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     for name, value in (("FIRST_WAIT", 0.001), ("LONGEST_WAIT", 0.002), ("LONGEST_ASKED", 0.002)):
         monkeypatch.setattr(remote_file, name, value)
     with fault_server() as server:

@@ -43,6 +43,7 @@ def s3_server() -> Iterator[S3Server]:
 
 def use_s3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what the AWS command line needs to use a server, and nothing of this machine's."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key-id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-key")

@@ -1,12 +1,15 @@
 """Tars are packed from the web and from object stores as from files, and no link is kept."""
 
 import hashlib
+import json
 import random
 import signal
+import sys
+import threading
 
 import pytest
 from commands import SMALL_FLAGS, finish, start, wait_until
-from fault_server import cut, dropped, flipped, stalled, status
+from fault_server import cut, dropped, flipped, stalled, status, together
 from s3_server import use_s3
 from small_tars import SMALL, contents
 
@@ -100,6 +103,15 @@ def test_a_link_that_expires_on_the_way_keeps_complete_shards(served, links, tmp
     assert contents(root) == long_pack
 
 
+def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path):
+    """Each is answered only when the other has been asked for."""
+    barrier = threading.Barrier(2)
+    for name in TARS:
+        served.faults[path_of(name)] = [cut(512), together(barrier)]
+    assert sa1bpack.pack((), tmp_path / "pack", links=links, workers=2, **SMALL).complete
+    assert contents(tmp_path / "pack") == long_pack
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_ended_while_it_waits_for_the_network_resumes_without_what_is_packed(
     served, links, long_pack, tmp_path, number
@@ -132,6 +144,7 @@ def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
     root = tmp_path / "pack"
     result = sa1bpack.pack((), root, links=links, workers=1, **SMALL)
     assert isinstance(result.failed["sa_000010"], SourceCorrupt)
+    assert "repeat the command; if it fails again" in str(result.failed["sa_000010"])
     assert not list(root.glob("shards/sa_000010*"))
     assert sa1bpack.pack((), root, links=links, workers=1, **SMALL).complete
     assert contents(root) == long_pack
@@ -279,6 +292,49 @@ def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
     assert_no_secret(*capsys.readouterr(), root=root)
     assert main(["pack", "s3://tars/none/*.tar", *flags]) == 2
     assert "s3://tars/none/*.tar: nothing matches this pattern" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_an_object_store(web, long_tars, tmp_path, monkeypatch):
+    use_s3(web.url, monkeypatch)
+    web.files["/waiting/sa_000010.tar"] = long_tars[0].read_bytes()
+    web.faults["/waiting/sa_000010.tar"] = [cut(512), stalled(5000)]
+    flags = ["--out", tmp_path / "pack", "--workers", "1", *SMALL_FLAGS]
+    process = start("pack", "s3://waiting/sa_000010.tar", *flags)
+    wait_until(lambda: len(web.requests) == 2, process)
+    process.send_signal(signal.SIGINT)
+    code, out, error = finish(process)
+    assert (code, out) == (130, "") and error.startswith("sa1bpack: interrupted\n")
+    assert "Traceback" not in error
+    assert_no_secret(error, root=tmp_path)
+
+
+def test_google_cloud_is_packed_too(web, long_tars, long_pack, tmp_path, monkeypatch):
+    """An emulator's key file names the server, which asks for no token."""
+    key = {
+        "gcs_base_url": web.url, "disable_oauth": True, "private_key": "", "private_key_id": "",
+        "client_email": "",
+    }  # fmt: skip
+    key_file = tmp_path / "key.json"
+    key_file.write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(key_file))
+    web.files |= {f"/tars/{tar.name}": tar.read_bytes() for tar in long_tars}
+    urls = [f"gs://tars/{tar.name}" for tar in long_tars]
+    assert sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL).complete
+    assert contents(tmp_path / "pack") == long_pack
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
+    tmp_path, monkeypatch, capsys, listed
+):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"
+    links.write_text(f"sa_000010.tar\t{url}\n")
+    given = ["--links", str(links)] if listed else [url]
+    assert main(["pack", *given, "--out", str(tmp_path / "pack")]) == 4
+    assert "pip install 'sa1bpack[cloud]'" in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()
 
 
 def test_an_object_store_with_faults_makes_the_same_pack(
