@@ -238,7 +238,8 @@ def parse_pax(data: bytes, path: object = "") -> dict[bytes, bytes]:
         position = end
     if position < len(data):
         raise SourceCorrupt(
-            f"{path}: the pax record {data[position : position + 40]!r} is malformed; {remedy(path)}"
+            f"{path}: the pax record {data[position : position + 40]!r} is malformed; "
+            f"{remedy(path)}"
         )
     return records
 
