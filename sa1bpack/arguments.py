@@ -63,6 +63,17 @@ def share(name: str, value: Any) -> float:
     return float(value)
 
 
+def part_of_job(value: Any) -> tuple[int, int]:
+    """Return (K, N), the K-th of N parts of a job, as ints.
+
+    Raises OptionError unless it is a tuple of two whole numbers, K from 1 to N.
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise OptionError(f"part is {value!r}: choose (K, N), for the K-th of N parts")
+    count = whole_number("part", value[1], 1)
+    return whole_number("part", value[0], 1, count), count
+
+
 def seconds(name: str, value: Any) -> float:
     """Return a timeout as a float.
 

@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 
-from sa1bpack.arguments import refuse_url
+from sa1bpack.arguments import part_of_job, refuse_url
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
 
 # Command, which is also the name of its module → its line in the help.
 COMMANDS = {
     "pack": "decode tars into shards",
+    "finalize": "make one pack of what the parts of a job have packed",
     "verify": "check a pack against its checksums",
     "repair": "rebuild the damaged parts of a pack from its tars",
     "merge": "merge packs into one, by links where possible",
@@ -71,6 +72,16 @@ def number(text: str) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a whole number; if it is an argument of its own, put it first"
         ) from None
+
+
+def part(text: str | None) -> tuple[int, int] | None:
+    """What `--part` means: "3/8" is the third of eight parts of a job. Raises OptionError."""
+    if text is None:
+        return None
+    number, slash, count = text.partition("/")
+    if not (slash and all(half.isascii() and half.isdigit() for half in (number, count))):
+        raise OptionError(f"part is {text!r}: choose K/N, such as 3/8")
+    return part_of_job((int(number), int(count)))
 
 
 def in_flags(message: str, shown_names: Mapping[str, str]) -> str:

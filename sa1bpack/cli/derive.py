@@ -6,7 +6,7 @@ import os
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.errors import OptionError
 from sa1bpack.packing import interrupts
 from sa1bpack.progress import image_bar
@@ -97,8 +97,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_derive(arguments: argparse.Namespace) -> int:
     """Compute the array, and print what was done."""
-    part = None if arguments.part is None else _part(arguments.part)
-    options = dict(map(_option, arguments.option))
+    job_part, options = part(arguments.part), dict(map(_option, arguments.option))
     with interrupts.interrupts_held():
         from sa1bpack.dataset.open_pack import open as open_pack
         from sa1bpack.deriving.named import function_of
@@ -117,21 +116,13 @@ def run_derive(arguments: argparse.Namespace) -> int:
             result = derive(
                 ds, arguments.name, fn, batch_size=arguments.batch_size, device=arguments.device,
                 axis=arguments.axis, spatial=arguments.spatial, options=options,
-                out=arguments.out, part=part, progress=advance, threads=arguments.threads,
+                out=arguments.out, part=job_part, progress=advance, threads=arguments.threads,
             )  # fmt: skip
         except (KeyboardInterrupt, exits.Terminated, OSError) as error:
             exits.advise(error, "repeat the command: it resumes after the last complete shard")
             raise
     print(result)
     return exits.OK
-
-
-def _part(text: str) -> tuple[int, int]:
-    number, slash, count = text.partition("/")
-    if not (slash and number.isascii() and number.isdigit() and count.isascii()
-            and count.isdigit()):  # fmt: skip
-        raise OptionError(f"part is {text!r}: choose K/N, such as 3/8")
-    return int(number), int(count)
 
 
 def _option(text: str) -> tuple[str, object]:

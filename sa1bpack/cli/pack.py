@@ -5,8 +5,8 @@ import sys
 from dataclasses import fields
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
-from sa1bpack.errors import FormatError, OutputRefused
+from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import (
     EMPTY,
@@ -41,6 +41,9 @@ from SA-1B's list of links, without keeping the tars:
   sa1bpack pack --links sa1b_links.txt -o packed --workers 16
 from a bucket (pip install 'sa1bpack[cloud]'):
   sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
+a job array of 100, whose parts share the folder; in the end, once:
+  sa1bpack pack '/data/sa_*.tar' --out /data/packed --part 7/100
+  sa1bpack finalize /data/packed
 
 Members that cannot be used are listed in OUT/rejects.jsonl; all others are
 packed.
@@ -95,6 +98,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="fail if more than N members are rejected (default: no limit)",
     )
+    run.add_argument(
+        "--part", metavar="K/N",
+        help="pack every N-th source only, from the K-th on, such as 3/8; other parts may pack "
+        "into the same folder at the same time; `sa1bpack finalize OUT` makes them one pack",
+    )  # fmt: skip
     run.add_argument(
         "--dry-run", action="store_true",
         help="estimate images, disk space and time, and refuse what the run would refuse; write "
@@ -200,26 +208,34 @@ def run_pack(arguments: argparse.Namespace) -> int:
         "sources", "out", "workers", "md5sums", "md5", "max_rejects", "links", "downloads",
     ):  # fmt: skip
         wanted[name] = getattr(arguments, name)
+    job_part = part(arguments.part)
+    if job_part is not None and arguments.dry_run:
+        raise OptionError("--dry-run is of all sources: leave out --part")
     try:
-        return _dry_run(wanted) if arguments.dry_run else _pack(wanted)
+        return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part)
     except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error
 
 
-def _pack(wanted: dict) -> int:
+def _pack(wanted: dict, job_part: tuple[int, int] | None) -> int:
     with interrupts_held():
+        from sa1bpack.packing.parts.run import pack_part
         from sa1bpack.packing.run import pack
 
     try:
-        result = pack(**wanted)
+        result = pack(**wanted) if job_part is None else pack_part(**wanted, part=job_part)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the same command to continue from here")
         raise
+    if job_part is not None:
+        print("part {}/{} of a job, which `sa1bpack finalize` makes one pack".format(*job_part))
     print(_summary(result))
     for name, error in result.failed.items():
         print(f"sa1bpack: {name} was given up: {printable(error)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
+    if job_part is not None:  # it may have no source, if there are fewer than parts
+        return exits.OK if result.complete else exits.FAILED
     if result.images == 0:
         print(f"sa1bpack: no image was packed{_why_nothing(result)}", file=sys.stderr)
     return exits.OK if result.complete and result.images else exits.FAILED
@@ -257,6 +273,8 @@ def _summary(result) -> str:
 def _this_run(result) -> str:
     from sa1bpack.packing.progress import nothing_to_do
 
+    if result.sources == 0:
+        return "this run: no source, there are more parts than sources"
     if result.packed_before == result.sources:
         return f"this run: {nothing_to_do(result.sources)}"
     pace = result.new_images / result.seconds if result.seconds else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sa1bpack.arguments import flag, local_path, whole_number
+from sa1bpack.arguments import flag, local_path, part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
@@ -219,10 +219,8 @@ def share(shards: Sequence[ShardToDo], part: Any) -> Sequence[ShardToDo]:
     if part is None:
         number, count = _rank()
     else:
-        if not isinstance(part, tuple) or len(part) != 2:
-            raise OptionError(f"part is {part!r}: choose (K, N), for the K-th of N parts")
-        count = whole_number("part", part[1], 1)
-        number = whole_number("part", part[0], 1, count) - 1
+        number, count = part_of_job(part)
+        number -= 1
     return shards[number::count]
 
 

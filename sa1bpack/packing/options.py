@@ -1,9 +1,13 @@
 """The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from sa1bpack.arguments import choice, whole_number
-from sa1bpack.errors import OptionError, OptionsDiffer
+from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MAX_AREA, MAX_MASKS, MAX_SEED, ORDERS, MaskRule
 from sa1bpack.wording import brief
@@ -185,3 +189,14 @@ def _worded(name: str, options: dict) -> str:
     if options.get(name) is None:
         return "all" if name == "max_masks" else "none"
     return brief(options[name])
+
+
+def recorded_options(recorded: dict, root: Path) -> PackOptions:
+    """The options that a manifest records. Raises FormatError if they cannot be used."""
+    try:
+        return checked_options(msgspec.convert(recorded, dict[str, Any]))
+    except (OptionError, msgspec.ValidationError) as error:
+        raise FormatError(
+            f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
+            "of sa1bpack that packed it"
+        ) from None

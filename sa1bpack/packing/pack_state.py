@@ -34,6 +34,7 @@ from sa1bpack.format.manifest import (
 )
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.parts.outcomes import PARTS_NAME, all_done, shards_are_there
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.request import existing_parent
 from sa1bpack.packing.shard_builder import PublishedShard, shard_name
@@ -68,19 +69,18 @@ class PackState:
         self.shards: dict[tuple[str, int], PublishedShard] = {}
         self.sources: dict[str, dict] = {}
         self.rebuild_index = False
+        self._outcomes: list[Path] = []  # of parts; they are removed once the manifest has them
         self._published_at = self._publish_seconds = 0.0
         if lock is not None:
             self._lock = lock
             return
         make_folder(root)
-        _check_ours(root)
+        check_ours(root)
         self._lock = lock_folder(root)
         try:
             self._load()
             if not (root / MANIFEST_NAME).exists():
-                # Before all other files: a run killed at any moment leaves a pack, or only working
-                # files.
-                write_manifest(root, self._manifest(complete=False))
+                self.write_first_manifest()
             remove_stale(root)
         except BaseException:
             self.release()
@@ -95,7 +95,7 @@ class PackState:
         """
         state = cls(root, options, lock=_NOT_LOCKED)
         if root.exists():
-            _check_ours(root)
+            check_ours(root)
         _check_writable(root)
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
@@ -122,20 +122,26 @@ class PackState:
             self.sources = {record["name"]: record for record in manifest.sources}
             listed = manifest.shards
         for folder in shard_folders(self.root):
-            try:
-                shard = open_shard(folder)
-                check_shard_record(shard.attributes, folder)
-                _check_name(folder, shard.entry)
-            except FormatError as error:
-                raise FormatError(
-                    f"{error}\nRemove the folder {folder} and repeat the command: that part is "
-                    "packed again. Or repair all damage: sa1bpack repair "
-                    f"{quote(str(self.root))} TARS"
-                ) from error
-            self.add_shard(PublishedShard(shard.entry, shard.attributes))
+            self.add_shard(published_shard(folder, self.root))
+        if (self.root / PARTS_NAME).is_dir():
+            self._enter_outcomes()
         for entry in listed:  # the source of a shard that someone removed is incomplete
             if (entry.source, entry.part) not in self.shards:
                 self.sources.pop(entry.source, None)
+
+    def _enter_outcomes(self) -> None:
+        """Enter the sources that parts of a job have packed to their end."""
+        for path, done in all_done(self.root):
+            if shards_are_there(self.root, done):
+                self.sources[done.record["name"]] = done.record
+                self._outcomes.append(path)
+
+    def write_first_manifest(self) -> None:
+        """Make the folder a pack, which holds nothing yet.
+
+        Before all other files: a run killed at any moment leaves a pack, or only working files.
+        """
+        write_manifest(self.root, self._manifest(complete=False))
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
@@ -213,6 +219,8 @@ class PackState:
         replace_file(self.root / REJECTS_NAME, rejects.encode())
         publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)
         self.rebuild_index = False
+        while self._outcomes:
+            self._outcomes.pop().unlink(missing_ok=True)
         self._published_at = time.monotonic()
         self._publish_seconds = self._published_at - started
 
@@ -231,11 +239,11 @@ class PackState:
         return sorted(self.shards.items(), key=lambda item: item[0])
 
 
-def _check_ours(root: Path) -> None:
+def check_ours(root: Path) -> None:
     """Refuse a folder of something else before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
-    working = (LOCK_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
+    working = (LOCK_NAME, PARTS_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)
     if any(not path.name.startswith(working) for path in root.iterdir()):
         raise OutputRefused(
             f"{root} is not empty and holds no {MANIFEST_NAME}; choose an empty or a new "
@@ -253,15 +261,32 @@ def _check_writable(root: Path) -> None:
             raise OSError(code, os.strerror(code), str(folder))
 
 
-def lock_folder(root: Path) -> int:
+def published_shard(folder: Path, root: Path) -> PublishedShard:
+    """A shard under its final name in the pack at `root`. Raises FormatError if it is damaged."""
+    try:
+        shard = open_shard(folder)
+        check_shard_record(shard.attributes, folder)
+        _check_name(folder, shard.entry)
+    except FormatError as error:
+        raise FormatError(
+            f"{error}\nRemove the folder {folder} and repeat the command: that part is "
+            f"packed again. Or repair all damage: sa1bpack repair {quote(str(root))} TARS"
+        ) from error
+    return PublishedShard(shard.entry, shard.attributes)
+
+
+def lock_folder(root: Path, shared: bool = False) -> int:
     """Lock a folder until the descriptor is closed or the process ends, however it ends.
+
+    shared
+        Beside others that lock it so; else alone.
 
     The lock is on a file in it, which stays: NFS supports such locks between machines, but not
     those on folders.
     """
     descriptor = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise OutputLocked(

@@ -173,20 +173,13 @@ def pack_into(
     rejects = rejects_so_far(state, max_rejects)
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
-    _note_other_decoders(state, packed_by, progress)
+    note_other_decoders(state, packed_by, progress)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
-    with recorded_run(state.root, progress, workers), WriterThreads() as writers:
-        packers = [
-            SourcePacker(
-                source, state, writers, packed_by, md5=md5, expected_md5=sums.get(source.name)
-            )
-            for source in todo
-        ]
+    with recorded_run(state.root, progress, workers):
         try:
-            if workers == 1:
-                pack_inline(packers, state.options, progress)
-            elif packers:
-                pack_with_processes(packers, state.options, workers, progress, downloads)
+            failed = unreadable | pack_sources(
+                state, todo, workers, sums, md5, packed_by, progress, downloads
+            )
         except BaseException as error:
             try:
                 state.publish(complete=False)
@@ -196,12 +189,52 @@ def pack_into(
         finally:
             progress.close()
     interrupts.check()
-    failed = unreadable | {
-        packer.source.name: packer.error for packer in packers if packer.error is not None
-    }
     state.publish(complete=not failed)
     for line in find_duplicates(*open_manifest_and_index(state.root)).lines():
         progress.note(line)
+    before = len(sources) - len(todo) - len(unreadable)
+    return result_of(state, len(sources), before, failed, progress)
+
+
+def pack_sources(
+    state: PackState,
+    todo: list[Source],
+    workers: int,
+    sums: dict[str, str],
+    md5: bool,
+    packed_by: dict[str, str],
+    progress: Progress,
+    downloads: int | None = None,
+) -> dict[str, SourceError]:
+    """Publish the shards of these sources; returns name → error of those that were given up.
+
+    sums, md5, downloads
+        As in Request.
+    packed_by
+        As in `versions_in_force`.
+    """
+    with WriterThreads() as writers:
+        packers = [
+            SourcePacker(
+                source, state, writers, packed_by, md5=md5, expected_md5=sums.get(source.name)
+            )
+            for source in todo
+        ]
+        if workers == 1:
+            pack_inline(packers, state.options, progress)
+        elif packers:
+            pack_with_processes(packers, state.options, workers, progress, downloads)
+    return {packer.source.name: packer.error for packer in packers if packer.error is not None}
+
+
+def result_of(
+    state: PackState,
+    sources: int,
+    packed_before: int,
+    failed: dict[str, SourceError],
+    progress: Progress,
+) -> PackResult:
+    """The result of a run that was given so many sources, of which some were complete before."""
     counts = state.counts()
     return PackResult(
         root=state.root,
@@ -210,8 +243,8 @@ def pack_into(
         annotations=counts["annotations"],
         dropped=counts["dropped_images"],
         rejects=counts["rejects"],
-        sources=len(sources),
-        packed_before=len(sources) - len(todo) - len(unreadable),
+        sources=sources,
+        packed_before=packed_before,
         new_images=progress.images,
         failed=failed,
         identity=identity_text(state.sources.values()),
@@ -243,7 +276,8 @@ def versions_in_force() -> dict[str, str]:
     }
 
 
-def _note_other_decoders(state: PackState, packed_by: dict, progress: Progress) -> None:
+def note_other_decoders(state: PackState, packed_by: dict, progress: Progress) -> None:
+    """Report other versions than those in force that have made shards of the pack."""
     others = {
         tuple(sorted(shard.attributes["packed_by"].items()))
         for shard in state.shards.values()

@@ -8,8 +8,9 @@ import sa1bpack
 # Page → (title, names). `undocumented` and the test of the site find what is missing here.
 TOP = {
     "packing": ("Packing and checking", [
-        "pack", "PackOptions", "PackResult", "estimate", "verify", "repair", "RepairResult",
-        "merge", "MergeResult", "export_sa1b", "export_coco", "ExportResult",
+        "pack", "PackOptions", "PackResult", "pack_part", "finalize", "FinalizeResult",
+        "estimate", "verify", "repair", "RepairResult", "merge", "MergeResult", "export_sa1b",
+        "export_coco", "ExportResult",
     ]),
     "looking": ("Looking", ["info", "show", "write_report"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),

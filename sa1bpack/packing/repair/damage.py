@@ -34,7 +34,7 @@ from sa1bpack.format.problems import Findings
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
-from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_shard_record, check_source_record
 
@@ -143,7 +143,7 @@ def find_damage(
     return Damage(
         manifest=manifest,
         lost=lost,
-        options=_options(manifest.options, root),
+        options=recorded_options(manifest.options, root),
         shards=shards,
         own_files=own_files,
         extra=tuple(extra),
@@ -235,16 +235,6 @@ def _place_of(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2])) if match else None
 
 
-def _options(recorded: dict, root: Path) -> PackOptions:
-    try:
-        return checked_options(msgspec.convert(recorded, dict[str, Any]))
-    except (OptionError, msgspec.ValidationError) as error:
-        raise FormatError(
-            f"{root}: the recorded options cannot be used: {error}. Repair it with the version "
-            "of sa1bpack that packed it"
-        ) from None
-
-
 def _manifest_of_shards(root: Path) -> Manifest:
     """A manifest of an unfinished pack, from the records of its sound shards."""
     shards = []
@@ -267,7 +257,7 @@ def _manifest_of_shards(root: Path) -> Manifest:
         raise FormatError(f"{lost}the shards record different options; {remedy}")
     options = shards[0].attributes["options"]
     return make_manifest(
-        _options(options, root).layout,
+        recorded_options(options, root).layout,
         sorted((shard.entry for shard in shards), key=lambda entry: (entry.source, entry.part)),
         complete=False, options=options, sources=[], counts={},
     )  # fmt: skip

@@ -1,0 +1,85 @@
+"""`sa1bpack finalize`: one pack of what the parts of a job have packed."""
+
+import argparse
+import sys
+from shlex import quote
+
+from sa1bpack.cli import exits
+from sa1bpack.cli.arguments import user_path
+from sa1bpack.errors import FormatError, NotAPack, OutputRefused
+from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.wording import counted, printable
+
+_DESCRIPTION = """\
+Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
+have published in OUT: write its index, manifest, rejects.jsonl and checksums.
+The pack has the same bytes as if one run had packed all sources. No tar is
+read. If sources are missing, they are named with the parts to repeat; then
+repeat this command, too."""
+
+_EPILOG = (
+    """examples:
+  sa1bpack finalize /data/packed
+after all parts of a job array, if none failed (SLURM):
+  sbatch --dependency=afterok:$JOB --wrap 'sa1bpack finalize /data/packed'
+
+"""
+    + exits.EPILOG
+    + """
+
+1 means that sources are missing, or that the pack has no image; 3 that a part
+still works on it."""
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the description and the arguments of the command to its parser."""
+    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
+    parser.add_argument("out", type=user_path, metavar="OUT", help="folder of the pack")
+    parser.set_defaults(run=run_finalize)
+
+
+def run_finalize(arguments: argparse.Namespace) -> int:
+    """Finalize, and name what is missing."""
+    with interrupts_held():
+        from sa1bpack.packing.parts.finalize import finalize
+
+    try:
+        result = finalize(arguments.out)
+    except NotAPack:
+        raise
+    except FormatError as error:  # in what OUT held before
+        raise OutputRefused(str(error)) from error
+    except (OSError, KeyboardInterrupt, exits.Terminated) as error:
+        exits.advise(error, "repeat the same command")
+        raise
+    print(
+        f"{result.root}: {counted(result.images, 'image')}, {result.masks:,} of "
+        f"{counted(result.annotations, 'mask')}, of {counted(result.sources, 'source')}"
+    )
+    print(f"identity of the sources: {result.identity}")
+    if result.dropped:
+        print(f"dropped: no masks remained in {counted(result.dropped, 'image')}")
+    if result.rejects:
+        print(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
+    for note in result.notes:
+        print(f"sa1bpack: {printable(note)}", file=sys.stderr)
+    for name, reason in result.missing.items():
+        print(f"sa1bpack: {name} is missing: {printable(reason)}", file=sys.stderr)
+    if not result.complete:
+        print(f"NOT COMPLETE: {_remedy(result)}")
+    elif not result.images:
+        print("sa1bpack: no image was packed", file=sys.stderr)
+    return exits.OK if result.complete and result.images else exits.FAILED
+
+
+def _remedy(result) -> str:
+    again = f"then sa1bpack finalize {quote(str(result.root))}"
+    if not result.parts:
+        return f"repeat the pack command of {_some(list(result.missing))}"
+    numbers = ",".join(str(number) for number, _ in result.parts)
+    return f"repeat --part K/{result.parts[0][1]} for K = {numbers}; {again}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (" and others" if len(names) > 5 else "") if names else "all tars"

@@ -1,0 +1,280 @@
+"""Parts of a job make the pack that one run makes, however they are cut, repeated or overlap."""
+
+import hashlib
+import os
+import shutil
+
+import pytest
+from commands import temporaries
+from forked import Forked
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import OptionsDiffer, OutputLocked, OutputRefused
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.parts.outcomes import Plan
+from sa1bpack.packing.parts.state import PartState
+from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.run import pack_sources, versions_in_force
+from sa1bpack.source.find import find_sources
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "pack"
+
+
+@pytest.fixture
+def pack_part(sources, root):
+    """pack_part((K, N), **options): one part of a job of all `sources`."""
+
+    def pack_part(part, **options):
+        return sa1bpack.pack_part(sources, root, part, **{"workers": 1, **SMALL, **options})
+
+    return pack_part
+
+
+@pytest.fixture
+def opened(sources, root):
+    """opened(): the state of a part of all sources, as it is when the part begins."""
+    states = []
+
+    def opened() -> PartState:
+        names = tuple(source.name for source in find_sources(sources))
+        states.append(PartState(root, PackOptions(**SMALL), Plan(1, names), names))
+        return states[-1]
+
+    yield opened
+    for state in states:
+        state.release()
+
+
+def run_all(state: PartState, sources) -> None:
+    """What a part does with these sources after it began with this state."""
+    todo = [source for source in find_sources(sources) if source.name not in state.sources]
+    state.begin()
+    progress = Progress(sum(source.nbytes for source in todo), show=False)
+    assert pack_sources(state, todo, 1, {}, False, versions_in_force(), progress) == {}
+
+
+@pytest.mark.parametrize(
+    ("order", "workers"),
+    [([(1, 1)], 2), ([(2, 2), (1, 2)], 1), ([(3, 3), (1, 3), (2, 3)], 2),
+     ([(k, 7) for k in (5, 1, 7, 3, 2, 6, 4)], 1)],
+)  # fmt: skip
+def test_parts_in_any_order_make_the_pack_of_one_run(pack_part, root, undisturbed, order, workers):
+    results = [pack_part(part, workers=workers) for part in order]
+    assert sum(result.sources for result in results) == 5
+    result = sa1bpack.finalize(root)
+    assert result.complete and result.images == sum(each.images for each in results)
+    assert contents(root) == undisturbed
+    assert sa1bpack.verify(root).ok
+    assert len((root / ".runs.jsonl").read_text().splitlines()) == sum(
+        each.new_images > 0 for each in results
+    )
+    assert sa1bpack.finalize(root).complete and contents(root) == undisturbed
+
+
+def test_a_repeated_part_decodes_nothing_and_another_cut_only_what_is_missing(
+    pack_part, root, undisturbed
+):
+    first = pack_part((1, 2))
+    assert pack_part((1, 2)).new_images == 0
+    others = [pack_part((number, 3)) for number in (1, 2, 3)]
+    sa1bpack.finalize(root)
+    assert contents(root) == undisturbed
+    images = first.new_images + sum(result.new_images for result in others)
+    assert images == len(sa1bpack.open(root))
+
+
+def test_of_two_that_pack_the_same_at_once_the_second_finds_it_published(
+    opened, sources, root, undisturbed
+):
+    """Both began when nothing was published, and the second is as far when the first has ended."""
+    second, first = opened(), opened()
+    run_all(first, sources)
+    between = contents(root / "shards")
+    run_all(second, sources)
+    after = contents(root / "shards")
+    assert {name: data for name, data in after.items() if name[0] != "."} == {
+        name: data for name, data in between.items() if name[0] != "."
+    }
+    first.release(), second.release()
+    first.release = second.release = lambda: None
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == undisturbed
+
+
+def test_processes_that_overlap_in_time_make_the_pack_of_one_run(
+    sources, root, tmp_path, undisturbed
+):
+    flags = [word for name, value in SMALL.items()
+             for word in (f"--{name.replace('_', '-')}", value)]  # fmt: skip
+    running = []
+    for number, part in enumerate(("1/2", "1/2", "2/2", "2/3")):
+        arguments = ("pack", *sources, "-o", root, "--workers", 1, "--part", part, *flags)
+        running.append(Forked(*arguments, log=tmp_path / f"log{number}"))
+    for process in running:
+        code, said = process.wait()
+        assert code == 0, said
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == undisturbed
+
+
+def test_other_images_under_the_name_of_a_source_are_refused(opened, sources, root, tmp_path):
+    second = opened()
+    other = write_tar(tmp_path / "sa_000003.tar", members(range(500, 506)))
+    run_all(opened(), sources)
+    with pytest.raises(OutputRefused, match="from other images: its pairs_digest is"):
+        run_all(second, [other])
+
+
+def test_what_a_killed_part_leaves_goes_with_the_next_and_what_another_uses_stays(
+    opened, pack_part, root
+):
+    working = opened()
+    killed = root / "shards" / ".tmp-part-00ff"
+    (killed / ".tmp-sa_000000-000-11").mkdir(parents=True)
+    (root / ".parts" / "00ff").mkdir()
+    (root / ".parts" / "00ff" / "lock").touch()
+    pack_part((1, 1))
+    assert not killed.exists() and working.shards_dir.is_dir()
+
+
+def test_parts_and_what_needs_the_folder_alone_keep_each_other_off(opened, pack_part, root):
+    state = opened()
+    with pytest.raises(OutputLocked):
+        sa1bpack.finalize(root)
+    with pytest.raises(OutputLocked):
+        sa1bpack.repair(root)
+    state.release()
+    state.release = lambda: None
+    alone = PackState(root, PackOptions(**SMALL))
+    with pytest.raises(OutputLocked):
+        pack_part((1, 2))
+    alone.release()
+
+
+def test_a_part_with_other_options_is_refused(pack_part, opened):
+    opened()
+    with pytest.raises(OptionsDiffer, match="image_size: the pack has 64, this run asks for 32"):
+        pack_part((1, 2), image_size=32)
+
+
+def test_finalize_names_what_is_missing_and_the_parts_to_repeat(
+    sources, pack_part, root, manifest_of, undisturbed
+):
+    pack_part((2, 3))
+    result = sa1bpack.finalize(root)
+    assert not result.complete and not manifest_of(root)["complete"]
+    assert result.missing == dict.fromkeys(
+        ("sa_000000", "sa_000002", "sa_000003"), "no shard is published"
+    )
+    assert result.parts == ((1, 3), (3, 3))
+    assert sa1bpack.verify(root).ok and len(sa1bpack.open(root)) == result.images
+    assert sa1bpack.finalize(root).missing == result.missing  # it stays known
+    shutil.rmtree(root / "shards" / "sa_000001-000")
+    assert "sa_000001" in sa1bpack.finalize(root).missing
+    for number in (1, 2, 3):
+        pack_part((number, 3))
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == undisturbed
+
+
+def test_shards_that_are_gone_make_their_source_missing(pack_part, root, undisturbed):
+    pack_part((1, 1))
+    shutil.rmtree(root / "shards" / "sa_000001-000")
+    result = sa1bpack.finalize(root)
+    assert result.missing == {"sa_000001": "shards that it had are gone"}
+    assert pack_part((1, 1)).new_images == 4
+    assert sa1bpack.finalize(root).complete and contents(root) == undisturbed
+
+
+def test_a_source_that_is_cut_off_is_named_and_completed_by_its_full_tar(tmp_path, root):
+    whole = write_tar(tmp_path / "sa_1.tar", members(range(12)), shuffle=None, compress=False)
+    data = whole.read_bytes()
+    sa1bpack.pack(whole, tmp_path / "expected", workers=1, **SMALL)
+    whole.write_bytes(data[: len(data) * 5 // 6])
+    result = sa1bpack.pack_part(whole, root, (1, 1), workers=1, **SMALL)
+    assert list(result.failed) == ["sa_1"]
+    found = sa1bpack.finalize(root)
+    assert found.missing["sa_1"].startswith("given up: ") and str(whole) in found.missing["sa_1"]
+    assert found.images == 8
+    whole.write_bytes(data)
+    assert sa1bpack.pack_part(whole, root, (1, 1), workers=1, **SMALL).new_images == 4
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == contents(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["unlisted", "in the manifest"])
+def test_shards_of_a_tar_whose_bytes_are_wrong_are_withdrawn(tmp_path, root, listed):
+    tar = write_tar(tmp_path / "sa_1.tar", members(range(12)), shuffle=None, compress=False)
+    data = tar.read_bytes()
+    if listed:  # an earlier job found the tar cut off, and its finalize lists two shards
+        tar.write_bytes(data[: len(data) * 5 // 6])
+        sa1bpack.pack_part(tar, root, (1, 1), workers=1, **SMALL)
+        assert sa1bpack.finalize(root).images == 8
+        tar.write_bytes(data)
+    sums = tmp_path / "sums"
+    sums.write_text(f"{'0' * 32}  sa_1.tar\n")
+    result = sa1bpack.pack_part(tar, root, (1, 1), workers=1, md5sums=sums, **SMALL)
+    assert "its md5 is" in str(result.failed["sa_1"])
+    assert len(list(root.glob("shards/sa_1-*"))) == (2 if listed else 0)
+    found = sa1bpack.finalize(root)
+    assert found.images == 0 and "its md5 is" in found.missing["sa_1"]
+    assert list(root.glob("shards/sa_1-*")) == []
+    assert [note for note in found.notes if "2 shards withdrawn" in note] != [] or not listed
+
+
+def test_a_part_adds_to_a_complete_pack_which_is_complete_again_after_finalize(
+    sources, root, manifest_of, undisturbed
+):
+    sa1bpack.pack(sources[:2], root, workers=1, **SMALL)
+    assert manifest_of(root)["complete"]
+    sa1bpack.pack_part(sources, root, (1, 1), workers=1, **SMALL)
+    assert not manifest_of(root)["complete"]
+    assert sa1bpack.verify(root).ok
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == undisturbed
+
+
+def test_a_run_without_parts_takes_over_what_parts_have_done(sources, pack_part, root, manifest_of):
+    pack_part((1, 2))
+    result = sa1bpack.pack(sources, root, workers=1, **SMALL)
+    assert result.complete and result.packed_before == 3
+    assert manifest_of(root)["complete"] and sa1bpack.verify(root).ok
+    assert not list((root / ".parts").glob("done-*"))
+    assert sa1bpack.finalize(root).complete
+
+
+def test_a_missing_md5_is_added_by_the_part_of_its_source(sources, pack_part, root, manifest_of):
+    sa1bpack.pack(sources, root, workers=1, **SMALL)
+    for number in (1, 2):
+        assert pack_part((number, 2), md5=True).new_images == 0
+    assert sa1bpack.finalize(root).complete
+    expected = {path.stem: hashlib.md5(path.read_bytes()).hexdigest()
+                for path in sources if path.is_file()}  # fmt: skip
+    found = {each["name"]: each["md5"] for each in manifest_of(root)["sources"] if each["md5"]}
+    assert found == expected
+    assert sa1bpack.verify(root).ok
+
+
+def test_a_part_that_ends_with_an_error_leaves_nothing_unfinished(
+    pack_part, root, monkeypatch, undisturbed
+):
+    real, left = os.pwrite, iter(range(40))
+
+    def failing(*arguments):
+        if next(left, None) is None:
+            raise OSError(28, os.strerror(28))
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", failing)
+        with pytest.raises(OSError, match=os.strerror(28)):
+            pack_part((1, 1))
+    assert temporaries(root / "shards") == []
+    pack_part((1, 1))
+    sa1bpack.finalize(root)
+    assert contents(root) == undisturbed
