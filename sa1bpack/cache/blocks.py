@@ -59,6 +59,7 @@ class Blocks:
     """The blocks of one folder.
 
     about   About
+    inode   of the file of the stamps, which no other file has as long as it is mapped
     stamps  int64 (n,), memory that all processes share
     edges   int64 (k, n + 1), read-only: where each block begins in each of the large files
     """
@@ -71,7 +72,7 @@ class Blocks:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise FormatError(f"{place / 'about.json'}: {error}; remove {folder}") from None
         count, files = self.about.blocks, len(self.about.files)
-        self.folder = folder
+        self.folder, self.inode = folder, inode_of(place / "stamps")
         self.stamps = map_bytes(place / "stamps", 8 * count, writable=True).view(np.int64)
         edges = map_bytes(place / "edges", 8 * files * (count + 1))
         self.edges = edges.view(np.int64).reshape(files, count + 1)
@@ -116,6 +117,14 @@ def create(folder: Path, about: About, edges: np.ndarray) -> None:
     (place / "edges").write_bytes(np.ascontiguousarray(edges, np.int64).tobytes())
     (place / "stamps").write_bytes(bytes(8 * about.blocks))
     (place / "boot").write_bytes(boot_id())
+
+
+def inode_of(path: Path) -> int | None:
+    """What identifies a file; None if there is none."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def samples_per_block(nbytes: int, samples: int) -> int:

@@ -123,7 +123,7 @@ def _made(
             files[name] = by_path.get(name), listed[name]
         fetch_files(requests, path, staging, files)
         for spec, nbytes in large.items():
-            _make_sparse(staging, spec, contents.arrays[spec], nbytes)
+            make_sparse(staging, spec, contents.arrays[spec], nbytes)
         total = sum(spec.row_bytes * contents.arrays[spec] for spec in contents.large)
         per_block = samples_per_block(total, contents.samples)
         edges = _edges(staging, contents, per_block)
@@ -145,7 +145,7 @@ def _edges(folder: Path, contents: Contents, per_block: int) -> np.ndarray:
     return contents.edges(rows)
 
 
-def _make_sparse(folder: Path, spec: ArraySpec, rows: int, nbytes: int) -> None:
+def make_sparse(folder: Path, spec: ArraySpec, rows: int, nbytes: int) -> None:
     """Make a file of its full length that is a hole, but for what follows from its length."""
     path = folder / spec.chunk_path
     path.parent.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, now
+from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, inode_of, now
 from sa1bpack.cache.contents import Contents
 from sa1bpack.cache.locks import PATIENCE
 from sa1bpack.cache.requests import Requests, submit
@@ -123,6 +123,7 @@ class Group:
         self.requests = requests
         self._cache, self._path = cache, path
         self._base = blocks.about.slot * SLOT_BLOCKS
+        self._files = [inode_of(path) for path in blocks.paths()]  # which memory maps are of
         self._entries: dict[int, _Entry] = {}
         self._lock = threading.RLock()  # of the entries; a finalizer may read samples
 
@@ -153,7 +154,12 @@ class Group:
         per_block = self.blocks.about.per_block
         wanted: dict[int, int] = {}
         for row in rows:
-            wanted[row // per_block] = wanted.get(row // per_block, 0) + 1
+            block = row // per_block
+            if self.blocks.stamps[block] <= PARTIAL:  # only a hint: nothing is held
+                wanted[block] = wanted.get(block, 0) + 1
+        if not wanted:
+            self.requests.count(len(rows), 0)
+            return []
         mine, _ = self.pin(wanted)
         fetched: list[int] = []
         try:
@@ -176,6 +182,7 @@ class Group:
                 entry = self._entries.get(block)
                 if entry is None:
                     entry = self._entries[block] = _Entry()
+                    entry.ready = self._is_ready(block)
                 entry.pins += 1
                 if entry.ready:
                     continue
@@ -184,6 +191,17 @@ class Group:
                 else:
                     others[block] = entry.outcome
         return mine, others
+
+    def _is_ready(self, block: int) -> bool:
+        """Whether a block is present, and has a shared lock of this process from now on."""
+        if self.blocks.stamps[block] <= PARTIAL:
+            return False
+        if not self._cache.readers.acquire(self._base + block, exclusive=False):
+            return False
+        if self.blocks.stamps[block] > PARTIAL:
+            return True
+        self._cache.readers.release(self._base + block)
+        return False
 
     def unpin(self, blocks: Iterable[int]) -> None:
         """Give up pins; what nobody holds is unlocked."""
@@ -383,9 +401,15 @@ class Group:
 
     def write(self, block: int, parts: Sequence) -> None:
         """Write the bytes of a block, which are checked. Raises CacheFull, OSError."""
-        for path, edges, part in zip(self.blocks.paths(), self.blocks.edges, parts, strict=True):
+        each = zip(self.blocks.paths(), self._files, self.blocks.edges, parts, strict=True)
+        for path, inode, edges, part in each:
             if not len(part):
                 continue
+            if inode_of(path) != inode:
+                raise StoreError(
+                    f"{path}: the folder of the cache was removed or replaced while it was in use; "
+                    "open the pack again"
+                )
             file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 self._write(file, part, int(edges[block]), path)
@@ -497,16 +521,20 @@ def _named(error: BaseException, url: str) -> BaseException:
     return error
 
 
-_groups: "weakref.WeakValueDictionary[Path, Group]" = weakref.WeakValueDictionary()
+_groups: "weakref.WeakValueDictionary[tuple, Group]" = weakref.WeakValueDictionary()
 _mutex = threading.RLock()
 
 
-def shared(folder: Path, make: Callable[[], Group]) -> Group:
-    """The group of a folder, one object per process: the one that is in use, or a new one."""
+def shared(blocks: Blocks, make: Callable[[], Group]) -> Group:
+    """The group of a folder, one object per process: the one that is in use, or a new one.
+
+    A folder that was removed and made again is another one.
+    """
+    key = blocks.folder, blocks.inode
     with _mutex:
-        found = _groups.get(folder)
+        found = _groups.get(key)
         if found is None:
-            found = _groups[folder] = make()
+            found = _groups[key] = make()
         return found
 
 

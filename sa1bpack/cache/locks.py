@@ -35,6 +35,14 @@ class ByteLocks:
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
         close(self._file)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the file still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        except FileNotFoundError:
+            return False
+
     def after_fork(self) -> None:
         """In a child: the locks remain the parent's, and this owner has none."""
         inherited, self._file = self._file, os.open(self.path, os.O_RDWR | os.O_CLOEXEC)

@@ -116,7 +116,7 @@ def _group(cache: Cache, requests: Requests, path: str, name: str, make, link: P
         temporary = temporary_beside(link)
         temporary.symlink_to(target)
         temporary.replace(link)
-    return shared(blocks.folder, lambda: Group(cache, blocks, make(blocks.folder), requests, path))
+    return shared(blocks, lambda: Group(cache, blocks, make(blocks.folder), requests, path))
 
 
 def open_pack(url: str, folder: Path, limit: int | None) -> Path:

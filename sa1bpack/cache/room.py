@@ -15,7 +15,6 @@ file keeps its length, and its disk blocks are free at once. A block is removed 
 lock, which nobody can have who reads or fetches it.
 """
 
-import ctypes
 import os
 import threading
 import time
@@ -29,6 +28,7 @@ import numpy as np
 
 from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks
 from sa1bpack.cache.locks import ByteLocks
+from sa1bpack.disk.holes import punch
 from sa1bpack.errors import CacheFull, FormatError, OptionError
 from sa1bpack.format.files import TEMPORARY_PREFIX, naming, replace_file
 from sa1bpack.wording import size_text
@@ -47,7 +47,6 @@ _PAUSE = 0.02
 _SHARE_OF_DISK = 0.8
 
 _PAGE = 4096
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _VERSION = 1
 
 
@@ -88,12 +87,17 @@ class Cache:
         """The cache in a folder, one object per process. Raises as `Cache` does."""
         root = root.absolute()
         with _mutex:
-            found = next((cache for cache in _caches if cache.root == root), None)
+            found = next((each for each in _caches if each.root == root and each.is_there), None)
             if found is None:
                 return cls(root, limit)
             if limit is not None:
                 found.limit = found._settle(limit)
             return found
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder is the one that was opened, neither removed nor made again."""
+        return self.readers.is_there
 
     def _settle(self, limit: int | None) -> int:
         """The limit to keep, which becomes that of processes that do not name one."""
@@ -289,23 +293,6 @@ class Cache:
 
 def _set(blocks: Blocks, block: int, stamp: int) -> None:
     blocks.stamps[block] = stamp
-
-
-def punch(path: Path, low: int, high: int) -> None:
-    """Make bytes `low` to `high` of a file a hole, zero and without disk blocks. Raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        mode = _PUNCH_HOLE | _KEEP_SIZE
-        if _libc.fallocate(file, mode, low, high - low):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(path))
-    finally:
-        os.close(file)
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-if hasattr(_libc, "fallocate"):  # of Linux
-    _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 
 
 def _probe(root: Path) -> None:

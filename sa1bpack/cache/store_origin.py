@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from sa1bpack.cloud.addresses import shown
+from sa1bpack.cloud.failures import final_error
 from sa1bpack.cloud.stores import error_text, open_store, package
 from sa1bpack.errors import OptionError, StoreError
 
@@ -12,10 +13,6 @@ from sa1bpack.errors import OptionError, StoreError
 # What fails even so, such as a time-out, is tried so often in all.
 TRIES = 3
 PAUSE = 0.5  # seconds, doubled each time
-
-# What a store says about credentials, in the body of its answer.
-_EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
-_REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 
 
 class _CutShort(Exception):
@@ -80,19 +77,11 @@ class StoreOrigin:
                     2, "not in the object store", f"{self.url}/{path}"
                 ) from None
             except (self._library.exceptions.BaseError, _CutShort) as error:
-                text, kind = error_text(error), type(error).__name__
-                if any(word in text for word in _EXPIRED):
-                    raise StoreError(
-                        f"{self.url}/{path}: the credentials have expired; log in again ({text})"
-                    ) from None
-                if kind in _REFUSED:
-                    raise StoreError(
-                        f"{self.url}/{path}: access was refused; check that the credentials may "
-                        f"read it ({text})"
-                    ) from None
+                if (found := final_error(error, f"{self.url}/{path}")) is not None:
+                    raise found from None
                 if not left:
                     raise StoreError(
-                        f"{self.url}/{path}: {TRIES} requests failed: {text}"
+                        f"{self.url}/{path}: {TRIES} requests failed: {error_text(error)}"
                     ) from None
             time.sleep(pause)
             pause *= 2

@@ -227,6 +227,16 @@ def test_damaged_metadata_is_an_error_that_names_the_file(pack, tmp_path):
         ds[0]
 
 
+def test_a_cache_that_was_removed_in_use_is_an_error_and_never_zeros(pack, tmp_path, small_blocks):
+    own, ds = sa1bpack.open(pack), open_cached(pack, tmp_path / "cache")
+    ds[0]
+    shutil.rmtree(tmp_path / "cache")
+    again = open_cached(pack, tmp_path / "cache")
+    assert all(same_samples(again[k], own[k]) for k in range(len(own)))
+    with pytest.raises(StoreError, match="was removed or replaced while it was in use"):
+        ds[1]
+
+
 def test_an_origin_that_fails_ends_the_epoch_and_drops_nothing(
     pack, tmp_path, driven, small_blocks
 ):

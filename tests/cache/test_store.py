@@ -35,8 +35,7 @@ def proxy_process(packs):
         pytest.MonkeyPatch.context() as patch, s3_server() as server,
         faulty_proxy(server.url) as proxy,
     ):  # fmt: skip
-        use_s3(server, patch)
-        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        use_s3(proxy.url, patch)
         patch.setattr(stores, "READ_SECONDS", 0.4)
         patch.setattr(store_origin, "PAUSE", 0.01)
         server.make_bucket("packs")

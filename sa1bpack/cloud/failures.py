@@ -1,0 +1,24 @@
+"""What an object store or its library refuses, as an error that says what to do."""
+
+from sa1bpack.cloud.stores import error_text
+from sa1bpack.errors import StoreError
+
+# What a store says about credentials, in the body of its answer.
+_EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired")
+_REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
+
+
+def final_error(error: Exception, address: str) -> StoreError | None:
+    """The error for what does not pass by itself: credentials; None for what may be tried again.
+
+    error    of the library
+    address  URL of the object
+    """
+    text = error_text(error)
+    if any(word in text for word in _EXPIRED):
+        return StoreError(f"{address}: the credentials have expired; log in again ({text})")
+    if type(error).__name__ in _REFUSED:
+        return StoreError(
+            f"{address}: access was refused; check what the credentials allow ({text})"
+        )
+    return None
