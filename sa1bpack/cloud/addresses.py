@@ -106,5 +106,6 @@ def parse_address(name: str, text: str, file_name: str | None = None) -> Address
     last = path.rpartition("/")[2]
     found = file_name or (last if in_store else unquote(last))
     if not found or "/" in found:
-        raise OptionError(f"{name} is {safe!r}: the URL names no file; give that of a tar")
+        pattern = ", or a pattern such as sa_*.tar" if in_store else ""
+        raise OptionError(f"{name} is {safe!r}: the URL names no file; give that of a tar{pattern}")
     return Address(text, found, file_name is not None)

@@ -20,8 +20,8 @@ from sa1bpack.errors import SourceError
 from sa1bpack.wording import counted
 
 # Failures in a row, with less than PROGRESS_BYTES in between, after which a file is given up; the
-# waits between them add up to about two minutes.
-ATTEMPTS = 9
+# waits between them add up to 5 to 8 minutes, so that a short outage does not waste what was read.
+ATTEMPTS = 20
 PROGRESS_BYTES = 1 << 20
 # Seconds of the first wait, which doubles, up to the longest; a random half of it is taken off, so
 # that many readers do not return at the same moment.

@@ -23,7 +23,7 @@ def read_links(path: Path) -> list[Address]:
             data = file.read(MAX_LIST_BYTES + 1)
         if len(data) > MAX_LIST_BYTES:
             raise SourceError(f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of links")
-        lines = data.decode("utf-8").splitlines()
+        lines = data.decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         # The text of a decoding error has the bytes at fault.
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
