@@ -71,7 +71,8 @@ def check(archive: Path, folder: Path, given: argparse.Namespace) -> None:
             output=True)  # fmt: skip
         run(*install, "--requirement", lowest)
         run(*install, "--no-deps", archive)
-        run(*install, "pytest", "hypothesis", "psutil", "--constraint", lowest)
+        tools = ("pytest", "hypothesis", "psutil", "tensorstore", "xarray")
+        run(*install, *tools, "--constraint", lowest)
     else:
         run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wanted)
     empty = folder / "empty"

@@ -16,6 +16,8 @@ REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = [
     REPOSITORY / "README.md",
     REPOSITORY / "CHANGELOG.md",
+    REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "SECURITY.md",
     *sorted((REPOSITORY / "docs").rglob("*.md")),
 ]
 

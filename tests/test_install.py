@@ -1,8 +1,10 @@
 """What a wheel and an sdist hold; `make test-install` installs them (scripts/check_install.py)."""
 
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -55,6 +57,14 @@ def test_the_wheel_has_all_modules_stubs_and_types_and_no_tests(archives):
     assert names == expected
     assert f"Version: {sa1bpack.__version__}\n" in text and "Requires-Python: >=3.11" in text
     assert "License-File: LICENSE" in text
+
+
+def test_a_version_is_the_same_everywhere():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {project['version']}\n" in citation
+    released = re.search(r"^date-released: (\S+)$", citation, re.M)[1]
+    assert f"\n## {project['version']} ({released})\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_sdist_builds_the_same(archives):

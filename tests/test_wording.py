@@ -73,7 +73,7 @@ AVOIDED = {
 @pytest.mark.parametrize("avoided", AVOIDED)
 def test_code_and_documents_use_the_words_of_a_native_engineer(avoided):
     """In all text of the package, the documents, benchmarks and scripts but performance.md."""
-    texts = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    texts = [*REPOSITORY.glob("*.md")]
     texts += [path for folder in ("sa1bpack", "docs", "benchmarks", "scripts")
               for path in sorted((REPOSITORY / folder).rglob("*"))
               if path.suffix in (".py", ".md")]  # fmt: skip

@@ -1,0 +1,57 @@
+"""Packs written by every released version open, verify and hold what they held."""
+
+import json
+import tarfile
+
+import pytest
+from released_packs import LAYOUTS, RELEASED, facts_of, write_released
+
+import sa1bpack
+
+TARS = sorted(RELEASED.glob("*.tar.xz"))
+CASES = [(tar, layout) for tar in TARS for layout in LAYOUTS]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """Folder of the packs of each tar, by its name."""
+    folder = tmp_path_factory.mktemp("released")
+    for path in TARS:
+        with tarfile.open(path) as tar:
+            tar.extractall(folder, filter="data")
+    return folder
+
+
+def version_of(tar) -> str:
+    return tar.name.removesuffix(".tar.xz")
+
+
+def test_this_version_has_its_packs():
+    """A release adds its own, with `python tests/helpers/released_packs.py`."""
+    assert f"sa1bpack-{sa1bpack.__version__}" in map(version_of, TARS)
+
+
+@pytest.mark.parametrize(
+    ("tar", "layout"), CASES, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_a_pack_of_a_released_version_holds_what_it_held(tar, layout, unpacked):
+    pack = unpacked / version_of(tar) / layout
+    report = sa1bpack.verify(pack)
+    assert report.ok and report.complete and report.counts["samples"] == 2
+    held = json.loads(tar.with_name(f"{version_of(tar)}.json").read_text())
+    assert facts_of(pack, layout) == held[layout]
+    with sa1bpack.Loader(sa1bpack.open(pack), 2, order="sequential", masks="flat") as loader:
+        (batch,) = loader
+    assert batch["image_ids"].tolist() == [sample["image_id"] for sample in held[layout]]
+
+
+def test_this_version_still_writes_the_packs_of_its_release(tmp_path):
+    """The same facts: pixels depend on the decoder, so those are compared where it is the same."""
+    write_released(tmp_path)
+    name = f"sa1bpack-{sa1bpack.__version__}.json"
+    new, old = (json.loads((folder / name).read_text()) for folder in (tmp_path, RELEASED))
+    for layout in LAYOUTS:
+        for found, held in zip(new[layout], old[layout], strict=True):
+            differ = {key for key in held if found[key] != held[key]}
+            assert differ <= {"image"}
+            assert found["image"][:2] == held["image"][:2]
