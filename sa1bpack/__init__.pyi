@@ -34,6 +34,9 @@ from sa1bpack.packing.estimate import estimate as estimate
 from sa1bpack.packing.merge.run import MergeResult as MergeResult
 from sa1bpack.packing.merge.run import merge as merge
 from sa1bpack.packing.options import PackOptions as PackOptions
+from sa1bpack.packing.parts.finalize import FinalizeResult as FinalizeResult
+from sa1bpack.packing.parts.finalize import finalize as finalize
+from sa1bpack.packing.parts.run import pack_part as pack_part
 from sa1bpack.packing.repair.result import RepairResult as RepairResult
 from sa1bpack.packing.repair.run import repair as repair
 from sa1bpack.packing.run import PackResult as PackResult

@@ -22,6 +22,8 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     result = sa1bpack.pack(tars, "packed", workers=4, md5sums=Path("md5sums.txt"), pixels="yuv420")
     assert_type(result, sa1bpack.PackResult)
     assert_type(result.failed, dict[str, errors.SourceError])
+    assert_type(sa1bpack.pack_part(tars, out, (1, 2), workers=4), sa1bpack.PackResult)
+    assert_type(sa1bpack.finalize(out), sa1bpack.FinalizeResult)
     assert_type(sa1bpack.verify(out, quick=True, io="direct").ok, bool)
     assert_type(sa1bpack.verify("packed").ok, bool)
     assert_type(sa1bpack.repair(out, tars, dry_run=True), sa1bpack.RepairResult)

@@ -47,6 +47,13 @@ class FinalizeResult:
         Which digests of its tars the pack records, in words.
     notes
         Duplicate sources and image ids, and shards that were removed.
+
+    Examples:
+        >>> for k in (1, 2):
+        ...     done = sa1bpack.pack_part("tests/samples/*.tar", "job", (k, 2), workers=1)
+        >>> result = sa1bpack.finalize("job")
+        >>> result.complete, result.parts, result.missing
+        (True, (), {})
     """
 
     root: Path

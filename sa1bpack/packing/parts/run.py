@@ -55,7 +55,10 @@ def pack_part(
     max_rejects
         The part ends when more members of its sources than this are rejected. Default: no limit.
 
-    Everything else is as in `pack`. The result's totals are those of the sources of the part; one
+    links, downloads, workers, md5sums, md5, progress, options
+        As in `pack`.
+
+    The result's totals are those of the sources of the part; one
     that cannot be read is named in `failed`, and recorded for `finalize`.
 
     Raises what `pack` raises; OutputLocked only while another command than a part works on `out`.
