@@ -93,7 +93,7 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
     """
     choices = "|".join(map(re.escape, shown_names))
     return re.sub(
-        rf"(^|\n  )({choices})(?= is | must be |: the pack has )",
+        rf"(^|\n  )({choices})(?= is | must be |: the pack has | has the same )",
         lambda found: found[1] + shown_names[found[2]],
         message,
     )

@@ -17,11 +17,13 @@ def side_rows(spec: SideSpec, image_id: int, masks: int) -> np.ndarray:
     return rng.integers(0, 100, (count, *spec.row_shape)).astype(spec.stored)
 
 
-def write_side(root: Path, spec: SideSpec, folder: Path | None = None, shards=None) -> Path:
+def write_side(
+    root: Path, spec: SideSpec, folder: Path | None = None, shards=None, function="test"
+) -> Path:
     """Write the parts of a side array for a pack's shards, or for those of these names."""
     manifest, index = open_manifest_and_index(root)
     folder = root / "side" / spec.name if folder is None else folder
-    create_side(folder, SideManifest.of(spec, {"function": "test"}))
+    create_side(folder, SideManifest.of(spec, {"function": function}))
     edges = index.shard_offset.tolist()
     for number, shard in enumerate(shard_identities(root, manifest)):
         if shards is not None and shard.name not in shards:

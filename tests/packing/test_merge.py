@@ -21,10 +21,9 @@ from sa1bpack.errors import (
     OptionsDiffer,
     OutputLocked,
     OutputRefused,
-    PackError,
 )
 from sa1bpack.format import files, read_manifest
-from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.format.side.spec import SideManifest, SideSpec, create_side
 from sa1bpack.packing.merge import place_files
 
 
@@ -259,12 +258,16 @@ def test_packs_of_other_options_are_refused_and_the_differences_named(machines, 
         sa1bpack.merge(tmp_path / "pack", [machines[0], tmp_path / "other"])
     assert f"max_masks: 100 in {machines[0]}, 7 in {tmp_path / 'other'}" in str(caught.value)
     assert "image_size" not in str(caught.value) and not (tmp_path / "pack").exists()
+    assert "opens them together" in str(caught.value)
+    sa1bpack.pack(sources[4], tmp_path / "squash", workers=1, **{**SMALL, "fit": "squash"})
+    with pytest.raises(OptionsDiffer, match=r"nor can sa1bpack.open\(\[...\]\) read these"):
+        sa1bpack.merge(tmp_path / "pack", [machines[0], tmp_path / "squash"])
 
 
 def test_image_ids_that_two_packs_share_are_refused(machines, tmp_path):
     tar = write_tar(tmp_path / "sa_000009.tar", members([300, 302, 900]))
     sa1bpack.pack(tar, tmp_path / "other", workers=1, **SMALL)
-    with pytest.raises(PackError, match=r"2 image ids in more .* such as 300 in .*c and"):
+    with pytest.raises(OutputRefused, match=r"2 image ids in more .* such as 300 in .*c and"):
         sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / "other"])
     assert not (tmp_path / "pack").exists()
 
@@ -277,7 +280,7 @@ def test_two_sources_of_one_name_are_refused(machines, tmp_path):
         tar = write_tar(tmp_path / name / source, found)
         sa1bpack.pack(tar, tmp_path / name / "other", workers=1, **SMALL)
         match = "different shards sa_000003-000" if numbers else "the source sa_000002 is another"
-        with pytest.raises(PackError, match=match):
+        with pytest.raises(OutputRefused, match=match):
             sa1bpack.merge(tmp_path / "pack", [*machines, tmp_path / name / "other"])
 
 
@@ -339,6 +342,37 @@ def test_a_damaged_shard_is_refused_and_never_published(copied, tmp_path, damage
         sa1bpack.merge(tmp_path / "pack", [a])
     assert not (tmp_path / "pack" / "shards" / "sa_000003-000").exists()
     assert list((tmp_path / "pack" / "shards").glob(".tmp-*")) == []
+
+
+@pytest.mark.parametrize("other", ["dtype", "provenance", "earlier merge"])
+def test_side_arrays_of_one_name_that_differ_are_refused_before_anything_is_written(
+    copied, tmp_path, other
+):
+    a, b = copied("ab")
+    spec = SideSpec("score", "sample", "float16", (2,))
+    write_side(a, spec)
+    if other == "earlier merge":
+        sa1bpack.merge(tmp_path / "pack", [a])
+        shutil.rmtree(a / "side")
+    before = contents(tmp_path / "pack") if other == "earlier merge" else None
+    if other == "provenance":
+        write_side(b, spec, function="another")
+    else:
+        write_side(b, SideSpec("score", "sample", "int8", (2,)))
+    difference = "made with function" if other == "provenance" else r"dtype is '\w+', not '\w+'"
+    with pytest.raises(OutputRefused, match=rf"/score and .*/score are .*, {difference}.* move"):
+        sa1bpack.merge(tmp_path / "pack", [a, b])
+    assert (tmp_path / "pack").exists() == (before is not None)
+    assert before is None or contents(tmp_path / "pack") == before
+    (b / "side" / "score").rename(tmp_path / "moved")
+    assert sa1bpack.merge(tmp_path / "pack", [a, b]).complete
+
+
+def test_what_a_failed_call_left_of_a_side_array_does_not_come_along(copied, tmp_path):
+    a, b = copied("ab")
+    write_side(a, SideSpec("score", "sample", "float16", (2,)))
+    create_side(b / "side" / "score", SideManifest.of(SideSpec("score", "mask", "int8", ()), {}))
+    assert list(sa1bpack.merge(tmp_path / "pack", [b, a]).sides) == ["score"]
 
 
 def test_side_arrays_come_along(copied, tmp_path):

@@ -5,10 +5,25 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sa1bpack.errors import FormatError
+from sa1bpack.errors import FormatError, OutputRefused
 from sa1bpack.format.files import flush_folder, temporary_beside
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.spec import create_side, read_side_manifest
+from sa1bpack.format.side.spec import create_side, first_difference, read_side_manifest
+
+
+def check_alike(folders: Sequence[Path]) -> None:
+    """Raise OutputRefused unless the parts of all these side arrays can be in one folder.
+
+    Raises NotAPack, FormatError and OSError as `read_side_manifest` does.
+    """
+    first = read_side_manifest(folders[0])
+    for folder in folders[1:]:
+        if (difference := first_difference(first, read_side_manifest(folder))) is not None:
+            raise OutputRefused(
+                f"{folders[0]} and {folder} are different side arrays, {difference}: make one of "
+                "them again like the other, or move its folder out of the pack (it can still be "
+                "read by its path), and merge again"
+            )
 
 
 def merge_sides(out: Path, inputs: Sequence[Path], shards: Iterable[ShardIdentity]) -> list[str]:

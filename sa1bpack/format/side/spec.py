@@ -245,20 +245,25 @@ def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
     if not is_side(folder):
         raise OutputRefused(f"{folder}: it exists and is not a side array; choose another folder")
     found = read_side_manifest(folder)
-    for key in ("name", "axis", "dtype", "row_shape", "spatial"):
-        if getattr(found, key) != getattr(manifest, key):
-            raise OutputRefused(
-                f"{folder}: {key} is {getattr(found, key)!r}, but would be "
-                f"{getattr(manifest, key)!r}: this is another side array; choose another "
-                "folder, or remove this one"
-            )
-    for key in MADE_WITH:
-        if found.provenance.get(key) != manifest.provenance.get(key):
-            raise OutputRefused(
-                f"{folder}: made with {key} {brief(found.provenance.get(key))}, not "
-                f"{brief(manifest.provenance.get(key))}; choose another folder, or remove this one"
-            )
+    if (difference := first_difference(found, manifest)) is not None:
+        raise OutputRefused(
+            f"{folder}: it is another side array, {difference}: choose another folder, or remove "
+            "this one"
+        )
     return found
+
+
+def first_difference(one: SideManifest, other: SideManifest) -> str | None:
+    """What keeps the parts of two side arrays from being in one folder; None if nothing does."""
+    for key in ("name", "axis", "dtype", "row_shape", "spatial"):
+        found, wanted = getattr(one, key), getattr(other, key)
+        if found != wanted:
+            return f"{key} is {found!r}, not {wanted!r}"
+    for key in MADE_WITH:
+        found, wanted = one.provenance.get(key), other.provenance.get(key)
+        if found != wanted:
+            return f"made with {key} {brief(found)}, not {brief(wanted)}"
+    return None
 
 
 def is_unused(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.errors import FormatError, OptionsDiffer, PackError
+from sa1bpack.errors import FormatError, OptionsDiffer, OutputRefused
 from sa1bpack.format import Manifest, ShardEntry, open_index, read_manifest
 from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.identity import DIGEST_NAMES
@@ -54,13 +54,14 @@ def plan_merge(roots: Sequence[Path]) -> MergePlan:
     """Read the packs, and check that they make one.
 
     Raises OptionsDiffer, naming the differences, if they were not made with the same options;
-    PackError if two packs have different shards or sources of one name, or an image id in common;
+    OutputRefused if two packs have different shards or sources of one name, or an image id in
+    common;
     FormatError or VersionError for a pack that is damaged or newer.
     """
     manifests = [read_manifest(root) for root in roots]
     for root, manifest in zip(roots, manifests, strict=True):
         check_can_write(manifest.version, root / MANIFEST_NAME)
-        _check_same_options(roots[0], manifests[0].options, root, manifest.options)
+        _check_same_options(roots[0], manifests[0], root, manifest)
     plan = MergePlan(list(roots), checked_options(manifests[0].options))
     if any(manifest.layout != plan.options.layout for manifest in manifests):
         raise FormatError(
@@ -74,7 +75,8 @@ def plan_merge(roots: Sequence[Path]) -> MergePlan:
     return plan
 
 
-def _check_same_options(first: Path, own: dict, root: Path, other: dict) -> None:
+def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
+    own, other = one.options, two.options
     lines = [
         f"  {brief(key)[1:-1]}: {brief(own.get(key))} in {first}, {brief(other.get(key))} in {root}"
         for key in sorted(own.keys() | other.keys())
@@ -83,7 +85,12 @@ def _check_same_options(first: Path, own: dict, root: Path, other: dict) -> None
     if lines:
         raise OptionsDiffer(
             "packs made with other options cannot be merged:\n" + "\n".join(lines[:20])
-            + "\nsa1bpack.open([...]) opens them together, if their layout is the same."
+            + (
+                "\nsa1bpack.open([...]) opens them together: their layout is the same."
+                if one.layout == two.layout
+                and own.get("mask_sampling") == other.get("mask_sampling")
+                else "\nPack one of them again: nor can sa1bpack.open([...]) read these together."
+            )
         )  # fmt: skip
 
 
@@ -96,7 +103,7 @@ def _take_shards(plan: MergePlan, number: int, manifest: Manifest) -> None:
         if found is mine:
             continue
         if found.digest != digest:
-            raise PackError(
+            raise OutputRefused(
                 f"{plan.roots[found.pack]} and {plan.roots[number]} have different shards "
                 f"{entry.name}: two sources of one name, or one was packed again; leave one out"
             )
@@ -111,14 +118,14 @@ def _take_sources(plan: MergePlan, number: int, manifest: Manifest) -> None:
         for key in ("kind", "nbytes", "pairs", *DIGEST_NAMES):
             one, other = found.get(key), record.get(key)
             if one != other and not (key in DIGEST_NAMES and None in (one, other)):
-                raise PackError(
+                raise OutputRefused(
                     f"{where}: the source {record['name']} is another file than that of an earlier "
                     f"pack: {key} is {brief(other)}, not {brief(one)}; leave one of the packs out"
                 )
 
 
 def _check_ids(plan: MergePlan, manifests: list[Manifest]) -> None:
-    """Raise PackError if an image id is in shards that are taken from different packs."""
+    """Raise OutputRefused if an image id is in shards that are taken from different packs."""
     ids = []
     for number, (root, manifest) in enumerate(zip(plan.roots, manifests, strict=True)):
         mine = [np.empty(0, np.int64)]
@@ -131,7 +138,7 @@ def _check_ids(plan: MergePlan, manifests: list[Manifest]) -> None:
             ]  # fmt: skip
         ids.append(np.concatenate(mine))
     if (found := shared_ids(ids)) is not None:
-        raise PackError(
+        raise OutputRefused(
             f"{counted(found.count, 'image id')} in more than one pack, such as {found.example} in "
             f"{plan.roots[found.first]} and {plan.roots[found.second]}: shards are merged as they "
             "are; open the packs with sa1bpack.open([...], duplicates='first')"

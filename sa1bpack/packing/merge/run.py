@@ -23,8 +23,8 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksum
 from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.merge import merge_sides
-from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.format.side.merge import check_alike, merge_sides
+from sa1bpack.format.side.spec import SIDES_NAME, is_side, is_unused
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.merge.place_files import CLONED, COPIED, LINKED, can_share, place_folder
 from sa1bpack.packing.merge.plan import Key, MergePlan, Taken, plan_merge
@@ -85,8 +85,9 @@ def merge(
     result has the same bytes as if all sources had been packed into `out`; interrupted or killed,
     repeat the call.
 
-    Raises OptionError; OptionsDiffer, OutputRefused, OutputLocked (a packer or a repair works on
-    one of the folders) and other PackErrors, see `plan.plan_merge`; FormatError for a pack that is
+    Raises OptionError; OptionsDiffer; OutputRefused for packs that do not make one, see
+    `plan.plan_merge`, side arrays of one name that differ, and an `out` that holds something else;
+    OutputLocked (a packer or a repair works on one of the folders); FormatError for a pack that is
     damaged or not one of this packer, and OSError if the disk fails or is too small.
 
     Examples:
@@ -102,6 +103,7 @@ def merge(
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise OptionError(f"out is {str(out)!r}: it is, holds or lies in the pack {pack}")
     plan = plan_merge(roots)
+    side_folders = _sides(root, plan)
     state = PackState(root, plan.options)
     try:
         missing = _missing(state, plan)
@@ -109,7 +111,7 @@ def merge(
         _check_space(state, plan, missing)
         state.publish(complete=False)
         counts = _place_shards(state, plan, missing)
-        sides = _merge_sides(root, plan)
+        sides = _merge_sides(root, plan, side_folders)
         interrupts.check()
         state.sources.update(plan.sources)
         state.publish(complete=plan.complete)
@@ -229,12 +231,21 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _merge_sides(root: Path, plan: MergePlan) -> dict[str, list[str]]:
-    """Bring the side arrays in the packs along; name → shards that no part was found for."""
+def _sides(root: Path, plan: MergePlan) -> dict[str, list[Path]]:
+    """The folders of the packs' side arrays by name. Raises OutputRefused for those that differ."""
     names: dict[str, list[Path]] = {}
     for pack in plan.roots:
         for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
-            names.setdefault(folder.name, []).append(folder)
+            if not (is_side(folder) and is_unused(folder)):  # what a failed call left
+                names.setdefault(folder.name, []).append(folder)
+    for name, folders in names.items():
+        before = root / SIDES_NAME / name  # of an earlier merge
+        check_alike([*folders, before] if before.exists() else folders)
+    return names
+
+
+def _merge_sides(root: Path, plan: MergePlan, names: dict[str, list[Path]]) -> dict[str, list[str]]:
+    """Bring side arrays along; name → shards that no part was found for."""
     if not names:
         return {}
     shards = [

@@ -150,7 +150,7 @@ def test_another_array_under_the_same_name_is_refused(tmp_path):
     assert create_side(tmp_path / "a", made) == made
     assert create_side(tmp_path / "a", made) == made
     other = SideManifest.of(MASK, {})
-    with pytest.raises(OutputRefused, match="name is 'teacher', but would be 'quality'"):
+    with pytest.raises(OutputRefused, match="name is 'teacher', not 'quality'"):
         create_side(tmp_path / "a", other)
     with pytest.raises(OutputRefused, match="made with function 'f', not 'g'"):
         create_side(tmp_path / "a", SideManifest.of(IMAGE, {"function": "g"}))
