@@ -82,12 +82,18 @@ class RemoteFile:
                 if self._body is None:
                     self._open()
                 data = self._body.read(count)
+                if not data and (left := self._end() - self.position):
+                    raise Broken(f"the answer ended {left} bytes too early")
             except Broken as fault:
                 self._drop()
                 self._wait(fault)
                 continue
             self.position += len(data)
             return data
+
+    def _end(self) -> int:
+        """The byte at which reading ends, once the file is open."""
+        return self.nbytes if self._stop is None else min(self._stop, self.nbytes)
 
     def cancel(self) -> None:
         """End a `read` in another thread; it and all later ones raise SourceError."""

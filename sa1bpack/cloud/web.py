@@ -9,10 +9,11 @@ import re
 import socket
 import ssl
 import urllib.request
+from base64 import b64encode
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from sa1bpack.cloud.addresses import WEB_SCHEMES, Address, shown
 from sa1bpack.cloud.body import REPEATED, Broken
@@ -86,19 +87,23 @@ class WebBody:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
             self._connection = _connection(parts)
-            if _proxy(parts) and parts.scheme == "http":
+            headers = self._headers()
+            if parts.scheme == "http" and (proxy := _proxy(parts)):
                 target = f"http://{parts.netloc}{target}"
+                headers |= _authorization(urlsplit(proxy))
             self._connection.connect()
             self._socket = self._connection.sock
             if self._cancelled:
                 raise Broken("cancelled")
-            self._connection.request("GET", target, headers=self._headers())
+            self._connection.request("GET", target, headers=headers)
             return self._connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             raise SourceError(
                 f"{self._address}: its certificate cannot be trusted ({error.verify_message}); "
                 "check the host, and the clock of this machine"
             ) from None
+        except ValueError:  # InvalidURL, and names that no host can have; their texts show the URL
+            raise SourceError(f"{self._address}: the URL cannot be used; check it") from None
         except (OSError, http.client.HTTPException) as error:
             raise Broken(_text(error)) from None
 
@@ -175,7 +180,16 @@ def _proxy(parts: SplitResult) -> str | None:
     """URL of the proxy that the environment names for a URL."""
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
-    return urllib.request.getproxies().get(parts.scheme)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    """The header with the user and password that the URL of a proxy has, if it does."""
+    if proxy.username is None:
+        return {}
+    secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {b64encode(secret.encode()).decode()}"}
 
 
 def _connection(parts: SplitResult) -> http.client.HTTPConnection:
@@ -185,10 +199,10 @@ def _connection(parts: SplitResult) -> http.client.HTTPConnection:
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     if (proxy := _proxy(parts)) is None:
         return kind(parts.hostname, port, timeout=TIMEOUT)
-    through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    through = urlsplit(proxy)
     connection = kind(through.hostname, through.port or 80, timeout=TIMEOUT)
     if secure:
-        connection.set_tunnel(parts.hostname, port)
+        connection.set_tunnel(parts.hostname, port, _authorization(through))
     return connection
 
 

@@ -144,6 +144,22 @@ def test_a_server_without_ranges_sends_it_again_and_what_was_read_is_compared(se
     assert len(server.requests) == 2
 
 
+def test_a_server_that_sends_a_part_of_a_range_is_asked_for_the_rest(served):
+    server, address = served
+    server.most = 700_000
+    server.faults["/t/sa_0.tar"] = [cut(1_000_000)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/t/sa_0.tar") == [
+        "", "bytes=1000000-", "bytes=1700000-", "bytes=2400000-",
+    ]  # fmt: skip
+
+
+def test_a_url_that_no_host_can_have_is_an_error_without_its_query(web):
+    address = parse_address("source", f"http://{'a' * 64}.example/sa_0.tar?SECRET")
+    with pytest.raises(SourceError, match=r"/sa_0\.tar: the URL cannot be used; check it$"):
+        read_all(address)
+
+
 @pytest.mark.parametrize("another", [changed('"another"'), changed('W/"another"')])
 def test_a_file_that_changed_is_an_error_and_never_continued(served, another):
     server, address = served
@@ -257,10 +273,11 @@ def test_a_proxy_of_the_environment_is_used(served, monkeypatch):
     server, _ = served
     monkeypatch.delenv("NO_PROXY")
     server.files["http://far.example.org/sa_0.tar"] = b"by proxy"
-    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:p%40ss@"))
     monkeypatch.setenv("no_proxy", "other.example.org")
     address = parse_address("source", "http://far.example.org/sa_0.tar?sig=SECRET")
     assert read_all(address) == b"by proxy"
+    assert server.proxy_users == ["Basic bWU6cEBzcw=="]  # me:p@ss
 
 
 @pytest.fixture(scope="module")

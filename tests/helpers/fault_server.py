@@ -30,6 +30,10 @@ class FaultServer:
         (path, value of Range or "", value of If-Match or "") of each, in order.
     ranges, etags
         Whether ranges are served, and ETags sent.
+    most
+        Bytes that are sent at most for a range, however long it is; None: all.
+    proxy_users
+        Values of Proxy-Authorization, in the order of the requests that have one.
     """
 
     url: str = ""
@@ -38,7 +42,9 @@ class FaultServer:
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     ranges: bool = True
     etags: bool = True
+    most: int | None = None
     held: threading.Event = field(default_factory=threading.Event)
+    proxy_users: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def requests_of(self, path: str) -> list[str]:
@@ -55,6 +61,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with self.of.lock:
             asked = (path, self.headers.get("Range", ""), self.headers.get("If-Match", ""))
             self.of.requests.append(asked)
+            self.of.proxy_users += self.headers.get_all("Proxy-Authorization", [])
             faults = self.of.faults.get(path, [])
             fault = faults.pop(0) if faults else send
             data = self.of.files.get(path)
@@ -79,6 +86,7 @@ def send(
     first, last = 0, len(data) - 1
     if found and handler.of.ranges:
         first, last = int(found[1]), min(int(found[2] or last), last)
+        last = last if handler.of.most is None else min(last, first + handler.of.most - 1)
         handler.send_response(206 if first <= last else 416)
         handler.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
     else:
