@@ -29,9 +29,16 @@ def test_every_page_is_in_the_navigation():
     nav = re.search(r"^nav:\n(.*?)^\S", (ROOT / "mkdocs.yml").read_text(), re.S | re.M)[1]
     named = set(re.findall(r"[\w/-]+\.md", nav))
     pages = {path.name for path in DOCS.glob("*.md")}
-    generated = {"index.md", "reference/cli.md", "repository/CHANGELOG.md"}
+    generated = {"index.md", "first_steps.md", "reference/cli.md", "repository/CHANGELOG.md"}
     assert pages - named == set(), "name them under nav in mkdocs.yml"
     assert named - pages == generated
+
+
+def test_a_notebook_becomes_a_page_with_its_code_and_outputs(site):
+    text = site("notebook").notebook_page(DOCS / "first_steps.ipynb")
+    assert text.startswith("# First steps\n") and "\n```python\nimport torch\n" in text
+    assert "```text\n3 images, 203 masks; sound: True\n```" in text
+    assert text.count("](data:image/jpeg;base64,") == 1
 
 
 def test_every_error_has_its_cause_and_remedy():

@@ -19,6 +19,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(ROOT)]
 import api_reference  # noqa: E402 - it lies beside this file
 import cli_reference  # noqa: E402
 from loads import loaded_from_elsewhere  # noqa: E402
+from notebook import notebook_page  # noqa: E402
 
 log = get_plugin_logger("sa1bpack")
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)")
@@ -50,6 +51,8 @@ def on_files(files: Files, config, **_) -> Files:
         files.append(File.generated(config, name, content=text))
     for problem in api_reference.undocumented():
         log.warning("%s has no docstring", problem)
+    for path in (ROOT / "docs").glob("*.ipynb"):
+        files.append(File.generated(config, site_path(path), content=notebook_page(path)))
     home = _brought(ROOT / "README.md", "index.md")
     files.append(File.generated(config, "index.md", content=home))
     pending = {ROOT / "CHANGELOG.md", *_outside(files)}
@@ -89,6 +92,7 @@ def site_path(path: Path) -> str:
         return "index.md"
     if path.is_relative_to(ROOT / "docs"):
         inside = path.relative_to(ROOT / "docs").as_posix()
+        inside = inside.replace(".ipynb", ".md")  # a page made of it, see notebook_page
         return f"{inside}/README.md" if path.is_dir() else inside
     name = path.relative_to(ROOT).as_posix()
     return f"repository/{name}" if name.endswith(".md") else f"repository/{name}.md"
