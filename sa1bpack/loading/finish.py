@@ -8,12 +8,14 @@ from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.room import on_device
 
 Batch = dict[str, torch.Tensor | RunBatch]
 
 # Bytes per pixel that `finish` takes at most to make RGB of planes: the result, and what is gone
 # when it returns.
 RGB_BYTES, CONVERSION_BYTES = 3, 33
+_CONVERSION_TENSORS = 8  # that live at once
 _SMALL_TENSORS = 64  # of at most 512 bytes, with numbers per sample or row
 
 
@@ -64,11 +66,6 @@ _TORCH = {
 }
 
 
-def on_device(nbytes: int) -> int:
-    """What an allocation takes: torch rounds up to multiples of 512 bytes."""
-    return -(-max(nbytes, 1) // 512) * 512
-
-
 def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) -> tuple[int, int]:
     """At most what `batch_views` and `finish` add to a batch on its device: in the batch that
     results, and in addition until they return.
@@ -80,7 +77,8 @@ def finishing_bytes(spec: BatchSpec, samples: int, capacity: int, total: int) ->
     small, images, converting = on_device(span.stop - span.start), 0, 0
     if spec.to_rgb:
         pixels = samples * spec.image.side**2
-        images, converting = on_device(RGB_BYTES * pixels), on_device(CONVERSION_BYTES * pixels)
+        images = on_device(RGB_BYTES * pixels)
+        converting = on_device(CONVERSION_BYTES * pixels, _CONVERSION_TENSORS)
     masks = padding = 0
     if spec.to_device and spec.masks.source != "runs":
         rows = samples * capacity if spec.layout.padded else total

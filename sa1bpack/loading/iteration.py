@@ -8,6 +8,8 @@ from math import floor
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from sa1bpack.batch.collate import Batch, warn_of_dropped
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import LoaderError, ReadError
@@ -266,8 +268,7 @@ class Iteration:
             batch["step"] = step
             batch["spec"] = reader._dataset.spec_text
             if reader._options.on_error == "drop":
-                rows = [error.row for error in errors]
-                batch["dropped"] = batch["indices"].new_tensor(rows)
+                batch["dropped"] = rows_of(errors, batch["indices"].device)
             self._yielded = True
             return batch
         # A loop over steps, `while step < n: for batch in loader`, would never end.
@@ -298,6 +299,15 @@ class Iteration:
             self._reader._cursor.end(self._generation)
         self._over = self._over or why
         self._run = None
+
+
+def rows_of(errors: list[ReadError], device: torch.device) -> torch.Tensor:
+    """int64 (d,): the rows of the samples, on a device. Does not wait for it, as a copy from the
+    host would."""
+    rows = torch.empty(len(errors), dtype=torch.int64, device=device)
+    for place, error in zip(rows, errors, strict=True):
+        place.fill_(error.row)
+    return rows
 
 
 def _ended_by(error: BaseException) -> str:

@@ -23,7 +23,7 @@ from sa1bpack.loading.batch_copy import OPEN_SAMPLES, BatchSource
 from sa1bpack.loading.checked_planner import CheckedPlanner
 from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
 from sa1bpack.loading.epoch import Buffer, BufferPool
-from sa1bpack.loading.finish import finishing_bytes, on_device
+from sa1bpack.loading.finish import finishing_bytes
 from sa1bpack.loading.iteration import BatchReader, Iteration
 from sa1bpack.loading.options import reading_options
 from sa1bpack.loading.page_cache import reading_mode
@@ -34,6 +34,7 @@ from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
+from sa1bpack.transforms.room import on_device
 from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.

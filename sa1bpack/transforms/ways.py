@@ -89,6 +89,8 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of Triton, its compiler, the C compiler, the file system
+        if "out of memory" in str(error):  # as Triton says it, and only of a device
+            raise
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises if the device itself has failed
         failed[kernel] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

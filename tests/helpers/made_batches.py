@@ -134,7 +134,10 @@ def moved(batch: dict, device: torch.device) -> dict:
 
 
 def ragged(layout: str) -> dict:
-    """Three samples with 2, 0 and 1 masks in one of the layouts of a batch."""
+    """Three samples with 2, 0 and 1 masks in one of the layouts of a batch.
+
+    "runs" is padded, with runs that leave padding out.
+    """
     batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
     keys = ("masks", "bboxes", "point_coords", "areas")
     rows = [[0, 2], [], [1]]
@@ -150,4 +153,10 @@ def ragged(layout: str) -> dict:
             batch[key] = padded
     if not layout.endswith("bits"):
         batch["masks"] = unpack_bits(batch["masks"])
+    if layout == "runs":
+        runs = rectangle_runs([RECTANGLES[k] for own in rows for k in own])
+        offsets = torch.tensor([0, 2, 2, 3])
+        batch["runs"] = RunBatch(
+            runs.run_ends, runs.run_offset, offsets, runs.sizes, runs.host_offset
+        )
     return batch

@@ -4,7 +4,8 @@
 operations are run one at a time, by `advance` of any stream that can continue, or by whoever waits
 for it. A copy reads its pinned memory when it runs, in two halves: a buffer that is filled again
 before its copy has run shows in the batch. Memory of a device is used again as by torch's
-allocator: at once in the order of its own stream, and for other streams only if `keep` named them.
+allocator: at once in the order of its own stream, and for other streams only if `keep` named them;
+and counts as there, with what is not cut off.
 Tensors of a device are CPU tensors in such memory, which holds garbage before the copy.
 """
 
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from allocations import cut, piece
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -67,6 +69,8 @@ class _Block:
     def __init__(self, nbytes: int, garbage: int):
         self.data = np.full(nbytes, garbage, np.uint8)
         self.used = nbytes
+        self.size = cut(nbytes, piece(nbytes))
+        self.counts = 0  # bytes of it in use
         self.index: int | None = None
         self.stream: Stream | None = None
         self.kept_for: set[Stream] = set()
@@ -185,15 +189,17 @@ class SimulatedCuda:
     def empty(self, nbytes: int, index: int) -> torch.Tensor:
         self.call(index, unsafe=True, failing="empty")
         self.collect()
-        rounded = _rounded(nbytes)
-        if self.memory is not None and self.live[index] + rounded > self.memory:
+        stream = self.thread.streams[index]
+        block = self._idle_block(stream, nbytes)
+        counts = cut(nbytes, piece(nbytes) if block is None else block.size)
+        if self.memory is not None and self.live[index] + counts > self.memory:
             raise torch.cuda.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {nbytes} bytes"
             )
-        self.live[index] += rounded
+        self.live[index] += counts
         self.most[index] = max(self.most[index], self.live[index])
-        stream = self.thread.streams[index]
-        block = self._idle_block(stream, nbytes) or _Block(nbytes, self.random.randrange(256))
+        block = block or _Block(nbytes, self.random.randrange(256))
+        block.counts = counts
         block.index, block.stream, block.used, block.kept_for = index, stream, nbytes, set()
         return self._tensor(block)
 
@@ -308,7 +314,7 @@ class SimulatedCuda:
         still = []
         for block, events in self._waiting:
             if all(event.reached for event in events):
-                self.live[block.index] -= _rounded(block.used)
+                self.live[block.index] -= block.counts
                 self._idle[block.stream].append(block)
             else:
                 still.append((block, events))
@@ -329,10 +335,6 @@ class _Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self._cuda.reach_waits(self._cuda.thread.streams[self._index])
         return func(*args, **(kwargs or {}))
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // 512) * 512
 
 
 def _bytes_at(address: int, nbytes: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from batches import same, tensors_of
 from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
@@ -32,10 +33,8 @@ def test_batches_on_cuda_are_those_of_collate(packed, layout, max_masks):
         for _ in range(3):
             for batch in loader:
                 expected = collate([ds[row] for row in batch["indices"].tolist()])
-                assert set(batch) == set(expected)
-                for key, tensor in expected.items():
-                    assert batch[key].is_cuda and batch[key].dtype == tensor.dtype, key
-                    assert torch.equal(batch[key].cpu(), tensor), key
+                same(batch, expected)
+                assert all(tensor.is_cuda for tensor in tensors_of(batch).values())
 
 
 def test_batches_that_are_kept_do_not_change_while_buffers_are_reused(packed):

@@ -14,6 +14,7 @@ from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
+from sa1bpack.format import Layout
 from sa1bpack.loading import devices
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import Host
@@ -182,6 +183,21 @@ def test_the_plan_counts_the_masks_that_the_device_unpacks(ds, layout, row, monk
     # Besides, small tensors are copied, and every allocation is rounded up.
     least = (plan.batches + 1) * plan.batch_bytes + made + temporary
     assert least <= plan.device_bytes < least + 2 * 6000 + 100 * 512
+
+
+def test_the_plan_counts_what_the_allocator_of_a_device_does_not_cut_off(
+    pack_writer, tmp_path, monkeypatch
+):
+    """Blocks of 31 MiB are made of 32: as much as cannot be cut off is in use."""
+    pack_writer(tmp_path / "pack", {"sa_000000-000": (14,)}, Layout(image_size=1024, mask_size=256))
+    ds = open_pack(tmp_path / "pack")[np.zeros(10, int)]
+    cuda = SimulatedCuda()
+    monkeypatch.setattr(devices, "CUDA", cuda)
+    plan = Loader(ds, 10, masks="padded_bits", device="cuda", ahead=1).plan()
+    assert 31 << 20 < plan.batch_bytes < 32 << 20
+    held = [cuda.empty(plan.batch_bytes, 0) for _ in range(plan.batches + 1)]
+    assert len(held) == 4 and cuda.live[0] == 4 * 32 << 20
+    assert cuda.live[0] <= plan.device_bytes < cuda.live[0] + (5 << 20)
 
 
 def test_the_plan_counts_the_samples_of_one_rank(ds):

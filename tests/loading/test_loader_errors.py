@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import clone
+from sync_debug import Waits
 
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
@@ -16,7 +17,7 @@ from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.dataloader import make_dataloader
-from sa1bpack.loading.iteration import DroppedSamples
+from sa1bpack.loading.iteration import DroppedSamples, rows_of
 from sa1bpack.loading.loader import Loader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
@@ -109,6 +110,18 @@ def test_dropped_samples_are_counted_and_named(root, when, caplog):
     expected = Collate("flat", on_error="drop")([ds[row] for row in kept])
     for key in set(expected) - {"dropped"}:
         assert torch.equal(batches[2][key], expected[key]), key
+
+
+def test_the_rows_of_dropped_samples_are_listed_without_waiting_for_a_device(root):
+    cut(root, "image")
+    with pytest.raises(ReadError) as found:
+        open_pack(root)[10]
+    for errors, rows in (([], []), (2 * [found.value], [10, 10])):
+        with Waits() as waits:
+            listed = rows_of(errors, torch.device("cpu"))
+        assert waits.found == set() and listed.dtype == torch.int64
+        assert listed.tolist() == rows
+        assert rows_of(errors, torch.device("meta")).is_meta
 
 
 DROPS = {"order": "sequential", "on_error": "drop"}

@@ -58,11 +58,7 @@ def with_planes(batch: dict) -> dict:
 def test_no_step_depends_on_data(steps, masks, sampling, size):
     ds = dataset(LAYOUT)
     ds.mask_sampling = sampling
-    if masks == "runs":
-        batch = rectangle_batch(LAYOUT, RECTANGLES[:3])
-        batch["runs"] = rectangle_runs(RECTANGLES[:3])
-    else:
-        batch = ragged(masks)
+    batch = ragged(masks)
     there = Pipeline(ds, steps, size=size)
     for given in (batch, with_planes(batch)):
         found, expected = there(moved(given, META), 1), there(given, 1)

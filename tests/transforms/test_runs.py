@@ -11,7 +11,7 @@ from made_runs import axes_of, expected, flat_runs, random_maps, random_sample
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.masks import window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs
-from sa1bpack.transforms import room as module
+from sa1bpack.transforms.masks import runs as runs_module
 from sa1bpack.transforms.masks.runs import draw_with_torch
 
 SAMPLINGS = ("area", "center")
@@ -73,9 +73,13 @@ def test_chunks_of_masks_do_not_change_the_result(device, sampling, turn, monkey
     assert runs.masks > 10
     cells = expected(samples, maps, (12, 15), sampling)
     for limit in (1, 20_000):  # one mask at a time, then several
-        monkeypatch.setattr(module, "CHUNK_BYTES", limit)
+        asked = []
+        monkeypatch.setattr(
+            runs_module, "room", lambda on, limit=limit, asked=asked: asked.append(on) or limit
+        )
         found = draw_with_torch(runs, torch.from_numpy(maps), (12, 15), sampling)
         np.testing.assert_array_equal(found.cpu().numpy(), cells)
+        assert {on.type for on in asked} == {device.type}
 
 
 @pytest.mark.parametrize("draw", [draw_runs, draw_with_torch])

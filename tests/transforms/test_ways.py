@@ -97,8 +97,12 @@ def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_
     assert calls == []
 
 
-def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch):
-    fails(monkeypatch, torch.OutOfMemoryError("out of memory"))
-    with pytest.raises(torch.OutOfMemoryError):
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+], ids=["torch", "Triton"])  # fmt: skip
+def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch, error):
+    fails(monkeypatch, error)
+    with pytest.raises(type(error)) as raised:
         ways.launch(torch.device("cpu"), "runs.draw_runs")
-    assert ways.failed == {}
+    assert raised.value is error and ways.failed == {}

@@ -29,9 +29,11 @@ from sa1bpack.transforms.jobs import run_jobs
 from sa1bpack.transforms.masks.cells import count_columns_and_rows, unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.precision import full_precision
+from sa1bpack.transforms.room import on_device
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
 CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time
+_TENSORS = 8  # large ones that live at once
 
 # Types in a batch, by that in `Relations`.
 _TYPES = {"int64": torch.int64, "float64": torch.float32, "bool": torch.bool}
@@ -136,7 +138,8 @@ class Relate:
         laid_out = (0 if padded else masks) + (
             (samples * most if padded else total) * cells if packed else 0
         )
-        return laid_out + product + sums + grown + 100 * pairs + 2000 * samples * most + 64 * 512
+        small = 100 * pairs + 2000 * samples * most + 64 * 512
+        return on_device(laid_out + product + sums + grown + small, _TENSORS)
 
     def __call__(
         self, batch: Mapping[str, Any], most: int | None = None

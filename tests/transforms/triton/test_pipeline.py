@@ -4,20 +4,17 @@ import pytest
 import torch
 from made_batches import (
     LAYOUT,
-    RECTANGLES,
     STEPS,
     dataset,
     moved,
     noisy_batch,
     ragged,
-    rectangle_runs,
 )
 
 from sa1bpack.format import Layout
 from sa1bpack.transforms import (
     Pipeline,
     RandomFlip,
-    RunBatch,
     ScaleJitter,
     ways,
 )
@@ -64,14 +61,7 @@ def test_results_are_those_of_the_compiled_kernels(triton_device, name, fit, mas
 def test_padding_and_flat_masks_are_those_of_the_compiled_kernels(
     triton_device, layout, monkeypatch
 ):
-    """Three samples with 2, 0 and 1 masks; runs that leave padding out, in padded arrays."""
-    batch = ragged("padded" if layout == "runs" else layout)
-    if layout == "runs":
-        runs = rectangle_runs([RECTANGLES[k] for k in (0, 2, 1)])
-        offsets = torch.tensor([0, 2, 2, 3])
-        batch["runs"] = RunBatch(
-            runs.run_ends, runs.run_offset, offsets, runs.sizes, runs.host_offset
-        )
+    batch = ragged(layout)
     made = Pipeline(dataset(LAYOUT), [RandomFlip(), ScaleJitter(0.7, 1.5)], size=32, mask_size=24)
     found = moved(made(moved(batch, triton_device), 3), torch.device("cpu"))
     expected = by_compiled(made, batch, 3, monkeypatch)
