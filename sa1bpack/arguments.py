@@ -5,11 +5,11 @@ import operator
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,12 @@ MAX_WORD = 2**64 - 1
 
 # Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
+
+Item = TypeVar("Item")
+
+# Which part of a job: (K, N), the K-th of N.
+Share = tuple[int, int]
+ALL: Share = (1, 1)
 
 # The second half: a URL that went through pathlib, which joins slashes.
 _URL = re.compile(
@@ -63,7 +69,7 @@ def share(name: str, value: Any) -> float:
     return float(value)
 
 
-def part_of_job(value: Any) -> tuple[int, int]:
+def part_of_job(value: Any) -> Share:
     """Return (K, N), the K-th of N parts of a job, as ints.
 
     Raises OptionError unless it is a tuple of two whole numbers, K from 1 to N.
@@ -72,6 +78,12 @@ def part_of_job(value: Any) -> tuple[int, int]:
         raise OptionError(f"part is {value!r}: choose (K, N), for the K-th of N parts")
     count = whole_number("part", value[1], 1)
     return whole_number("part", value[0], 1, count), count
+
+
+def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
+    """The items of the K-th of N parts of a job: every N-th, from the K-th on."""
+    number, count = part
+    return items[number - 1 :: count]
 
 
 def seconds(name: str, value: Any) -> float:

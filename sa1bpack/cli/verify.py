@@ -1,12 +1,14 @@
 """`sa1bpack verify`: check a pack against its checksums."""
 
 import argparse
+import json
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
 from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
@@ -22,6 +24,8 @@ _EPILOG = (
   sa1bpack verify /data/packed
   sa1bpack verify '/data/packs/*' --quick
   sa1bpack verify /home/teacher                a side array outside its pack
+a job array of 20; the pack is sound if no part fails:
+  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
 
 """
     + exits.EPILOG
@@ -48,14 +52,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="direct reads past the page cache, cached through it; auto reads past it if the pack "
         "takes more than half of the memory (default: auto)",
     )
+    parser.add_argument(
+        "--part", metavar="K/N",
+        help="check every N-th shard only, from the K-th on, such as 3/8; the first part also "
+        "checks the pack's own files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one line of JSON per pack: pack, part, ok, complete, counts, problems, notes",
+    )
     parser.set_defaults(run=run_verify)
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Verify each pack, and print every problem."""
     packs = paths_of("pack", arguments.packs)
+    arguments.part = part(arguments.part)
     bad = sum(not _verify(pack, arguments) for pack in packs)
-    if len(packs) > 1:
+    if len(packs) > 1 and not arguments.json:
         verdict = f"{bad:,} with problems" if bad else "no problem found"
         print(f"{len(packs):,} checked: {verdict}")
     return exits.FAILED if bad else exits.OK
@@ -66,15 +81,30 @@ def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
     from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
-        report = verify(pack, quick=arguments.quick, progress=advance, io=arguments.io)
+        report = verify(
+            pack, quick=arguments.quick, progress=advance, io=arguments.io, part=arguments.part
+        )
+    if arguments.json:
+        print(_as_json(pack, arguments.part, report))
+        return report.ok
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:
         print("NOT COMPLETE: repeat the pack command")
     for line in advice(str(pack), report.problems):
         print(line)
-    print(f"{pack}: {_verdict(report, arguments.quick)}")
+    of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)
+    print(f"{pack}: {of}{_verdict(report, arguments.quick)}")
     return report.ok
+
+
+def _as_json(pack: Path, job_part: tuple[int, int] | None, report) -> str:
+    found = {
+        "pack": str(pack), "part": job_part and "{}/{}".format(*job_part), "ok": report.ok,
+        "complete": report.complete, "counts": report.counts,
+        "problems": [asdict(problem) for problem in report.problems], "notes": report.notes,
+    }  # fmt: skip
+    return json.dumps(found)
 
 
 def advice(pack: str, problems) -> list[str]:

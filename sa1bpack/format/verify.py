@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.arguments import choice, local_path
+from sa1bpack.arguments import ALL, Share, choice, local_path, part_of_job, share_of
 from sa1bpack.disk.reading_mode import IO, ReadingMode, choose_mode, direct_obstacle
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
@@ -46,8 +46,9 @@ Progress = Callable[[int, int], None]
 
 
 def verify(
-    root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto"
-) -> Report:
+    root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto",
+    part: tuple[int, int] | None = None,
+) -> Report:  # fmt: skip
     """Check a pack and report every problem; damage is reported, never raised.
 
     root      folder of the pack
@@ -55,6 +56,8 @@ def verify(
     progress  called as progress(bytes done, total bytes), after each sample or shard
     io        how samples are read: "direct" past the page cache, "cached" through it, "auto" past
               it if the pack takes more than half of the memory, and its file system can do that
+    part      (K, N): every N-th shard, and part of a side array, from the K-th on; the first of the
+              N parts also checks the pack's own files. The pack is sound if all parts are
 
     Side arrays in PACK/side are checked as well; for one in another folder, name that folder.
 
@@ -62,7 +65,7 @@ def verify(
     shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
     is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
     another major version, OSError if the manifest cannot be read, and OptionError for a URL
-    or an unknown or impossible `io`.
+    or an unknown or impossible `io` or `part`.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)
@@ -71,8 +74,9 @@ def verify(
     """
     root = local_path("root", root)
     choice("io", io, IO)
+    share = ALL if part is None else part_of_job(part)
     if is_side(root):
-        return _verify_side(root, quick, progress, io)
+        return _verify_side(root, quick, progress, io, share)
     while True:
         findings = Findings()
         try:
@@ -84,11 +88,23 @@ def verify(
                 raise
             findings.add(str(error))
             return Report(tuple(findings.problems))
-        index = _check_top(root, manifest, findings)
+        if share[0] == 1:
+            index = _check_top(root, manifest, findings)
+        else:
+            index = _unchecked_index(root, manifest)
         if not findings.problems or not _is_republished(root, manifest):
             break
     sides = side_folders(root)
-    return _check_shards(root, manifest, index, findings, quick, progress, sides=sides, io=io)
+    return _check_shards(
+        root, manifest, index, findings, quick, progress, sides=sides, io=io, share=share
+    )
+
+
+def _unchecked_index(root: Path, manifest: Manifest) -> Index | None:
+    """The index of a pack; None if it cannot be read, which the first part reports."""
+    with suppress(FormatError, OSError):
+        return open_index(root, manifest) if manifest.shards else None
+    return None
 
 
 def _mode(io: str, nbytes: int, path: Path) -> ReadingMode:
@@ -96,14 +112,17 @@ def _mode(io: str, nbytes: int, path: Path) -> ReadingMode:
     return choose_mode(io, nbytes, "the pack's", lambda: direct_obstacle(path))
 
 
-def _verify_side(folder: Path, quick: bool, progress: Progress | None, io: str) -> Report:
+def _verify_side(
+    folder: Path, quick: bool, progress: Progress | None, io: str, share: Share
+) -> Report:
     """Check a side array that is named itself, without its pack."""
     findings = Findings()
     advance = _Advance(_side_bytes(folder), progress)
     mode = _mode(io, advance.total, folder / MANIFEST_NAME)
-    check_side(folder, findings, quick=quick, direct=mode.direct, advance=advance)
+    check_side(folder, findings, quick=quick, direct=mode.direct, advance=advance, share=share)
     with findings.collecting():
-        counts = {"parts": len(part_names(folder)), "files": findings.files, "bytes": advance.total}
+        parts = share_of(part_names(folder), share)
+        counts = {"parts": len(parts), "files": findings.files, "bytes": advance.total}
         return Report(tuple(findings.problems), counts, tuple(findings.notes), None)
     return Report(tuple(findings.problems), {}, tuple(findings.notes), None)
 
@@ -144,10 +163,11 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 def _check_shards(
     root: Path, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
     progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
-    io: str = "auto",
+    io: str = "auto", share: Share = ALL,
 ) -> Report:  # fmt: skip
     """Check the shards, the index against them, and side arrays."""
     shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
+    shards = share_of(shards, share)
     pack_bytes = sum(shard.bytes for shard in shards)
     advance = _Advance(pack_bytes + sum(map(_side_bytes, sides)), progress)
     mode = _mode(io, advance.total, root / MANIFEST_NAME)
@@ -162,13 +182,17 @@ def _check_shards(
                 )  # fmt: skip
             else:
                 findings.add(f"{folder}: missing", shard=entry.name)
-    if index is not None:
+    first = share[0] == 1
+    if index is not None and first:
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
     for folder in sides:
-        _check_side_of_pack(folder, root, manifest, index, findings, quick, mode.direct, advance)
-    findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
+        _check_side_of_pack(
+            folder, root, manifest, index, findings, quick, mode.direct, advance, share
+        )
+    if first:
+        findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
         "shards": len(shards), "samples": sum(shard.samples for shard in shards),
         "masks": sum(shard.masks for shard in shards), "files": findings.files,
@@ -179,7 +203,7 @@ def _check_shards(
 
 def _check_side_of_pack(
     folder: Path, root: Path, manifest: Manifest, index: Index | None, findings: Findings,
-    quick: bool, direct: bool, advance: "_Advance",
+    quick: bool, direct: bool, advance: "_Advance", share: Share,
 ) -> None:  # fmt: skip
     """Check a side array of a pack, as far as the pack itself can be read."""
     shards = counts = None
@@ -192,8 +216,9 @@ def _check_side_of_pack(
             return np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1])
 
     check_side(
-        folder, findings, quick=quick, direct=direct, shards=shards, counts=counts, advance=advance
-    )
+        folder, findings, quick=quick, direct=direct, shards=shards, counts=counts,
+        advance=advance, share=share,
+    )  # fmt: skip
 
 
 class _Advance:

@@ -21,7 +21,7 @@ COMMANDS = {
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
     },
     "finalize": set(),
-    "verify": {"--io", "--quick"},
+    "verify": {"--io", "--quick", "--part", "--json"},
     "repair": {"--workers", "--dry-run", "--shard", "--links"},
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),

@@ -129,3 +129,20 @@ def test_every_command_tells_a_mistyped_path_from_damage(
     if name != "repair":
         code, _, error = command(name, "my pack", *more)
         assert code == 1 and error.startswith("sa1bpack: my pack/manifest.json: missing; ")
+
+
+def test_parts_are_joined_by_exit_code_and_json(command, root):
+    damaged = next((root / "shards" / "sa_000000-001" / "image").glob("c*"))
+    data = bytearray(damaged.read_bytes())
+    data[0] ^= 1
+    damaged.write_bytes(data)
+    found = []
+    for number, code in ((1, 0), (2, 1)):
+        ended, out, error = command("verify", root, "--part", f"{number}/2", "--json")
+        assert (ended, error) == (code, "")
+        found.append(json.loads(out))
+    assert [part["part"] for part in found] == ["1/2", "2/2"]
+    assert [part["ok"] for part in found] == [True, False]
+    assert sum(part["counts"]["samples"] for part in found) == 6
+    assert {problem["shard"] for problem in found[1]["problems"]} == {"sa_000000-001"}
+    assert command("verify", root, "--part", "2/2")[1].count("part 2/2: DAMAGED") == 1

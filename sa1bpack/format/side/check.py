@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.array_reader import check_metadata, read_metadata
 from sa1bpack.format.array_stream import ArrayStreams
@@ -63,6 +64,7 @@ def check_side(
     shards: Sequence[ShardIdentity] | None = None,
     counts: Counts | None = None,
     advance: Callable[[int], None] = lambda nbytes: None,
+    share: Share = ALL,
 ) -> SideManifest | None:
     """Check a side array, and report every problem; returns its manifest unless that is damaged.
 
@@ -71,6 +73,7 @@ def check_side(
     shards   of the pack that it belongs to: what is missing and what is stale is noted
     counts   masks of the samples of these shards, by number: needed to name damaged samples
     advance  called with the bytes that were checked
+    share    (K, N): check every N-th part, from the K-th on; the first also what is not in parts
     """
     side = Path(folder).name
     with findings.collecting(side=side):
@@ -80,13 +83,14 @@ def check_side(
             findings.add(f"{error}, or remove it", side=side, extra=True)
             return None
         side, spec = manifest.name, manifest.spec
-        with findings.collecting(side=side):
-            _check_top(folder, findings, side)
+        if share[0] == 1:
+            with findings.collecting(side=side):
+                _check_top(folder, findings, side)
         names = part_names(folder)
         known = {shard.part: number for number, shard in enumerate(shards or ())}
-        if shards is not None:
+        if shards is not None and share[0] == 1:
             _note_coverage(folder, names, shards, findings)
-        for name in names:
+        for name in share_of(names, share):
             with findings.collecting(side=side, shard=name):
                 number = known.get(name)
                 rows = None if number is None or counts is None else counts(number)

@@ -5,7 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import part_of_job
+from sa1bpack.arguments import part_of_job, share_of
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.parts.outcomes import Plan
@@ -69,14 +69,14 @@ def pack_part(
         >>> sa1bpack.finalize("job").complete
         True
     """
-    number, count = part_of_job(part)
+    share = part_of_job(part)
     request = checked_request(
         sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
     )
-    mine = request.sources[number - 1 :: count]
+    mine = share_of(request.sources, share)
     warm_up(request.options)
     interrupts.check()
-    plan = Plan(count, tuple(source.name for source in request.sources))
+    plan = Plan(share[1], tuple(source.name for source in request.sources))
     state = PartState(request.out, request.options, plan, [source.name for source in mine])
     try:
         return _pack_into(state, mine, request, progress)
