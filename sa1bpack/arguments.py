@@ -18,6 +18,8 @@ from sa1bpack.errors import OptionError
 # Seeds, epochs and image ids of random choices: what 64 bits hold.
 MAX_WORD = 2**64 - 1
 
+_LONGEST = 200  # characters of a value in a message
+
 # Seconds, 23 days: a queue between processes waits with poll(), whose milliseconds have 31 bits.
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
 
@@ -157,7 +159,9 @@ def local_path(name: str, value: str | os.PathLike) -> Path:
     named `s3:`.
     """
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
-        raise OptionError(f"{name} is {value!r}: give a path")
+        raise OptionError(f"{name} is {_short(value)}: give a path")
+    if not os.fspath(value):
+        raise OptionError(f"{name} is {value!r}: give a path; that of the current folder is '.'")
     refuse_url(name, os.fspath(value))
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
     return Path(os.path.expanduser(value))  # noqa: PTH111
@@ -168,9 +172,10 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
     A pattern stands for what it matches, sorted by name; a path that exists is never a pattern.
 
-    Raises OptionError for what is not a path, for a pattern that matches nothing, an empty list,
-    and a path that is given twice.
+    Raises OptionError for what is not a path, such as a Dataset, for a pattern that matches
+    nothing, an empty list, and a path that is given twice.
     """
+    refuse_dataset(name, value)
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     paths = [found for each in (value if several else [value]) for found in _matches(name, each)]
     if not paths:
@@ -181,6 +186,21 @@ def paths_of(name: str, value: Any) -> list[Path]:
             if (first := seen.setdefault(each.resolve(), each)) is not each:
                 raise OptionError(f"{name} has the same folder twice: {first} and {each}")
     return paths
+
+
+def refuse_dataset(name: str, value: Any) -> None:
+    """Raise OptionError for a Dataset, which would be iterated over, sample by sample."""
+    if hasattr(value, "spec_text"):
+        raise OptionError(
+            f"{name} is {_short(value)}: give the path of its pack, or save what it selects with "
+            "ds.save(FILE), and give that file where a selection is accepted"
+        )
+
+
+def _short(value: Any) -> str:
+    """The `repr` of a value, cut if it is long: samples have pixels."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({type(value).__name__})"
 
 
 def _matches(name: str, value: Any) -> list[Path]:

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from reading_packs import packed  # noqa: F401 - a fixture
 
+import sa1bpack
 from sa1bpack.arguments import MAX_SECONDS, choice, local_path, seconds, whole_number
 from sa1bpack.errors import OptionError
 
@@ -54,6 +56,26 @@ def test_urls_are_refused_by_name(value):
 def test_what_is_not_a_path_is_refused(value):
     with pytest.raises(OptionError, match=r"^out is .*: give a path$"):
         local_path("out", value)
+
+
+def test_an_empty_path_is_not_the_current_folder():
+    with pytest.raises(OptionError, match=r"out is '': give a path; that of the current folder is"):
+        local_path("out", "")
+
+
+def test_a_dataset_is_not_taken_for_its_samples(packed):  # noqa: F811
+    ds = sa1bpack.open(packed.root)
+    calls = (
+        sa1bpack.open, sa1bpack.info, lambda ds: sa1bpack.merge("out", ds),
+        lambda ds: sa1bpack.export_coco(ds, "out"), lambda ds: sa1bpack.write_report(ds, "out"),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(OptionError, match=r"is <Dataset .*: give the path of its pack"):
+            call(ds)
+    for listed in ([ds], [ds[0]]):
+        with pytest.raises(OptionError, match=r"path is .*: give a path") as caught:
+            sa1bpack.open(listed)
+        assert len(str(caught.value)) < 400
 
 
 def test_paths_of_this_machine_are_taken_and_a_tilde_is_the_home_folder(monkeypatch):

@@ -16,6 +16,7 @@ from sa1bpack.dataset.sample import Sample, SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.masks.rle import take_masks
+from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.masks.run_batch import RunBatch
 
@@ -130,6 +131,8 @@ class Collate:
         self._canvas = canvas
         self._relate = Relate.of(relations)
         self._sides = () if sample_spec is None else sample_spec.sides
+        if self._relate is not None:
+            check_relations(self._relate.names, self._sides)
         self._as_bool = sample_spec is not None and gives_bool(sample_spec)
         self._spec_text = None if sample_spec is None else sample_spec.as_text()
         # In shared memory, because workers that persist hold a copy of this object.
@@ -200,7 +203,10 @@ class Collate:
             batch[key] = [sample[key] for sample in samples]
         if self._relate is not None:
             if taken := set(self._relate.names) & batch.keys():
-                raise OptionError(f"the transform returned {taken}, which are names of relations")
+                raise OptionError(
+                    f"relations include {min(taken)!r}, but the samples have that key, from a "
+                    "transform or a side array: leave one of them out"
+                )
             batch |= self._relate(batch)
         if self.on_error == "drop":
             batch["dropped"] = torch.from_numpy(np.array([error.row for error in errors], np.int64))

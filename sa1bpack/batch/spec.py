@@ -14,6 +14,7 @@ from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
@@ -101,10 +102,8 @@ class BatchSpec:
                 f"{relate!r} on a device needs masks, but the dataset yields their runs: use "
                 "Pipeline(relations=...), or open the pack with a mask_size"
             )
-        if relate is not None and (
-            taken := set(relate.names) & {side.name for side in ds.spec.sides}
-        ):
-            raise OptionError(f"{relate!r} has the names of side arrays: {sorted(taken)}")
+        if relate is not None:
+            check_relations(relate.names, ds.spec.sides)
         to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")

@@ -9,8 +9,8 @@ from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
 Select samples of one or several packs, and save their image ids in a small
-file. sa1bpack.open(OUT) opens it for training; `show` and `subset` accept
-it in place of a pack. No pixels are read or copied.
+file. sa1bpack.open(OUT) opens it for training; `show`, `export` and `subset`
+accept it in place of a pack. No pixels are read or copied.
 
 A sample must meet all conditions. The samples are in the order of the pack, or
 in the order of --ids."""
@@ -73,12 +73,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_subset(arguments: argparse.Namespace) -> int:
     """Select, and write the file."""
     from sa1bpack.dataset.open_pack import open as open_pack
-    from sa1bpack.errors import OptionError, OutputRefused
-    from sa1bpack.format.selection import is_selection
+    from sa1bpack.errors import OptionError
 
     out = Path(arguments.out)
-    if out.exists() and not is_selection(out):
-        raise OutputRefused(f"{out}: exists, and is not a selection; choose another name")
     everything = open_pack(one_or_several(arguments.packs), duplicates=arguments.duplicates)
     ds = everything
     if arguments.ids is not None:

@@ -176,8 +176,8 @@ class Dataset(Selectable):
             more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
             text = ", ".join(map(str, missing[:5].tolist()))
             raise KeyError(
-                f"no image_id {text}{more} in {self!r}; `ds.column('image_id')` has those that "
-                "there are, and rejects.jsonl in the pack may say why others are not"
+                f"no image_id {text}{more} among the {len(self):,} samples of {self._pack.name}; "
+                "rejects.jsonl in the pack may say why"
             )
         return int(found[0]) if np.ndim(image_ids) == 0 else found
 

@@ -81,7 +81,7 @@ TAKEN_NAMES = frozenset(
     | {field.batch for field in SAMPLE_FIELDS + MASK_FIELDS}
     | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
     | {"number", "spec", "dropped", "boxes", "valid", "maps", "mix_lambda", "mix_partner"}
-    | {"point_inside"}
+    | {"point_inside", "pixel_mean", "pixel_std", "mix_box"}
 ) - {""}  # fmt: skip
 
 

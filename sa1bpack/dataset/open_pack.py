@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import bytes_of, choice, local_path, paths_of
+from sa1bpack.arguments import bytes_of, choice, local_path, paths_of, refuse_dataset
 from sa1bpack.cache.origin import is_url
 from sa1bpack.cache.packs import open_pack
 from sa1bpack.dataset.dataset import Dataset
@@ -124,7 +124,7 @@ def open(
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
     folder = None if cache is None else local_path("cache", cache)
     paths = _local_paths(path, folder, limit)
-    saved = paths[0] if is_selection(paths[0]) else None
+    saved = next(filter(is_selection, paths), None)
     if saved is not None:
         if len(paths) > 1:
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
@@ -141,6 +141,7 @@ def open(
 
 def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]:
     """The folders of packs, brought into the cache where they are named by URL."""
+    refuse_dataset("path", path)
     several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
     named = list(path) if several else [path]
     if not any(map(is_url, named)):

@@ -13,8 +13,8 @@ from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, row_array, rows_at
-from sa1bpack.errors import OptionError
-from sa1bpack.format.selection import SelectionHead, read_selection, write_selection
+from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format.selection import SelectionHead, is_selection, read_selection, write_selection
 from sa1bpack.wording import counted
 
 _log = logging.getLogger("sa1bpack")
@@ -25,12 +25,15 @@ def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
 
     base  all rows that opening the same packs again yields
 
-    Raises OptionError for a path inside a pack, and for a sample that its id does not name, because
+    Raises OutputRefused for a path that exists and is not a selection, OptionError for one inside a
+    pack, and for a sample that its id does not name, because
     another one has the same id.
     """
     for folder in pack.folders:
         if path.resolve().is_relative_to(folder.root.resolve()):
-            raise OptionError(f"path is {str(path)!r}, inside a pack: choose another folder")
+            raise OptionError(f"{path}: this is in the pack {folder.root}; choose another folder")
+    if path.exists() and not is_selection(path):
+        raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))
     if isinstance(base, range):
         found = pack.ids.positions(ids)

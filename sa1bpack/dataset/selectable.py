@@ -98,10 +98,11 @@ class Selectable(ABC):
     def save(self, path: str | os.PathLike) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
 
-        The file is replaced atomically if it exists. Options such as `masks` are not kept.
+        An earlier selection is replaced atomically. Options such as `masks` are not kept.
 
-        Raises OptionError if the ids do not tell the samples apart (see `duplicates` of
-        `sa1bpack.open`), OSError if the file cannot be written.
+        Raises OutputRefused if the path is something else, OptionError if it is in a pack or if the
+        ids do not tell the samples apart (see `duplicates` of `sa1bpack.open`), OSError if the file
+        cannot be written.
         """
         target = local_path("path", path)
         save_rows(self._pack, rows_once(self._pack), self._rows, target)

@@ -15,7 +15,7 @@ from sa1bpack.dataset.pack import Pack, Side
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import NotAPack, OptionError
 from sa1bpack.format.side.binding import coverage, part_names
-from sa1bpack.format.side.spec import SIDES_NAME, read_side_manifest
+from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, read_side_manifest
 
 
 def side_paths(value: Any) -> tuple[str, ...]:
@@ -69,9 +69,10 @@ def _side(pack: Pack, name: str, needed: set[int]) -> Side:
         folders = [folder.root / SIDES_NAME / name for folder in pack.folders]
         folders = [folder for folder in folders if folder.is_dir()]
         if not folders:
+            here = f"; for the folder here, say './{name}'" if Path(name).is_dir() else ""
             raise NotAPack(
                 f"side {name!r}: there is no {pack.folders[0].root / SIDES_NAME / name}; make it "
-                f"with `sa1bpack derive`, or give the path of its folder"
+                f"with `sa1bpack derive`, or give the path of its folder{here}"
             )
     spec = read_side_manifest(folders[0]).spec
     parts: dict[str, Path] = {}
@@ -85,8 +86,8 @@ def _side(pack: Pack, name: str, needed: set[int]) -> Side:
     found = coverage(parts, (pack.identities[number] for number in sorted(needed)))
     if found.missing:
         raise OptionError(
-            f"side {name!r} does not fit: {found}; run `sa1bpack derive` again, or select what it "
-            "has and add it with ds.with_options(side=...)"
+            f"side {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
+            "with ds.with_options(side=...)"
         )
     cached = {
         folder: found for folder in folders if (found := attached_side(folder)) is not None

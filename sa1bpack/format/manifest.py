@@ -132,7 +132,10 @@ def without_manifest(root: Path) -> FormatError:
         if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
             return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
     if not root.is_dir():
-        return NotAPack(f"{root}: not a pack, but a file; name the folder of a pack")
+        return NotAPack(
+            f"{root}: not a pack, but a file; name the folder of a pack (a saved selection is "
+            "accepted by sa1bpack.open, show, export and subset)"
+        )
     return NotAPack(
         f"{root}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was written to"
     )

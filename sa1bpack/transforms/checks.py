@@ -3,7 +3,7 @@
 The contents of tensors are checked only on a CPU, through numpy: on a device the check would wait.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,15 @@ def check_dataset(ds: Any) -> Any:
     if not all(hasattr(ds, name) for name in needed):
         raise OptionError(f"ds is a {_kind(ds)}: pass the dataset that the batches come from")
     return ds
+
+
+def check_relations(names: Collection[str], sides: Iterable[Any]) -> None:
+    """Raise OptionError for a relation with the name of one of the side arrays of the dataset."""
+    if taken := sorted(set(names) & {side.name for side in sides}):
+        raise OptionError(
+            f"relations include {taken[0]!r}, but the dataset has a side array of that name: leave "
+            "one of them out"
+        )
 
 
 def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]) -> None:

@@ -15,6 +15,7 @@ from sa1bpack.transforms.checks import (
     check_epoch,
     check_grids,
     check_images,
+    check_relations,
     check_runs,
     check_sizes,
     check_spec,
@@ -178,6 +179,8 @@ class Pipeline:
         self.dtype, self.mask_dtype, self._normal = dtype, mask_dtype, (means, stds)
         self.min_area = whole_number("min_area", min_area, 0, 2**31 - 1)
         self._relate = Relate.of(relations)
+        if self._relate is not None:
+            check_relations(self._relate.names, getattr(getattr(ds, "spec", None), "sides", ()))
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
         self.steps, kinds = _checked_steps(steps)
         self._geometric = self.steps[: kinds.count(0)]

@@ -63,7 +63,8 @@ def test_subset_keeps_ids_of_a_file_in_its_order(command, packs, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [("9\n99\n", "no image_id 99 in"), ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
+    [("9\n99\n", "no image_id 99 among the 12 samples of"),
+     ("1\n1\n", "1 is there more than once"), ("x\n", "--ids is"),
      ("1 2\n3 4\n", "one id per line"), ("99999999999999999999\n", "one id per line"),
      ("1.5\n", "one id per line")],
 )  # fmt: skip

@@ -31,8 +31,8 @@ COMMANDS = {
              "--max-area-frac", "--min-iou", "--min-stability"},
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
-        "--fn", "--option", "--axis", "--spatial", "--out", "--batch-size", "--device", "--threads",
-        "--part",
+        "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
+        "--threads", "--part",
     },
     "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out"},
     "tune": {

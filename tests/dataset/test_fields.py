@@ -14,9 +14,12 @@ from sa1bpack.dataset.fields import (
     SAMPLE_COLUMNS,
     SAMPLE_FIELDS,
     SCALED_KEYS,
+    check_side_name,
 )
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
+from sa1bpack.transforms.pipeline import Pipeline
 
 FIELDS = SAMPLE_FIELDS + MASK_FIELDS
 LAYOUTS = [
@@ -88,6 +91,15 @@ def test_the_documentation_of_a_batch_lists_each_key_once_with_its_type(of_batch
     for field in FIELDS:
         if field.batch and field.dtype is not None:
             assert of_batches[field.batch].split()[0] == field.dtype.name, field.batch
+
+
+def test_no_side_array_has_a_key_of_samples_or_of_batches_before_and_after_a_pipeline(
+    of_samples, of_batches
+):
+    keys = of_samples.keys() | of_batches.keys() | table_of(Pipeline.__doc__).keys()
+    for key in keys - {"NAME"}:
+        with pytest.raises(OptionError, match="samples or batches have that key"):
+            check_side_name(key)
 
 
 def test_names_are_unique():

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from several_packs import joined_pack
 from unflushed import unflushed
 
+import sa1bpack
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
+from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputRefused, VersionError
 from sa1bpack.format import Shard
 from sa1bpack.format.selection import read_selection, write_selection
 
@@ -153,7 +154,7 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several,
 
 
 def test_a_place_inside_a_pack_is_refused(several):
-    with pytest.raises(OptionError, match="inside a pack"):
+    with pytest.raises(OptionError, match=r"this is in the pack .*; choose another"):
         open_pack(several.joined).save(several.joined / "file")
     with pytest.raises(OptionError, match="s3 URLs"):
         open_pack(several.joined).save("s3://bucket/file")
@@ -163,8 +164,22 @@ def test_a_selection_is_opened_alone(several, tmp_path, no_flush):
     open_pack(several.joined).save(tmp_path / "file")
     with pytest.raises(OptionError, match="open it alone"):
         open_pack([tmp_path / "file", several.joined])
-    with pytest.raises(NotAPack, match="not a pack, but a file"):
+    with pytest.raises(OptionError, match="open it alone"):
         open_pack([several.joined, tmp_path / "file"])
+
+
+def test_only_a_selection_is_replaced(several, tmp_path, no_flush):
+    ds = open_pack(several.joined)
+    for path in (tmp_path / "mine.py", tmp_path / "empty"):
+        path.write_text("print(1)\n" if path.suffix else "")
+        with pytest.raises(OutputRefused, match="exists, and is not a selection"):
+            ds.save(path)
+    assert (tmp_path / "mine.py").read_text() == "print(1)\n"
+    with pytest.raises(OutputRefused, match="exists, and is not a selection"):
+        ds.save(tmp_path)
+    ds.save(tmp_path / "file")
+    with pytest.raises(NotAPack, match=r"file: not a pack, but a file; .* saved selection"):
+        sa1bpack.info(tmp_path / "file")
 
 
 HEAD = {

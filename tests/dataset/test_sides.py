@@ -67,7 +67,7 @@ def test_several_packs_have_the_parts_of_all(with_sides, tmp_path, monkeypatch):
     ds = sa1bpack.open([with_sides.root, tmp_path / "b"], side=NAMES)
     check_samples(ds)
     shutil.rmtree(tmp_path / "b" / "side" / "odd")
-    with pytest.raises(OptionError, match=r"1 shards missing .*: sa_000009-000"):
+    with pytest.raises(OptionError, match=r"1 shard missing .*: sa_000009-000"):
         sa1bpack.open([with_sides.root, tmp_path / "b"], side=["odd"])
 
 
@@ -75,12 +75,12 @@ def test_a_missing_or_stale_part_is_named_when_the_dataset_is_opened(pack):
     folder = pack / "side" / "odd"
     name = next(name for name in part_names(folder) if name.startswith("sa_000001-000"))
     (folder / name).rename(folder / f"{name[:-8]}00000000")
-    with pytest.raises(OptionError, match=r"1 shards missing \(1 changed since\): sa_000001-000"):
+    with pytest.raises(OptionError, match=r"1 shard missing \(1 stale\): sa_000001-000; repeat"):
         sa1bpack.open(pack, side=["odd"])
     ds = sa1bpack.open(pack)
     check = ds.source("sa_000000").with_options(side=["odd"])
     np.testing.assert_array_equal(check[0]["odd"], expected_rows("odd", check[0]["image_id"], 0))
-    with pytest.raises(OptionError, match="changed since"):
+    with pytest.raises(OptionError, match="1 stale"):
         ds.source("sa_000001").with_options(side=["odd"])
     (folder / f"{name[:-8]}00000000").rename(folder / name)
     assert len(sa1bpack.open(pack, side=["odd"])) == len(ds)
@@ -98,6 +98,24 @@ def test_what_is_not_a_side_array_is_refused(pack, tmp_path):
     ):
         with pytest.raises(error, match=message):
             sa1bpack.open(pack, side=side)
+
+
+def test_a_name_that_is_a_folder_here_is_told_how_to_be_a_path(pack, tmp_path, monkeypatch):
+    (pack / "side" / "odd").rename(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotAPack, match=r"for the folder here, say './here'"):
+        sa1bpack.open(pack, side="here")
+    assert "odd" in sa1bpack.open(pack, side="./here")[0]
+
+
+def test_verify_says_once_what_is_missing_and_once_what_to_remove(pack):
+    folder = pack / "side" / "odd"
+    name = next(name for name in part_names(folder) if name.startswith("sa_000001-000"))
+    (folder / name).rename(folder / f"{name[:-8]}00000000")
+    (folder / f"{name[:-8]}00000000" / "zarr.json").unlink()  # whatever it is, it is not used
+    missing, others = sa1bpack.verify(pack).notes
+    assert "1 shard missing (1 stale): sa_000001-000; to make them, repeat the" in missing
+    assert f"1 part belongs to no shard of this pack (1 stale), such as {name[:-8]}" in others
 
 
 def cut(path: Path) -> None:

@@ -10,7 +10,7 @@ from sa1bpack import masks
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.transforms import Relate
+from sa1bpack.transforms import Pipeline, Relate
 
 NAMES = tuple(masks.RELATIONS)
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -100,5 +100,20 @@ def test_a_transform_that_returns_a_relation_is_refused(layout_packs):
     ds = sa1bpack.open(
         layout_packs("pad", "rgb", "bits+runs"), transform=lambda sample: sample | {"ious": 0}
     )
-    with pytest.raises(OptionError, match="'ious'"):
+    with pytest.raises(OptionError, match="relations include 'ious', but the samples"):
         next(iter(make_dataloader(ds, 2, workers=0, relations=["ious"])))
+
+
+def test_a_side_array_with_the_name_of_a_relation_is_refused_at_once(layout_packs, tmp_path):
+    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"))
+    ids = ds.column("image_id")
+    sa1bpack.attach(ds, "ious", ids, ids, out=tmp_path / "ious")
+    ds = ds.with_options(side=[tmp_path / "ious"])
+    for make in (
+        lambda names: Loader(ds, 2, relations=names),
+        lambda names: make_dataloader(ds, 2, workers=0, relations=names),
+        lambda names: Pipeline(ds, relations=names),
+    ):
+        with pytest.raises(OptionError, match="but the dataset has a side array of that name"):
+            make(["parents", "ious"])
+        make(["parents"])

@@ -226,7 +226,7 @@ def test_side_arrays_are_listed_with_what_is_missing(pack, tmp_path, monkeypatch
     text = " ".join(info.as_text().split())
     assert "side array teacher: bfloat16 (3,) per image" in text
     assert "by 'test', complete" in text
-    assert f"1 shards missing (1 without a part): {names[0]}" in text
+    assert f"1 shard missing (1 without a part): {names[0]}" in text
     assert "side array broken: " in text and "not a side array" in text
     assert (info.files, info.folders, info.bytes) == (before.files, before.folders, before.bytes)
     out = tmp_path / "report.html"

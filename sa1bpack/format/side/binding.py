@@ -13,6 +13,7 @@ from sa1bpack.format.layout import Extent
 from sa1bpack.format.manifest import MANIFEST_NAME, Manifest
 from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.wording import counted
 
 _DIGITS = 8
 
@@ -65,10 +66,9 @@ class Coverage:
     def __str__(self) -> str:
         never = len(self.missing) - len(self.stale)
         words = [f"{never:,} without a part"] * (never > 0)
-        words += [f"{len(self.stale):,} changed since"] * bool(self.stale)
-        return f"{len(self.missing):,} shards missing ({', '.join(words)}): {self.missing[0]}" + (
-            " and others" if len(self.missing) > 1 else ""
-        )
+        words += [f"{len(self.stale):,} stale"] * bool(self.stale)
+        missing = f"{counted(len(self.missing), 'shard')} missing ({', '.join(words)})"
+        return f"{missing}: {self.missing[0]}{' and others' if len(self.missing) > 1 else ''}"
 
 
 def part_names(folder: Path) -> list[str]:

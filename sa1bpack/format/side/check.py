@@ -19,6 +19,7 @@ from sa1bpack.format.problems import Findings
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
 from sa1bpack.format.side.part import SidePart, open_part, part_bytes
 from sa1bpack.format.side.spec import (
+    AGAIN,
     REMAKE,
     SIDES_NAME,
     SideManifest,
@@ -33,6 +34,7 @@ from sa1bpack.format.verify_shard import (
     compare_files,
 )
 from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.wording import counted
 
 # Masks of each sample of a shard, int64 (N,), by its number.
 Counts = Callable[[int], np.ndarray]
@@ -115,11 +117,14 @@ def _check_top(folder: Path, findings: Findings, side: str) -> None:
 def _note_coverage(folder: Path, names, shards, findings: Findings) -> None:
     found = coverage(names, shards)
     if found.missing:
-        findings.notes.append(f"{folder}: {found}; run `sa1bpack derive` again to make them")
+        findings.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
     if found.others:
+        stale = f" ({len(found.stale):,} stale)" if found.stale else ""
+        verb = "belongs" if len(found.others) == 1 else "belong"
         findings.notes.append(
-            f"{folder}: {len(found.others):,} parts belong to no shard of this pack, such as "
-            f"{found.others[0]}; another pack may have them; otherwise remove them"
+            f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this "
+            f"pack{stale}, such as {found.others[0]}; another pack may have the shard; "
+            "otherwise remove what belongs to none"
         )
 
 

@@ -14,7 +14,7 @@ from sa1bpack.format.array_reader import check_length, check_metadata, map_array
 from sa1bpack.format.files import byte_view, cut_short, naming, read_at
 from sa1bpack.format.layout import Extent
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.spec import CHECKSUM, REMAKE, SIDE_FORMAT_VERSION, SideSpec
+from sa1bpack.format.side.spec import AGAIN, CHECKSUM, REMAKE, SIDE_FORMAT_VERSION, SideSpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file, group_metadata
 
 # Bytes of one read from which it pays to leave the page cache out.
@@ -113,9 +113,7 @@ def open_part(folder: Path, spec: SideSpec, shard: ShardIdentity, *, deep: bool 
     """
     part = Path(folder) / shard.part
     if not part.is_dir():
-        raise FormatError(
-            f"{folder}: no part for shard {shard.name} ({shard.part}); run `sa1bpack derive` again"
-        )
+        raise FormatError(f"{folder}: no part for shard {shard.name} ({shard.part}); {AGAIN}")
     expected = part_metadata(spec, shard)
     try:
         check_metadata(part / METADATA_NAME, expected)

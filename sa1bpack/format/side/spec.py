@@ -43,7 +43,8 @@ MAX_SIDE_ROW_BYTES = 1 << 30
 MADE_WITH = ("function", "options", "samples")
 _TOP_FILES = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
 
-REMAKE = "remove that folder, and run `sa1bpack derive` again"
+AGAIN = "repeat the `sa1bpack derive` or the `sa1bpack.attach` that made the array"
+REMAKE = f"remove that folder, and {AGAIN}"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 

@@ -146,7 +146,7 @@ def test_both_checkers_find_foreign_missing_and_changed_files(pack, side):
     assert not verify(pack).ok and script_finds(pack)[0] == 1
     shutil.rmtree(part)  # never made: said, and not damage
     report = verify(pack)
-    assert report.ok and any("1 shards missing" in note for note in report.notes)
+    assert report.ok and any("1 shard missing" in note for note in report.notes)
     (side / "notes.txt").touch()
     assert [problem.extra for problem in verify(pack).problems] == [True]
     assert SCRIPT.exists()

@@ -138,7 +138,7 @@ def test_a_changed_shard_makes_exactly_its_part_stale(pack):
     found = coverage(part_names(folder), changed)
     assert found.missing == found.stale == (shards[2].name,)
     assert found.others == (shards[2].part,)
-    assert "1 changed since" in str(found)
+    assert "1 shard missing (1 stale)" in str(found)
     with pytest.raises(FormatError, match="no part for shard"):
         open_part(folder, IMAGE, changed[2])
     never = coverage([], shards)
