@@ -41,6 +41,16 @@ def test_a_notebook_becomes_a_page_with_its_code_and_outputs(site):
     assert text.count("](data:image/jpeg;base64,") == 1
 
 
+def test_every_page_that_code_names_is_there():
+    named = {
+        name
+        for path in (ROOT / "sa1bpack").rglob("*.py")
+        for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text())
+    }
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
 def test_every_error_has_its_cause_and_remedy():
     text = (DOCS / "errors.md").read_text()
     classes = [name for name, value in vars(errors).items() if inspect.isclass(value)]
@@ -109,6 +119,7 @@ def test_the_page_of_commands_has_every_command_and_option(site):
     ("docstring", "markdown"),
     [
         ("One line.", "One line.\n"),
+        ("See docs/order.md.", "See [docs/order.md](../../order.md).\n"),
         ("Args:\n    a, b: text\n        more\n", "`a`, `b`\n:   text\n    more\n"),
         ("Head.\n\nname   text\n       more", "`name`\n:   text\n    more\n"),
         ("name\n    Text of it.", "`name`\n:   Text of it.\n"),

@@ -52,7 +52,8 @@ def _prose(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([<>*_])", r"\\\1", text)
+    text = re.sub(r"([<>*_])", r"\\\1", text)
+    return re.sub(r"\bdocs/([\w/-]+\.md)", r"[\g<0>](../\1)", text)
 
 
 def _block(language: str, text: str) -> str:

@@ -12,12 +12,14 @@ _TITLES = {"Args": "Arguments"}
 _RULER = re.compile(r"=+( +=+)+")
 _ENTRY = re.compile(r"(\*{0,2}\w[\w., *]*): (.*)")  # name, name: text
 _ALIGNED = re.compile(r"(\*{0,2}\w[\w., *]*?) {2,}(\S.*)")  # name   text
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md")
 _NAME = re.compile(r"\*{0,2}\w+(, \*{0,2}\w+)*")  # a line of its own, and its text below it
 
 
 def markdown(docstring: str) -> str:
     """A docstring without common indentation, as `inspect.getdoc` returns it, as Markdown."""
-    return "\n".join(_blocks(docstring.split("\n"))).strip() + "\n"
+    linked = _PAGE.sub(r"[\g<0>](../../\1.md)", docstring)  # from reference/api/ of the site
+    return "\n".join(_blocks(linked.split("\n"))).strip() + "\n"
 
 
 def _blocks(lines: list[str]) -> Iterator[str]:
