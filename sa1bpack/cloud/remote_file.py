@@ -47,6 +47,7 @@ class RemoteFile:
         *,
         stop: int | None = None,
         attempts: int = ATTEMPTS,
+        on_wait: Callable[[str], object] | None = None,
     ):
         """
         digest
@@ -56,12 +57,15 @@ class RemoteFile:
             Read no further than this byte.
         attempts
             As ATTEMPTS.
+        on_wait
+            Called with a line for the user when attempts fail for longer than a moment.
         """
         self.address = address
         self.position = 0
         self._digest = digest
         self._stop = stop
         self._attempts = attempts
+        self._on_wait = on_wait
         self._body: Body | None = None
         self._failures = 0
         self._failed_at = 0
@@ -148,6 +152,11 @@ class RemoteFile:
                 f"{self.address}: given up at byte {self.position} after "
                 f"{counted(self._failures, 'attempt')} without progress, the last one: {fault}; "
                 "check the network, and repeat the command"
+            )
+        if self._on_wait is not None and self._failures % 5 == 3:
+            self._on_wait(
+                f"{self.address}: {fault}; asking again from byte {self.position} "
+                f"(attempt {self._failures + 1} of {self._attempts})"
             )
         self._cancelled.wait(seconds_to_wait(self._failures, fault.wait))
 

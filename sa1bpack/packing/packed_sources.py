@@ -68,7 +68,7 @@ def add_missing_md5(
     done, total = 0, sum(state.sources[source.name]["nbytes"] for source in todo)
     with byte_bar(show_progress) as advance:
         for source in todo:
-            record, raw = state.sources[source.name], RawFile(source.path, md5=True)
+            record, raw = state.sources[source.name], RawFile(source.path, md5=True, on_wait=report)
             try:
                 while chunk := raw.read_chunk():
                     interrupts.check()

@@ -11,6 +11,7 @@ from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.progress import report
 from sa1bpack.packing.shard_builder import Outcome, PublishedShard, Rejected, ShardBuilder
 from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
@@ -222,7 +223,9 @@ class SourcePacker:
 
     def open_reader(self) -> PairReader:
         """A reader of the source, which spills to a file in the pack's folder."""
-        return PairReader(self.source, spool_dir=self._state.root, md5=self._with_md5)
+        return PairReader(
+            self.source, spool_dir=self._state.root, md5=self._with_md5, on_wait=report
+        )
 
     def stop(self) -> None:
         """Wait for the shards in publication, and discard all others."""

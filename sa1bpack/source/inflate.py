@@ -8,6 +8,7 @@ the few MiB that an md5 thread has not processed yet. Why zlib-ng: docs/decision
 import hashlib
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _MD5_BACKLOG = 8  # such groups of chunks that may wait for it
 _FIRST_FEED = 4096
 _GZIP_WBITS = 31  # window of 32 KiB; the library checks the gzip header and trailer
 
+OnWait = Callable[[str], object] | None
+
 REDOWNLOAD = "download it again and compare its md5 with the published list"
 _READ_AGAIN = "repeat the command; if it fails again, compare the md5 there with the published list"
 
@@ -46,14 +49,17 @@ class RawFile:
     A path is opened at once, the address of a URL with the first read. `bytes_read` counts the
     bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so if
     there is more than one core it has a thread of its own. That does nothing but compute, so
-    waiting for it cannot hang.
+    waiting for it cannot hang. `on_wait` is that of RemoteFile.
     """
 
-    def __init__(self, path: Path | Address, *, md5: bool = False):
+    def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
         self.path = path
         self.bytes_read = 0
-        remote = isinstance(path, Address)
-        self._file = RemoteFile(path, self.xxh128) if remote else _LocalFile(path)
+        self._file: RemoteFile | _LocalFile
+        if isinstance(path, Address):
+            self._file = RemoteFile(path, self.xxh128, on_wait=on_wait)
+        else:
+            self._file = _LocalFile(path)
         self._xxh128 = xxhash.xxh3_128()
         self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
         self._pool = ThreadPoolExecutor(1, "sa1bpack-md5") if md5 and available_cpus() > 1 else None
@@ -282,7 +288,9 @@ class GzipStream(ByteStream):
         return data
 
 
-def open_stream(path: Path | Address, *, gzip: bool, md5: bool = False) -> ByteStream:
+def open_stream(
+    path: Path | Address, *, gzip: bool, md5: bool = False, on_wait: OnWait = None
+) -> ByteStream:
     """Open a tar for one sequential pass, computing its md5 or not; the caller closes `.raw`."""
-    raw = RawFile(path, md5=md5)
+    raw = RawFile(path, md5=md5, on_wait=on_wait)
     return GzipStream(raw) if gzip else ByteStream(raw)

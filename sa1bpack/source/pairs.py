@@ -12,7 +12,7 @@ from pathlib import Path
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.source.find import Source
 from sa1bpack.source.folder import FolderStream
-from sa1bpack.source.inflate import open_stream, remedy
+from sa1bpack.source.inflate import OnWait, open_stream, remedy
 from sa1bpack.source.members import MAX_NAME_BYTES, Half, Member, split_name
 from sa1bpack.source.spool import Spool
 from sa1bpack.source.tar import TarStream
@@ -94,7 +94,8 @@ class PairReader:
 
     Iterating raises SourceTruncated, SourceCorrupt or SourceError, or OSError if the disk of
     `spool_dir` fails; pairs yielded before SourceTruncated are valid. Leaving the `with` block at
-    any time closes everything. Not safe for use by several threads at once, but for `cancel`.
+    any time closes everything. `on_wait` is called with a line for the user when the network keeps
+    a source waiting. Not safe for use by several threads at once, but for `cancel`.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class PairReader:
         spool_memory: int = SPOOL_MEMORY,
         limits: Limits = Limits(),
         md5: bool = False,
+        on_wait: OnWait = None,
     ):
         self.source = source
         self.rejects: list[Reject] = []
@@ -114,6 +116,7 @@ class PairReader:
         self.xxh128: str | None = None
         self.md5: str | None = None
         self._with_md5 = md5
+        self._on_wait = on_wait
         self._limits = limits
         self._spool = Spool(spool_dir, spool_memory)
         self._waiting: dict[str, _Waiting] = {}
@@ -149,7 +152,8 @@ class PairReader:
         if self.source.kind == "folder":
             return FolderStream(self.source.path)
         gzip = self.source.kind == "gzip-tar"
-        return TarStream(open_stream(self.source.path, gzip=gzip, md5=self._with_md5))
+        stream = open_stream(self.source.path, gzip=gzip, md5=self._with_md5, on_wait=self._on_wait)
+        return TarStream(stream)
 
     def _read_pairs(self) -> Iterator[Pair]:
         index = 0

@@ -114,9 +114,15 @@ def test_time_outs_are_continued(served, monkeypatch):
 
 def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_fault(served):
     server, address = served
+    lines = []
     server.faults["/t/sa_0.tar"] = [cut(1_000_000), *[status(503)] * 30]
     with pytest.raises(SourceError, match=r"at byte 1000000 after 20 attempts .*answers 503") as e:
-        read_all(address)
+        read_all(address, on_wait=lines.append)
+    assert [line.partition(": the server answers 503")[2] for line in lines] == [
+        f" Service Unavailable; asking again from byte 1000000 (attempt {number} of 20)"
+        for number in (4, 9, 14, 19)
+    ]
+    assert not any("?" in line for line in lines)
     assert len(server.requests) == remote_file.ATTEMPTS
     assert "SECRET" not in str(e.value) and "?" not in str(e.value)
 

@@ -65,7 +65,9 @@ def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
     flags = ["--out", str(root), "--workers", str(workers), *SMALL_FLAGS]
     assert main(["pack", "--links", str(links), *flags]) == 0
     assert contents(root) == long_pack
-    assert_no_secret(*capsys.readouterr(), root=root)
+    out, error = capsys.readouterr()
+    assert "sa1bpack: sa_000010.tar (from 127.0.0.1): " in error and "asking again" in error
+    assert_no_secret(out, error, root=root)
     requests = len(served.requests)
     assert main(["pack", "--links", str(links), *flags]) == 0
     assert len(served.requests) == requests  # nothing is asked of what is packed
@@ -101,6 +103,21 @@ def test_a_link_that_expires_on_the_way_keeps_complete_shards(served, links, tmp
     assert "answers 403" in str(result.failed["sa_000011"])
     sa1bpack.pack((), root, links=links, workers=2, **SMALL)
     assert contents(root) == long_pack
+
+
+def test_parts_of_a_job_share_a_list_of_links(served, links, long_pack, tmp_path):
+    root = tmp_path / "pack"
+    served.faults[path_of(TARS[1])] = [status(403)]
+    for part in ((1, 2), (2, 2)):
+        sa1bpack.pack_part((), root, part, links=links, workers=1, **SMALL)
+    assert not sa1bpack.finalize(root).complete
+    assert_no_secret(root=root)
+    served.requests.clear()
+    sa1bpack.pack_part((), root, (2, 2), links=links, workers=1, **SMALL)
+    assert served.requests_of(path_of(TARS[0])) == []
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == long_pack
+    assert_no_secret(root=root)
 
 
 def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path):
