@@ -267,6 +267,10 @@ def _length(what: str, epochs: int | None, steps: int | None) -> tuple[str, int]
     return "step", whole_number("steps", steps, 1, MAX_LENGTH)
 
 
+# An option that is a whole number, or changes: a schedule, a value per epoch, or a function of it.
+WholeNumbers = int | Schedule | list[int] | Callable[[int], int]
+
+
 def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
     """The schedule that an option is: itself, one value per epoch of a list, those of a function of
     the epoch, or the one value that it always has.

@@ -9,7 +9,7 @@ from sa1bpack.adapters.packs import opened
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
-from sa1bpack.schedules import as_schedule
+from sa1bpack.schedules import WholeNumbers, as_schedule
 
 # One library under two names, each of which refuses the classes of the other: the name that the
 # program has imported, otherwise the newer one if it is installed.
@@ -40,7 +40,7 @@ class DataModule(LightningDataModule):
     def __init__(
         self,
         pack: Any,
-        batch_size: Any,
+        batch_size: WholeNumbers,
         *,
         val: Any = 0.01,
         split_seed: int = 0,

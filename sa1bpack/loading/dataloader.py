@@ -32,6 +32,7 @@ from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
+from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text
 
@@ -256,7 +257,7 @@ def _end_all_workers() -> None:
 
 def make_dataloader(
     ds: Dataset,
-    batch_size: Any,
+    batch_size: WholeNumbers,
     *,
     workers: int | None = None,
     prefetch_factor: int | None = None,

@@ -34,6 +34,7 @@ from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
+from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.room import on_device
 from sa1bpack.wording import counted
 
@@ -103,7 +104,7 @@ class Loader(BatchReader):
     def __init__(
         self,
         ds: Dataset,
-        batch_size: Any,
+        batch_size: WholeNumbers,
         *,
         device: str = "cpu",
         threads: int | None = None,

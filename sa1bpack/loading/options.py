@@ -20,7 +20,7 @@ from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.named import make_batches
 from sa1bpack.order.orders import Order, order_seed
-from sa1bpack.schedules import Schedule, as_schedule
+from sa1bpack.schedules import Schedule, WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 # Options of other loaders, and their names here.
@@ -149,7 +149,7 @@ class ReadingOptions:
             self.max_masks, self.choose, self.seed or 0, self.pad_to_max, self.layout
         )
 
-    def batches(self, ds: Dataset, batch_size: Any) -> OrderedBatches:
+    def batches(self, ds: Dataset, batch_size: WholeNumbers) -> OrderedBatches:
         """The batches of a dataset. Raises OptionError as `make_batches` does."""
         return make_batches(
             ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size,

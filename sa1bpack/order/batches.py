@@ -24,7 +24,7 @@ from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches, Kept
 from sa1bpack.order.orders import Order
-from sa1bpack.schedules import Schedule
+from sa1bpack.schedules import Schedule, WholeNumbers
 
 
 class OrderedBatches:
@@ -75,7 +75,7 @@ class OrderedBatches:
     def __init__(
         self,
         order: Order,
-        batch_size: Any,
+        batch_size: WholeNumbers,
         *,
         rank: int = 0,
         world_size: int = 1,

@@ -17,14 +17,14 @@ from sa1bpack.order.orders import (
     order_seed,
 )
 from sa1bpack.order.ranks import RankBatches
-from sa1bpack.schedules import Schedule
+from sa1bpack.schedules import Schedule, WholeNumbers
 
 ORDERS = ("shuffle", "local", "sequential")
 
 
 def make_batches(
     ds: Ordered,
-    batch_size: Any,
+    batch_size: WholeNumbers,
     order: str | Order,
     seed: int | None,
     last: str,

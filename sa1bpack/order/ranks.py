@@ -11,6 +11,7 @@ from sa1bpack.errors import LoaderError
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.orders import Order
+from sa1bpack.schedules import WholeNumbers
 
 
 def cores() -> int:
@@ -36,7 +37,7 @@ class RankBatches(OrderedBatches):
     cannot be cut for so many ranks.
     """
 
-    def __init__(self, order: Order, batch_size: Any, **options: Any):
+    def __init__(self, order: Order, batch_size: WholeNumbers, **options: Any):
         """As OrderedBatches, without rank and world_size."""
         super().__init__(order, batch_size, **options)
         _with_rank(self.cursor.batches)  # raises where they cannot be cut
