@@ -1,4 +1,4 @@
-"""One GET over http or https, with the standard library (why: docs/decisions/0010).
+"""One GET over http or https, with the standard library (why: docs/decisions/0011).
 
 Redirects and the proxies of the environment are followed. No text of an exception of `http.client`
 is passed on but those without a URL.
