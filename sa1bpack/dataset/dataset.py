@@ -14,6 +14,7 @@ from sa1bpack.dataset.columns import (
     mask_offsets,
     sample_column,
 )
+from sa1bpack.dataset.duplicates import rows_once
 from sa1bpack.dataset.identity import fingerprint
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
@@ -300,6 +301,11 @@ class Dataset(Selectable):
     def pack(self) -> Pack:
         """The open pack, or several as one, which all subsets share: manifest, shards, folders."""
         return self._pack
+
+    @property
+    def left_out(self) -> int:
+        """Samples of the packs that `duplicates="first"` leaves out, whatever is selected."""
+        return len(self._pack) - len(rows_once(self._pack))
 
     @property
     def root(self) -> Path:

@@ -81,7 +81,7 @@ def open(
         min_stability: only masks with at least this stability score; None: no limit.
         duplicates: what becomes of image ids that several packs have. "error" raises OptionError.
             "first" keeps one sample per id, that of the pack that is first in the list; of several
-            in one pack, the first. The log says how many are left out.
+            in one pack, the first. The log and `Dataset.left_out` say how many are left out.
         side: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
             Each is a key of samples and batches. Every shard must have its part.
         cache: a folder on a local disk for packs and side arrays that are named by URL. What is

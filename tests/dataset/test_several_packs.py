@@ -220,6 +220,8 @@ def test_of_samples_with_the_same_id_the_first_pack_given_is_kept(overlapping, c
     assert "3 samples left out (duplicates='first'), such as image_id 4994" in record.getMessage()
     ids = ds.column("image_id")
     assert len(set(ids.tolist())) == len(ids) == 5 + 5
+    assert ds.left_out == ds[:2].left_out == pickle.loads(pickle.dumps(ds)).left_out == 3
+    assert open_pack(paths[0]).left_out == 0
     for image_id in (5000, 4997, 4994):
         index = ds.index_of(image_id)
         assert ds[index]["image_id"] == image_id
