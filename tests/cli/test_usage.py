@@ -160,7 +160,9 @@ def test_a_python_call_refuses_urls_and_expands_the_home_folder(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(OptionError, match=r"is 's3://bucket/pack': s3 URLs are not supported"):
+    # What opens a dataset names the cache that it would need.
+    why = "s3 URLs are not supported" if name != "show" else "a URL is read through a cache"
+    with pytest.raises(OptionError, match=rf"is '?s3://bucket/pack'?: {why}"):
         CALLS[name](URL)
     assert not list(tmp_path.glob("s3:*"))
     assert CALLS[name](f"~/{packed.name}")
