@@ -119,7 +119,9 @@ def _note_coverage(folder: Path, names, shards, findings: Findings) -> None:
     if found.missing:
         findings.notes.append(f"{folder}: {found}; to make them, {AGAIN}")
     if found.others:
-        stale = f" ({len(found.stale):,} stale)" if found.stale else ""
+        of_shards = {shard.name for shard in shards}
+        stale = sum(name.rpartition("-")[0] in of_shards for name in found.others)
+        stale = f" ({stale:,} stale: for other bytes of one)" if stale else ""
         verb = "belongs" if len(found.others) == 1 else "belong"
         findings.notes.append(
             f"{folder}: {counted(len(found.others), 'part')} {verb} to no shard of this "
