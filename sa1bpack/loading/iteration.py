@@ -233,7 +233,8 @@ class Iteration:
         self._generation, self._batches = self._reader._cursor.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
         self.counts = self._reader._begin_counting(self._batches, now)
-        weakref.finalize(self, self.counts.leave).atexit = False
+        # A trace is written at exit as well, if the loop still holds this iteration then.
+        weakref.finalize(self, self.counts.leave).atexit = self._reader._trace is not None
         self._run = self._reader._start(self._batches, self)
         try:
             self._reader._cursor.check(self._generation)

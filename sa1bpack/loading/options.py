@@ -88,7 +88,8 @@ class ReadingOptions:
     trace
         A file for a trace of what every thread did when, which chrome://tracing and Perfetto show:
         about 1 kB per batch. It is replaced by the first epoch, and extended by all others: at
-        their end, by `stats`, and by `close`. Several ranks need "{rank}" in its name.
+        their end, when a loop over them is left (also by an error, or at exit), by `stats`, and by
+        `close`. Of make_dataloader it has the waits alone. Several ranks need "{rank}" in its name.
 
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)
@@ -126,7 +127,12 @@ class ReadingOptions:
                 "an epoch, such as print"
             )
         if self.trace is not None:
-            local_path("trace", self.trace)
+            folder = local_path("trace", self.trace).parent
+            if "{rank}" not in str(folder) and not folder.is_dir():
+                raise OptionError(
+                    f"trace is {os.fspath(self.trace)!r}: the folder {folder} does not exist; "
+                    "create it first"
+                )
         _ = self.relate  # checks relations
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)

@@ -3,6 +3,8 @@
 import json
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from sa1bpack.loading.sample_reader import Read
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.counting import EpochCounts
 from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.loading.statistics.trace import Trace
+from sa1bpack.loading.statistics.work import Work
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
@@ -167,6 +171,7 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         ({"batches": 0}, "nothing yet", "no batch was taken yet"),
         ({"waited_seconds": 0.04}, "consumer", "not input-bound: 0.4 % of the epoch waited"),
         ({"first_batch_seconds": 2.0}, "first batch", "for the first batch, 2 s"),
+        ({"first_batch_seconds": 3.1, "batches": 1}, "first batch", "for the first batch, 3.1 s"),
         ({"deliver_seconds": 2.0}, "tensors", "while the tensors of batches were made"),
         (DISK, "disk", "31 % of the epoch waited for data; the disk delivers 2 GB/s, read 90 % of"),
         (DISK | {"disk_ceiling": 2.4e9}, "disk", "the disk delivers 2 GB/s of 2.4 GB/s (docs"),
@@ -308,6 +313,10 @@ def events(path) -> list[dict]:
     return found["traceEvents"]
 
 
+def waits(path: Path) -> list[dict]:
+    return [event for event in events(path) if event["name"] == "wait"]
+
+
 @BOTH
 def test_a_trace_has_all_work_of_all_epochs_in_named_tracks(ds, make, tmp_path):
     path = tmp_path / "trace.json"
@@ -346,7 +355,53 @@ def test_ranks_write_files_of_their_own(ds, tmp_path):
     assert events(tmp_path / "t-1.json")[0]["args"]["name"] == "sa1bpack, rank 1"
 
 
+@BOTH
+def test_the_trace_of_an_epoch_that_is_left_has_every_batch_that_was_taken(ds, make, tmp_path):
+    loader = make(ds, 4, trace=tmp_path / "t.json")
+    for epoch in range(2):
+        for batch in loader:
+            if batch["number"] == 1:
+                break
+        taken = [event["args"]["epoch"] for event in waits(tmp_path / "t.json")]
+        assert taken.count(epoch) == 2  # before anything else is asked of the loader
+
+
+def test_at_exit_the_trace_has_every_batch_that_was_taken(packed, tmp_path):
+    program = (
+        "import sys, sa1bpack\n"
+        "batches = iter(sa1bpack.Loader(sa1bpack.open(sys.argv[1]), 4, trace=sys.argv[2]))\n"
+        "next(batches), next(batches)\n"
+        "raise ValueError('an uncaught one')\n"
+    )
+    path = tmp_path / "t.json"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, packed.root, path], capture_output=True, text=True
+    )
+    assert ended.stderr.strip().endswith("ValueError: an uncaught one"), ended.stderr
+    assert len(waits(path)) == 2
+
+
+def test_a_write_in_the_middle_of_a_write_leaves_its_events_to_that_one(tmp_path, monkeypatch):
+    trace = Trace(tmp_path / "t.json")
+    dumps, meanwhile = json.dumps, [Work("wait", "consumer", 7, 1.0, 2.0)]
+
+    def interrupted(event):
+        if meanwhile:
+            trace.write(0, [meanwhile.pop()])
+        return dumps(event)
+
+    monkeypatch.setattr(json, "dumps", interrupted)
+    trace.write(1, [Work("wait", "consumer", 3, 1.0, 2.0)])
+    assert [(e["args"]["epoch"], e["args"]["batch"]) for e in waits(trace.path)] == [(1, 3), (0, 7)]
+
+
+def test_a_trace_in_a_folder_that_does_not_exist_is_refused_at_once(ds, tmp_path):
+    with pytest.raises(OptionError, match=r"trace is .*: the folder .*nowhere does not exist"):
+        Loader(ds, 4, trace=tmp_path / "nowhere" / "t.json")
+    make_dataloader(ds, 4, trace=tmp_path / "of rank {rank}" / "t.json")  # made by each rank
+
+
 def test_a_trace_that_cannot_be_written_is_an_error_of_the_loop(ds, tmp_path):
-    loader = Loader(ds, 4, trace=tmp_path / "nowhere" / "t.json")
-    with loader, pytest.raises(FileNotFoundError):
+    (tmp_path / "t.json").mkdir()
+    with Loader(ds, 4, trace=tmp_path / "t.json") as loader, pytest.raises(IsADirectoryError):
         next(iter(loader))

@@ -104,9 +104,18 @@ class EpochCounts:
         self.add_up()
 
     def leave(self) -> None:
-        """The loop over the epoch was left after the batch that was taken last. Takes no lock."""
+        """The loop over the epoch was left after the batch that was taken last.
+
+        Finalizers call it, in the middle of anything and at exit, so it waits for no lock. If no
+        other thread adds up, what was noted goes into the trace; OSError if it cannot be written.
+        """
         if self._ended is None:
             self._ended = self._last
+        if self._trace is not None and self.here and self._lock.acquire(blocking=False):
+            try:
+                self.add_up()
+            finally:
+                self._lock.release()
 
     def add_up(self) -> None:
         """Add up all records so far, and write them to the trace.

@@ -135,7 +135,7 @@ class LoadingStats:
             return "nothing yet"
         if self.waited_share < _LITTLE:
             return "consumer"
-        if self.batches > 1 and self.first_batch_seconds > self.waited_seconds / 2:
+        if self.first_batch_seconds > self.waited_seconds / 2:
             return "first batch"
         if self.deliver_seconds is not None and self.deliver_seconds > self.waited_seconds / 2:
             return "tensors"

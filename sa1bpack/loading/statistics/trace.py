@@ -7,6 +7,8 @@ tracks that are named by metadata events (`"ph": "M"`), and counters (`"ph": "C"
 
 import json
 import os
+import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ _RANK = "{rank}"
 class Trace:
     """A file of events. It is complete after every `write`, and further events extend it.
 
-    One process writes it, one call at a time.
+    One process writes it.
     """
 
     def __init__(self, path: str | os.PathLike, rank: int = 0, world_size: int = 1):
@@ -42,6 +44,8 @@ class Trace:
         self.path = Path(path.replace(_RANK, str(rank)))
         self._tracks: dict[str, int] = {}
         self._empty = True
+        self._pending: deque[tuple[int, Sequence[Work]]] = deque()
+        self._writing = threading.Lock()  # nobody waits for it
         self.path.write_text(_HEAD + _TAIL)
         self._process = os.getpid()
         name = "sa1bpack" if world_size == 1 else f"sa1bpack, rank {rank}"
@@ -53,7 +57,20 @@ class Trace:
         return self._process == os.getpid()
 
     def write(self, epoch: int, records: Sequence[Work]) -> None:
-        """Add the events of an epoch. Raises OSError."""
+        """Add the events of an epoch. Raises OSError.
+
+        A call in the middle of another one, by a finalizer or another thread, leaves its events to
+        that one, which looks again for what came meanwhile.
+        """
+        self._pending.append((epoch, records))
+        while self._pending and self._writing.acquire(blocking=False):
+            try:
+                while self._pending:
+                    self._write(*self._pending.popleft())
+            finally:
+                self._writing.release()
+
+    def _write(self, epoch: int, records: Sequence[Work]) -> None:
         events: list[dict[str, Any]] = []
         for work in records:
             if work.thread not in self._tracks:
