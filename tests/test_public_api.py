@@ -11,7 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from public_surface import HELD, LAZY, members_of, public_objects, stub_of, stub_path, surface
+from public_surface import (
+    HELD,
+    INTERNAL,
+    LAZY,
+    members_of,
+    public_objects,
+    stub_of,
+    stub_path,
+    surface,
+)
 
 import sa1bpack
 
@@ -83,6 +92,15 @@ def test_what_a_public_name_returns_has_a_type(name):
         ):
             untyped.append(member)
     assert untyped == []
+
+
+def test_internal_members_are_those_of_public_classes():
+    for name, members in INTERNAL.items():
+        classes = [cls for value in SHOWN.values() if inspect.isclass(value)
+                   for cls in value.__mro__ if cls.__name__ == name]  # fmt: skip
+        assert classes, f"{name} is no public class: see scripts/site/internal_members.py"
+        missing = [member for member in members if member not in dir(classes[0])]
+        assert missing in ([], ["cursor"]), name  # which is made by __init__
 
 
 def test_calls_of_every_public_function_and_class_are_type_checked():

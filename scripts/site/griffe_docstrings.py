@@ -1,4 +1,4 @@
-"""Passes docstrings through `docstrings.markdown` as mkdocstrings collects them."""
+"""What mkdocstrings collects: docstrings as Markdown, without internal members."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import griffe
 
 sys.path.insert(0, str(Path(__file__).parent))
 from docstrings import markdown
+from internal_members import INTERNAL
 
 
 class DocstringsAsMarkdown(griffe.Extension):
@@ -15,3 +16,8 @@ class DocstringsAsMarkdown(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **others) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_class(self, *, cls: griffe.Class, **others) -> None:
+        for name in INTERNAL.get(cls.name, ()):
+            if name in cls.members:
+                cls.del_member(name)

@@ -7,6 +7,7 @@ the stubs of modules that import their names on first use, which type checkers r
 import ast
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,9 @@ from typing import Any
 
 import sa1bpack
 
-HELD = Path(__file__).parents[1] / "public_api.txt"
+ROOT = Path(__file__).parents[2]
+HELD = ROOT / "tests/public_api.txt"
+INTERNAL = runpy.run_path(str(ROOT / "scripts/site/internal_members.py"))["INTERNAL"]
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
@@ -38,7 +41,7 @@ def classes_of(module: ModuleType) -> list[str]:
 
 def members_of(cls: type) -> Iterator[tuple[str, Any]]:
     """(name, value) of the public methods and properties that sa1bpack defines for a class."""
-    seen = set()
+    seen = {name for base in cls.__mro__ for name in INTERNAL.get(base.__name__, ())}
     for base in cls.__mro__:
         if not base.__module__.startswith("sa1bpack"):
             continue
