@@ -30,6 +30,11 @@ def _store(process: int, scheme: str, bucket: str) -> Any:
     return open_store(scheme, bucket, retries=0)
 
 
+def opened_store(address: Address) -> Any:
+    """The store that an address lies in, opened once per process; raises as `open_store` does."""
+    return _store(os.getpid(), address.scheme, address.bucket)
+
+
 class StoreBody:
     """A Body from an object store.
 
@@ -49,7 +54,7 @@ class StoreBody:
     def open(self) -> None:
         address, (start, stop) = self._address, self._wanted
         obstore = package("obstore")
-        store = _store(os.getpid(), address.scheme, address.bucket)
+        store = opened_store(address)
         options: dict[str, Any] = {}
         if start or stop is not None:
             options["range"] = {"offset": start} if stop is None else (start, stop)

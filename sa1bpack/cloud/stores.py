@@ -61,12 +61,6 @@ def open_store(scheme: str, bucket: str, *, retries: int = 10) -> Any:
     return stores.S3Store(bucket, **config, client_options=options, retry_config=retry)
 
 
-def require_packages() -> None:
-    """Raise MissingPackage unless the packages of the extra `cloud` can be imported."""
-    for name in ("obstore.store", "botocore.session"):
-        package(name)
-
-
 def package(name: str) -> ModuleType:
     """A module of the extra `cloud`; raises MissingPackage if it cannot be imported."""
     try:

@@ -12,7 +12,8 @@ from typing import Literal
 
 from sa1bpack.arguments import looks_like_url, refuse_url
 from sa1bpack.cloud.addresses import STORE_SCHEMES, Address, is_url, parse_address
-from sa1bpack.cloud.stores import StoreError, list_keys, require_packages
+from sa1bpack.cloud.objects import opened_store
+from sa1bpack.cloud.stores import StoreError, list_keys
 from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, remedy
@@ -52,10 +53,11 @@ def find_sources(
         Tars at these addresses as well; patterns may then be URLs too (of an object store also
         with `*`, `?` and `[...]`). None: URLs are refused.
 
-    Raises OptionError for a URL that cannot be used; MissingPackage for one of an object store
-    without the extra `cloud`; SourceError if a pattern matches nothing, if
-    a file or folder is of no known kind or cannot be read, and if two sources share a name (their
-    shards would, too). Of URLs nothing is asked for, except for the names that match a pattern.
+    Raises OptionError for a URL that cannot be used, or a bucket without credentials;
+    MissingPackage for a bucket without the extra `cloud`; SourceError if a pattern matches nothing,
+    if a file or folder is of no known kind or cannot be read, and if two sources share a name
+    (their shards would, too). Of URLs nothing is asked for, except for the names that match a
+    pattern.
     """
     paths: dict[Path | str, Path | Address] = {}
     for address in links or ():
@@ -127,9 +129,9 @@ def _expand_url(url: str) -> list[Address]:
 
 
 def _check_readable(address: Address) -> None:
-    """Raise MissingPackage for an object store without the packages for it."""
+    """Raise MissingPackage or OptionError for an object store that cannot be opened."""
     if address.scheme in STORE_SCHEMES:
-        require_packages()
+        opened_store(address)
 
 
 def _is_there(path: str) -> bool:

@@ -354,6 +354,16 @@ def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
     assert not (tmp_path / "pack").exists()
 
 
+def test_without_credentials_nothing_is_begun_and_the_error_says_how_to_log_in(
+    s3, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert main(["pack", "s3://no-login/sa_0.tar", "--out", str(tmp_path / "pack")]) == 2
+    assert "no credentials were found" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_object_store_with_faults_makes_the_same_pack(
     web, long_tars, long_pack, tmp_path, monkeypatch
 ):
