@@ -6,21 +6,25 @@ One call, under ten minutes, whatever fails in between. Every part is a process 
 own limit of time (PARTS); what it has measured until it ends, fails or is stopped is kept. Figures
 come first and the tests last, within the time that is left for them.
 
-    machine     what is measured on: device, driver, versions, which kernels are in force
+    machine     what is measured on: device, driver, versions
     packs       two packs of the photographs of the tars: the default layout, and planes with runs
     loading     the pinned copy (the ceiling), Loader with bits, with masks unpacked, DataLoader
     compact     the same for planes: as they are stored, converted, with runs; and into a pipeline
     model       forward and backward pass of a ViT-B at the size of the images, in bfloat16
     steps       each step of a pipeline and complete pipelines, with the memory that they take
     sam2        SAM 2's own steps for SA-1B, on a core of the CPU
-    peers       FFCV, if `--peers` names a Python that has it (`make peers`)
+    peers       FFCV, in the environment of `make peers`, or the Python that `--peers` names
     tests       pytest -m cuda
 
 Page cache warm, methods in turn in each round; figures are medians, a ratio to the first way is the
-median of the ratios of the same round. The results are printed as tables, and written to `--json`
-after every part. At the end, they are compared with the targets. Without a CUDA device the same
-parts run on the CPU, and say so. No network is needed: packages that are missing are named, or
-installed for the time of the run from a folder of wheels.
+median of the ratios of the same round. Batches are counted from the first one on, for a second or
+more; `start_ms` is what passes until it is there, `peak_mb` the most memory of the device. Which
+kernels ran is reported last: one that fails is replaced by slower operations.
+
+The results are printed as tables, and written to `--json` after every part. At the end, they are
+compared with the targets. Without a CUDA device the same parts run on the CPU, and say so. No
+network is needed: packages that are missing are named, or installed for the time of the run from a
+folder of wheels, beside those that are there.
 """
 
 import argparse
@@ -38,25 +42,40 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Part → the most seconds that it may take. They add up to less than the limit of a run.
+# Part → the most seconds that it may take. In all that may be more than a run has, see limit_of.
 PARTS = {
     "machine": 30, "packs": 80, "loading": 80, "compact": 70, "model": 40, "steps": 90, "sam2": 20,
     "peers": 50, "tests": 240,
 }  # fmt: skip
 NEEDED = ("model", "steps", "loading")  # parts whose figures the targets are about
 SPARE = 5  # seconds to stop a part and to write the results
-REQUIRED = {  # module → package
+# Module → package: what is imported, and what these require. pip is to install no more: another
+# numpy than the one that torch was built for, say.
+REQUIRED = {
     "google_crc32c": "google-crc32c", "msgspec": "msgspec", "numba": "numba", "numpy": "numpy",
     "PIL": "pillow", "pycocotools": "pycocotools", "pytest": "pytest", "hypothesis": "hypothesis",
     "simplejpeg": "simplejpeg", "torch": "torch", "tqdm": "tqdm", "xxhash": "xxhash",
     "zarr": "zarr", "zlib_ng": "zlib-ng",
+    "donfig": "donfig", "iniconfig": "iniconfig", "llvmlite": "llvmlite", "numcodecs": "numcodecs",
+    "packaging": "packaging", "pluggy": "pluggy", "pygments": "pygments",
+    "sortedcontainers": "sortedcontainers", "typing_extensions": "typing_extensions",
+    "yaml": "pyyaml",
 }  # fmt: skip
+INSTALLING = 60  # seconds at most
+# Where tests are marked `cuda`.
+CUDA_TESTS = (
+    "tests/dataset", "tests/batch", "tests/loading", "tests/transforms",
+    "tests/test_train_example.py",
+)  # fmt: skip
+PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`
 TARGETS = (  # name, the figure, what it is compared with, the target, whether more is better
     ("Loader with bits, of the pinned copy", "loading", "Loader, bits", 0.95, True),
-    ("pipeline with bits, of a ViT-B step", "steps", "pipeline: crop, flip, masks from bits", 0.1,
-     False),
-    ("pipeline with runs, of a ViT-B step", "steps", "pipeline: crop, flip, masks from runs", 0.1,
-     False),
+    ("pipeline with bits at {grid}, of a ViT-B step", "steps",
+     "pipeline: crop, flip, masks from bits, {grid}", 0.1, False),
+    ("pipeline with runs at {grid}, of a ViT-B step", "steps",
+     "pipeline: crop, flip, masks from runs, {grid}", 0.1, False),
+    ("pipeline with runs at {side}, of a ViT-B step", "steps",
+     "pipeline: crop, flip, masks from runs, {side}", 0.1, False),
 )  # fmt: skip
 
 
@@ -66,24 +85,34 @@ def missing_packages() -> list[str]:
 
 
 def provide(missing: list[str], wheels: Path | None, folder: Path) -> dict[str, str]:
-    """Install missing packages for this run. Returns the environment of the parts.
+    """Install missing packages for this run, and nothing that they require. Returns the
+    environment of the parts.
 
     Ends the program, naming them, if they are not in the folder of wheels.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     if missing:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-compile"]
-        pip += ["--find-links", str(wheels), "--target", str(folder / "site"), *missing]
-        if wheels is None or subprocess.run(pip, check=False).returncode:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        pip += ["--no-compile", "--find-links", str(wheels), "--target", str(folder / "site")]
+        if wheels is None or not _succeeds(pip + missing):
             pins = (ROOT / "constraints.txt").read_text().splitlines()
             named = [pin for pin in pins if pin.split("==")[0].lower() in missing]
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SystemExit(
                 f"missing here: {' '.join(missing)}. Install them, or bring their wheels: where "
-                f"there is a network, `pip download -d DIR {' '.join(named)}` for this Python "
-                f"({sys.version_info.major}.{sys.version_info.minor}), then pass --wheels DIR"
+                f"there is a network, `pip download --no-deps -d DIR {' '.join(named)}` for "
+                f"this Python ({version}), then pass --wheels DIR"
             )
         paths.insert(0, str(folder / "site"))
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, check=False, timeout=INSTALLING).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"not installed within {INSTALLING} s", file=sys.stderr)
+        return False
 
 
 def run_part(name: str, seconds: float, arguments: list[str], folder: Path, env: dict) -> dict:
@@ -145,14 +174,14 @@ def summary(figures: list[dict]) -> list[dict]:
     return list(rows.values())
 
 
-def compared(parts: dict[str, dict]) -> list[dict]:
+def compared(parts: dict[str, dict], side: int) -> list[dict]:
     """The targets with what was found: a share of the ceiling, or of the time of the model, both
-    for a batch of the same size."""
+    for a batch of the same size. side: pixels of the images."""
     step = next((row["ms"] for row in summary(parts["model"]["figures"]) if "ms" in row), None)
     rows = []
     for name, part, way, target, more in TARGETS:
-        ways = summary(parts[part]["figures"])
-        row = next((row for row in ways if row["way"].startswith(way)), {})
+        name, way = (text.format(side=side, grid=side // 4) for text in (name, way))
+        row = next((row for row in summary(parts[part]["figures"]) if row["way"] == way), {})
         found = row.get("of the first")
         if not more:
             found = row["ms"] / step if step and "ms" in row else None
@@ -193,7 +222,7 @@ def limit_of(name: str, names: list[str], left: float) -> float:
 
 
 def main() -> None:
-    """Run all parts; exits with 1 if one did not succeed."""
+    """Run all parts; exits with 1 if one did not succeed. A signal ends the part as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tars", nargs="+", type=Path, help="tars to take photographs from")
     parser.add_argument("--json", type=Path, help="file for the results")
@@ -204,11 +233,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="samples per batch (8)")
     parser.add_argument("--side", type=int, default=1024, help="pixels of a side (1024)")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one")
-    parser.add_argument("--peers", metavar="PYTHON", help="a Python that has FFCV")
+    parser.add_argument("--peers", metavar="PYTHON", help="a Python that has FFCV (.venv-peers)")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="wheels of missing packages")
     parser.add_argument("--test", action="append", help="only these tests, as pytest names them")
     parser.add_argument("--folder", type=Path, help="folder for packs (a temporary one)")
     options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     end = time.monotonic() + options.seconds - SPARE
     names = [name for name in PARTS if not options.part or name in options.part]
     parts: dict[str, dict] = {name: {"status": "not run", "figures": []} for name in PARTS}
@@ -220,14 +251,15 @@ def main() -> None:
         given = {
             "tars": [str(path.absolute()) for path in options.tars], "folder": str(folder),
             "rounds": options.rounds, "images": options.images, "masks": options.masks,
-            "batch": options.batch, "side": options.side, "peers": options.peers,
-            "tests": options.test,
+            "batch": options.batch, "side": options.side,
+            "peers": options.peers or (str(PEERS) if PEERS.exists() else None),
+            "tests": options.test or CUDA_TESTS,
         }  # fmt: skip
         for name in names:
             seconds = limit_of(name, names, end - time.monotonic())
             if seconds > 0:
                 parts[name] = run_part(name, seconds, [json.dumps(given)], folder, env)
-            results["targets"] = compared(parts)
+            results["targets"] = compared(parts, options.side)
             write(results, options.json)
             _print_part(name, parts[name])
     finally:

@@ -5,6 +5,7 @@ A part appends its figures to the file LINES as it has them, one JSON object per
 """
 
 import json
+import os
 import platform
 import random
 import re
@@ -13,11 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
-from load import Epoch, Task, warm
+from load import Task, warm
 from synthetic import make_tar
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -29,6 +33,9 @@ from sa1bpack.loading.loader import Loader
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BUFFERS = 4
+LEAST = 1.0 if DEVICE.type == "cuda" else 0.05  # seconds of batches for a figure
+TESTS_IN = Path(__file__).parents[1]
+SAMPLES = 1 << 16  # of an epoch, at least: at 1024 pixels, more than is sent in that time
 Report = Callable[..., None]
 Options = SimpleNamespace
 
@@ -45,7 +52,7 @@ def machine(options: Options, report: Report) -> None:
     report(
         device=torch.cuda.get_device_name() if cuda else "CPU: there is no CUDA device",
         torch=torch.__version__, cuda=torch.version.cuda, python=platform.python_version(),
-        threads=torch.get_num_threads(), kernels=transforms.describe_kernels(DEVICE),
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     if cuda:
         free, total = torch.cuda.mem_get_info()
@@ -70,43 +77,47 @@ def packs(options: Options, report: Report) -> None:
 
 
 # ---------------------------------------------------------------------------------------- loading
+# A way is a context manager that yields a function; that begins batches, and yields the samples of
+# each when it is there, or on its way to the device.
+
+Begin = Callable[[], Iterator[int]]
 
 
-def copies(nbytes: int, batches: int, samples: int):
+def copies(nbytes: int, samples: int):
     """Copies of the bytes of a batch from pinned buffers that are filled, one after the other."""
 
     @contextmanager
-    def way() -> Iterator[Epoch]:
-        pin = DEVICE.type == "cuda"
-        host = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(BUFFERS)]
+    def way() -> Iterator[Begin]:
+        cuda = DEVICE.type == "cuda"
+        host = [torch.zeros(nbytes, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS)]
         there = [torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(BUFFERS)]
+        done = [torch.cuda.Event() for _ in range(BUFFERS)] if cuda else []
 
-        def epoch() -> int:
-            for number in range(batches):
-                there[number % BUFFERS].copy_(host[number % BUFFERS], non_blocking=True)
-            synchronize()
-            return samples
+        def begin() -> Iterator[int]:
+            for number in count():
+                place = number % BUFFERS
+                if cuda:
+                    done[place].synchronize()
+                    there[place].copy_(host[place], non_blocking=True)
+                    done[place].record()
+                else:  # by one thread
+                    np.copyto(there[place].numpy(), host[place].numpy())
+                yield samples
 
-        yield epoch
+        yield begin
 
     return way
-
-
-def _count(batches) -> int:
-    count = sum(len(batch["image_ids"]) for batch in batches)
-    synchronize()
-    return count
 
 
 def loader(ds, options: Options, masks: str, pipeline=None, threads: int | None = None):
     """A Loader, and a pipeline if there is one."""
 
     @contextmanager
-    def way() -> Iterator[Epoch]:
+    def way() -> Iterator[Begin]:
         with Loader(
-            ds, options.batch, device=DEVICE, masks=masks, threads=threads, ahead=4
+            ds, options.batch, device=DEVICE, masks=masks, threads=threads, ahead=4, io="cached"
         ) as batches:
-            yield lambda: _count(batches if pipeline is None else map(pipeline, batches))
+            yield lambda: _counted(batches if pipeline is None else map(pipeline, batches))
 
     return way
 
@@ -115,7 +126,7 @@ def dataloader(ds, options: Options, pin: bool):
     """The dataset in a torch DataLoader, then a copy of every tensor."""
 
     @contextmanager
-    def way() -> Iterator[Epoch]:
+    def way() -> Iterator[Begin]:
         batches = make_dataloader(ds, options.batch, masks="padded_bits", workers=0, pin_memory=pin)
 
         def moved() -> Iterator[dict]:
@@ -125,45 +136,89 @@ def dataloader(ds, options: Options, pin: bool):
                     for key, value in batch.items()
                 }
 
-        yield lambda: _count(moved())
+        yield lambda: _counted(moved())
 
     return way
 
 
+def _counted(batches) -> Iterator[int]:
+    for batch in batches:
+        yield len(batch["image_ids"])
+
+
+def time_batches(batches: Iterator[int], least: float) -> tuple[float, float]:
+    """Seconds until the first batch is there, and samples per second from then on, of as many
+    batches as take `least` seconds, or of all."""
+    begin = time.perf_counter()
+    next(batches)
+    synchronize()
+    start, samples = time.perf_counter(), 0
+    for number in batches:
+        samples += number
+        if time.perf_counter() - start >= least:
+            break
+    synchronize()
+    return start - begin, samples / (time.perf_counter() - start)
+
+
 def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
-    """Samples per second of each way in turn in every round; a way that fails is left out."""
+    """Each way in turn in every round; a way that fails is left out."""
     failed = set()
-    for number in range(-1, rounds):
+    for number in range(rounds):
         for name, way in ways.items():
             if name in failed:
                 continue
+            before = _start_counting()
             try:
-                with way() as epoch:
-                    epoch()  # starts threads, touches buffers, compiles
-                    start = time.perf_counter()
-                    samples = epoch()
-                    taken = time.perf_counter() - start
+                with way() as begin:
+                    time_batches(begin(), LEAST / 5)  # starts threads, touches buffers, compiles
+                    start, speed = time_batches(begin(), LEAST)
             except Exception as error:
                 failed.add(name)
                 report(way=name, error=f"{type(error).__name__}: {error}"[:300])
                 continue
-            if number >= 0:
-                report(way=name, round=number, speed=samples / taken, unit="samples/s")
+            report(
+                way=name, round=number, speed=speed, unit="samples/s", start_ms=1e3 * start,
+                **_counted_peak(before),
+            )  # fmt: skip
+    report(kernels=transforms.describe_kernels(DEVICE))
+
+
+def _start_counting() -> int:
+    if DEVICE.type != "cuda":
+        return 0
+    synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _counted_peak(before: int) -> dict[str, float]:
+    """The most memory of the device since `_start_counting`; a CPU has no such count."""
+    if DEVICE.type != "cuda":
+        return {}
+    synchronize()
+    return {"peak_mb": (torch.cuda.max_memory_allocated() - before) / 1e6}
 
 
 def _opened(options: Options, name: str, **given) -> Task:
+    """A dataset with the samples of a pack, each as often as it takes for a long epoch.
+
+    Counted so, they do not fit into memory; they do, and the Loader reads them with io="cached".
+    """
     pack = Path(options.folder) / name
     warm(pack)
-    return Task(sa1bpack.open(pack, **given), options.batch, Path(options.folder))
+    task = Task(sa1bpack.open(pack, **given), options.batch, Path(options.folder))
+    rows = np.arange(max(SAMPLES, len(task.ds))) % len(task.ds)
+    return replace(task, ds=task.ds[rows])
 
 
 def loading(options: Options, report: Report) -> None:
     """The default layout: pixels and mask bits. Speeds in samples per second."""
     task = _opened(options, "default")
-    ds, batches = task.ds, -(-len(task.ds) // task.batch)
-    report(plan=str(Loader(ds, task.batch, device=DEVICE, ahead=4).plan()))
+    ds = task.ds
+    report(plan=str(Loader(ds, task.batch, device=DEVICE, ahead=4, io="cached").plan()))
     time_ways({
-        "pinned copy (ceiling)": copies(task.bytes // batches, batches, len(ds)),
+        "pinned copy (ceiling)": copies(task.bytes * task.batch // len(ds), task.batch),
         "Loader, bits": loader(ds, options, "padded_bits"),
         "Loader, masks unpacked on the device": loader(ds, options, "padded"),
         "Loader, unpacked, 4 threads": loader(ds, options, "padded", threads=4),
@@ -179,10 +234,9 @@ def compact(options: Options, report: Report) -> None:
     with Loader(stored, options.batch, device="cpu", masks="flat") as batches:
         batch = next(iter(batches))
     nbytes = batch["images"].nbytes + batch["runs"].run_ends.nbytes
-    count = -(-len(stored) // options.batch)
     crop = [transforms.RandomResizedCrop(), transforms.RandomFlip()]
     ways = {
-        "pinned copy of planes and runs (ceiling)": copies(nbytes, count, len(stored)),
+        "pinned copy of planes and runs (ceiling)": copies(nbytes, options.batch),
         "Loader, planes and runs": loader(stored, options, "flat"),
         "Loader, RGB converted on the device, runs": loader(rgb, options, "flat"),
     }
@@ -291,19 +345,14 @@ def steps(options: Options, report: Report) -> None:
                 continue
             gb = moved / taken / 1e9
             report(way=name, round=number, speed=gb, unit="GB/s", ms=1e3 * taken)
+    report(kernels=transforms.describe_kernels(DEVICE))
 
 
 def _peak(work: Callable[[], object]) -> dict[str, float]:
-    if DEVICE.type != "cuda":
-        work()
-        return {}
     work()
-    synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = _start_counting()
     work()
-    synchronize()
-    return {"peak_mb": (torch.cuda.max_memory_allocated() - before) / 1e6}
+    return _counted_peak(before)
 
 
 # ----------------------------------------------------------------------------------------- others
@@ -354,22 +403,17 @@ def peers(options: Options, report: Report) -> None:
 
 def tests(options: Options, report: Report) -> None:
     """The tests marked `cuda`, counted as they end; raises unless all that ran passed."""
-    chosen = options.tests or ["tests/dataset", "tests/batch", "tests/loading", "tests/transforms"]
     command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-v",
-        "-m",
-        "cuda",
-        "-p",
-        "no:cacheprovider",
-    ]
-    root = Path(__file__).parents[1]
-    ended = re.compile(r"^(tests/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
+        sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider",
+        "--continue-on-collection-errors", *options.tests,
+    ]  # fmt: skip
+    interpreted = "0" if DEVICE.type == "cuda" else "1"
+    broken = re.compile(r"^ERROR ([^\s:]+\.py)(?: |$)")  # a module that cannot be imported
+    ended = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b")
     with subprocess.Popen(
-        command + chosen, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+        command, cwd=TESTS_IN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"TRITON_INTERPRET": interpreted},
+    ) as process:  # fmt: skip
         counts: dict[str, int] = {}
         for line in process.stdout:
             print(line, end="", flush=True)
@@ -379,6 +423,8 @@ def tests(options: Options, report: Report) -> None:
                 if outcome in ("FAILED", "ERROR"):
                     report(failed=name)
                 report(way="tests", **{key.lower(): number for key, number in counts.items()})
+            elif found := broken.match(line):
+                report(not_collected=found[1])
     if process.returncode:
         raise SystemExit(process.returncode)
 

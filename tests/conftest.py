@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import cuda_devices
 import pytest
 from hypothesis import settings
 
@@ -17,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Without a CUDA device, Triton's kernels run in its interpreter. It decides that when it is
 # imported, which torch and other libraries may do at any time.
-os.environ.setdefault("TRITON_INTERPRET", "0" if list(Path("/dev").glob("nvidia[0-9]*")) else "1")
+os.environ.setdefault("TRITON_INTERPRET", "0" if cuda_devices.present() else "1")
 
 # Where several processes run tests, each has one processor: threads of torch that wait for others
 # take those of the others. It reads this when it is imported.
@@ -37,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--torture-seed", type=int, default=0, help="of all that is random there (default: 0)"
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that needs a CUDA device, and is not skipped, would pass with interpreted kernels."""
+    if item.get_closest_marker("cuda") and os.environ["TRITON_INTERPRET"] != "0":
+        pytest.fail("Triton's kernels would be interpreted: set TRITON_INTERPRET=0")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

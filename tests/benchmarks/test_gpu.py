@@ -1,14 +1,19 @@
 """The benchmark for GPUs: all its parts, small and on the CPU, and what it does when they fail."""
 
+import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = [
@@ -56,9 +61,11 @@ def test_the_parts_that_load_run_and_say_that_they_are_on_a_cpu(
     assert sum("DataLoader" in way for way in ways) == 2
     assert sum("Loader and pipeline" in way for way in ways) == 2
     found = results["targets"]
-    assert [target["asked"] for target in found] == [0.95, 0.1, 0.1]
+    assert [target["asked"] for target in found] == [0.95, 0.1, 0.1, 0.1]
+    assert all(figure["start_ms"] > 0 for way, figure in ways.items() if "Loader" in way)
+    assert results["parts"]["compact"]["figures"][-1] == {"kernels": "compiled kernels"}
     assert found[0]["found"] > 0 and found[0]["met"] in (True, False)
-    assert [target["met"] for target in found[1:]] == [None, None]
+    assert [target["met"] for target in found[1:]] == [None, None, None]
 
 
 def test_the_parts_that_compute_run(tmp_path, sample_tar, complete_runs):
@@ -97,15 +104,19 @@ def test_ratios_are_those_of_the_same_round_and_targets_say_what_is_missing(gpu)
     assert [row.get("speed") for row in rows] == [20, 19, None]
     assert rows[1]["of the first"] == 0.95
     parts = {name: {"figures": []} for name in gpu.PARTS} | {"loading": {"figures": figures}}
-    found = gpu.compared(parts)
-    assert [target["met"] for target in found] == [True, None, None]
+    found = gpu.compared(parts, 1024)
+    assert [target["met"] for target in found] == [True, None, None, None]
     parts["model"]["figures"] = [{"way": "ViT-B", "round": 0, "speed": 5.0, "ms": 200.0}]
     parts["steps"]["figures"] = [
         {"way": "pipeline: crop, flip, masks from bits, 256", "round": 0, "ms": 10.0},
         {"way": "pipeline: crop, flip, masks from runs, 256", "round": 0, "ms": 40.0},
+        {"way": "pipeline: crop, flip, masks from runs, 1024", "round": 0, "ms": 16.0},
     ]
-    found = gpu.compared(parts)
-    assert [(t["found"], t["met"]) for t in found] == [(0.95, True), (0.05, True), (0.2, False)]
+    found = gpu.compared(parts, 1024)
+    assert [(t["found"], t["met"]) for t in found] == [
+        (0.95, True), (0.05, True), (0.2, False), (0.08, True)
+    ]  # fmt: skip
+    assert found[3]["target"] == "pipeline with runs at 1024, of a ViT-B step"
     assert "| 0.200 | False |" in gpu.table(found)
 
 
@@ -124,18 +135,22 @@ def test_parts_fit_into_the_run_and_leave_time_for_those_that_the_targets_need(g
 def test_missing_packages_are_named_with_what_to_do(gpu, tmp_path, monkeypatch):
     monkeypatch.setitem(gpu.REQUIRED, "no_such_module", "zarr")
     assert gpu.missing_packages() == ["zarr"]
-    with pytest.raises(SystemExit, match=r"missing here: zarr\..*pip download -d DIR zarr==3"):
+    with pytest.raises(
+        SystemExit, match=r"missing here: zarr\..*pip download --no-deps -d DIR zarr==3"
+    ):
         gpu.provide(["zarr"], None, tmp_path)
 
 
 def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
-    """A wheel made by hand: pip needs no more than its two files of metadata."""
+    """A wheel made by hand: pip needs no more than its two files of metadata. What it requires is
+    not installed: another numpy would take the place of the machine's."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     with zipfile.ZipFile(wheels / "sa1bpack_probe-1.0-py3-none-any.whl", "w") as wheel:
         info = "sa1bpack_probe-1.0.dist-info"
         wheel.writestr("sa1bpack_probe.py", "FOUND = True\n")
         about = "Metadata-Version: 2.1\nName: sa1bpack-probe\nVersion: 1.0\n"
+        about += "Requires-Dist: numpy<1\n"
         wheel.writestr(f"{info}/METADATA", about)
         about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         wheel.writestr(f"{info}/WHEEL", about)
@@ -146,3 +161,97 @@ def test_missing_packages_come_from_a_folder_of_wheels(gpu, tmp_path):
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("True\n", 0)
+
+
+def test_what_the_packages_require_is_listed_as_well(gpu):
+    """pip installs nothing else. torch brings what it requires."""
+    normal = {package.replace("_", "-") for package in gpu.REQUIRED.values()}
+    for package in normal - {"torch", "pillow"}:
+        for line in requires(package) or []:
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(needed.name) in normal, (package, line)
+
+
+def test_all_tests_that_need_a_device_are_run(gpu):
+    root = BENCHMARKS.parent
+    chosen = [root / path for path in gpu.CUDA_TESTS]
+    assert all(path.exists() for path in chosen)
+    marked = [path for path in root.glob("tests/**/*.py") if "mark.cuda" in path.read_text()]
+    marked.remove(Path(__file__))
+    assert len(marked) > 3
+    assert [p for p in marked if not any(p.is_relative_to(path) for path in chosen)] == []
+
+
+def test_a_signal_ends_the_part_as_well(gpu, tmp_path):
+    """A part has a session of its own, which a signal to the program does not reach."""
+    part = (
+        "import os, sys, time\n"
+        "open(sys.argv[2], 'w').write('{\"process\": %d}' % os.getpid() + chr(10))\n"
+        f"held = open({str(tmp_path / 'fifo')!r}, 'w')\n"
+        "time.sleep(600)\n"
+    )
+    (tmp_path / "gpu_parts.py").write_text(part)
+    run = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('gpu', {str(BENCHMARKS / 'gpu.py')!r})\n"
+        "gpu = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(gpu)\n"
+        f"gpu.__file__ = {str(tmp_path / 'gpu.py')!r}\n"
+        f"sys.argv[1:] = ['x.tar', '--part', 'model', '--folder', {str(tmp_path)!r}]\n"
+        "gpu.main()\n"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen([sys.executable, "-c", run]) as process:
+        with (tmp_path / "fifo").open() as fifo:  # the part has begun
+            [lines] = tmp_path.glob("sa1bpack-gpu-*/model.jsonl")
+            number = json.loads(lines.read_text())["process"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+            assert fifo.read() == ""  # which ends when the part has
+        with pytest.raises(ProcessLookupError):
+            os.kill(number, 0)
+    assert not list(tmp_path.glob("sa1bpack-gpu-*"))
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """The module benchmarks/gpu_parts.py."""
+    before = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("gpu_parts")
+    finally:
+        sys.path[:] = before
+
+
+def test_batches_are_timed_from_the_first_on_and_for_long_enough(parts, monkeypatch):
+    clock, begun = [0.0], []
+    monkeypatch.setattr(parts.time, "perf_counter", lambda: clock[0])
+
+    def batches(count):
+        clock[0] += 7.0  # an epoch begins
+        for number in range(count):
+            clock[0] += 1.0 if number == 0 else 0.25
+            begun.append(number)
+            yield 8
+
+    start, speed = parts.time_batches(batches(1000), 3.0)
+    assert (start, speed, len(begun)) == (8.0, 32.0, 13)
+    assert parts.time_batches(batches(3), 3.0) == (8.0, 32.0)  # all there are
+
+
+def test_a_module_that_cannot_be_imported_does_not_stop_the_tests(parts, tmp_path, monkeypatch):
+    for name, code in (
+        ("broken", "import no_such_module\n"),
+        ("sound", "import pytest\n@pytest.mark.cuda\ndef test_one():\n    pass\n"),
+    ):
+        (tmp_path / f"test_{name}.py").write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = cuda\naddopts = -ra\n")
+    found = []
+    monkeypatch.setattr(parts, "TESTS_IN", tmp_path)
+    options = parts.Options(tests=["test_broken.py", "test_sound.py"])
+    with pytest.raises(SystemExit):
+        parts.tests(options, lambda **figure: found.append(figure))
+    assert {"way": "tests", "passed": 1} in found
+    assert {"not_collected": "test_broken.py"} in found

@@ -9,7 +9,11 @@ import pickle
 import sys
 import threading
 import warnings
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 
+import cuda_devices
 import numpy as np
 import pytest
 import torch
@@ -28,6 +32,7 @@ from sync_debug import waiting_is_an_error
 
 from sa1bpack.transforms import (
     AxisMaps,
+    CenterCrop,
     ColorJitter,
     Mixup,
     Pipeline,
@@ -51,14 +56,22 @@ def with_planes(batch: dict) -> dict:
     return {**batch, "images": images}
 
 
+def with_teacher(batch: dict, ds: SimpleNamespace) -> dict:
+    """The batch of three samples with a spatial side array, which the dataset then has."""
+    row = SimpleNamespace(name="teacher", row_shape=(4, 6, 6), spatial=True)
+    ds.spec = SimpleNamespace(sides=[row])
+    return {**batch, "teacher": torch.zeros((3, 4, 6, 6), dtype=torch.float16)}
+
+
 @pytest.mark.parametrize("sampling", ["area", "center"])
 @pytest.mark.parametrize("masks", ["padded", "padded_bits", "flat", "flat_bits", "runs"])
-@pytest.mark.parametrize("steps", FEW_STEPS.values(), ids=FEW_STEPS.keys())
+@pytest.mark.parametrize("name", [*FEW_STEPS, "center"])
 @pytest.mark.parametrize("size", [None, (48, 80)])
-def test_no_step_depends_on_data(steps, masks, sampling, size):
+def test_no_step_depends_on_data(name, masks, sampling, size):
+    steps = FEW_STEPS.get(name, [CenterCrop()])
     ds = dataset(LAYOUT)
     ds.mask_sampling = sampling
-    batch = ragged(masks)
+    batch = with_teacher(ragged(masks), ds)
     there = Pipeline(ds, steps, size=size)
     for given in (batch, with_planes(batch)):
         found, expected = there(moved(given, META), 1), there(given, 1)
@@ -67,6 +80,38 @@ def test_no_step_depends_on_data(steps, masks, sampling, size):
             if torch.is_tensor(tensor):
                 assert found[key].is_meta and found[key].dtype == tensor.dtype, key
                 assert found[key].shape == tensor.shape, key
+
+
+@pytest.mark.parametrize("masks", ["padded", "padded_bits", "flat", "flat_bits", "runs"])
+def test_no_launch_of_a_triton_kernel_depends_on_data(masks, monkeypatch):
+    """Kernels do nothing here; what is before and after them is what a CUDA device does."""
+    runtime = pytest.importorskip("triton.runtime")
+    launched = []
+
+    def record(kernel, grid):
+        return lambda *arguments, **options: launched.append(kernel.fn.__name__)
+
+    interpreter = import_module("triton.runtime.interpreter")
+    for kind in (runtime.JITFunction, interpreter.InterpretedFunction):
+        monkeypatch.setattr(kind, "__getitem__", record, raising=False)
+    ds = dataset(LAYOUT)
+    batch = moved(with_teacher(ragged(masks), ds), META)
+    if masks == "runs":
+        batch = moved(with_planes(batch), META)
+    for number, steps in enumerate([*FEW_STEPS.values(), [CenterCrop()]]):
+        ds.mask_sampling = ("area", "center")[number % 2]
+        made = Pipeline(ds, steps, size=(48, 80), dtype=torch.bfloat16)
+        monkeypatch.setattr(ways, "TRITON_ON", ())
+        expected = made(batch, 1)
+        monkeypatch.setattr(ways, "TRITON_ON", ("meta",))
+        found = made(batch, 1)
+        assert set(found) == set(expected)
+        for key in {*expected} - {"epoch", "runs"}:
+            assert found[key].is_meta and found[key].shape == expected[key].shape, key
+            assert found[key].dtype == expected[key].dtype, key
+    drawn = {"_convert", "_draw", "_draw_turned"} if masks == "runs" else {"_take", "_take_turned"}
+    assert {"_sample", "_turn", "_adjust"} | drawn <= set(launched)
+    assert ways.failed == {}
 
 
 @pytest.mark.parametrize("region", ["inside", "boundary", "outside"])
@@ -247,3 +292,32 @@ def test_waiting_is_no_error_any_more_after_a_warning(monkeypatch):
     with pytest.raises(KeyError), waiting_is_an_error():
         raise KeyError
     assert modes[-1] == "default"
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ((), False),
+        (("dev/nvidiactl",), False),
+        (("dev/nvidiactl", "dev/nvidia0"), True),
+        (("dev/dxg",), False),
+        (("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"), True),
+    ],
+)
+def test_a_cuda_device_is_found_by_the_files_of_its_driver(tmp_path, files, found):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert cuda_devices.present(tmp_path) == found
+
+
+def test_what_needs_a_device_does_not_pass_with_interpreted_kernels(pytestconfig, monkeypatch):
+    conftest = str(Path(cuda_devices.__file__).parents[1] / "conftest.py")
+    set_up = pytestconfig.pluginmanager.get_plugin(conftest).pytest_runtest_setup
+    needs = {True: SimpleNamespace(get_closest_marker=lambda name: name == "cuda"),
+             False: SimpleNamespace(get_closest_marker=lambda name: False)}  # fmt: skip
+    for interpreted, needed in (("0", True), ("0", False), ("1", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+        set_up(needs[needed])
+    with pytest.raises(pytest.fail.Exception, match="TRITON_INTERPRET=0"):
+        set_up(needs[True])
