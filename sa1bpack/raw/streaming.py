@@ -25,7 +25,7 @@ from sa1bpack.wording import counted
 ON_ERROR = ("drop", "raise")
 _PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
-_REJECTED = 2  # where the numbers of rejected pairs begin
+_REJECTED = 3  # where the numbers of rejected pairs begin
 _MOST_WORKERS = 1024  # of one DataLoader, that have a number of their own
 
 _log = logging.getLogger("sa1bpack")
@@ -65,9 +65,11 @@ class IterableTarDataset(IterableDataset):
     named in the log; `on_error="raise"` raises its ReadError instead. A tar that is cut short or
     damaged raises a SourceError after the samples before the damage.
 
-    `state_dict` names the tars of this consumer whose samples have all been taken; after
-    `load_state_dict` the rest follow, and a tar that was begun comes again from its start. In
-    worker processes the state is theirs: torchdata's StatefulDataLoader collects it.
+    Each pass is the epoch that `set_epoch` named last: without a call, every pass has the same
+    order. `state_dict` names the tars of this consumer whose samples of that epoch have all been
+    taken; after `load_state_dict` the rest follow, and a tar that was begun comes again from its
+    start. `set_epoch` with another epoch after that asks for all of that epoch. In worker
+    processes the state is theirs: torchdata's StatefulDataLoader collects it.
 
     Examples:
         >>> ds = sa1bpack.IterableTarDataset("tests/samples/sa_000000.tar")
@@ -134,10 +136,11 @@ class IterableTarDataset(IterableDataset):
         self._rank, self._world_size = rank, world_size
         spool = tempfile.gettempdir() if spool_folder is None else spool_folder
         self._spool = local_path("spool_folder", spool)
-        self._done: list[str] = []
+        self._done: tuple[int, list[str]] = (0, [])  # an epoch, and its tars that were taken
         self._loaded: dict | None = None
-        # In shared memory, for worker processes: epoch, whether workers iterate, and pairs rejected
-        # by this process and by each worker, of which no two add to the same number.
+        # In shared memory, for worker processes: epoch, whether workers iterate, whether set_epoch
+        # was called, and pairs rejected by this process and by each worker, of which no two add to
+        # the same number.
         self._shared = torch.zeros(
             _REJECTED + 1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"
         ).share_memory_()
@@ -145,7 +148,14 @@ class IterableTarDataset(IterableDataset):
     # --------------------------------------------------------------------------------- iteration
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the random order; it reaches workers that persist."""
+        """Set the epoch that the next iteration is; it reaches workers that persist.
+
+        A loaded state holds for its own epoch: of another one, all samples come.
+        """
+        self._set_epoch(epoch)
+        self._shared[2] = 1
+
+    def _set_epoch(self, epoch: int) -> None:
         epoch = whole_number("epoch", epoch, 0, MAX_WORD)
         self._shared[0] = epoch - 2**64 if epoch >= 2**63 else epoch
 
@@ -172,13 +182,15 @@ class IterableTarDataset(IterableDataset):
         """
         consumer, consumers = self._consumer()
         self._shared[1] = int(get_worker_info() is not None)
-        self._done = self._resumed(consumer, consumers)
-        return self._samples(consumer, consumers, set(self._done))
+        done = self._resumed(consumer, consumers)
+        self._done = (self.epoch, done)
+        return self._samples(consumer, consumers, self.epoch, done)
 
-    def _samples(self, consumer: int, consumers: int, done: set[str]) -> Iterator[Any]:
+    def _samples(self, consumer: int, consumers: int, epoch: int, done: list[str]) -> Iterator[Any]:
+        """The samples of the tars that are not in `done`, which grows by those that are taken."""
         mine = shares(len(self.sources), consumer, consumers)
         waiting = _Waiting({share.number: 0 for share in mine})
-        rng = np.random.default_rng([self._seed, self.epoch, consumer])
+        rng = np.random.default_rng([self._seed, epoch, consumer])
         held: list[tuple[int, Pair]] = []
         for share in mine:
             source = self.sources[share.number]
@@ -188,11 +200,11 @@ class IterableTarDataset(IterableDataset):
                 waiting.add(share.number)
                 held.append((share.number, pair))
                 if len(held) > self._buffer:
-                    yield from self._taken(held, rng, waiting)
+                    yield from self._taken(held, rng, waiting, done)
             waiting.read(share.number)
-            self._note_done(waiting)
+            self._note_done(waiting, done)
         while held:
-            yield from self._taken(held, rng, waiting)
+            yield from self._taken(held, rng, waiting, done)
 
     def _pairs(self, share: Share, source: Source) -> Iterator[Pair]:
         """The pairs of a share; the first consumer of a tar counts the halves without another."""
@@ -205,7 +217,9 @@ class IterableTarDataset(IterableDataset):
                 error = unusable(source, first.member, f"{first.code}: {first.detail}")
                 self._reject(error, len(reader.rejects))
 
-    def _taken(self, held: list, rng: np.random.Generator, waiting: "_Waiting") -> Iterator[Any]:
+    def _taken(
+        self, held: list, rng: np.random.Generator, waiting: "_Waiting", done: list[str]
+    ) -> Iterator[Any]:
         """The next sample of those that are held: none if it cannot be used."""
         chosen = int(rng.integers(len(held))) if self._buffer else 0
         held[chosen], held[-1] = held[-1], held[chosen]
@@ -219,7 +233,7 @@ class IterableTarDataset(IterableDataset):
             if rows is not None:
                 yield self._decoder.sample(rows, (number << _PLACE_BITS) + pair.index)
         waiting.remove(number)
-        self._note_done(waiting)
+        self._note_done(waiting, done)
 
     def _reject(self, error: ReadError, count: int) -> None:
         if self._on_error == "raise":
@@ -230,9 +244,8 @@ class IterableTarDataset(IterableDataset):
         more = f" (and {count - 1} others of this tar)" if count > 1 else ""
         _log.warning("left out: %s%s", error, more)
 
-    def _note_done(self, waiting: "_Waiting") -> None:
-        for number in waiting.complete():
-            self._done.append(self.sources[number].name)
+    def _note_done(self, waiting: "_Waiting", done: list[str]) -> None:
+        done += [self.sources[number].name for number in waiting.complete()]
 
     # ------------------------------------------------------------------------------- ranks, state
 
@@ -275,15 +288,20 @@ class IterableTarDataset(IterableDataset):
                 "StatefulDataLoader, which collects it, or num_workers=0"
             )
         consumer, consumers = self._consumer()
-        if self._loaded is not None:
+        epoch = self.epoch
+        if self._loaded is not None and self._loaded["epoch"] == epoch:
             return dict(self._loaded)
+        of_epoch, done = self._done
         return {
-            "version": 1, "epoch": self.epoch, "consumer": consumer, "consumers": consumers,
-            "done": list(self._done),
+            "version": 1, "epoch": epoch, "consumer": consumer, "consumers": consumers,
+            "done": list(done) if of_epoch == epoch else [],
         }  # fmt: skip
 
     def load_state_dict(self, state: dict) -> None:
-        """Let the next iteration continue after the tars that a state names.
+        """Let the next iteration continue after the tars that a state names, in its epoch.
+
+        A `set_epoch` that names another epoch after this, or before it where a StatefulDataLoader
+        hands the state to its workers, asks for all of that epoch instead.
 
         Raises OptionError for what is no state of these tars.
         """
@@ -292,13 +310,17 @@ class IterableTarDataset(IterableDataset):
             raise OptionError(f"state is {state!r}: give what state_dict returned")
         if strange := set(state["done"]) - {source.name for source in self.sources}:
             raise OptionError(f"state names {sorted(strange)}, which are not among these tars")
-        self.set_epoch(state["epoch"])
+        # A worker is given its state when it starts: after set_epoch, wherever that was called.
+        if get_worker_info() is None or not self._shared[2]:
+            self._set_epoch(state["epoch"])
+        if get_worker_info() is None:
+            self._shared[2] = 0
         self._loaded = dict(state)
 
     def _resumed(self, consumer: int, consumers: int) -> list[str]:
-        """The tars that a loaded state is done with; it counts once."""
+        """The tars that a loaded state is done with; it counts once, and for its epoch alone."""
         state, self._loaded = self._loaded, None
-        if state is None:
+        if state is None or state["epoch"] != self.epoch:
             return []
         if (state["consumer"], state["consumers"]) != (consumer, consumers):
             raise OptionError(

@@ -155,6 +155,26 @@ def test_it_resumes_after_the_tars_that_were_taken(tars, buffer):
         assert sorted(ids(resumed)) == ALL  # the next epoch is a whole one
 
 
+def test_a_state_holds_for_its_epoch_and_of_another_one_all_samples_come(tars):
+    ds = IterableTarDataset(tars, options=OPTIONS)
+    whole = ids(ds)
+    assert sorted(whole) == ALL and ids(ds) == whole  # each pass is the epoch that was set last
+    finished = ds.state_dict()
+    assert (finished["epoch"], len(finished["done"])) == (0, 3)
+    ds.set_epoch(1)
+    assert ds.state_dict() == finished | {"epoch": 1, "done": []}
+    resumed = IterableTarDataset(tars, options=OPTIONS)
+    for epoch, expected in ((0, []), (1, whole)):
+        resumed.load_state_dict(finished)
+        resumed.set_epoch(epoch)
+        assert ids(resumed) == expected
+    samples = iter(resumed)
+    next(samples)
+    resumed.set_epoch(2)  # the iteration that was begun stays in epoch 1
+    list(samples)
+    assert resumed.state_dict() == finished | {"epoch": 2, "done": []}
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata's own
 def test_workers_resume_by_the_state_that_torchdata_collects(tars):
     """Every sample comes before or after; of tars that are done when the state is taken, none."""
@@ -175,6 +195,11 @@ def test_workers_resume_by_the_state_that_torchdata_collects(tars):
     # Worker 0 has the first and the third tar, and is in the third; worker 1 is in the second.
     assert set(before) | set(after) == set(ALL) and not set(after) & set(ALL[:5])
     assert len(after) == len(set(after)) < len(ALL)
+    other = loader()
+    other.load_state_dict(state)
+    other.dataset.set_epoch(1)  # the workers have the state of epoch 0 only after this
+    of_next = [number for batch in other for number in batch]
+    assert sorted(set(of_next)) == ALL and other.dataset.epoch == 1
 
 
 def test_states_that_do_not_fit_are_refused(tars):
