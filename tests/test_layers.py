@@ -30,7 +30,7 @@ ALLOWED = {
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
     "format": BASE | {"disk"},
     "source": BASE | {"cloud"},
-    "packing": BASE | CODECS | {"cloud", "__init__"},
+    "packing": BASE | CODECS | {"cache", "cloud", "disk", "__init__"},
     "export": BASE | {"format", "masks"},
     "transforms": BASE | {"pixels", "masks"},
     "cache": BASE | {"format", "disk", "cloud"},
@@ -46,7 +46,17 @@ ALLOWED = {
     "measuring": BASE | {"format", "disk", "dataset", "batch", "loading", "report"},
     "cli": BASE
     | CODECS
-    | {"disk", "packing", "export", "dataset", "deriving", "measuring", "report", "__init__"},
+    | {
+        "cloud",
+        "disk",
+        "packing",
+        "export",
+        "dataset",
+        "deriving",
+        "measuring",
+        "report",
+        "__init__",
+    },
     "__main__": {"cli"},
     # Everything lazily, by name: its own table holds it as text.
     "__init__": set(),

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import (
@@ -39,8 +40,9 @@ _EPILOG = (
   sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
 from SA-1B's list of links, without keeping the tars:
   sa1bpack pack --links sa1b_links.txt -o packed --workers 16
-from a bucket (pip install 'sa1bpack[cloud]'):
+from a bucket (pip install 'sa1bpack[cloud]'), and into one:
   sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
+  sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
 a job array of 100, whose parts share the folder; in the end, once:
   sa1bpack pack '/data/sa_*.tar' --out /data/packed --part 7/100
   sa1bpack finalize /data/packed
@@ -67,8 +69,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="tars, extracted folders, quoted globs, or URLs of tars",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--out", required=True, type=user_path, metavar="OUT", help="folder of the pack"
-    )
+        "-o", "--out", required=True, type=_out_path, metavar="OUT",
+        help="folder of the pack; or its URL, s3:// or gs://, with --staging",
+    )  # fmt: skip
 
     run = parser.add_argument_group("the run")
     run.add_argument(
@@ -78,6 +81,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--links", type=user_path, metavar="FILE",
         help="pack the tars of this list as well: file name, tab and URL in each line, as the "
         "download page of SA-1B lists them; no query of a URL is written or shown",
+    )  # fmt: skip
+    run.add_argument(
+        "--staging", type=user_path, metavar="DIR",
+        help="local folder in which a pack for an object store is made, shard by shard; it needs "
+        "room for four shards, and holds what a repeated command continues",
     )  # fmt: skip
     run.add_argument(
         "--downloads", type=int, metavar="N",
@@ -192,6 +200,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_pack)
 
 
+def _out_path(text: str) -> str:
+    """A path of this machine, or the URL of a folder in an object store."""
+    scheme, found, _ = text.partition("://")
+    return text if found and scheme.lower() in STORE_SCHEMES else user_path(text)
+
+
 def _count_or_all(text: str) -> int | None:
     if text == "all":
         return None
@@ -208,22 +222,27 @@ def run_pack(arguments: argparse.Namespace) -> int:
         "sources", "out", "workers", "md5sums", "md5", "max_rejects", "links", "downloads",
     ):  # fmt: skip
         wanted[name] = getattr(arguments, name)
-    job_part = part(arguments.part)
+    job_part, staging = part(arguments.part), arguments.staging
+    if staging is not None and (arguments.dry_run or job_part is not None):
+        raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
     if job_part is not None and arguments.dry_run:
         raise OptionError("--dry-run is of all sources: leave out --part")
     try:
-        return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part)
+        return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part, staging)
     except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error
 
 
-def _pack(wanted: dict, job_part: tuple[int, int] | None) -> int:
+def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -> int:
     with interrupts_held():
         from sa1bpack.packing.parts.run import pack_part
         from sa1bpack.packing.run import pack
 
     try:
-        result = pack(**wanted) if job_part is None else pack_part(**wanted, part=job_part)
+        if job_part is None:
+            result = pack(**wanted, staging=staging)
+        else:
+            result = pack_part(**wanted, part=job_part)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the same command to continue from here")
         raise
@@ -254,7 +273,7 @@ def _dry_run(wanted: dict) -> int:
 
 def _summary(result) -> str:
     lines = [
-        f"{result.root}: {counted(result.images, 'image')}, "
+        f"{result.url or result.root}: {counted(result.images, 'image')}, "
         f"{result.masks:,} of {counted(result.annotations, 'mask')}",
         _this_run(result),
         f"identity of the sources: {result.identity}",

@@ -107,6 +107,16 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     return config | {"credential_provider": current}
 
 
+def s3_client() -> Any:
+    """botocore's client, for what obstore does not offer. Raises as `open_store` does."""
+    session = package("botocore.session").Session()
+    return session.create_client(
+        "s3",
+        region_name=session.get_config_variable("region") or "us-east-1",
+        endpoint_url=_s3_endpoint(session),
+    )
+
+
 def _s3_endpoint(session: Any) -> str | None:
     """AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or the profile's `endpoint_url`."""
     provider = package("botocore.configprovider").ConfiguredEndpointProvider(

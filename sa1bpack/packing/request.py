@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name
@@ -76,6 +77,23 @@ def checked_request(
     sums = _expected_sums(found, md5sums)
     md5 = bool(md5) or md5sums is not None
     return Request(found, out, pack_options, workers, sums, md5, max_rejects, downloads)
+
+
+def upload_to(out: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:
+    """The URL that a pack is uploaded to, if `out` is one, and the local folder that it is made in.
+
+    Raises OptionError for a URL without a staging folder, and for the reverse.
+    """
+    if is_url(out) and out.partition("://")[0].lower() in STORE_SCHEMES:
+        if staging is None:
+            raise OptionError(
+                f"out is {shown(out)!r}: a pack is made on a local disk, shard by shard, and then "
+                "uploaded; name a folder as `staging`"
+            )
+        return out, staging
+    if staging is not None:
+        raise OptionError(f"staging is {str(staging)!r}, but out is no URL of an object store")
+    return None, out
 
 
 def checked_workers(workers: int | None) -> int:

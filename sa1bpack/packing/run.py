@@ -1,12 +1,14 @@
 """`pack`: the complete run, from the arguments to the published pack."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from sa1bpack import __version__
+from sa1bpack.cloud.addresses import shown
+from sa1bpack.cloud.bucket import BucketFolder
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
@@ -18,10 +20,11 @@ from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.progress import Progress, RejectLimit
-from sa1bpack.packing.request import checked_request
+from sa1bpack.packing.request import checked_request, upload_to
 from sa1bpack.packing.run_log import recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import SourcePacker
+from sa1bpack.packing.uploaded_state import UploadedState
 from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
 
@@ -47,6 +50,8 @@ class PackResult:
         What was reported to the user during the run.
     seconds
         Wall time.
+    url
+        Of the pack in an object store, if it was uploaded; `root` is its staging folder.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -67,6 +72,7 @@ class PackResult:
     identity: str
     notes: list[str] = field(repr=False)
     seconds: float
+    url: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -80,6 +86,7 @@ def pack(
     *,
     links: str | Path | None = None,
     downloads: int | None = None,
+    staging: str | Path | None = None,
     workers: int | None = None,
     md5sums: str | Path | None = None,
     md5: bool = False,
@@ -104,7 +111,11 @@ def pack(
         Tars that are read at once if any is at a URL. Default: 4, but no more than there are
         workers, and at least one for six workers. With one worker it is one.
     out
-        Folder of the pack; created if it does not exist.
+        Folder of the pack; created if it does not exist. Or the URL of one in an object store, s3
+        or gs, with `staging`.
+    staging
+        Local folder in which the pack for an object store is made, shard by shard. Uploaded shards
+        take little of it: room for four is enough. It holds what a repeated run continues.
     workers
         Worker processes; 1 does all the work in this process. Default: the available processors.
     md5sums
@@ -131,14 +142,18 @@ def pack(
         >>> result.images, result.masks
         (3, 203)
     """
+    url, out = upload_to(out, staging)
     request = checked_request(
         sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
     )
     warm_up(request.options)
     interrupts.check()
-    state = PackState(request.out, request.options)
+    if url is None:
+        state = PackState(request.out, request.options)
+    else:
+        state = UploadedState(request.out, request.options, BucketFolder(url))
     try:
-        return pack_into(
+        result = pack_into(
             state,
             request.sources,
             request.workers,
@@ -148,6 +163,10 @@ def pack(
             progress,
             request.downloads,
         )
+        if url is not None:
+            state.finish(result.complete)
+            result = replace(result, url=shown(url))
+        return result
     finally:
         state.release()
 

@@ -19,6 +19,7 @@ COMMANDS = {
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
         "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
+        "--staging",
     },
     "finalize": set(),
     "verify": {"--io", "--quick", "--part", "--json"},
@@ -126,7 +127,8 @@ URL = "s3://bucket/pack"
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("pack", "{tar}", "-o", URL), ("pack", "{tar}", "-o", "out", "--md5sums", URL),
+        ("pack", "{tar}", "-o", URL, "--dry-run"),
+        ("pack", "{tar}", "-o", "out", "--md5sums", URL),
         ("verify", URL), ("info", URL), ("repair", URL), ("export", URL, "json"),
         ("export", "{pack}", URL), ("show", URL, "-o", "a.png"), ("show", "{pack}", "-o", URL),
         ("report", URL, "-o", "a.html"), ("report", "{pack}", "-o", URL),

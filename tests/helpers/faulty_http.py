@@ -64,7 +64,8 @@ class FaultyProxy:
             self._send(handler, status, [("Content-Type", "application/xml")], text)
             return
         if fault == "refuse":
-            handler.connection.close()
+            handler.close_connection = True
+            handler.connection.shutdown(2)
             return
         link = http.client.HTTPConnection(self.target.hostname, self.target.port, timeout=30)
         link.request(handler.command, handler.path, body, dict(handler.headers))

@@ -1,0 +1,166 @@
+"""Packs that are made in a staging folder and uploaded, to an S3 server on loopback."""
+
+import shutil
+
+import pytest
+from faulty_http import faulty_proxy
+from same_samples import same_samples
+from unflushed import unflushed
+
+import sa1bpack
+from sa1bpack.cli.main import main
+from sa1bpack.errors import OptionError, OutputRefused, StoreError
+
+pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
+pytest.importorskip("moto", reason="moto's server is not installed")
+
+from s3_server import s3_server, use_s3
+
+from sa1bpack.cache import store_origin
+from sa1bpack.cloud import bucket, stores
+
+OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
+ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
+
+
+@pytest.fixture(scope="module")
+def proxy_process():
+    with (
+        pytest.MonkeyPatch.context() as patch, s3_server() as server,
+        faulty_proxy(server.url) as proxy,
+    ):  # fmt: skip
+        use_s3(proxy.url, patch)
+        patch.setattr(stores, "READ_SECONDS", 1)
+        patch.setattr(store_origin, "PAUSE", 0.01)
+        patch.setattr(bucket, "PAUSE", 0.01)
+        server.make_bucket("packs")
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process):
+    proxy_process.rule = lambda method, path, number: None
+    proxy_process.requests.clear()
+    proxy_process.faults.clear()
+    with unflushed():
+        yield proxy_process
+
+
+@pytest.fixture(scope="module")
+def expected(sample_tar, tmp_path_factory):
+    """The pack of the sample tar on this machine."""
+    out = tmp_path_factory.mktemp("expected") / "pack"
+    with unflushed():
+        sa1bpack.pack(sample_tar, out, **OPTIONS)
+    return out
+
+
+def upload(sample_tar, tmp_path, name, options=OPTIONS):
+    staging = tmp_path / "staging"
+    return sa1bpack.pack(sample_tar, f"s3://packs/{name}", staging=staging, **options)
+
+
+def objects(name: str) -> dict[str, str]:
+    """Key → digest of everything in a folder of the bucket."""
+    folder = bucket.BucketFolder(f"s3://packs/{name}")
+    return {key: folder.digest(key) for key in folder.keys("")}
+
+
+def files(root) -> dict[str, str]:
+    """Path → digest of every file of a pack, but for working files."""
+    from sa1bpack.format.checksums import file_digest
+
+    return {
+        str(path.relative_to(root)): file_digest(path)
+        for path in root.rglob("*")
+        if path.is_file() and not str(path.relative_to(root)).startswith(".")
+    }
+
+
+def test_the_bucket_has_the_files_of_a_local_pack(proxy, sample_tar, tmp_path, expected, capsys):
+    words = ["pack", sample_tar, "-o", "s3://packs/one", "--staging", tmp_path / "staging"]
+    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+    assert main([str(word) for word in words]) == 0
+    assert "s3://packs/one: 3 images" in capsys.readouterr().out
+    assert objects("one") == files(expected)
+    own = sa1bpack.open(expected)
+    ds = sa1bpack.open("s3://packs/one", cache=tmp_path / "cache")
+    assert all(same_samples(ds[k], own[k]) for k in range(3))
+    images = list((tmp_path / "staging").rglob("image/c*"))
+    assert len(images) == 2
+    assert all(path.stat().st_blocks == 0 for path in images)
+    # The manifest is the last that changes.
+    puts = [path for method, path in proxy.requests if method == "PUT"]
+    assert puts[-1].startswith("/packs/one/manifest.json")
+
+
+@pytest.mark.parametrize("without_staging", [False, True])
+def test_a_run_that_failed_is_continued(proxy, sample_tar, tmp_path, expected, without_staging):
+    name = f"continued-{without_staging}"
+    proxy.rule = lambda method, path, number: (
+        "expired" if method == "PUT" and "sa_000000-001/mask_bits" in path else None
+    )
+    with pytest.raises(StoreError, match="credentials have expired"):
+        upload(sample_tar, tmp_path, name)
+    there = bucket.BucketFolder(f"s3://packs/{name}")
+    keys = there.keys("")
+    assert "manifest.json" not in keys
+    assert "shards/sa_000000-000/checksums.xxh128" in keys
+    proxy.rule = lambda method, path, number: None
+    if without_staging:
+        shutil.rmtree(tmp_path / "staging")
+    proxy.requests.clear()
+    result = upload(sample_tar, tmp_path, name)
+    assert result.images == 3
+    assert result.new_images == (1 if without_staging else 0)
+    local = files(expected)
+    assert set(there.keys("")) == local.keys()
+    for key in ("checksums.xxh128", "manifest.json"):  # which cover all others
+        assert there.digest(key) == local[key]
+    assert not [
+        path for method, path in proxy.requests if method == "PUT" and "sa_000000-000/" in path
+    ]
+
+
+@pytest.mark.parametrize(("verb", "fault"), [("PUT", "slow down"), ("GET", "flip")])
+def test_what_was_refused_or_came_back_otherwise_is_uploaded_again(
+    proxy, sample_tar, tmp_path, verb, fault
+):
+    proxy.rule = lambda method, path, number: (
+        fault if number == 0 and method == verb and "/image/c" in path else None
+    )
+    assert upload(sample_tar, tmp_path, f"spoilt-{verb}", ONE_SHARD).images == 3
+    assert proxy.faults == [fault]
+    puts = [path for method, path in proxy.requests if method == "PUT" and "/image/c" in path]
+    assert len(puts) == 2
+
+
+def test_parts_of_a_killed_upload_are_removed_and_a_complete_pack_is_left_as_it_is(
+    proxy, sample_tar, tmp_path
+):
+    client = stores.s3_client()
+    key = "parts/shards/sa_000000-000/image/c.0.0.0.0"
+    client.create_multipart_upload(Bucket="packs", Key=key)
+    client.put_object(Bucket="packs", Key="parts/shards/sa_000009-000/image/c.0.0.0.0", Body=b"x")
+    upload(sample_tar, tmp_path, "parts", ONE_SHARD)
+    assert not client.list_multipart_uploads(Bucket="packs").get("Uploads")
+    assert not [key for key in bucket.BucketFolder("s3://packs/parts").keys("") if "9-000" in key]
+    proxy.requests.clear()
+    result = upload(sample_tar, tmp_path, "parts", ONE_SHARD)
+    assert (result.images, result.new_images) == (3, 0)
+    assert not [path for method, path in proxy.requests if method == "PUT"]
+
+
+def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
+    stores.s3_client().put_object(Bucket="packs", Key="other/readme.txt", Body=b"x")
+    with pytest.raises(OutputRefused, match=r"holds readme\.txt"):
+        upload(sample_tar, tmp_path, "other")
+
+
+def test_a_url_needs_a_staging_folder_and_a_folder_in_the_bucket(proxy, sample_tar, tmp_path):
+    with pytest.raises(OptionError, match="name a folder as `staging`"):
+        sa1bpack.pack(sample_tar, "s3://packs/x", **OPTIONS)
+    with pytest.raises(OptionError, match="no URL of an object store"):
+        sa1bpack.pack(sample_tar, tmp_path / "out", staging=tmp_path, **OPTIONS)
+    with pytest.raises(OptionError, match="name a bucket and a folder"):
+        sa1bpack.pack(sample_tar, "s3://packs", staging=tmp_path, **OPTIONS)
