@@ -250,12 +250,26 @@ class Function(Schedule):
             epochs, steps: one of them, how many numbers it is called for, 1 to 10,000,000.
 
         Raises:
-            OptionError: a value that cannot be used.
+            OptionError: a value that cannot be used, or the function fails.
         """
         if not callable(function):
             raise OptionError(f"function is {function!r}: pass a function of the epoch or the step")
         by, length = _length("Function", epochs, steps)
-        super().__init__(by, range(length), [function(number) for number in range(length)])
+        values = [_called("function", function, by, number) for number in range(length)]
+        super().__init__(by, range(length), values)
+
+
+def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> Any:
+    """The value of a function that is the option of this name. Raises OptionError if it fails."""
+    try:
+        return function(number)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise OptionError(
+            f"{name} is a function that fails in {by} {number}: {text}. It is called in advance, "
+            f"for every {by} in which its value may change: say for how many {by}s its values are "
+            f"used, as in sa1bpack.Function(f, {by}s={max(number, 1)}), or give a list of them"
+        ) from error
 
 
 def _length(what: str, epochs: int | None, steps: int | None) -> tuple[str, int]:
@@ -277,8 +291,8 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
 
     functions  False: a function is a value, not a schedule
 
-    Raises OptionError for an empty list, and for a function that does not stay at a value: one that
-    still changes in the second half of FUNCTION_EPOCHS.
+    Raises OptionError for an empty list, for a function that fails, and for one that does not stay
+    at a value: that still changes in the second half of FUNCTION_EPOCHS.
     """
     if isinstance(value, Schedule):
         return value
@@ -287,7 +301,9 @@ def as_schedule(name: str, value: Any, functions: bool = True) -> Schedule:
             raise OptionError(f"{name} is an empty list: give one value per epoch; the last stays")
         found = Schedule("epoch", range(len(value)), value)
     elif functions and callable(value):
-        found = Function(value, epochs=FUNCTION_EPOCHS)
+        epochs = range(FUNCTION_EPOCHS)
+        values = [_called(name, value, "epoch", epoch) for epoch in epochs]
+        found = Schedule("epoch", epochs, values)
         if found.until >= FUNCTION_EPOCHS // 2:
             raise OptionError(
                 f"{name} is a function that still changes in epoch {found.until}: say for how many "

@@ -8,6 +8,7 @@ import xxhash
 
 from sa1bpack.arguments import choice, select_nested, torch_subset, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
 
 BY = ("mask_count", "aspect")
 MAX_WINDOW = 2**20
@@ -143,8 +144,9 @@ class Waste:
 def _numbers(by: Any, size: int) -> np.ndarray:
     keys = np.asarray(by)
     if keys.shape != (size,) or keys.dtype.kind not in "biuf":
+        found = f"{keys.dtype} {keys.shape}" if keys.ndim else brief(by)
         raise OptionError(
-            f"buckets is {keys.dtype} {keys.shape}: choose one of {', '.join(BY)}, or an array "
+            f"buckets is {found}: choose one of {', '.join(BY)}, or an array "
             f"with one number per sample, ({size},)"
         )
     if not np.isfinite(keys).all():

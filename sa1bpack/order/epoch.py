@@ -23,6 +23,7 @@ _CHECKED_EPOCHS = 1000
 _REPORTED_SAMPLES = 1 << 16
 # Step → masks that are kept per sample, and masks per sample in padded arrays.
 Kept = Callable[[int], tuple[int | None, int | None]]
+_SCHEDULES = ("batch_size", "max_masks", "choose")
 _STATE_KEYS = {"version", "order", "epoch", "samples"}
 
 
@@ -352,17 +353,36 @@ def _checked_state(state: Any, own: dict[str, int | str], size: int) -> tuple[in
         )
     if not isinstance(state["order"], dict):
         raise OptionError(f"a state's order is a dict, this one is {state['order']!r}")
-    saved = state["order"]
-    differences = [
-        f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
-        for name in sorted({*saved, *own})
-        if saved.get(name) != own.get(name)
-    ]
+    differences = _differences(state["order"], own)
     if differences:
-        raise OptionError(
-            f"the state belongs to another order: {'; '.join(differences)}. Open the same data "
-            "with the same options, or start a new run; to continue with another schedule, begin "
-            "an epoch with set_epoch"
-        )
+        remedy = "Open the same data with the same options, or start a new run"
+        if differences.keys() <= {*_SCHEDULES, "buckets", "last"}:
+            remedy += "; to continue with other ones, begin an epoch with set_epoch"
+        listed = "; ".join(differences.values())
+        raise OptionError(f"the state belongs to another order: {listed}. {remedy}")
     epoch = whole_number("the state's epoch", state["epoch"], 0, MAX_WORD)
     return epoch, whole_number("the state's samples", state["samples"], 0, size)
+
+
+def _differences(saved: dict, own: dict[str, int | str]) -> dict[str, str]:
+    """Option → what it was and is, of those in which a saved order differs."""
+    names = [name for name in sorted({*saved, *own}) if saved.get(name) != own.get(name)]
+    # A batch size that does not change and `last` are recorded for the sake of buckets or of a
+    # schedule by step, which are named instead.
+    named = [name for name in names if not _is_beside(name, saved, own)] or names
+    return {name: f"{name} was {_shown(name, saved)}, is {_shown(name, own)}" for name in named}
+
+
+def _is_beside(name: str, saved: dict, own: dict) -> bool:
+    if name in saved and name in own:
+        return False
+    found = saved if name in saved else own
+    return name == "last" or (name == "batch_size" and _shown(name, found).isdigit())
+
+
+def _shown(name: str, order: dict) -> str:
+    """The value of an option in an order, for a message."""
+    if name not in order:
+        return "none" if name == "buckets" else "no schedule" if name in _SCHEDULES else "None"
+    value = str(order[name]).removeprefix("Steps(").removesuffix(")")
+    return value if name == "batch_size" and value.isdigit() else repr(order[name])

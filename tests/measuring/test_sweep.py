@@ -59,7 +59,8 @@ def test_figures_are_medians():
     ("speeds", "noise", "chosen", "verdict"),
     [
         ({1: [19.9], 2: [20.0], 4: [5.0]}, [True, True, False], 1, "within the noise of the fast"),
-        ({1: [10, 25, 9], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1, "and takes less"),
+        ({1: [19, 25, 19], 2: [20, 20, 21], 4: [5.0]}, [True, True, False], 1, "and takes less"),
+        ({1: [5, 25, 6], 2: [20, 20, 21], 4: [5.0]}, [False, True, False], 2, "the fastest"),
         ({1: [20, 21, 20], 2: [21, 20, 21], 4: [20, 20, 21]}, [True] * 3, 1, "all differences are"),
         ({1: [19.0], 2: [20.0], 4: [5.0]}, [False, True, False], 2, "the fastest"),
     ],
@@ -71,6 +72,14 @@ def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(
     assert [line.noise for line in found.lines] == noise
     assert found.chosen.setting.options == (("threads", chosen),)
     assert verdict in found.verdict
+
+
+@pytest.mark.parametrize(("rounds", "faster"), [(3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_more_rounds_ask_for_more_in_which_a_setting_was_faster(rounds, faster):
+    for count, noise in ((faster, True), (faster - 1, False)):
+        speeds = [19.0] * (rounds - count) + [21.0] * count
+        found = Machine({1: speeds, 2: [20.0], 4: [5.0]}).sweep(3.0 * rounds)
+        assert found.rounds == rounds and found.lines[0].noise == noise
 
 
 def test_memory_counts_before_threads():

@@ -119,11 +119,11 @@ def test_a_state_of_another_schedule_is_refused_by_name():
         with pytest.raises(OptionError, match=r"batch_size was 'Steps\(12, \{1: 18, 2: 24\}\)', i"):
             OrderedBatches(ORDER, sizes).load_state_dict(state)
     OrderedBatches(ORDER, [12, 18, 24]).load_state_dict(state)
-    with pytest.raises(OptionError, match=r"batch_size was None, is .*set_epoch"):
+    with pytest.raises(OptionError, match=r"batch_size was no schedule, is .*set_epoch"):
         own.load_state_dict(OrderedBatches(ORDER, 12).state_after(0))
     by_step = (("max_masks", Steps(1, {5: 2}, by="step")),)
     state = OrderedBatches(ORDER, 12, schedules=by_step).state_after(1)
-    with pytest.raises(OptionError, match=r"batch_size was 'Steps.12.', is 'Steps.6.'; last was"):
+    with pytest.raises(OptionError, match=r"batch_size was 12, is 6; last was"):
         OrderedBatches(ORDER, 6, last="drop", schedules=by_step).load_state_dict(state)
     OrderedBatches(ORDER, 12, schedules=by_step).load_state_dict(state)
 

@@ -274,7 +274,9 @@ def test_whatever_decides_the_order_must_be_the_same(order, named):
 
 def test_an_option_that_the_saved_order_lacks_is_a_difference_too():
     state = OrderedBatches(ORDERS["sequential"](), BATCH).state_dict()
-    with pytest.raises(OptionError, match=r"block was None, is 1; .*window was None, is 2"):
+    with pytest.raises(
+        OptionError, match=r"block was None, is 1; .*window was None, is 2. O.*run$"
+    ):
         OrderedBatches(ORDERS["local"](), BATCH).load_state_dict(state)
 
 
