@@ -163,7 +163,7 @@ def time_batches(batches: Iterator[int], least: float) -> tuple[float, float]:
 
 def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
     """Each way in turn in every round; a way that fails is left out."""
-    failed = set()
+    failed, kernels = set(), None
     for number in range(rounds):
         for name, way in ways.items():
             if name in failed:
@@ -181,7 +181,15 @@ def time_ways(ways: dict[str, Callable], rounds: int, report: Report) -> None:
                 way=name, round=number, speed=speed, unit="samples/s", start_ms=1e3 * start,
                 **_counted_peak(before),
             )  # fmt: skip
-    report(kernels=transforms.describe_kernels(DEVICE))
+        kernels = report_kernels(kernels, report)
+
+
+def report_kernels(known: str | None, report: Report) -> str:
+    """Report which kernels ran in this process, unless that is known; returns it."""
+    kernels = transforms.describe_kernels(DEVICE)
+    if kernels != known:
+        report(kernels=kernels)
+    return kernels
 
 
 def _start_counting() -> int:
@@ -330,7 +338,7 @@ def steps(options: Options, report: Report) -> None:
 
     layout = Layout(image_size=options.side, mask_size=options.side // 4)
     ways = made_steps(options.batch, options.masks, DEVICE, layout)
-    least, failed = (0.1 if DEVICE.type == "cuda" else 0.0), set()
+    least, failed, kernels = (0.1 if DEVICE.type == "cuda" else 0.0), set(), None
     for number in range(options.rounds):
         for name, (work, moved) in ways.items():
             if name in failed:
@@ -345,7 +353,7 @@ def steps(options: Options, report: Report) -> None:
                 continue
             gb = moved / taken / 1e9
             report(way=name, round=number, speed=gb, unit="GB/s", ms=1e3 * taken)
-    report(kernels=transforms.describe_kernels(DEVICE))
+        kernels = report_kernels(kernels, report)
 
 
 def _peak(work: Callable[[], object]) -> dict[str, float]:

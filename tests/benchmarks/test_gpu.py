@@ -241,6 +241,16 @@ def test_batches_are_timed_from_the_first_on_and_for_long_enough(parts, monkeypa
     assert parts.time_batches(batches(3), 3.0) == (8.0, 32.0)  # all there are
 
 
+def test_kernels_are_reported_when_one_has_failed(parts, monkeypatch):
+    said, found = ["Triton kernels"], []
+    monkeypatch.setattr(parts.transforms, "describe_kernels", lambda device: said[-1])
+    known = parts.report_kernels(None, lambda **figure: found.append(figure))
+    known = parts.report_kernels(known, lambda **figure: found.append(figure))
+    said.append("Triton kernels, but torch operations for runs.draw_runs: OSError: disk full")
+    parts.report_kernels(known, lambda **figure: found.append(figure))
+    assert found == [{"kernels": text} for text in said]
+
+
 def test_a_module_that_cannot_be_imported_does_not_stop_the_tests(parts, tmp_path, monkeypatch):
     for name, code in (
         ("broken", "import no_such_module\n"),
