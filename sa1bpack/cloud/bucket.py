@@ -1,5 +1,6 @@
 """Folders of buckets that are written to: objects put, compared, listed and removed."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
@@ -16,6 +17,8 @@ from sa1bpack.errors import OptionError, StoreError
 # Parts of an upload: a store takes at most 10,000 of them.
 _PART_BYTES = 16 << 20
 _READ_BYTES = 4 << 20
+
+_log = logging.getLogger("sa1bpack")
 
 TRIES = 3
 PAUSE = 1.0  # seconds, doubled each time
@@ -100,18 +103,27 @@ class BucketFolder:
         """Abort uploads under the folder that were begun and not completed; returns their number.
 
         Their parts cost money and are seen by nobody. Only of S3: a bucket of Google Cloud removes
-        them by a rule of its own.
+        them by a rule of its own. Without permission for it, that is logged: nothing depends on it.
         """
         if self._scheme.lower() != "s3":
             return 0
-        client, count = s3_client(), 0
-        pages = client.get_paginator("list_multipart_uploads")
-        for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
-            for upload in page.get("Uploads", ()):
-                client.abort_multipart_upload(
-                    Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                )
-                count += 1
+        errors, count = package("botocore.exceptions"), 0
+        try:
+            client = s3_client()
+            pages = client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for upload in page.get("Uploads", ()):
+                    client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
+                    count += 1
+        except (errors.ClientError, errors.BotoCoreError) as error:
+            _log.warning(
+                "%s: parts of uploads that were not completed could not be looked for (%s); a "
+                "lifecycle rule of the bucket can remove them",
+                self.url,
+                error,
+            )
         return count
 
     def cancel(self) -> None:

@@ -28,7 +28,13 @@ from sa1bpack.format.array_reader import read_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import make_folder, replace_file, temporary_beside, write_durably
 from sa1bpack.format.layout import Extent, Layout
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, is_index_name, read_manifest
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    check_shard_name,
+    is_index_name,
+    read_manifest,
+)
 from sa1bpack.format.publish import REJECTS_NAME, top_files
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
@@ -117,12 +123,14 @@ class UploadedState(PackState):
     def release(self) -> None:
         """End uploads, abort what they left, and unlock the folder."""
         pool, self._pool = self._pool, None
-        if pool is not None:
-            if any(not each.done() for each in self._uploads):
-                self._bucket.cancel()
-            pool.shutdown(cancel_futures=True)
-            self._bucket.abort_uploads()
-        super().release()
+        try:
+            if pool is not None:
+                if any(not each.done() for each in self._uploads):
+                    self._bucket.cancel()
+                pool.shutdown(cancel_futures=True)
+                self._bucket.abort_uploads()
+        finally:
+            super().release()
 
     # ---------------------------------------------------------------------------------- uploading
 
@@ -206,7 +214,9 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
     for name, found in sorted(shards.items()):
         if f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}" not in found:
             bucket.delete(found)
-        elif not (root / SHARDS_NAME / name).exists():
+            continue
+        check_shard_name(name, bucket.url)
+        if not (root / SHARDS_NAME / name).exists():
             _restore_shard(root, name, requests)
     return manifest
 

@@ -151,6 +151,14 @@ def test_parts_of_a_killed_upload_are_removed_and_a_complete_pack_is_left_as_it_
     assert not [path for method, path in proxy.requests if method == "PUT"]
 
 
+def test_a_bucket_that_does_not_list_uploads_is_packed_into_all_the_same(
+    proxy, sample_tar, tmp_path, caplog
+):
+    proxy.rule = lambda method, path, number: "expired" if "uploads" in path else None
+    assert upload(sample_tar, tmp_path, "unlisted", ONE_SHARD).images == 3
+    assert "a lifecycle rule of the bucket can remove them" in caplog.text
+
+
 def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
     stores.s3_client().put_object(Bucket="packs", Key="other/readme.txt", Body=b"x")
     with pytest.raises(OutputRefused, match=r"holds readme\.txt"):
