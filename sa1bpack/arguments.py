@@ -189,7 +189,11 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 
 def refuse_dataset(name: str, value: Any) -> None:
-    """Raise OptionError for a Dataset, which would be iterated over, sample by sample."""
+    """Raise OptionError for a dataset, which would be iterated over, sample by sample."""
+    if hasattr(value, "spec") and hasattr(value, "sources"):  # without a pack
+        raise OptionError(
+            f"{name} is {_short(value)}: a pack is needed here; pack its tars and give the folder"
+        )
     if hasattr(value, "spec_text"):
         raise OptionError(
             f"{name} is {_short(value)}: give the path of its pack, or save what it selects with "

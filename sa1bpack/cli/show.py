@@ -67,8 +67,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N",
-        help="seed of the random choice; the same seed shows the same samples (default: "
-        "%(default)s)",
+        help="seed of the random choice; the same seed shows the same samples; of packs alone "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--large", action="store_true",
@@ -92,27 +92,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_show(arguments: argparse.Namespace) -> int:
     """Draw and write the picture, and print to stderr what could not be drawn."""
     from sa1bpack.dataset.open_pack import open as open_pack
-    from sa1bpack.errors import OptionError
     from sa1bpack.report.destination import check_output
     from sa1bpack.report.output import write_png
     from sa1bpack.report.show import draw_first, draw_samples
-    from sa1bpack.report.tar import raw_source
+    from sa1bpack.report.tar import raw_source, refuse_among_several
 
     for pack in arguments.packs:
         path = check_output(arguments.out, ".png", pack)
     rule = {name: getattr(arguments, name) for name in _RULE}
     chosen = {"samples": arguments.samples, "large": arguments.large}
     rows = {"image_ids": arguments.image_id, "rows": arguments.row}
-    found = [raw for pack in arguments.packs if (raw := raw_source(pack)) is not None]
-    if found and len(arguments.packs) > 1:
-        raise OptionError(f"{found[0].path} is not a pack: a tar or a folder is shown alone")
-    if not found:
+    if len(arguments.packs) > 1:
+        refuse_among_several(arguments.packs)
+    found = raw_source(arguments.packs[0])
+    if found is None:
         dataset = open_pack(one_or_several(arguments.packs), **rule)
         shown = draw_samples(dataset, seed=arguments.seed, **chosen, **rows)
-    elif any(value is not None for value in rows.values()):
-        shown = draw_samples(arguments.packs[0], **chosen, **rows)  # which refuses them
+    elif arguments.seed or any(value is not None for value in rows.values()):
+        shown = draw_samples(arguments.packs[0], seed=arguments.seed, **rows)  # which refuses them
     else:
-        shown = draw_first(found[0], rule=rule, **chosen)
+        shown = draw_first(found, rule=rule, **chosen)
     write_png(shown.picture, path)
     for sample in shown.unreadable:
         print(f"sa1bpack: {printable(sample)}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 ::
 
+    tars                      which tars and folders
     source.pairs.PairReader   which members make a pair, and which are rejected
     tar_index                 where the two halves of each pair are; kept beside the tar
     seek_points               random access into a gzip stream

@@ -23,11 +23,10 @@ from sa1bpack.raw.decoding import Decoder, PairInfo, Rows
 from sa1bpack.raw.pair_bytes import PairBytes
 from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
 from sa1bpack.raw.tar_index import TarIndex, open_index
+from sa1bpack.raw.tars import Tars, no_pairs, sources_of, warn_of_shared_names
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted
-
-Tars = str | os.PathLike | Iterable[str | os.PathLike]
 
 # Options of packing that do not change what a sample is.
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
@@ -43,8 +42,9 @@ class TarDataset:
 
     Indices are those of the pairs that each tar has, in the order in which packing meets them, tars
     sorted by name. A pair that cannot be decoded keeps its index: `ds[i]` raises ReadError for it,
-    naming tar, member and reason, and no other sample is affected. Members that are no half of a
-    pair are in `rejects`.
+    naming tar, member and reason, and no other sample is affected. Members without their other
+    half are in `rejects`. An image that several of the tars have is several samples, and the log
+    has a warning.
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples. Works in a
     torch DataLoader with any sampler and `Collate`, in threads, after fork and after spawn: it
@@ -102,11 +102,10 @@ class TarDataset:
 
         Raises:
             OptionError: a value that cannot be used, a folder that cannot be written.
-            SourceError: a tar or folder that cannot be read, or is damaged.
+            SourceError: a tar or folder that cannot be read, is damaged, or has no pairs.
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
-        several = isinstance(tars, Iterable) and not isinstance(tars, str | os.PathLike)
-        sources = find_sources(tars if several else [tars])
+        sources = sources_of(tars)
         chosen = SampleOptions(
             masks, coordinates, transform, on_error, "open", mask_size, mask_sampling, pixels,
             min_area, max_area_frac, min_iou, min_stability,
@@ -114,6 +113,7 @@ class TarDataset:
         folder = None if index_folder is None else local_path("index_folder", index_folder)
         caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
         self._begin(sources, options or PackOptions(), chosen, max_masks, folder, caches)
+        warn_of_shared_names([(index.source, index.pairs["file_name"]) for index in self._indices])
 
     def _begin(
         self, sources: list[Source], pack_options: PackOptions, options: SampleOptions,
@@ -128,6 +128,9 @@ class TarDataset:
             )
         self._index_folder = index_folder
         self._indices = [open_index(source, index_folder) for source in sources]
+        for index in self._indices:
+            if not len(index):
+                raise no_pairs(index.source, index.rejects)
         self._bytes = [PairBytes(index) for index in self._indices]
         self._first_row = np.cumsum([0, *map(len, self._indices)])
         self._rows = range(int(self._first_row[-1])) if rows is None else rows
@@ -162,6 +165,28 @@ class TarDataset:
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
+
+    def by_id(self, image_id: int) -> Any:
+        """The sample with that image id. Raises as `index_of` and `ds[index]` do."""
+        return self[self.index_of(image_id)]
+
+    def index_of(self, image_id: int) -> int:
+        """The index in this dataset of the (first) sample with an image id.
+
+        It is found by its name, which in SA-1B has the id: `sa_5.jpg`; its record is read, and no
+        other. Raises KeyError if there is no image of that name or its record has another id, and
+        as `info` does.
+        """
+        image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
+        name = f"sa_{image_id}.jpg"
+        tars = zip(self._first_row[:-1], self._indices, strict=True)
+        rows = [row + np.flatnonzero(i.pairs["file_name"] == name.encode()) for row, i in tars]
+        places = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
+        if not len(places):
+            raise KeyError(f"no image {name} in {self!r}; `ds.info(i).image_id` says which is i")
+        if (found := self.info(int(places[0]))).image_id != image_id:
+            raise KeyError(f"{found.path}: the record of {name} has image_id {found.image_id}")
+        return int(places[0])
 
     def _over(self, rows: RowNumbers) -> "TarDataset":
         part = object.__new__(TarDataset)

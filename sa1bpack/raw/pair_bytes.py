@@ -29,8 +29,8 @@ class PairBytes:
     def json(self, row: int) -> bytes:
         """The JSON of a pair alone.
 
-        Raises SourceError if it cannot be read, SourceTruncated or SourceCorrupt if the tar is not
-        what it was when it was indexed.
+        Raises SourceError if it cannot be read or has changed since the index was opened,
+        SourceTruncated or SourceCorrupt if it is not what it was when it was indexed.
         """
         pair = self._index.pairs[row]
         return self._half(int(pair["json_at"]), int(pair["json_bytes"]))
@@ -60,11 +60,21 @@ class PairBytes:
         except OSError as error:
             raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
+            self._check_unchanged(file)
             if points is not None:
                 return points.read(file, path, at, count)
             return _plain(file, path, at, count)
         finally:
             os.close(file)
+
+    def _check_unchanged(self, file: int) -> None:
+        """Raise SourceError for another tar under the name, in which the places mean nothing."""
+        status = os.fstat(file)
+        if (status.st_size, status.st_mtime_ns) != self._index.stamp:
+            raise SourceError(
+                f"{self._index.source.path}: has changed since the dataset was made; make the "
+                "dataset again when nothing writes to the tar any more"
+            )
 
     def _path(self, place: int) -> Path:
         folder = self._index.source.path

@@ -16,9 +16,9 @@ from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.order.ranks import process_group
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.dataset import Tars
 from sa1bpack.raw.decoding import Decoder, unusable
-from sa1bpack.source.find import Source, find_sources
+from sa1bpack.raw.tars import Tars, no_pairs, sources_of
+from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
 
@@ -63,7 +63,7 @@ class IterableTarDataset(IterableDataset):
 
     A pair that cannot be used is left out and counted in `rejected`, and the first of each tar is
     named in the log; `on_error="raise"` raises its ReadError instead. A tar that is cut short or
-    damaged raises a SourceError after the samples before the damage.
+    damaged raises a SourceError after the samples before the damage, one without pairs at its end.
 
     Each pass is the epoch that `set_epoch` named last: without a call, every pass has the same
     order. `state_dict` names the tars of this consumer whose samples of that epoch have all been
@@ -118,8 +118,7 @@ class IterableTarDataset(IterableDataset):
         Raises:
             OptionError, SourceError, MissingPackage: as `TarDataset`.
         """
-        several = not isinstance(tars, str | os.PathLike)
-        self.sources = find_sources(tars if several else [tars])
+        self.sources = sources_of(tars)
         chosen = SampleOptions(
             masks, coordinates, transform, "raise", "open", mask_size, mask_sampling, pixels,
             min_area, max_area_frac, min_iou, min_stability,
@@ -209,9 +208,12 @@ class IterableTarDataset(IterableDataset):
     def _pairs(self, share: Share, source: Source) -> Iterator[Pair]:
         """The pairs of a share; the first consumer of a tar counts the halves without another."""
         with PairReader(source, spool_dir=self._spool) as reader:
+            pair = None
             for pair in reader:
                 if pair.index % share.of == share.part:
                     yield pair
+            if pair is None:
+                raise no_pairs(source, reader.rejects)
             if share.part == 0 and reader.rejects:
                 first = reader.rejects[0]
                 error = unusable(source, first.member, f"{first.code}: {first.detail}")

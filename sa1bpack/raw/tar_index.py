@@ -63,6 +63,7 @@ class TarIndex:
     points   of a gzip stream; None for plain tars and folders
     rejects  members that are named like half of a pair and are none
     digest   XXH3-128 of the pairs, and of a tar also of its size and its first and last 64 KiB
+    stamp    of a tar: bytes and time of the last change (ns); None for folders
     """
 
     source: Source
@@ -70,6 +71,7 @@ class TarIndex:
     points: SeekPoints | None
     rejects: tuple[Reject, ...]
     digest: str
+    stamp: tuple[int, int] | None
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -93,7 +95,7 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
     """
     if source.kind == "folder":
         pairs, rejects = locate_pairs(source)
-        return TarIndex(source, pairs, None, tuple(rejects), _digest(pairs))
+        return TarIndex(source, pairs, None, tuple(rejects), _digest(pairs), None)
     path = index_path(source, folder)
     if (found := _read_if_sound(path, source)) is not None:
         return found
@@ -175,10 +177,9 @@ def _read(path: Path, source: Source) -> TarIndex:
     if head.version != 1:
         raise FormatError(f"{path}: an index of version {head.version}, this release reads 1")
     if head.bound != (now := _bound(source)):
-        raise FormatError(
-            f"{path}: is stale: {source.path} had {head.bound.size} bytes when it was made and has "
-            f"{now.size} now, or was changed or copied since"
-        )
+        size, other = head.bound.size, now.size
+        how = "copied or changed" if other == size else f"changed from {size} to {other} bytes"
+        raise FormatError(f"{path}: is stale: {source.path} was {how} after it was indexed")
     first = -(-len(line) // _ALIGNED) * _ALIGNED
     lengths = (head.pairs * PAIR.itemsize, head.points * POINT.itemsize, head.windows * WINDOW)
     if min(head.pairs, head.points, head.windows) < 0 or first + sum(lengths) != size:
@@ -194,6 +195,7 @@ def _read(path: Path, source: Source) -> TarIndex:
         source, pairs, SeekPoints(points, windows) if len(points) else None,
         tuple(Reject(*reject) for reject in head.rejects),
         _digest(pairs, _as_bytes(f"{head.bound.size} {head.bound.ends}")),
+        (head.bound.size, head.bound.mtime_ns),
     )  # fmt: skip
 
 

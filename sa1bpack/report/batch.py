@@ -36,9 +36,9 @@ def batch_rows(batch: Batch, samples: int | None, rows: Any, most: int) -> list[
     Raises OptionError for both, for a place that does not exist, and for a batch without images.
     """
     if "images" not in batch:
+        found = f"has {', '.join(map(str, batch))}, but no images" if batch else "is an empty dict"
         raise OptionError(
-            f"the batch has {', '.join(map(str, batch))}, but no images: pass a batch as Loader, "
-            "DataLoader, Collate or Pipeline makes it"
+            f"the batch {found}: pass a batch as Loader, DataLoader, Collate or Pipeline makes it"
         )
     count = len(batch["images"])
     if not count:

@@ -11,13 +11,14 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.report.batch import batch_rows, subjects_of
 from sa1bpack.report.choose import checked_count, chosen
 from sa1bpack.report.contact_sheet import contact_sheet, tile_width
 from sa1bpack.report.large_picture import SIDE, large_picture
 from sa1bpack.report.pil import Image
 from sa1bpack.report.subject import Subject, read_subject
-from sa1bpack.report.tar import first_subjects, raw_source
+from sa1bpack.report.tar import first_subjects, raw_source, refuse_among_several
 from sa1bpack.report.unreadable import Unreadable
 from sa1bpack.source.find import Source
 from sa1bpack.wording import counted
@@ -77,7 +78,7 @@ def show(
         image_ids: samples with these ids, in this order; of a pack alone.
         rows: samples at these indices of the dataset, or at these places in the batch, in this
             order.
-        seed: seed of the random choice. The same seed chooses the same samples.
+        seed: seed of the random choice. The same seed chooses the same samples. Of packs alone.
         large: one large sample, with the image alone beside it and a table of its masks.
 
     Returns:
@@ -117,12 +118,19 @@ def draw_samples(
 ) -> Shown:
     """As `show`, but unreadable samples are returned, not logged."""
     if (source := raw_source(pack)) is not None:
-        if image_ids is not None or rows is not None:
+        if image_ids is not None or rows is not None or seed:
             raise OptionError(
-                f"image_ids and rows are for packs: of {source.path} the first samples are shown; "
-                "choose others with sa1bpack.TarDataset"
+                f"image_ids, rows and seed are for packs: of {source.path} the first samples are "
+                "shown; for others, look at those of sa1bpack.TarDataset"
             )
         return draw_first(source, samples=samples, large=large)
+    if isinstance(pack, TarDataset):
+        raise OptionError(
+            f"pack is {pack!r}, of which no pictures are made: pass the path of a tar, whose first "
+            "samples are shown"
+        )
+    if isinstance(pack, Sequence) and not isinstance(pack, str):
+        refuse_among_several(pack)
     if isinstance(pack, Dataset) or torch_subset(pack)[1]:
         dataset = as_dataset(pack)
     else:

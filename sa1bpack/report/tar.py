@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,16 @@ def raw_source(path: Any) -> Source | None:
         return None
     names = (name for _, _, names in os.walk(found) for name in names)
     return open_source(found) if any(name.lower().endswith(_IMAGES) for name in names) else None
+
+
+def refuse_among_several(paths: Iterable[Any]) -> None:
+    """Raise OptionError if one of several paths names a tar or folder, as `raw_source`."""
+    for path in paths:
+        if (source := raw_source(path)) is not None:
+            raise OptionError(
+                f"{source.path} is a tar or a folder of images, and one of several paths: show it "
+                "by itself; several packs can be shown together"
+            )
 
 
 def first_subjects(

@@ -6,16 +6,18 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
 from layout_packs import GRID, LAYOUTS, SIDE
 from pycocotools import mask as coco
 from same_samples import same_samples
-from small_tars import HEIGHT, SMALL, WIDTH, mask_of, members, record, write_tar
+from small_tars import HEIGHT, SMALL, WIDTH, mask_of, members, photo, record, write_tar
 from torch.utils.data import DataLoader
 
 import sa1bpack
+from sa1bpack.adapters.sam2 import RawDataset
 from sa1bpack.errors import OptionError, ReadError, SourceError
 
 OPTIONS = sa1bpack.PackOptions(**SMALL)
@@ -180,6 +182,73 @@ def test_a_tar_that_changed_since_pickling_is_refused(source, found_members, tmp
     write_tar(path, found_members, shuffle=5, compress=False)
     with pytest.raises(SourceError, match="has changed since the dataset was pickled"):
         pickle.loads(pickled)
+
+
+def test_a_tar_that_is_replaced_while_it_is_open_is_refused(source, found_members):
+    path = source("gzip-tar")
+    ds = sa1bpack.TarDataset(path, options=OPTIONS)
+    write_tar(path, found_members, shuffle=5)
+    for read in (ds.info, ds.__getitem__):
+        with pytest.raises(SourceError, match="has changed since the dataset was made; make the"):
+            read(0)
+
+
+@pytest.mark.parametrize("make", [sa1bpack.TarDataset, sa1bpack.IterableTarDataset])
+@pytest.mark.parametrize("compress", [False, True])
+def test_nothing_to_read_is_refused_whatever_the_kind_of_tar(tmp_path, make, compress):
+    with pytest.raises(OptionError, match="tars is an empty list"):
+        make([])
+    empty = tmp_path / "sa_000001.tar"
+    tarfile.open(empty, "w:gz" if compress else "w").close()
+    halves = write_tar(tmp_path / "sa_000002.tar", {"./sa_1.jpg": photo(1)}, compress=compress)
+    for tar in (empty, halves):
+        with pytest.raises(SourceError, match=rf"{tar.name}: (has no image with|begins with zer)"):
+            list(make(tar))
+
+
+def test_images_that_several_tars_have_are_named_in_the_log(tmp_path, caplog):
+    for number, first in enumerate((1, 2, 8)):
+        found = members(range(first, first + 3))
+        write_tar(tmp_path / f"sa_00000{number}.tar", found, compress=False)
+    ds = sa1bpack.TarDataset(f"{tmp_path}/*.tar", options=OPTIONS)
+    assert "2 images are in more than one of these tars, e.g. sa_2.jpg in " in caplog.text
+    assert "sa_000000.tar and " in caplog.text and "sa_000001.tar: their" in caplog.text
+    caplog.clear()
+    pickle.loads(pickle.dumps(ds))
+    sa1bpack.TarDataset([tmp_path / "sa_000000.tar", tmp_path / "sa_000002.tar"])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("part", [slice(None), [7, 0, 5, 3], slice(None, None, -2)])
+def test_an_image_is_found_by_its_id(source, part):
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS)[part]
+    expected = [ds.info(index).image_id for index in range(len(ds))]
+    for number in range(1, 9):
+        if number not in expected:
+            with pytest.raises(KeyError, match=rf"no image sa_{number}\.jpg in <TarDataset"):
+                ds.by_id(number)
+            continue
+        assert ds.index_of(number) == expected.index(number)
+        if number != 4:  # which is no JPEG
+            assert ds.by_id(number)["image_id"] == number
+
+
+def test_a_name_with_another_id_than_its_record_is_not_taken_for_it(tmp_path):
+    found = members([1])
+    found["./sa_2.jpg"], found["./sa_2.json"] = found.pop("./sa_1.jpg"), found.pop("./sa_1.json")
+    tar = write_tar(tmp_path / "sa_000000.tar", found, compress=False)
+    with pytest.raises(KeyError, match=r"the record of sa_2\.jpg has image_id 1"):
+        sa1bpack.TarDataset(tar, options=OPTIONS).by_id(2)
+
+
+@pytest.mark.parametrize("make", [sa1bpack.TarDataset, sa1bpack.IterableTarDataset])
+def test_it_is_refused_where_a_pack_is_expected_before_it_is_decoded(source, make, monkeypatch):
+    monkeypatch.setattr("sa1bpack.raw.decoding.attempt", lambda *_: pytest.fail("decoded"))
+    ds = make(source("tar"), options=OPTIONS)
+    for use in (sa1bpack.open, sa1bpack.show, RawDataset):
+        with pytest.raises(OptionError, match="TarDataset of 1 source") as raised:
+            use(ds)
+        assert len(str(raised.value)) < 300
 
 
 def test_a_torch_dataloader_reads_it(source):

@@ -68,11 +68,14 @@ def test_what_cannot_be_decoded_is_named_and_the_rest_drawn(tmp_path, capsys):
 
 def test_what_a_tar_cannot_be_asked_is_refused(tar, pack, tmp_path, capsys):
     out = str(tmp_path / "sheet.png")
-    for flags in (["--row", "1"], ["--image-id", "1"]):
+    for flags in (["--row", "1"], ["--image-id", "1"], ["--seed", "1"]):
         assert main(["show", str(tar), "-o", out, *flags]) == 2
         assert "TarDataset" in capsys.readouterr().err
     assert main(["show", str(tar.parent / "pack"), str(tar), "-o", out]) == 2
-    assert f"{tar} is not a pack: a tar or a folder is shown alone" in capsys.readouterr().err
+    alone = rf"{tar} is a tar or a folder of images, and one of several paths: show it by itself"
+    assert alone in capsys.readouterr().err
+    with pytest.raises(OptionError, match=alone):
+        sa1bpack.show([tar, tar])
     with pytest.raises(OptionError, match="a large picture shows 1 image, not 3"):
         sa1bpack.show(tar, samples=3, large=True)
     empty = write_tar(tmp_path / "sa_000001.tar", {"./sa_1.jpg": photo(1)})
