@@ -88,17 +88,20 @@ def share_of(items: Sequence[Item], part: Share) -> Sequence[Item]:
     return items[number - 1 :: count]
 
 
-def seconds(name: str, value: Any) -> float:
-    """Return a timeout as a float.
+def seconds(name: str, value: Any, unit: str = "seconds") -> float:
+    """Return a time as a float, in seconds.
+
+    unit  of the value: "seconds" or "minutes"
 
     Raises OptionError unless it is a finite number above 0 that every kind of wait can take.
     """
+    each = {"seconds": 1, "minutes": 60}[unit]
     real = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    if not real or not 0 < value <= MAX_SECONDS:
+    if not real or not 0 < value <= MAX_SECONDS // each:
         raise OptionError(
-            f"{name} is {value!r}: choose a number of seconds above 0, at most {MAX_SECONDS}"
+            f"{name} is {value!r}: choose a number of {unit} above 0, at most {MAX_SECONDS // each}"
         )
-    return float(value)
+    return float(value) * each
 
 
 _UNITS = {f"{prefix}B": 1000**n for n, prefix in enumerate(("", "k", "M", "G", "T", "P"))}

@@ -20,7 +20,7 @@ from sa1bpack.errors import OptionError
 
 BY = ("epoch", "step")
 
-# A function that is passed as it is, is evaluated for so many epochs.
+# A plain function is evaluated for so many epochs.
 FUNCTION_EPOCHS = 1000
 # Epochs or steps over which a value may change: the values of all of them are computed at once.
 MAX_LENGTH = 10_000_000

@@ -11,6 +11,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.masks import thirds_of
+from sa1bpack.wording import brief
 
 # Choice → the key of the sample that decides it. The last two are drawn.
 CHOICES = {
@@ -56,6 +57,18 @@ class MaskWeights:
             raise OptionError(
                 f"choose is an array of {weights.shape}: it must have one weight per mask of the "
                 f"dataset, ({total},), in the order of ds.mask_column"
+            )
+        if weights.dtype.kind not in "biuf":
+            raise OptionError(f"choose is an array of {weights.dtype}: it must have numbers")
+        bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+        if len(bad):
+            raise OptionError(
+                f"choose is an array of weights, which must be finite and at least 0; mask "
+                f"{bad[0]} of the dataset has {weights[bad[0]]}"
+            )
+        if total and not weights.any():
+            raise OptionError(
+                "choose is an array of weights that are all 0: choose='random' draws uniformly"
             )
 
     def __call__(self, columns: MaskColumns) -> np.ndarray:
@@ -158,8 +171,9 @@ class MaskChoice:
             error.add_note(f"raised by choose for the masks of image_id {image_id}")
             raise
         if found.shape != (masks,) or found.dtype.kind not in "biuf":
+            shown = f"{found.dtype} {found.shape}" if found.ndim else brief(found.item())
             raise OptionError(
-                f"choose returned {found.dtype} {found.shape} for image_id {image_id}: it must "
+                f"choose returned {shown} for image_id {image_id}: it must "
                 f"return one number per mask, here ({masks},)"
             )
         return found.astype(np.float64)

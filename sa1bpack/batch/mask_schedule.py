@@ -1,5 +1,6 @@
 """Which masks are kept, if that changes from epoch to epoch or from step to step."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,8 @@ from sa1bpack.batch.layout import MaskLayout
 from sa1bpack.batch.mask_choice import Choose, MaskChoice, MaskWeights
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.schedules import Schedule, as_schedule
+
+_log = logging.getLogger(__name__)
 
 ScheduledChoose = Choose | np.ndarray | Schedule | list
 
@@ -49,8 +52,11 @@ class MaskSchedule:
     def over(self, ds: Dataset, seed: int) -> "MaskSchedule":
         """The same for the masks of a dataset, to which arrays of weights belong, and a seed.
 
-        Raises OptionError for an array that does not have one number per mask of the dataset.
+        Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
+        unlimited = self.max_masks.constant and self.max_masks.values[0] is None
+        if unlimited and self.choose != as_schedule("choose", "largest"):
+            _log.warning("choose has no effect: max_masks is None, so all masks are kept")
         weigh = partial(_weighing, ds)
         return MaskSchedule(self.max_masks, self.choose.map(weigh), seed, self.pads)
 

@@ -13,7 +13,8 @@ Measure your pack on this machine: how fast memory, disk and device are by
 themselves (the ceilings), then how many samples per second a Loader and a
 DataLoader yield to a loop that does nothing with them, with the pack's pages
 dropped (cold) and in the page cache (warm), the seconds to the first batch of
-a new process, and the memory of each. Takes about 10 times --seconds."""
+a new process, and the memory of each. Takes about 10 times --seconds, and the
+start of six processes, 3 to 10 seconds each."""
 
 _EPILOG = (
     """example:

@@ -165,7 +165,7 @@ class ReadingOptions:
     def mask_schedule(self, ds: Dataset, order: Order) -> MaskSchedule:
         """The choice of masks; what is drawn has the seed of the order.
 
-        Raises OptionError for an array that does not have one number per mask of the dataset.
+        Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
         return self.choices.over(ds, order_seed(order, self.seed))
 

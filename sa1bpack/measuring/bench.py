@@ -36,6 +36,7 @@ _MOST_SAMPLES = 10_000
 _MOST_SHARDS = 128
 _WORKERS = (0, 2)
 _LITTLE = 0.01  # of a cold pack, in the page cache
+_LEAST_SECONDS = 1.0  # of a cold measurement: less says little
 _DEVICE_BYTES = 64 << 20
 
 
@@ -100,12 +101,30 @@ class BenchResult:
             f"{'host':>9}{'device':>9}",
         ]
         lines += [self._line(name) for name in self.lines]
+        lines.append(
+            "first batch: in a new process; again: in another one, which finds in the page cache "
+            "what it needs"
+        )
+        lines += self._short()
         if self.remaining_share > _LITTLE:
             lines.append(
                 f"cold is not cold: {self.remaining_share:.0%} of the pack remained in the page "
                 "cache; end other\nprocesses that have its files mapped"
             )
         return "\n".join(lines)
+
+    def _short(self) -> list[str]:
+        """What is said of cold figures that are of a moment."""
+        cold = [line["cold"] for line in self.lines.values() if line["cold"] is not None]
+        short = [speed for speed in cold if speed.seconds < _LEAST_SECONDS]
+        if not short:
+            return []
+        least = min(short, key=lambda speed: speed.seconds)
+        return [
+            f"cold figures are of little time, such as {counted(least.samples, 'sample')} in "
+            f"{least.seconds:.2g} s: no sample is read twice,\nand the pack has no more; measure a "
+            "larger one"
+        ]
 
     def _line(self, name: str) -> str:
         line, found = self.lines[name], self.ceilings

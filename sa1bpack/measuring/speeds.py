@@ -132,6 +132,7 @@ class Speed:
                   were taken; None if not known
     device_bytes  the most memory of the device that torch held, 0 on a CPU
     cached_share  of the bytes, from the page cache; None if not known
+    samples, seconds  that samples_per_second was measured over
     """
 
     samples_per_second: float
@@ -139,6 +140,8 @@ class Speed:
     host_bytes: int | None
     device_bytes: int = 0
     cached_share: float | None = None
+    samples: int = 0
+    seconds: float = 0.0
 
 
 def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Speed:
@@ -168,7 +171,8 @@ def measure(task: Task, setting: Setting, seconds: float, seed: int = 0) -> Spee
         share = loader.stats().cached_share
     known = before is not None and after is not None
     host = max(0, after - before) if known else None
-    return Speed(samples / taken, first, host, CUDA.peak(task.device), share)
+    peak = CUDA.peak(task.device)
+    return Speed(samples / taken, first, host, peak, share, samples, taken)
 
 
 @contextmanager

@@ -170,7 +170,7 @@ def tune_with(
     progress = progress or (lambda text: None)
     path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
-    budget = 60 * seconds("minutes", minutes)
+    budget = seconds("minutes", minutes, "minutes")
     options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}
     ReadingOptions(**options)
     open_device(device)

@@ -322,7 +322,10 @@ class WeightedOrder(_SeededOrder):
 
 def _cumulative(weights: np.ndarray, size: int) -> np.ndarray:
     """Return float64 (size,), the cumulative sums of the weights."""
-    weights = np.asarray(weights, np.float64)
+    weights = np.asarray(weights)
+    if weights.dtype.kind not in "biuf":
+        raise OptionError(f"weights is an array of {weights.dtype}: it must have numbers")
+    weights = weights.astype(np.float64)
     if weights.shape != (size,):
         raise OptionError(
             f"weights must be one number per sample, shape ({size},), got shape {weights.shape}"

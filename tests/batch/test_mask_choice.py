@@ -141,7 +141,8 @@ PINNED = [[5, 7, 8, 9], [6, 7, 8, 9], [2, 4, 6, 7], [2, 5, 7, 8]]
     ("weights", "text"),
     [
         (lambda columns: columns["area"][:2], r"int64 \(2,\) for image_id 9.*here \(3,\)"),
-        (lambda columns: "large", "one number per mask"),
+        (lambda columns: "large", "choose returned 'large' for image_id 9"),
+        (lambda columns: None, "choose returned None for image_id 9: it must return one number"),
         (lambda columns: np.ones(3, complex), "one number per mask"),
     ],
 )

@@ -63,7 +63,8 @@ def test_tune_prints_the_recommendation_and_writes_file_and_plot(
 def test_what_cannot_be_measured_is_refused_before_it_takes_time(command, packed, tmp_path):
     for name, flag in (("bench", "--seconds"), ("tune", "--minutes")):
         code, out, error = command(name, packed, flag, 0)
-        assert (code, out) == (2, "") and " is 0.0: choose a number of seconds above 0" in error
+        unit = flag.removeprefix("--")
+        assert (code, out) == (2, "") and f" is 0.0: choose a number of {unit} above 0" in error
         assert command(name, tmp_path / "absent")[0] == 2
         code, _, error = command(name, packed, "--device", "tpu")
         assert code == 2 and "--device is 'tpu'" in error

@@ -123,6 +123,28 @@ def test_an_array_of_weights_belongs_to_the_masks_of_the_dataset(root, make):
         OptionError, match=r"array of \(5,\).*\(\d+,\), in the order of ds.mask_col"
     ):
         make(ds, 4, max_masks=2, choose=np.ones(5))
+    for value, named in (
+        (np.nan, "finite and at least 0; mask 3 of the dataset has nan"),
+        (-1, "finite and at least 0; mask 3 of the dataset has -1"),
+        ("a", "an array of <U.*: it must have numbers"),
+    ):
+        wrong = weights.astype(str) if value == "a" else weights.copy()
+        wrong[3] = value
+        with pytest.raises(OptionError, match=named):
+            make(ds, 4, max_masks=2, choose=wrong)
+    with pytest.raises(OptionError, match="weights that are all 0: choose='random'"):
+        make(ds, 4, max_masks=2, choose=0 * weights)
+
+
+@BOTH
+def test_a_choice_that_has_no_effect_is_said(root, make, caplog):
+    ds = open_pack(root)
+    make(ds, 4, max_masks=[2, None], choose="random")
+    make(ds, 4, choose="largest")
+    assert not caplog.records
+    make(ds, 4, choose="random")
+    [record] = caplog.records
+    assert record.getMessage() == "choose has no effect: max_masks is None, so all masks are kept"
 
 
 @BOTH

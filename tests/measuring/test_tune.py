@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,6 +182,11 @@ def test_a_benchmark_has_every_line(packed):
     assert "cold is not cold: 25% of the pack" in result.as_text()
     assert max(map(len, text.splitlines()[1:])) <= 100
     assert all(name in text for name in result.lines) and len(steps) == 10
+    assert "again: in another one" in text and "cold figures are of little time, such as " in text
+    for line in result.lines.values():
+        assert 0 < line["cold"].samples <= result.samples and line["cold"].seconds > 0
+        line["cold"] = replace(line["cold"], seconds=1.0)
+    assert "cold figures" not in result.as_text()
     assert json.loads(json.dumps(result.as_dict()))["samples"] == len(open_pack(packed.root))
 
 

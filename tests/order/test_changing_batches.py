@@ -177,5 +177,7 @@ def test_weights_of_images_may_change_by_epoch():
         OrderedBatches(WeightedOrder(EXTENT, first, seed=1), 6).load_state_dict(state)
     with pytest.raises(OptionError, match=r"from epoch 1 on, weights must be one number per samp"):
         WeightedOrder(EXTENT, [first, first[1:]])
+    with pytest.raises(OptionError, match="weights is an array of <U1: it must have numbers"):
+        WeightedOrder(EXTENT, np.array(["a"] * len(first)))
     with pytest.raises(OptionError, match="weights change by step, but"):
         WeightedOrder(EXTENT, Steps(first, {1: second}, by="step"))
