@@ -19,7 +19,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check install $(if $(CI),--qu
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pack verify test test-alone frameworks test-install torture lint bench-decode bench-pack \
+.PHONY: help setup pack verify test test-alone frameworks ray test-install torture lint bench-decode bench-pack \
         bench-load bench-cold bench-slow peers docs docs-serve clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make frameworks"
 	@echo "              test with torchvision, Albumentations, transformers and torchdata, in"
 	@echo "              $(VENV)-frameworks"
+	@echo "make ray      test packing on a Ray cluster of several nodes, in $(VENV)-ray"
 	@echo "make test-install"
 	@echo "              install wheel and sdist into empty environments, and use them there"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
@@ -121,6 +122,15 @@ frameworks:
 	  --editable '.[test,frameworks]'
 	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
+
+# ray is large, and needed only where a cluster packs, so it has an environment of its own, too.
+RAY := $(VENV)-ray/bin/python
+
+ray:
+	@test -x $(RAY) || $(PYTHON) -m venv $(VENV)-ray
+	@$(RAY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt \
+	  --editable '.[test,pillow,ray]'
+	@$(RAY) -m pytest tests/packing/test_engines.py tests/packing/parts/test_ray.py $(TEST_FLAGS)
 
 # Wheel and sdist, each into an empty environment, and used outside the clone.
 test-install: setup

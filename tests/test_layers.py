@@ -132,6 +132,12 @@ def test_a_framework_is_imported_by_its_adapter_alone_and_an_adapter_by_nobody(p
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_ray_is_imported_by_its_engine_alone(path):
+    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
+    assert name_of(path) == "packing/parts/ray.py" or "ray" not in names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_numba_is_imported_by_kernels_alone(path):
     """It first chooses where compiled kernels are kept."""
     names = {name.split(".")[0] for name, _ in imports_of(parse(path))}

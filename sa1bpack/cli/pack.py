@@ -112,6 +112,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "into the same folder at the same time; `sa1bpack finalize OUT` makes them one pack",
     )  # fmt: skip
     run.add_argument(
+        "--engine", choices=("local", "ray"), default="local",
+        help="where tars are packed: on this machine, or each as a task of a Ray cluster whose "
+        "nodes share tars and OUT; --workers is then that of a task, 6 (default: %(default)s)",
+    )  # fmt: skip
+    run.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of the Ray cluster (default: RAY_ADDRESS, or this machine alone)",
+    )
+    run.add_argument(
         "--dry-run", action="store_true",
         help="estimate images, disk space and time, and refuse what the run would refuse; write "
         "nothing",
@@ -223,9 +233,19 @@ def run_pack(arguments: argparse.Namespace) -> int:
     ):  # fmt: skip
         wanted[name] = getattr(arguments, name)
     job_part, staging = part(arguments.part), arguments.staging
-    if staging is not None and (arguments.dry_run or job_part is not None):
+    one_run = job_part is None and not arguments.dry_run
+    if arguments.engine == "ray":
+        if not one_run or staging is not None:
+            raise OptionError(
+                "--engine ray packs all sources into a shared folder: leave out --part, --dry-run "
+                "and --staging"
+            )
+        wanted["address"] = arguments.address
+    elif arguments.address is not None:
+        raise OptionError("--address is that of a Ray cluster: add --engine ray")
+    elif staging is not None and not one_run:
         raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
-    if job_part is not None and arguments.dry_run:
+    elif job_part is not None and arguments.dry_run:
         raise OptionError("--dry-run is of all sources: leave out --part")
     try:
         return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part, staging)
@@ -234,15 +254,10 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 
 def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -> int:
-    with interrupts_held():
-        from sa1bpack.packing.parts.run import pack_part
-        from sa1bpack.packing.run import pack
-
+    call = _call(on_ray="address" in wanted, in_part=job_part is not None)
+    more = {"staging": staging} if staging is not None else {}
     try:
-        if job_part is None:
-            result = pack(**wanted, staging=staging)
-        else:
-            result = pack_part(**wanted, part=job_part)
+        result = call(**wanted, **more) if job_part is None else call(**wanted, part=job_part)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the same command to continue from here")
         raise
@@ -258,6 +273,19 @@ def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -
     if result.images == 0:
         print(f"sa1bpack: no image was packed{_why_nothing(result)}", file=sys.stderr)
     return exits.OK if result.complete and result.images else exits.FAILED
+
+
+def _call(on_ray: bool, in_part: bool):
+    """The function that packs."""
+    with interrupts_held():
+        if on_ray:
+            from sa1bpack.packing.parts.ray import pack_on_ray
+
+            return pack_on_ray
+        from sa1bpack.packing.parts.run import pack_part
+        from sa1bpack.packing.run import pack
+
+        return pack_part if in_part else pack
 
 
 def _dry_run(wanted: dict) -> int:

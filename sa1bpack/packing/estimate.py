@@ -34,6 +34,16 @@ PROBE_PAIRS = 24
 _OVERHEAD = 1.15
 
 
+# Memory of a run, of each tar that it reads at once, and of each worker, for images and records
+# like SA-1B's (docs/packing.md, "Memory and disk").
+RUN_BYTES, READING_BYTES, WORKER_BYTES = 250_000_000, 300_000_000, 140_000_000
+
+
+def memory_bytes(workers: int, readings: int) -> int:
+    """Memory that a run takes with so many workers, and so many tars read at once."""
+    return RUN_BYTES + readings * READING_BYTES + workers * WORKER_BYTES
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What packing would take, extrapolated from `probed` samples.

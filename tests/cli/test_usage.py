@@ -19,7 +19,7 @@ COMMANDS = {
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
         "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
-        "--staging",
+        "--staging", "--engine", "--address",
     },
     "finalize": set(),
     "verify": {"--io", "--quick", "--part", "--json"},

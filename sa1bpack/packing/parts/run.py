@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,21 @@ def pack_part(
     request = checked_request(
         sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
     )
+    plan = Plan(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
+    return run_part(replace(request, sources=mine), plan, progress)[0]
+
+
+def run_part(
+    request: Request, plan: Plan, progress: bool | None
+) -> tuple[PackResult, list[dict[str, str]]]:
+    """Pack the sources of a request as a part of a job; also returns the lines of their rejects."""
     warm_up(request.options)
     interrupts.check()
-    plan = Plan(share[1], tuple(source.name for source in request.sources))
-    state = PartState(request.out, request.options, plan, [source.name for source in mine])
+    names = [source.name for source in request.sources]
+    state = PartState(request.out, request.options, plan, names)
     try:
-        return _pack_into(state, mine, request, progress)
+        return _pack_into(state, request.sources, request, progress), state.rejects()
     finally:
         state.release()
 

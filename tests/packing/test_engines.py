@@ -1,0 +1,81 @@
+"""One contract for all that packs: in this process, in worker processes, in parts, on Ray."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_tars import SMALL, contents, members, write_tar
+
+import sa1bpack
+from sa1bpack.errors import TooManyRejects
+
+
+def pack_in_parts(sources, root: Path, **options) -> sa1bpack.PackResult:
+    """Pack in three parts; the last result has all failures, and the totals of the pack."""
+    results = [sa1bpack.pack_part(sources, root, (k, 3), workers=1, **options) for k in (2, 3, 1)]
+    found = sa1bpack.finalize(root)
+    assert found.complete == all(result.complete for result in results)
+    for result in results[:-1]:
+        results[-1].failed.update(result.failed)
+    return results[-1]
+
+
+@pytest.fixture(scope="module")
+def ray_address(tmp_path_factory):
+    """A cluster of a head and one node."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed: make ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
+    cluster.add_node(num_cpus=2, memory=2 * 10**9)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(params=["inline", "processes", "parts", "ray"])
+def engine(request) -> Callable:
+    """engine(sources, root, **options) packs."""
+    if request.param == "ray":
+        address = request.getfixturevalue("ray_address")
+        from sa1bpack.packing.parts.ray import pack_on_ray
+
+        return lambda *given, **options: pack_on_ray(*given, address=address, workers=1, **options)
+    if request.param == "parts":
+        return pack_in_parts
+    workers = {"inline": 1, "processes": 2}[request.param]
+    return lambda *given, **options: sa1bpack.pack(*given, workers=workers, **options)
+
+
+def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_path):
+    result = engine(sources, tmp_path / "pack", **SMALL)
+    assert result.complete
+    assert contents(tmp_path / "pack") == undisturbed
+
+
+def test_a_source_that_is_cut_off_is_given_up_and_completed_later(engine, tmp_path):
+    tars = [write_tar(tmp_path / f"sa_{n}.tar", members(range(20 * n, 20 * n + 9)), shuffle=None,
+                      compress=False) for n in range(3)]  # fmt: skip
+    sa1bpack.pack(tars, tmp_path / "whole", workers=1, **SMALL)
+    data, root = tars[1].read_bytes(), tmp_path / "pack"
+    os.truncate(tars[1], len(data) * 2 // 3)
+    result = engine(tars, root, **SMALL)
+    assert list(result.failed) == ["sa_1"] and str(tars[1]) in str(result.failed["sa_1"])
+    assert sa1bpack.verify(root).ok and not sa1bpack.verify(root).complete
+    tars[1].write_bytes(data)
+    assert engine(tars, root, **SMALL).complete
+    assert contents(root) == contents(tmp_path / "whole")
+
+
+def test_too_many_rejects_end_the_run(engine, tmp_path):
+    listed = members(range(12))
+    for number in range(5):
+        listed[f"./sa_{number}.json"] = b"{"
+    tar, root = write_tar(tmp_path / "sa_1.tar", listed), tmp_path / "pack"
+    with pytest.raises(TooManyRejects, match="max_rejects is 4, but 5 members were rejected"):
+        engine(tar, root, max_rejects=4, **SMALL)
+    assert engine(tar, root, max_rejects=5, **SMALL).complete
