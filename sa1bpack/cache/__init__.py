@@ -11,6 +11,7 @@ samples are read, `Group.hold` fetches what is missing, and keeps it until it is
     locks       who reads, fetches or removes a block: locks of the system, which a kill releases
     room        the folder of a cache: its limit, and what is removed to keep it
     build       the folder of a shard, with everything but the large arrays
+    fetch       one block on its way
     group       one shard in use: present samples held, missing ones fetched and checked
     packs       packs and side arrays, opened through a cache
 """

@@ -28,20 +28,15 @@ import numpy as np
 
 from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, inode_of, now
 from sa1bpack.cache.contents import Contents
+from sa1bpack.cache.fetch import Damage, Fetch
 from sa1bpack.cache.locks import PATIENCE
-from sa1bpack.cache.requests import Requests, submit
+from sa1bpack.cache.requests import Requests
 from sa1bpack.cache.room import SLOT_BLOCKS, Cache
-from sa1bpack.errors import CacheFull, FormatError, StoreError
+from sa1bpack.errors import CacheFull, StoreError
 from sa1bpack.format.files import read_at, write_at
-
-# Fetches of a block before its samples count as damaged in the origin.
-TRIES = 3
 
 # Waits for a block that another process fetches, in seconds.
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
-
-# Errors of samples, by row.
-Damage = dict[int, FormatError]
 
 
 class _Entry:
@@ -215,7 +210,7 @@ class Group:
         """End the work on those blocks that are neither ready nor being fetched."""
         for block, outcome in mine.items():
             if not outcome.done() and not outcome.running():
-                self._settle(block, False)
+                self.settle(block, False)
 
     def damage(self, block: int) -> Damage:
         """What is damaged of a pinned block that is ready."""
@@ -227,7 +222,7 @@ class Group:
                 self._cache.readers.release(self._base + block)
             del self._entries[block]
 
-    def _settle(self, block: int, found: bool | Damage | BaseException) -> None:
+    def settle(self, block: int, found: bool | Damage | BaseException) -> None:
         """End the work on a block.
 
         found  what is damaged of it if it is ready now; True: nothing; False or an error: it is not
@@ -262,7 +257,7 @@ class Group:
         if state is None:
             fetched.append(block)
         elif state:
-            self._settle(block, True)
+            self.settle(block, True)
 
     def make_ready(self, mine: dict[int, Future], fetched: list[int]) -> None:
         """Wait until the blocks that this thread pinned are ready. Raises as `Held.wait`."""
@@ -320,7 +315,7 @@ class Group:
         outcome  of this thread's work on it, which runs from when it is being fetched
         wait     for room
 
-        Returns True if it is ready; None if it is being fetched, and then `_settle` is called for
+        Returns True if it is ready; None if it is being fetched, and then `settle` is called for
         it; False if another process has it, or there is no room.
         """
         locks, at, stamps = self._cache.readers, self._base + block, self.blocks.stamps
@@ -342,12 +337,12 @@ class Group:
         elif not self._cache.take_block(self.blocks, block, wait):
             locks.release(at)
             return False
-        fetch = _Fetch(self, block)
+        fetch = Fetch(self, block)
         outcome.set_running_or_notify_cancel()
         try:
             fetch.begin()
         except BaseException as error:  # no request was made
-            self._settle(block, error)
+            self.settle(block, error)
             raise
         return None
 
@@ -444,81 +439,6 @@ class Group:
         """In a child: it holds nothing."""
         self._lock, self._entries = threading.RLock(), {}
         self.requests.after_fork()
-
-
-class _Fetch:
-    """One block on its way: a request per large file, and what follows when the last is done."""
-
-    def __init__(self, group: Group, block: int):
-        self._group, self._block, self._tries = group, block, 0
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        """Submit the requests; the last one to end settles the block."""
-        self._tries += 1
-        spans = self._group.spans(self._block)
-        self._parts: list = [b""] * len(spans)
-        self._error: BaseException | None = None
-        todo = [(n, *span) for n, span in enumerate(spans) if span[2] > span[1]]
-        self._left = len(todo)
-        if not todo:
-            submit(self._end)
-        for each in todo:
-            submit(self._get, *each)
-
-    def _get(self, number: int, path: str, low: int, high: int) -> None:
-        try:
-            if self._error is None:
-                self._parts[number] = self._group.requests.read_range(path, low, high)
-        except BaseException as error:
-            self._error = error
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._end()
-
-    def _end(self) -> None:
-        group, block = self._group, self._block
-        try:
-            if self._error is not None:
-                raise _named(self._error, group.requests.origin.url)
-            parts = [np.frombuffer(part, np.uint8) for part in self._parts]
-            damaged = group.check(block, parts)
-            if damaged and self._tries < TRIES:
-                self.begin()
-                return
-            group.write(block, parts)
-            group.finished(block, bool(damaged))
-            found: Damage | BaseException = {
-                row: FormatError(
-                    f"{group.requests.origin.url}: sample {row} of {group.folder.name} came "
-                    f"{TRIES} times with other bytes than were written: {text}; run `sa1bpack "
-                    "verify` on the pack where it was made, and upload the shard again"
-                )
-                for row, text in damaged.items()
-            }
-        except BaseException as error:
-            found = error
-            try:
-                group.given_up(block)
-            except BaseException as another:  # it stays PARTIAL, which the next one overwrites
-                found.add_note(f"and then: {another}")
-        group._settle(block, found)
-
-
-def _named(error: BaseException, url: str) -> BaseException:
-    """A StoreError for what an origin raised."""
-    if isinstance(error, StoreError):
-        return error
-    if isinstance(error, FileNotFoundError):
-        return StoreError(
-            f"{url}: {error.filename or error} is gone: the pack has changed since it "
-            "was opened; open it again"
-        )
-    if isinstance(error, OSError):
-        return StoreError(f"{url}: {error}")
-    return error
 
 
 _groups: "weakref.WeakValueDictionary[tuple, Group]" = weakref.WeakValueDictionary()
