@@ -41,17 +41,20 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         item: a sample of a Dataset, or a batch of Loader, make_dataloader or Collate, with masks
             of the image's size: `sa1bpack.open(pack, masks="bool", mask_size=1024)`.
         coordinates: those of the boxes and points in `item`, "source" or "stored". None: as the
-            `spec` of a batch says; otherwise "source", as `sa1bpack.open` does.
+            `spec` of a batch says; otherwise "source", as `sa1bpack.open` does, unless the boxes
+            cannot be that.
 
     Raises:
         OptionError: the masks are runs or have another size than the image, the pixels are planes,
-            or `item` is neither a sample nor a batch.
+            `item` is neither a sample nor a batch, or it does not say which coordinates it has, and
+            a box has fewer source pixels than its mask or leaves the image.
     """
     if not isinstance(item, Mapping) or not ("image" in item or "images" in item):
         raise OptionError(
             f"item is {type(item).__name__}: pass a sample of a Dataset or a batch of a loader"
         )
     key, sizes = ("image", "size") if "image" in item else ("images", "sizes")
+    assumed = coordinates is None and "spec" not in item
     if coordinates is None:
         stored = ", stored coordinates" in item.get("spec", "")
         coordinates = "stored" if stored else "source"
@@ -68,6 +71,8 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         scale, pixel = _scales(size, found, boxes.ndim, coordinates)
         first, extent = boxes[..., :2], boxes[..., 2:]
         edges = torch.cat([first * scale, (first + extent) * scale + pixel], -1)
+        if assumed:
+            _check_source(found, extent, edges[..., 2:], width, height)
         found["boxes"] = tv_tensors.BoundingBoxes(
             edges.float().reshape(-1, 4), format="XYXY", canvas_size=canvas
         )
@@ -114,6 +119,25 @@ def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
             f"but v2 moves only what has one size: {remedy}"
         )
     return masks[..., :height, :width]
+
+
+def _check_source(
+    found: Mapping[str, Any], extent: torch.Tensor, ends: torch.Tensor, width: int, height: int
+) -> None:
+    """Raise OptionError for boxes that cannot be in source coordinates, which were assumed.
+
+    extent  float64 (..., 2): width and height of the boxes, one less than the pixels of each
+    ends    float64 (..., 2): their ends in pixels of the image, if they are in source coordinates
+    """
+    areas = found.get("areas")
+    small = areas is not None and bool((areas.double() > (extent + 1).prod(-1) * 1.01 + 1).any())
+    outside = bool((ends > ends.new_tensor([width, height]) + 1).any())
+    if small or outside:
+        how = "leaves the image" if outside else "has fewer source pixels than its mask"
+        raise OptionError(
+            f"coordinates is None, which means source coordinates here, but a box {how}: pass "
+            "coordinates='stored' if the pack was opened so"
+        )
 
 
 def _scales(

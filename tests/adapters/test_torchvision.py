@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from frameworks import forget, has_torchvision, need_torchvision
+from small_tars import members, write_tar
 
 import sa1bpack
 
@@ -88,6 +89,32 @@ def test_a_sample_has_its_image_masks_and_boxes_on_one_canvas(photos, as_tv_tens
             assert ds[number]["image"].flags.writeable is False  # and the tensor is a copy
             made["image"].zero_()
     assert ds[0]["image"].any()
+
+
+@pytest.mark.parametrize("larger", [False, True])
+def test_coordinates_that_nobody_named_are_not_taken_for_others(
+    photos, tmp_path, as_tv_tensors, larger
+):
+    """SIDE pixels of 96, or 192: boxes that are scaled again are too small, or outside."""
+    root, how = photos.root, "has fewer source pixels than its mask"
+    if larger:
+        root, how = tmp_path / "larger", "leaves the image"
+        write_tar(tmp_path / "sa_000000.tar", members(range(3, 6)))
+        sa1bpack.pack(tmp_path / "sa_000000.tar", root, workers=1, image_size=192)
+    side = 192 if larger else SIDE
+    ds = sa1bpack.open(root, masks="bool", mask_size=side, coordinates="stored")
+    refused = 0
+    for sample in ds.where("mask_count >= 1"):
+        assert as_tv_tensors(sample, "stored")["boxes"].shape == (len(sample["areas"]), 4)
+        try:
+            as_tv_tensors(sample)
+        except sa1bpack.OptionError as error:
+            assert f"a box {how}: pass coordinates='stored'" in str(error)
+            refused += 1
+    assert refused == len(ds.where("mask_count >= 1"))
+    unnamed = sa1bpack.Collate()([*ds])  # without a spec
+    with pytest.raises(sa1bpack.OptionError, match="source coordinates here, but a box"):
+        as_tv_tensors(unnamed)
 
 
 def test_boxes_contain_their_masks_and_touch_them_on_all_sides(photos, as_tv_tensors):
