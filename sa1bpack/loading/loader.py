@@ -94,11 +94,10 @@ class Loader(BatchReader):
 
     Examples:
         >>> ds = sa1bpack.open("packed")
-        >>> with sa1bpack.Loader(ds, batch_size=2, max_masks=64) as loader:
+        >>> with sa1bpack.Loader(ds, batch_size=3, max_masks=64) as loader:
         ...     for batch in loader:
         ...         print(batch["images"].shape, batch["masks"].shape, batch["masks"].dtype)
-        torch.Size([2, 1024, 1024, 3]) torch.Size([2, 64, 256, 256]) torch.bool
-        torch.Size([1, 1024, 1024, 3]) torch.Size([1, 35, 256, 256]) torch.bool
+        torch.Size([3, 1024, 1024, 3]) torch.Size([3, 64, 256, 256]) torch.bool
     """
 
     def __init__(

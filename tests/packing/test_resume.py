@@ -20,7 +20,7 @@ from sa1bpack.errors import FormatError
 # Preloaded into every process of a run: each stops where this says, and leaves a file that names
 # it, so that a signal meets all of them there, however fast the machine is.
 _PAUSE = """
-import os, signal, sys
+import os, sys, time
 from pathlib import Path
 
 worker = "sa1bpack.packing.execution.worker" in " ".join(sys.orig_argv)
@@ -28,8 +28,8 @@ worker = "sa1bpack.packing.execution.worker" in " ".join(sys.orig_argv)
 
 def pause():
     (Path(__file__).parent / f"paused-{os.getpid()}").touch()
-    while True:
-        signal.pause()
+    while True:  # signal.pause() would sleep on if the signal came just before it
+        time.sleep(0.01)
 """
 _IN_THE_IMPORTS_OF_WORKERS = (
     _PAUSE
