@@ -1,7 +1,7 @@
 """Draw the figures of README.md from the measurements in docs/figures/*.json.
 
-`python scripts/make_figures.py` writes docs/figures/chart.svg and the table in README.md; with
---picture also docs/figures/sheet.jpg, a contact sheet of the sample tar. After a new measurement,
+`python scripts/make_figures.py` writes docs/figures/chart.svg and the sentences in README.md; with
+--picture also docs/figures/sheet.jpg, the photographs of the sample tar. After a new measurement,
 change the JSON (and docs/performance.md), and run it again: a test compares them.
 """
 
@@ -10,14 +10,15 @@ import contextlib
 import json
 import re
 import tempfile
+import textwrap
 from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs/figures"
 ORDER = ("packing", "loading", "cold")
-WIDTH, NAMES, BARS, ROW = 880, 300, 460, 24
-HEADING = 52  # pixels of a contact sheet above its pictures
+WIDTH, NAMES, BARS, ROW = 760, 290, 340, 19
+HIGH, GAP = 300, 8  # of the picture: pixels of a photograph, and between two
 BEGIN, END = "<!-- measured: make_figures.py -->\n", "<!-- end -->\n"
 
 
@@ -36,8 +37,12 @@ def chart(panels: list[dict]) -> str:
     for panel in panels:
         most = max(line["value"] for line in panel["lines"])
         most = 1.0 if most <= 1 else most
-        parts.append(f'<text x="12" y="{y + 18}" class="title">{escape(panel["title"])}</text>')
-        y += 30
+        source = f"{panel['command']}, {panel['date']}"
+        parts.append(
+            f'<text x="12" y="{y + 15}" class="title">{escape(panel["title"])}'
+            f'<tspan class="source" dx="10">{escape(source)}</tspan></text>'
+        )
+        y += 24
         for line in panel["lines"]:
             length = max(2, round(BARS * line["value"] / most))
             kind = "ours" if line.get("ours") else "other"
@@ -45,15 +50,15 @@ def chart(panels: list[dict]) -> str:
             text = f"{number(line['value'])} {panel['unit']}"
             parts += [
                 f'<text x="{NAMES - 8}" y="{middle:g}" class="name">{escape(line["name"])}</text>',
-                f'<rect x="{NAMES}" y="{y + 4}" width="{length}" height="{ROW - 8}" '
+                f'<rect x="{NAMES}" y="{y + 3}" width="{length}" height="{ROW - 6}" '
                 f'class="{kind}"/>',
                 f'<text x="{NAMES + length + 6}" y="{middle:g}">{escape(text)}</text>',
             ]
             y += ROW
-        y += 14
+        y += 10
     style = (
         "text{font:13px system-ui,sans-serif;fill:#222}.title{font-weight:600;font-size:14px}"
-        ".name{text-anchor:end}.ours{fill:#00897b}.other{fill:#9aa5ad}"
+        ".source{font-weight:400;font-size:12px;fill:#667}.name{text-anchor:end}.ours{fill:#00897b}.other{fill:#9aa5ad}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
@@ -62,46 +67,63 @@ def chart(panels: list[dict]) -> str:
     )
 
 
-def table(panels: list[dict]) -> str:
-    """What the chart shows in a sentence per panel, as the table of README.md."""
-    rows = ["| | sa1bpack | next best or usual | measured |", "|---|---|---|---|"]
-    for panel in panels:
+def summary(panels: list[dict]) -> str:
+    """What the chart shows, as the sentences of README.md: our value and the best other one."""
+
+    def values(panel: dict) -> tuple[str, str, str]:
         ours = next(line for line in panel["lines"] if line.get("ours"))
         other = next(line for line in panel["lines"] if not line.get("ours"))
-        rows.append(
-            f"| {panel['title']} | **{number(ours['value'])} {panel['unit']}** "
-            f"| {number(other['value'])} {panel['unit']} ({other['name']}) "
-            f"| {panel['date']}, `{panel['command']}` |"
-        )
-    return "\n".join(rows) + "\n"
+        return number(ours["value"]), number(other["value"]), other["name"]
+
+    (pack, usual, way), (share, next_share, peer), (cold, next_cold, cold_peer) = map(
+        values, panels
+    )
+    text = (
+        f"Preparing an image with 100 masks takes **{pack} ms** once, in place of {usual} ms "
+        f"({way}). A Loader reads samples in memory at **{share} of the speed** of copying their "
+        f"bytes (next best: {next_share}, {peer}), and samples on the disk at **{cold} per "
+        f"second** (next best: {next_cold}, {cold_peer})."
+    )
+    return textwrap.fill(text, 124, break_on_hyphens=False) + "\n"
 
 
-def with_table(readme: str, rows: str) -> str:
-    """README.md with its table between the marks replaced."""
+def with_summary(readme: str, text: str) -> str:
+    """README.md with what is between the marks replaced."""
     pattern = f"({re.escape(BEGIN)}).*?({re.escape(END)})"
-    return re.sub(pattern, lambda found: found[1] + rows + found[2], readme, flags=re.S)
+    return re.sub(pattern, lambda found: found[1] + text + found[2], readme, flags=re.S)
 
 
 def draw_picture(path: Path) -> None:
-    """A contact sheet of the sample tar, which is freely licensed: tests/samples/ATTRIBUTION.md."""
+    """The sample tar, which is freely licensed (tests/samples/ATTRIBUTION.md): its photographs
+    under their masks, boxes and points, as `sa1bpack.show` draws them, at one height in a row."""
     import sa1bpack
+    from sa1bpack.report.drawing import drawn
+    from sa1bpack.report.pil import Image
+    from sa1bpack.report.subject import read_subject
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         sa1bpack.pack(ROOT / "tests/samples/sa_000000.tar", "packed", workers=1, progress=False)
-        picture = sa1bpack.show("packed", samples=3)
-    picture = picture.crop((0, HEADING, picture.width, picture.height))  # without its path
-    width = 1200
-    picture = picture.resize((width, round(picture.height * width / picture.width)))
+        ds = sa1bpack.open("packed")
+        subjects = [read_subject(ds, row, side=1024) for row in range(len(ds))]
+        tiles = [
+            drawn(one, HIGH, round(HIGH * one.rgb.shape[1] / one.rgb.shape[0])) for one in subjects
+        ]
+    width = sum(tile.width for tile in tiles) + GAP * (len(tiles) - 1)
+    picture = Image.new("RGB", (width, HIGH), "white")
+    left = 0
+    for tile in tiles:
+        picture.paste(tile, (left, 0))
+        left += tile.width + GAP
     picture.save(path, quality=82, optimize=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--picture", action="store_true", help="draw the contact sheet as well")
+    parser.add_argument("--picture", action="store_true", help="draw the photographs as well")
     panels = measured()
     (FIGURES / "chart.svg").write_text(chart(panels))
     readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text(), table(panels)))
+    readme.write_text(with_summary(readme.read_text(), summary(panels)))
     if parser.parse_args().picture:
         draw_picture(FIGURES / "sheet.jpg")
 

@@ -84,7 +84,7 @@ def test_python_of_the_readme_runs_and_makes_the_pack_it_looks_at(folder, capsys
     assert (folder / "packed" / "manifest.json").exists()
     out = capsys.readouterr().out
     assert f"3 images, {names['result'].masks} masks" in out
-    assert "(1024, 1024, 3)" in out
+    assert "[2, 3, 512, 512]" in out and "[2, 64, 256, 256]" in out
 
 
 # The shards of xarray and zarr lie beside checksum files, which zarr does not know.

@@ -14,12 +14,12 @@ spec.loader.exec_module(make_figures)
 PANELS = make_figures.measured()
 
 
-def test_chart_and_table_are_those_of_the_measurements():
+def test_chart_and_sentences_are_those_of_the_measurements():
     remedy = "run `python scripts/make_figures.py`"
     assert (ROOT / "docs/figures/chart.svg").read_text() == make_figures.chart(PANELS), remedy
     readme = (ROOT / "README.md").read_text()
-    rows = make_figures.table(PANELS)
-    assert rows in readme and make_figures.with_table(readme, rows) == readme, remedy
+    text = make_figures.summary(PANELS)
+    assert text in readme and make_figures.with_summary(readme, text) == readme, remedy
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
@@ -36,6 +36,7 @@ def test_every_measurement_has_machine_date_and_command_and_is_in_performance_md
 
 def test_bars_are_as_long_as_their_values_and_text_is_escaped():
     lines = [{"name": "a<b", "value": 50}, {"name": "ours", "value": 100, "ours": True}]
-    svg = make_figures.chart([{"title": "t", "unit": "ms", "lines": lines}])
-    assert [int(n) for n in re.findall(r'<rect x="\d+" y="\d+" width="(\d+)"', svg)] == [230, 460]
+    panel = {"title": "t", "unit": "ms", "command": "make c", "date": "2026-01-01"}
+    svg = make_figures.chart([{**panel, "lines": lines}])
+    assert [int(n) for n in re.findall(r'<rect x="\d+" y="\d+" width="(\d+)"', svg)] == [170, 340]
     assert "a&lt;b" in svg and "a<b" not in svg

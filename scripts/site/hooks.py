@@ -53,7 +53,7 @@ def on_files(files: Files, config, **_) -> Files:
         log.warning("%s has no docstring", problem)
     for path in (ROOT / "docs").glob("*.ipynb"):
         files.append(File.generated(config, site_path(path), content=notebook_page(path)))
-    home = _brought(ROOT / "README.md", "index.md")
+    home = "---\nhide: [navigation]\n---\n\n" + _brought(ROOT / "README.md", "index.md")
     files.append(File.generated(config, "index.md", content=home))
     pending = {ROOT / "CHANGELOG.md", *_outside(files)}
     done: set[Path] = set()
