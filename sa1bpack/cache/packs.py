@@ -26,14 +26,12 @@ from sa1bpack.cache.room import Cache
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import flush_file, replace_file, temporary_beside
+from sa1bpack.format.hollow import ORIGIN_NAME
 from sa1bpack.format.index import index_arrays, index_name_of
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardEntry, read_manifest
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.spec import SIDES_NAME, SideSpec
 from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
-
-# In a folder of a cache: where it comes from. Readers of a pack ignore the name.
-ORIGIN_NAME = ".origin.json"
 
 
 class _Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from sa1bpack.dataset import shard_cache
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
+from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.index_check import check_index
 from sa1bpack.format.shard_digests import shard_digests
@@ -31,18 +32,21 @@ class PackFolder:
     cached      where its samples come from, if the folder is in a cache; else None
 
     Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
-    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
+    sample, ResourceShortage if the system refuses a map or a file for lack of resources,
+    OptionError for a folder whose samples are elsewhere, see `format.hollow`.
     """
 
     def __init__(self, root: Path):
+        self.root = Path(root).absolute()  # shards are opened later, from whatever folder
+        self.cached = attached(self.root)
+        if self.cached is None:
+            refuse_hollow(self.root)
         self.manifest, index = shard_cache.CACHE.with_resources(
             lambda: open_manifest_and_index(Path(root))
         )
-        self.root = Path(root).absolute()  # shards are opened later, from whatever folder
         if index is None:
             raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
         self.index = index
-        self.cached = attached(self.root)
         shards = self.manifest.shards
         self.first_row = [0, *accumulate(shard.samples for shard in shards)]
         self.first_mask = [0, *accumulate(shard.masks for shard in shards)]

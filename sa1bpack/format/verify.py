@@ -20,6 +20,7 @@ from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import find_duplicates
+from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
 from sa1bpack.format.layout import FORMAT_VERSION
@@ -64,8 +65,9 @@ def verify(
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
     shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
     is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
-    another major version, OSError if the manifest cannot be read, and OptionError for a URL
-    or an unknown or impossible `io` or `part`.
+    another major version, OSError if the manifest cannot be read, and OptionError for a URL,
+    a folder whose samples are elsewhere (see docs/cloud.md), or an unknown or impossible `io` or
+    `part`.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)
@@ -75,6 +77,7 @@ def verify(
     root = local_path("root", root)
     choice("io", io, IO)
     share = ALL if part is None else part_of_job(part)
+    refuse_hollow(root)
     if is_side(root):
         return _verify_side(root, quick, progress, io, share)
     while True:

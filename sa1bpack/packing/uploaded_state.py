@@ -26,7 +26,14 @@ from sa1bpack.disk.holes import punch
 from sa1bpack.errors import OutputRefused
 from sa1bpack.format.array_reader import read_metadata
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import make_folder, replace_file, temporary_beside, write_durably
+from sa1bpack.format.files import (
+    make_folder,
+    remove_published,
+    replace_file,
+    temporary_beside,
+    write_durably,
+)
+from sa1bpack.format.hollow import UPLOADED_NAME, URL_NAME, refuse_hollow, uploaded_to
 from sa1bpack.format.layout import Extent, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -35,18 +42,15 @@ from sa1bpack.format.manifest import (
     is_index_name,
     read_manifest,
 )
-from sa1bpack.format.publish import REJECTS_NAME, top_files
+from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.pack_state import PackState, check_holds_a_pack
 from sa1bpack.packing.shard_builder import PublishedShard
 
 # Shards that wait for their upload, or are being uploaded; packing waits when there are more.
 MOST_WAITING = 2
-
-# In the staging folder: which shards are in the bucket. Readers of a pack ignore the name.
-UPLOADED_NAME = ".uploaded"
 
 # What is at the top of a pack, besides its index.
 _KNOWN = {
@@ -70,8 +74,11 @@ class UploadedState(PackState):
         self._manifest_there: bytes | None = None
         super().__init__(root, options)
         try:
+            self._marks.mkdir(exist_ok=True)
+            replace_file(self._marks / URL_NAME, bucket.url.encode())
             bucket.abort_uploads()
             self._manifest_there = _restore(root, bucket, fresh=not (self.shards or self.sources))
+            self.shards.clear()
             self._load()
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-upload")
             for shard in list(self.shards.values()):
@@ -79,6 +86,22 @@ class UploadedState(PackState):
         except BaseException:
             self.release()
             raise
+
+    def _check_folder(self, root: Path) -> None:
+        """Refuse the staging folder of another pack, and a pack that no upload has begun."""
+        check_holds_a_pack(root)
+        url = uploaded_to(root)
+        if url is None and shard_folders(root):
+            refuse_hollow(root)
+            raise OutputRefused(
+                f"{root} holds a pack of this machine, whose pixels and masks would be removed as "
+                "they are uploaded: name an empty or a new folder as staging. To upload a finished "
+                "pack, copy it with a tool of the cloud, such as aws s3 sync"
+            )
+        if url not in (None, self._bucket.url):
+            raise OutputRefused(
+                f"{root} is the staging folder of {url}: name another one for {self._bucket.url}"
+            )
 
     def add_shard(self, shard: PublishedShard) -> None:
         """Enter a published shard, and upload it.
@@ -108,10 +131,12 @@ class UploadedState(PackState):
         """
         self._settle()
         manifest = read_manifest(self.root)
-        if self._manifest_there == (self.root / MANIFEST_NAME).read_bytes():
+        there, top = self._bucket.keys(""), top_files(self.root, manifest)
+        same = self._manifest_there == (self.root / MANIFEST_NAME).read_bytes()
+        if same and {CHECKSUMS_NAME, *top} <= set(there):
             return
-        old = {key.partition("/")[0] for key in self._bucket.keys("index-")}
-        for path in sorted(top_files(self.root, manifest)):
+        old = {key.partition("/")[0] for key in there if key.startswith("index-")}
+        for path in sorted(top):
             if path != MANIFEST_NAME and not path.endswith(f"/{CHECKSUMS_NAME}"):
                 self._put(path)
         last = (CHECKSUMS_NAME, MANIFEST_NAME)
@@ -168,7 +193,6 @@ class UploadedState(PackState):
         for path, expected in listed.items():
             self._bucket.put(key + path, folder / path, expected)
         self._bucket.put(key + CHECKSUMS_NAME, folder / CHECKSUMS_NAME, digest)
-        self._marks.mkdir(exist_ok=True)
         write_durably(mark, digest.encode())
         for path in filter(_is_large, listed):
             size = (folder / path).stat().st_size
@@ -193,7 +217,8 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
     fresh  nothing is in the staging folder yet
 
     Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
-    removed: their upload was killed. Returns the bucket's manifest, if it has one.
+    removed: their upload was killed. Shards of the staging folder that were uploaded, and are not
+    in the bucket any more, are removed as well. Returns the bucket's manifest, if it has one.
 
     Raises OutputRefused if the bucket's folder is not that of a pack, and as UploadedState does.
     """
@@ -208,6 +233,7 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
     if manifest is not None and fresh:
         replace_file(root / MANIFEST_NAME, manifest)
     shards: dict[str, list[str]] = {}
+    complete: set[str] = set()
     for key in keys:
         if key.startswith(f"{SHARDS_NAME}/") and key.count("/") > 1:
             shards.setdefault(key.split("/")[1], []).append(key)
@@ -218,6 +244,12 @@ def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
         check_shard_name(name, bucket.url)
         if not (root / SHARDS_NAME / name).exists():
             _restore_shard(root, name, requests)
+        complete.add(name)
+    for name in sorted(path.name for path in (root / UPLOADED_NAME).iterdir()):
+        if name != URL_NAME and name not in complete:  # removed there, and here are holes
+            if (root / SHARDS_NAME / name).exists():
+                remove_published(root / SHARDS_NAME / name)
+            (root / UPLOADED_NAME / name).unlink()
     return manifest
 
 
@@ -239,7 +271,6 @@ def _restore_shard(root: Path, name: str, requests: Requests) -> None:
             if _is_large(spec.chunk_path) and rows:
                 make_sparse(staging, spec, rows, chunk_file(spec, rows).file_bytes)
         staging.rename(folder)
-        make_folder(root / UPLOADED_NAME)
         write_durably(root / UPLOADED_NAME / name, file_digest(folder / CHECKSUMS_NAME).encode())
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -182,3 +182,21 @@ def test_saved_selections_name_the_url(layout_packs, tmp_path):
     assert (
         url_of(layout_packs()) in (tmp_path / "some.sel").read_bytes().partition(b"\n")[0].decode()
     )
+
+
+def test_a_folder_of_a_cache_is_not_taken_for_the_pack(layout_packs, tmp_path):
+    ds = open_cached(layout_packs(), tmp_path / "cache")
+    list(ds)
+    [root] = (tmp_path / "cache/packs").iterdir()
+    assert len(sa1bpack.open(root)) == len(ds)  # as a process does that unpickles the dataset
+    calls = (
+        lambda: sa1bpack.verify(root),
+        lambda: sa1bpack.info(root),
+        lambda: sa1bpack.write_report(root, tmp_path / "report.html"),
+        lambda: sa1bpack.export_sa1b(root, tmp_path / "out"),
+        lambda: sa1bpack.repair(root, [], workers=1, progress=False),
+        lambda: sa1bpack.merge(tmp_path / "out", [root]),
+    )
+    for call in calls:
+        with pytest.raises(OptionError, match=r"folder of a cache, .* in part; .* is at file://"):
+            call()

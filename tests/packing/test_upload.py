@@ -159,6 +159,52 @@ def test_a_bucket_that_does_not_list_uploads_is_packed_into_all_the_same(
     assert "a lifecycle rule of the bucket can remove them" in caplog.text
 
 
+def test_a_staging_folder_is_never_taken_for_its_pack(proxy, sample_tar, tmp_path, expected):
+    upload(sample_tar, tmp_path, "apart")
+    staging, out = tmp_path / "staging", tmp_path / "out"
+    before = files(staging)
+    calls = (
+        lambda: sa1bpack.open(staging),
+        lambda: sa1bpack.open([expected, staging], duplicates="first"),
+        lambda: sa1bpack.verify(staging),
+        lambda: sa1bpack.info(staging),
+        lambda: sa1bpack.write_report(staging, tmp_path / "report.html"),
+        lambda: sa1bpack.export_sa1b(staging, out),
+        lambda: sa1bpack.repair(staging, sample_tar, workers=1, progress=False),
+        lambda: sa1bpack.merge(out, [staging]),
+        lambda: sa1bpack.pack(sample_tar, staging, **OPTIONS),
+        lambda: sa1bpack.pack_part(sample_tar, staging, (1, 2), **OPTIONS),
+    )
+    for call in calls:
+        with pytest.raises(OptionError, match=r"staging folder .* are holes; .*s3://packs/apart"):
+            call()
+    with pytest.raises(OutputRefused, match=r"staging folder of s3://packs/apart: name another"):
+        upload(sample_tar, tmp_path, "elsewhere")
+    assert bucket.BucketFolder("s3://packs/elsewhere").keys("") == []
+    assert files(staging) == before
+
+
+def test_a_pack_of_this_machine_is_no_staging_folder(proxy, sample_tar, tmp_path, expected):
+    own = shutil.copytree(expected, tmp_path / "own")
+    with pytest.raises(OutputRefused, match="would be removed as they are uploaded"):
+        sa1bpack.pack(sample_tar, "s3://packs/own", staging=own, **OPTIONS)
+    assert files(own) == files(expected)
+
+
+def test_what_was_removed_from_the_bucket_is_packed_again(proxy, sample_tar, tmp_path, expected):
+    upload(sample_tar, tmp_path, "removed")
+    there = bucket.BucketFolder("s3://packs/removed")
+    there.delete(there.keys("shards/sa_000000-000/"))
+    assert upload(sample_tar, tmp_path, "removed").new_images == 2
+    assert objects("removed") == files(expected)
+    there.delete(there.keys("index-"))
+    assert upload(sample_tar, tmp_path, "removed").new_images == 0
+    assert objects("removed") == files(expected)
+    there.delete(there.keys(""))
+    assert upload(sample_tar, tmp_path, "removed").new_images == 3
+    assert objects("removed") == files(expected)
+
+
 def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
     stores.s3_client().put_object(Bucket="packs", Key="other/readme.txt", Body=b"x")
     with pytest.raises(OutputRefused, match=r"holds readme\.txt"):

@@ -15,6 +15,7 @@ from sa1bpack.errors import FormatError, SourceError
 from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside
+from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
@@ -99,6 +100,7 @@ def repair(
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
+    refuse_hollow(root)
     lock = None if dry_run else lock_folder(root)
     try:
         if lock is not None:
