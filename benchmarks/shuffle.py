@@ -71,6 +71,22 @@ def meet_again(first: np.ndarray, second: np.ndarray, batch: int) -> float:
     return np.sum(together * (together - 1)) / (used * (batch - 1))
 
 
+def shards_of(rows: np.ndarray, bounds: np.ndarray) -> tuple[float, float]:
+    """Return how many shards a batch has samples of, mean over the batches; and the noise.
+
+    Args:
+        rows: (b, n), samples of each batch, sorted.
+        bounds: int64 (k + 1,), of the shards.
+    """
+    sizes = np.diff(bounds)
+    shard = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[rows]
+    count, row = run_lengths(shard, shard[:, 1:] == shard[:, :-1])
+    which = shard.reshape(-1)[np.cumsum(count) - count]
+    expected = rows.shape[1] * sizes[which] / bounds[-1]
+    chi_square = np.bincount(row, count**2 / expected) - rows.shape[1]
+    return len(count) / len(rows), np.mean(chi_square) / (len(sizes) - 1)
+
+
 def figures(order: Order, bounds: np.ndarray, batch: int) -> list[float]:
     """Return the numbers of one row of the first table."""
     whole = order.take(0, 0, len(order))
@@ -80,14 +96,8 @@ def figures(order: Order, bounds: np.ndarray, batch: int) -> list[float]:
 
     rows = np.sort(whole[: len(whole) // batch * batch].reshape(-1, batch), axis=1)
     reads, _ = run_lengths(rows, rows[:, 1:] == rows[:, :-1] + 1)
-    sizes = np.diff(bounds)
-    shard = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[rows]
-    count, row = run_lengths(shard, shard[:, 1:] == shard[:, :-1])
-    which = shard.reshape(-1)[np.cumsum(count) - count]
-    expected = batch * sizes[which] / len(whole)
-    chi_square = np.bincount(row, count**2 / expected) - batch
-    noise = np.mean(chi_square) / (len(sizes) - 1)
-    return [len(count) / len(rows), np.mean(reads), noise, correlation, kept, again]
+    shards, noise = shards_of(rows, bounds)
+    return [shards, np.mean(reads), noise, correlation, kept, again]
 
 
 def feistel(positions: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:

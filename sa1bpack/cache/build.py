@@ -29,7 +29,7 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 TRIES = 3
 
 # What one request fetches of a larger file: several at once are faster than one.
-_PART = 16 << 20
+PART_BYTES = 16 << 20
 
 
 def folder_of(
@@ -204,14 +204,14 @@ def _requested(requests: Requests, path: str, target: Path, nbytes: int | None) 
     target.write_bytes(b"")
 
     def get(first: int) -> None:
-        data = requests.read_range(path, first, min(first + _PART, nbytes))
+        data = requests.read_range(path, first, min(first + PART_BYTES, nbytes))
         file = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
         try:
             write_at(file, data, first, target)
         finally:
             os.close(file)
 
-    return [submit(get, first) for first in range(0, nbytes, _PART)]
+    return [submit(get, first) for first in range(0, nbytes, PART_BYTES)]
 
 
 def digest_of(data: bytes) -> str:

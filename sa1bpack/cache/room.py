@@ -37,7 +37,7 @@ from sa1bpack.wording import size_text
 SLOT_BLOCKS = 1 << 24
 
 # At least this part of the limit is freed at a time: finding what to remove reads all stamps.
-_FREED_SHARE = 1 / 64
+FREED_SHARE = 1 / 64
 
 # How long a fetch waits for room that others hold: batches in progress release theirs in time.
 WAIT_SECONDS = 20.0
@@ -175,7 +175,7 @@ class Cache:
         while True:
             with self._locked() as numbers:
                 if numbers[0] + nbytes > self.limit:
-                    freed = max(nbytes, int(self.limit * _FREED_SHARE))
+                    freed = max(nbytes, int(self.limit * FREED_SHARE))
                     numbers[0] = self._remove(max(0, self.limit - freed))
                 if numbers[0] + nbytes <= self.limit:
                     numbers[0] += nbytes
