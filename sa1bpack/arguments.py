@@ -155,7 +155,7 @@ def _is_torch_subset(value: Any) -> bool:
     return (kind.__module__, kind.__qualname__) == ("torch.utils.data.dataset", "Subset")
 
 
-def local_path(name: str, value: str | os.PathLike) -> Path:
+def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return a path of this machine, with `~` expanded.
 
     Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder

@@ -1,11 +1,15 @@
 """The public surface changes deliberately only, and every public name is documented and shown."""
 
+import collections.abc
+import dataclasses
 import difflib
 import doctest
 import importlib
 import importlib.util
 import inspect
+import os
 import re
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,9 @@ from public_surface import (
 )
 
 import sa1bpack
+from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
+from sa1bpack.loading.options import ReadingKeywords
+from sa1bpack.packing.options import PackKeywords
 
 CALLABLES = {name: value for name, value in public_objects() if callable(value)}
 SHOWN = {
@@ -92,6 +99,52 @@ def test_what_a_public_name_returns_has_a_type(name):
         ):
             untyped.append(member)
     assert untyped == []
+
+
+def annotations_of(value):
+    """(where, annotation) of every argument, result and field of a function or a class."""
+    found = [("", value)] if not inspect.isclass(value) else [
+        (f".{name}", member) for base in value.__mro__ if base.__module__.startswith("sa1bpack")
+        for name, member in vars(base).items()
+        if name not in INTERNAL.get(base.__name__, ()) and not re.match("_[^_]", name)
+    ]  # fmt: skip
+    for name, member in found:
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or member
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if inspect.isfunction(function):
+            hints = typing.get_type_hints(function, localns={"Dataset": sa1bpack.Dataset})
+            for argument, annotation in hints.items():
+                yield f"{name} {argument}", annotation
+    if dataclasses.is_dataclass(value):
+        yield from ((f".{field}", hint) for field, hint in typing.get_type_hints(value).items())
+
+
+def is_complete(annotation) -> bool:
+    """Whether every container in a type says of what: `list[int]`, not `list`."""
+    if annotation in (dict, list, tuple, set, frozenset, type, os.PathLike) or (
+        annotation in vars(collections.abc).values() and hasattr(annotation, "__class_getitem__")
+    ):
+        return False
+    return all(is_complete(inner) for inner in typing.get_args(annotation) if inner != [])
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_no_type_of_the_public_surface_is_partly_unknown(name):
+    """What pyright reports as partially unknown, and mypy with disallow_any_generics."""
+    incomplete = [where for where, found in annotations_of(SHOWN[name]) if not is_complete(found)]
+    assert incomplete == []
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"),
+    [(PackKeywords, sa1bpack.PackOptions), (ReadingKeywords, sa1bpack.ReadingOptions),
+     (SampleKeywords, SampleOptions)],
+)  # fmt: skip
+def test_keyword_arguments_are_the_fields_of_the_options(keywords, options):
+    found, fields = typing.get_type_hints(keywords), typing.get_type_hints(options)
+    assert list(found) == [field.name for field in dataclasses.fields(options)]
+    differ = [name for name in found if found[name] != fields[name]]
+    assert differ in ([], ["side"])  # which is stored as a tuple
 
 
 def test_internal_members_are_those_of_public_classes():

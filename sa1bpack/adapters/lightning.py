@@ -1,14 +1,16 @@
 """A Lightning DataModule over a pack."""
 
+import os
 import sys
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
 from sa1bpack.adapters.packs import opened
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.options import ReadingKeywords
 from sa1bpack.schedules import WholeNumbers, as_schedule
 
 # One library under two names, each of which refuses the classes of the other: the name that the
@@ -23,6 +25,16 @@ else:
 
 
 _CHANGING = {"max_masks", "choose"}
+
+
+class LoaderKeywords(ReadingKeywords, total=False):
+    """The options of a Loader, as keyword arguments."""
+
+    device: str
+    threads: int | None
+    ahead: int | None
+    io: str | None
+    tuned: str | os.PathLike[str] | None
 
 
 class DataModule(LightningDataModule):
@@ -45,7 +57,7 @@ class DataModule(LightningDataModule):
         val: Any = 0.01,
         split_seed: int = 0,
         val_options: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[LoaderKeywords],
     ):
         """
         Args:

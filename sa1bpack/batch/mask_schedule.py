@@ -16,7 +16,7 @@ from sa1bpack.schedules import Schedule, as_schedule
 
 _log = logging.getLogger(__name__)
 
-ScheduledChoose = Choose | np.ndarray | Schedule | list
+ScheduledChoose = Choose | np.ndarray | Schedule | list[Any]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _reported: set[Path] = set()  # incomplete packs that a warning was logged for
 
 
 def open(
-    path: str | os.PathLike | Iterable[str | os.PathLike],
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
     masks: str = "bits",
     mask_size: int | None = None,
@@ -39,8 +39,8 @@ def open(
     min_iou: float | None = None,
     min_stability: float | None = None,
     duplicates: str = "error",
-    side: str | os.PathLike | Iterable[str | os.PathLike] = (),
-    cache: str | os.PathLike | None = None,
+    side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+    cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
 ) -> Dataset:
     """Open a pack, or several as one, for training.

@@ -1,9 +1,10 @@
 """What a sample is: read-only views of one row of a pack, converted as the options ask."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -36,6 +37,24 @@ ON_ERROR = ("raise", "return")
 CHECKS = ("open", "read")
 
 Sample = dict[str, Any]
+
+
+class SampleKeywords(TypedDict, total=False):
+    """The fields of `SampleOptions`, as keyword arguments."""
+
+    masks: str
+    coordinates: str
+    transform: Callable[[Sample], Any] | None
+    on_error: str
+    check: str
+    mask_size: int | None
+    mask_sampling: str | None
+    pixels: str
+    min_area: int
+    max_area_frac: float | None
+    min_iou: float | None
+    min_stability: float | None
+    side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from sa1bpack.dataset.duplicates import rows_once
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, take
-from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.dataset.saved import save_rows, selected_rows
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Selectable(ABC):
     def _below(self, name: str, value: float, seed: int, use: int) -> np.ndarray:
         return below(self._pack.image_ids(self._rows), share(name, value), seed, use)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Keep the selection as a small file of image ids: `sa1bpack.open(path)` opens it again.
 
         An earlier selection is replaced atomically. Options such as `masks` are not kept.
@@ -107,7 +107,7 @@ class Selectable(ABC):
         target = local_path("path", path)
         save_rows(self._pack, rows_once(self._pack), self._rows, target)
 
-    def select(self, path: str | os.PathLike) -> "Dataset":
+    def select(self, path: str | os.PathLike[str]) -> "Dataset":
         """Those samples that a saved selection names, in its order, wherever it was saved.
 
         Raises OptionError if the dataset lacks one of them, FormatError if the file is no selection
@@ -116,7 +116,7 @@ class Selectable(ABC):
         rows = selected_rows(self._pack, self._rows, self.ids, local_path("path", path))
         return self._over(rows)
 
-    def with_options(self, **options: Any) -> "Dataset":
+    def with_options(self, **options: Unpack[SampleKeywords]) -> "Dataset":
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for

@@ -34,7 +34,7 @@ def attach(
     axis: str = "sample",
     spatial: bool = False,
     dtype: str | None = None,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeriveResult:
     """Make a side array of rows that exist, matched by id, whatever their order.

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -25,10 +25,17 @@ from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.loader import Loader
 
-# Options of the Loader that change nothing but its speed, and the layout of masks.
-_LOADING = ("ahead", "io", "masks", "threads", "timeout")
-
 Function = Callable[..., torch.Tensor | np.ndarray]
+
+
+class LoadingKeywords(TypedDict, total=False):
+    """Options of the Loader that `derive` takes."""
+
+    ahead: int | None
+    io: str | None
+    masks: str
+    threads: int | None
+    timeout: float
 
 
 def derive(
@@ -41,10 +48,10 @@ def derive(
     axis: str = "sample",
     spatial: bool = False,
     options: Mapping[str, Any] | None = None,
-    out: str | os.PathLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     part: tuple[int, int] | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **loading: Any,
+    **loading: Unpack[LoadingKeywords],
 ) -> DeriveResult:
     """Compute a side array: one row per image or per mask, by a function of batches.
 
@@ -99,9 +106,10 @@ def derive(
         raise OptionError(f"fn is {fn!r}: choose a function of a batch")
     choice("axis", axis, SIDE_AXES)
     check_spatial(axis, spatial)
-    if unknown := sorted(loading.keys() - set(_LOADING)):
+    known = LoadingKeywords.__annotations__
+    if unknown := sorted(loading.keys() - known.keys()):
         raise OptionError(
-            f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(_LOADING)}"
+            f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(known)}"
         )
     if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
         raise OptionError(

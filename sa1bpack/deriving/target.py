@@ -77,7 +77,7 @@ class Target:
     """
 
     def __init__(
-        self, ds: Dataset, name: str, out: str | os.PathLike | None, provenance: dict[str, Any]
+        self, ds: Dataset, name: str, out: str | os.PathLike[str] | None, provenance: dict[str, Any]
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         if ds.options.rule is not None:
@@ -176,7 +176,7 @@ def _folder(ds: Dataset, name: str) -> Path:
     return ds.root / SIDES_NAME / name
 
 
-def _outside(ds: Dataset, name: str, out: str | os.PathLike) -> Path:
+def _outside(ds: Dataset, name: str, out: str | os.PathLike[str]) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
     folder = local_path("out", out)
     found = folder.resolve()

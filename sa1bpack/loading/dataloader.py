@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,7 +26,7 @@ from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.foreign import BatchSamples, EpochDataset, LoaderBatchSampler
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
-from sa1bpack.loading.options import ReadingOptions, reading_options
+from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
 from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.batches import OrderedBatches
@@ -263,8 +263,8 @@ def make_dataloader(
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
-    tuned: str | os.PathLike | None = None,
-    **options: Any,
+    tuned: str | os.PathLike[str] | None = None,
+    **options: Unpack[ReadingKeywords],
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
 

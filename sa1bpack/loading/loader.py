@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.batch.spec import LARGE_ARRAYS, BatchSpec
@@ -25,7 +25,7 @@ from sa1bpack.loading.devices import Cuda, CudaChoice, Host, open_device
 from sa1bpack.loading.epoch import Buffer, BufferPool
 from sa1bpack.loading.finish import finishing_bytes
 from sa1bpack.loading.iteration import BatchReader, Iteration
-from sa1bpack.loading.options import reading_options
+from sa1bpack.loading.options import ReadingKeywords, reading_options
 from sa1bpack.loading.page_cache import reading_mode
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
@@ -109,8 +109,8 @@ class Loader(BatchReader):
         threads: int | None = None,
         ahead: int | None = None,
         io: str | None = None,
-        tuned: str | os.PathLike | None = None,
-        **options: Any,
+        tuned: str | os.PathLike[str] | None = None,
+        **options: Unpack[ReadingKeywords],
     ):
         """
         Args:

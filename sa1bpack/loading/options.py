@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from numbers import Real
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.named import make_batches
 from sa1bpack.order.orders import Order, order_seed
-from sa1bpack.schedules import Schedule, WholeNumbers, as_schedule
+from sa1bpack.schedules import WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 
 # Options of other loaders, and their names here.
@@ -36,6 +36,27 @@ _ELSEWHERE = {
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
     "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
+
+
+class ReadingKeywords(TypedDict, total=False):
+    """The fields of `ReadingOptions`, as keyword arguments."""
+
+    order: str | Order
+    masks: str
+    max_masks: WholeNumbers | None
+    choose: ScheduledChoose
+    pad_to_max: bool
+    buckets: str | np.ndarray | Buckets | None
+    relations: Relate | Sequence[str]
+    seed: int | None
+    last: str
+    rank: int | None
+    world_size: int | None
+    on_error: str
+    max_dropped: float
+    timeout: float
+    on_epoch_end: Callable[[LoadingStats], object] | None
+    trace: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -99,7 +120,7 @@ class ReadingOptions:
 
     order: str | Order = "shuffle"
     masks: str = "padded"
-    max_masks: int | Schedule | list | Callable[[int], int] | None = None
+    max_masks: WholeNumbers | None = None
     choose: ScheduledChoose = "largest"
     pad_to_max: bool = False
     buckets: str | np.ndarray | Buckets | None = None
@@ -112,7 +133,7 @@ class ReadingOptions:
     max_dropped: float = 0.01
     timeout: float = 120.0
     on_epoch_end: Callable[[LoadingStats], object] | None = None
-    trace: str | os.PathLike | None = None
+    trace: str | os.PathLike[str] | None = None
 
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)

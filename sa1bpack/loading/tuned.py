@@ -70,7 +70,7 @@ class TunedSettings:
         return f"{text}\n".encode()
 
 
-def read_tuned(path: str | os.PathLike) -> TunedSettings:
+def read_tuned(path: str | os.PathLike[str]) -> TunedSettings:
     """Read the file. Raises OptionError if it is something else, or cannot be read."""
     path = local_path("tuned", path)
     try:
@@ -99,7 +99,7 @@ def read_tuned(path: str | os.PathLike) -> TunedSettings:
 
 
 def warn_of_differences(
-    path: str | os.PathLike, tuned: TunedSettings, ds: Dataset, device: str, batch_size: int
+    path: str | os.PathLike[str], tuned: TunedSettings, ds: Dataset, device: str, batch_size: int
 ) -> None:
     """Log what was different where the settings were measured."""
     different = tuned.measured_for.differences(MeasuredFor.of(ds, device, batch_size))

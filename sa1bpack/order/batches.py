@@ -16,7 +16,7 @@ one for libraries that deal batches out to the ranks themselves.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError, OptionError
@@ -82,7 +82,7 @@ class OrderedBatches:
         last: str = "short",
         buckets: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
-        **removed: Any,
+        **removed: Never,
     ):
         _refuse_flags(removed)
         if buckets is not None and not isinstance(buckets, Buckets):

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from sa1bpack.errors import SourceError
 from sa1bpack.format import Extent, Layout
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.attempt import attempt
-from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.options import PackKeywords, PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import sources_to_pack
 from sa1bpack.packing.progress import nothing_to_do
@@ -129,7 +129,7 @@ def estimate(
     max_rejects: int | None = None,
     links: str | Path | None = None,
     downloads: int | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -25,6 +25,27 @@ MASK_SIZES = (8, 4096)
 # and have one more array. docs/format.md counts the files.
 SAMPLES_PER_SHARD = 6144
 NATIVE_SAMPLES_PER_SHARD = 12288
+
+
+class PackKeywords(TypedDict, total=False):
+    """The fields of `PackOptions`, as keyword arguments."""
+
+    image_size: int
+    fit: str
+    pixels: str
+    resample: str
+    masks: str
+    mask_size: int
+    mask_sampling: str
+    max_masks: int | None
+    select: str
+    seed: int
+    min_area: int
+    max_area_frac: float | None
+    min_iou: float | None
+    min_stability: float | None
+    empty: str
+    samples_per_shard: int | None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from sa1bpack import __version__
 from sa1bpack.cloud.addresses import shown
@@ -17,6 +17,7 @@ from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
+from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.progress import Progress, RejectLimit
@@ -92,7 +93,7 @@ def pack(
     md5: bool = False,
     max_rejects: int | None = None,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackResult:
     """Pack SA-1B tars (or extracted folders) into shards under `out`.
 

@@ -78,9 +78,9 @@ class TarDataset:
         max_area_frac: float | None = None,
         min_iou: float | None = None,
         min_stability: float | None = None,
-        index_folder: str | os.PathLike | None = None,
+        index_folder: str | os.PathLike[str] | None = None,
         cache_bytes: int = 0,
-        cache_folder: str | os.PathLike | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
         cache_folder_bytes: int = 0,
     ):
         """
@@ -353,7 +353,7 @@ def _check_same(index: TarIndex, path: Path, digest: str) -> None:
 
 
 def _caches(
-    memory: Any, folder: str | os.PathLike | None, limit: Any
+    memory: Any, folder: str | os.PathLike[str] | None, limit: Any
 ) -> tuple[int, Path | None, int]:
     """The options of both caches, checked."""
     memory = whole_number("cache_bytes", memory, 0)

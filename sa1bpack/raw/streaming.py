@@ -98,7 +98,7 @@ class IterableTarDataset(IterableDataset):
         max_area_frac: float | None = None,
         min_iou: float | None = None,
         min_stability: float | None = None,
-        spool_folder: str | os.PathLike | None = None,
+        spool_folder: str | os.PathLike[str] | None = None,
     ):
         """
         Args:
@@ -274,12 +274,12 @@ class IterableTarDataset(IterableDataset):
             return self._rank, self._world_size
         return group.get_rank(), group.get_world_size()
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         """For worker processes, which do not know the process group of their rank."""
         rank, world_size = self._own_rank()
         return self.__dict__ | {"_rank": rank, "_world_size": world_size}
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """The tars that this consumer is done with, for `load_state_dict`; plain numbers and text.
 
         Raises LoaderError where worker processes have the state.
@@ -299,7 +299,7 @@ class IterableTarDataset(IterableDataset):
             "done": list(done) if of_epoch == epoch else [],
         }  # fmt: skip
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration continue after the tars that a state names, in its epoch.
 
         A `set_epoch` that names another epoch after this, or before it where a StatefulDataLoader

@@ -11,7 +11,7 @@ from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject
 from sa1bpack.wording import counted, printable
 
-Tars = str | os.PathLike | Iterable[str | os.PathLike]
+Tars = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _log = logging.getLogger("sa1bpack")
 

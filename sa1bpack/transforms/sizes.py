@@ -12,7 +12,7 @@ from sa1bpack.transforms.options import MAX_CANVAS, check_sides
 
 Sides = tuple[int, int]
 # A side, or (height, width), or a schedule of either. A list is a schedule.
-Size = int | Sides | Schedule | list | Callable[[int], Any] | None
+Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
 
 
 @dataclass(frozen=True)

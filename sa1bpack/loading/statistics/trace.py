@@ -27,7 +27,7 @@ class Trace:
     One process writes it.
     """
 
-    def __init__(self, path: str | os.PathLike, rank: int = 0, world_size: int = 1):
+    def __init__(self, path: str | os.PathLike[str], rank: int = 0, world_size: int = 1):
         """Create the file, or replace what is there.
 
         path  "{rank}" in it stands for the rank of this process

@@ -70,7 +70,7 @@ class MergeResult:
 
 
 def merge(
-    out: str | os.PathLike, packs: str | os.PathLike | Iterable[str | os.PathLike]
+    out: str | os.PathLike[str], packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sa1bpack.errors import MissingPackage, OutputLocked, PackError, SourceError
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
+from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import sources_to_pack
 from sa1bpack.packing.parts.finalize import FinalizeResult, finalize
 from sa1bpack.packing.parts.outcomes import Plan
@@ -74,7 +75,7 @@ def pack_on_ray(
     md5: bool = False,
     max_rejects: int | None = None,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackResult:
     """Pack on a Ray cluster, whose nodes see sources and `out` under the same paths.
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from sa1bpack.arguments import part_of_job, share_of
 from sa1bpack.packing import interrupts
+from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.parts.outcomes import Plan
 from sa1bpack.packing.parts.state import PartState
@@ -38,7 +39,7 @@ def pack_part(
     md5: bool = False,
     max_rejects: int | None = None,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[PackKeywords],
 ) -> PackResult:
     """Pack every N-th of the sources into `out`, which other parts pack into at the same time.
 
