@@ -228,6 +228,7 @@ def refuse_url(name: str, text: str) -> None:
     """Raise OptionError for a URL."""
     if found := _URL.match(text):
         shown = re.split("[?#]", text)[0]  # a query may be a signature
+        shown = re.sub("(:/+)[^/]*@", r"\1", shown)  # and a user has a password
         raise OptionError(
             f"{name} is {shown!r}: {(found[1] or found[2]).lower()} URLs are not supported; give a "
             "path of this machine, such as a mounted folder or a local copy"

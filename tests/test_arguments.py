@@ -55,6 +55,12 @@ def test_urls_are_refused_by_name(value):
         local_path("out", value)
 
 
+def test_a_url_is_refused_without_its_secrets():
+    with pytest.raises(OptionError, match="'https://host/pack@1'") as caught:
+        local_path("path", "https://me:SECRET@host/pack@1?sig=SECRET")
+    assert "SECRET" not in str(caught.value)
+
+
 @pytest.mark.parametrize("value", [b"packed", 3, None])
 def test_what_is_not_a_path_is_refused(value):
     with pytest.raises(OptionError, match=r"^out is .*: give a path$"):

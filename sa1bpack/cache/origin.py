@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from sa1bpack.cache.store_origin import StoreOrigin
-from sa1bpack.cloud.addresses import STORE_SCHEMES
+from sa1bpack.cloud.addresses import STORE_SCHEMES, folder_url
 from sa1bpack.errors import OptionError, StoreError
 from sa1bpack.format.files import cut_short, naming
 
@@ -79,6 +79,18 @@ class FolderOrigin:
 def is_url(value: Any) -> bool:
     """Whether a path is a URL of a kind that is read through a cache."""
     return isinstance(value, str) and _URL.match(value) is not None
+
+
+def origin_url(name: str, url: str) -> str:
+    """A URL in its one spelling, without secrets, as it may be shown and written.
+
+    name  of the argument, for messages
+
+    Raises OptionError as `addresses.folder_url` does.
+    """
+    if url.partition("://")[0].lower() != "file":
+        return folder_url(name, url)
+    return f"file://{url.partition('://')[2].rstrip('/') or '/'}"
 
 
 def open_origin(url: str) -> Origin:

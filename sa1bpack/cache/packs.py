@@ -120,6 +120,7 @@ def _group(cache: Cache, requests: Requests, path: str, name: str, make, link: P
 def open_pack(url: str, folder: Path, limit: int | None) -> Path:
     """The folder of a pack, in the cache in `folder`: manifest and index as they are now.
 
+    url    as `origin_url` returns it: folders are named after it
     limit  of the cache in bytes; None: that of who opened it last, or four fifths of the free disk
 
     Raises NotAPack if there is no pack, FormatError if it is damaged or being written, OptionError,
@@ -130,7 +131,7 @@ def open_pack(url: str, folder: Path, limit: int | None) -> Path:
     staging.mkdir()
     try:
         manifest = _read_heads(requests, staging)
-        name = f"{url.rstrip('/').rpartition('/')[2]}-{xxhash.xxh32_hexdigest(url.encode())}"
+        name = f"{url.rpartition('/')[2]}-{xxhash.xxh32_hexdigest(url.encode())}"
         root = cache.root / "packs" / f"{name}-{manifest.index.rpartition('-')[2]}"
         if root.is_dir():
             for each in (CHECKSUMS_NAME, MANIFEST_NAME):
@@ -207,9 +208,11 @@ def _fetch_index(requests: Requests, staging: Path, manifest: Manifest) -> None:
 def open_side(url: str, cache: Cache) -> Path:
     """The folder of a side array that lies by itself in an object store, brought up to date.
 
+    url  as `origin_url` returns it
+
     Raises NotAPack if there is none, FormatError, StoreError, OSError.
     """
-    name = f"side-{url.rstrip('/').rpartition('/')[2]}-{xxhash.xxh32_hexdigest(url.encode())}"
+    name = f"side-{url.rpartition('/')[2]}-{xxhash.xxh32_hexdigest(url.encode())}"
     try:
         return _bring_side(cache, _requests_of(url), "", cache.root / "packs" / name)
     except FileNotFoundError:

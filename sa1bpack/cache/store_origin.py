@@ -4,10 +4,10 @@ import os
 import time
 from typing import Any
 
-from sa1bpack.cloud.addresses import shown
+from sa1bpack.cloud.addresses import folder_url
 from sa1bpack.cloud.failures import final_error
 from sa1bpack.cloud.stores import error_text, open_store, package
-from sa1bpack.errors import OptionError, StoreError
+from sa1bpack.errors import StoreError
 
 # The library repeats requests by itself after 5xx, refused connections and bodies that break off.
 # What fails even so, such as a time-out, is tried so often in all.
@@ -25,14 +25,12 @@ class StoreOrigin:
     forks = False
 
     def __init__(self, url: str):
-        """Raises OptionError for a URL without a bucket, or without credentials; MissingPackage."""
-        self.url = shown(url).rstrip("/")
+        """Raises OptionError as `folder_url` does, or without credentials; MissingPackage."""
+        self.url = folder_url("path", url)
         scheme, _, rest = self.url.partition("://")
         bucket, _, key = rest.partition("/")
-        if not bucket:
-            raise OptionError(f"path is {self.url!r}: the URL names no bucket")
         self._prefix = f"{key}/" if key else ""
-        self._library, self._store = package("obstore"), open_store(scheme.lower(), bucket)
+        self._library, self._store = package("obstore"), open_store(scheme, bucket)
         self._pid = os.getpid()
 
     def read(self, path: str) -> bytes:
@@ -72,7 +70,9 @@ class StoreOrigin:
         for left in reversed(range(TRIES)):
             try:
                 return request(f"{self._prefix}{path}")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if (found := final_error(error, f"{self.url}/{path}")) is not None:
+                    raise found from None
                 raise FileNotFoundError(
                     2, "not in the object store", f"{self.url}/{path}"
                 ) from None

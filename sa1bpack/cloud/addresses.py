@@ -27,6 +27,30 @@ def shown(url: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
+def folder_url(name: str, text: str) -> str:
+    """The URL of a folder in a bucket in its one spelling: "s3://bucket/key", or "s3://bucket".
+
+    name
+        Of the argument, for messages.
+
+    Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
+    a user or a password, or with a query or a fragment.
+    """
+    scheme, _, rest = text.partition("://")
+    host, _, key = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    safe = shown(text)
+    if "@" in host or "?" in rest or "#" in rest:
+        what = "a user name before the bucket" if "@" in host else "a query or a fragment"
+        raise OptionError(
+            f"{name} is {safe!r}, with {what}: leave it out (credentials of object stores are "
+            "found as the tools of the cloud find them; signed links are for single files)"
+        )
+    if not host:
+        raise OptionError(f"{name} is {safe!r}: the URL names no bucket")
+    key = "/".join(filter(None, key.split("/")))
+    return f"{scheme.lower()}://{host}" + (f"/{key}" if key else "")
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a file lies that is read over the network. `str` of it is safe to show.

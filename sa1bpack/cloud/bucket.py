@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from sa1bpack.cloud.addresses import shown
+from sa1bpack.cloud.addresses import folder_url
 from sa1bpack.cloud.failures import final_error
 from sa1bpack.cloud.stores import begin, error_text, open_store, package, s3_client
 from sa1bpack.errors import OptionError, StoreError
@@ -31,17 +31,17 @@ class BucketFolder:
     """
 
     def __init__(self, url: str):
-        """Raises OptionError for a URL without a bucket or a folder; MissingPackage."""
-        self.url = shown(url).rstrip("/")
+        """Raises OptionError as `folder_url` does, or without a folder; MissingPackage."""
+        self.url = folder_url("out", url)
         self._scheme, _, rest = self.url.partition("://")
         self._bucket, _, key = rest.partition("/")
-        if not self._bucket or not key:
+        if not key:
             raise OptionError(
                 f"out is {self.url!r}: name a bucket and a folder in it, {self._scheme}://bucket/pack"
             )
         self._prefix = f"{key}/"
         self._library = package("obstore")
-        self._store = open_store(self._scheme.lower(), self._bucket)
+        self._store = open_store(self._scheme, self._bucket)
         self._pending: Future | None = None
         self._cancelled = False
 
@@ -105,7 +105,7 @@ class BucketFolder:
         Their parts cost money and are seen by nobody. Only of S3: a bucket of Google Cloud removes
         them by a rule of its own. Without permission for it, that is logged: nothing depends on it.
         """
-        if self._scheme.lower() != "s3":
+        if self._scheme != "s3":
             return 0
         errors, count = package("botocore.exceptions"), 0
         try:
@@ -118,6 +118,8 @@ class BucketFolder:
                     )
                     count += 1
         except (errors.ClientError, errors.BotoCoreError) as error:
+            if "NoSuchBucket" in str(error):  # what follows says so
+                return 0
             _log.warning(
                 "%s: parts of uploads that were not completed could not be looked for (%s); a "
                 "lifecycle rule of the bucket can remove them",

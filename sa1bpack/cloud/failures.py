@@ -9,7 +9,9 @@ _REFUSED = ("PermissionDeniedError", "UnauthenticatedError")
 
 
 def final_error(error: Exception, address: str) -> StoreError | None:
-    """The error for what does not pass by itself: credentials; None for what may be tried again.
+    """The error for what does not pass by itself: credentials, a bucket that does not exist.
+
+    None for what may be tried again, and for a missing object.
 
     error    of the library
     address  URL of the object
@@ -17,6 +19,11 @@ def final_error(error: Exception, address: str) -> StoreError | None:
     text = error_text(error)
     if any(word in text for word in _EXPIRED):
         return StoreError(f"{address}: the credentials have expired; log in again ({text})")
+    if "NoSuchBucket" in text:
+        return StoreError(
+            f"{address}: there is no such bucket; check the URL and the endpoint, or create the "
+            "bucket"
+        )
     if type(error).__name__ in _REFUSED:
         return StoreError(
             f"{address}: access was refused; check what the credentials allow ({text})"

@@ -78,6 +78,7 @@ def _s3_config(bucket: str) -> dict[str, Any]:
     try:
         region = session.get_config_variable("region")
         endpoint = _s3_endpoint(session)
+        _check_endpoint(bucket, endpoint)
         credentials = session.get_credentials()
     except package("botocore.exceptions").BotoCoreError as error:
         raise OptionError(
@@ -126,6 +127,18 @@ def _s3_endpoint(session: Any) -> str | None:
         environ=os.environ,
     )
     return provider.provide()
+
+
+def _check_endpoint(bucket: str, endpoint: str | None) -> None:
+    """Raise OptionError for what makes the library panic: it reads the variables, too."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        if os.environ.get(name) == "":
+            raise OptionError(f"s3://{bucket}: {name} is set, but empty: unset it")
+    if endpoint and not re.match("https?://[^/]", endpoint):
+        raise OptionError(
+            f"s3://{bucket}: the endpoint is {endpoint!r}: choose a URL, such as "
+            f"https://{endpoint.strip('/') or 'host'}"
+        )
 
 
 def error_text(error: BaseException) -> str:

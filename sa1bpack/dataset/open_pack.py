@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import bytes_of, choice, local_path, paths_of, refuse_dataset
-from sa1bpack.cache.origin import is_url
+from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cache.packs import open_pack
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
@@ -146,6 +146,7 @@ def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]
     named = list(path) if several else [path]
     if not any(map(is_url, named)):
         return paths_of("path", path)
+    named = [origin_url("path", each) if is_url(each) else each for each in named]
     if cache is None:
         raise OptionError(
             f"path is {next(filter(is_url, named))}: a URL is read through a cache; add "

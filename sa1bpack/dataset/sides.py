@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import local_path
-from sa1bpack.cache.origin import is_url
+from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cache.packs import attached_side, open_side
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.pack import Pack, Side
@@ -24,7 +24,7 @@ def side_paths(value: Any) -> tuple[str, ...]:
     found = []
     for each in value if several else [value]:
         if is_url(each):
-            found.append(each)
+            found.append(origin_url("side", each))
             continue
         path = local_path("side", each)
         plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")

@@ -129,9 +129,33 @@ def test_an_epoch_ends_with_the_error_of_a_store_that_stays_away(
         assert loader.dropped == []
 
 
+@pytest.mark.parametrize("url", ["s3://packs/pack?X-Sig=SECRET", "s3://me:SECRET@packs/pack"])
+def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
+    for options in ({"cache": tmp_path}, {}):
+        with pytest.raises(OptionError, match="leave it out") as caught:
+            sa1bpack.open(url, **options)
+        assert "SECRET" not in str(caught.value)
+    ds = open_s3(tmp_path)
+    with pytest.raises(OptionError, match=r"side is .*leave it out") as caught:
+        ds.with_options(side=url)
+    assert "SECRET" not in str(caught.value)
+    assert not [path for path in tmp_path.rglob("*") if "SECRET" in path.name]
+
+
+def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
+    for url in ("s3://packs/sides", "S3://packs//sides/"):
+        list(sa1bpack.open(url, cache=tmp_path, cache_bytes="1 GB", side=SIDE))
+    assert len(list((tmp_path / "packs").iterdir())) == 1
+    for path in tmp_path.rglob("*"):
+        assert "test-" not in path.name
+        assert not path.is_file() or b"test-secret-key" not in path.read_bytes()
+
+
 def test_what_is_not_there_is_named(proxy, tmp_path):
     with pytest.raises(NotAPack, match="s3://packs/none: not a pack"):
         open_s3(tmp_path, "none")
+    with pytest.raises(StoreError, match=r"nowhere/pack/manifest\.json: there is no such bucket"):
+        sa1bpack.open("s3://nowhere/pack", cache=tmp_path)
     with pytest.raises(OptionError, match="names no bucket"):
         sa1bpack.open("s3://", cache=tmp_path)
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from sa1bpack.cloud.addresses import is_url, parse_address, shown
+from sa1bpack.cloud.addresses import folder_url, is_url, parse_address, shown
 from sa1bpack.errors import OptionError
 
 SIGNED = "https://cdn.example.org/m1/An9f.tar?_nc_ohc=SECRET&oh=SECRET&oe=66#SECRET"
@@ -71,3 +71,32 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_secrets(url, fault):
     if "names no" not in fault:
         assert "SECRET" not in str(caught.value)
     assert "?" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://bucket/packs/one", "s3://bucket/packs/one"),
+        ("S3://bucket/packs//one/", "s3://bucket/packs/one"),
+        ("gs://bucket/a b/é", "gs://bucket/a b/é"),
+        ("s3://bucket/", "s3://bucket"),
+    ],
+)
+def test_the_url_of_a_folder_has_one_spelling(text, url):
+    assert folder_url("path", text) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("s3://bucket/one?X-Amz-Signature=SECRET", "with a query or a fragment"),
+        ("s3://bucket/one#SECRET", "with a query or a fragment"),
+        ("s3://bucket?SECRET", "with a query or a fragment"),
+        ("s3://key:SECRET@bucket/one", "with a user name before the bucket"),
+        ("s3:///one", "names no bucket"),
+    ],
+)
+def test_the_url_of_a_folder_holds_no_secrets(text, fault):
+    with pytest.raises(OptionError, match=f"^path is .*{fault}") as caught:
+        folder_url("path", text)
+    assert "SECRET" not in str(caught.value)

@@ -119,3 +119,16 @@ def test_neither_library_is_loaded_before_a_bucket_is_opened():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_an_empty_endpoint_is_an_error_that_names_the_variable(s3, monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    with pytest.raises(OptionError, match=rf"^s3://b: {name} is set, but empty: unset it$"):
+        open_store("s3", "b")
+
+
+def test_an_endpoint_without_a_scheme_is_an_error_that_says_what_it_lacks(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio.example.org:9000")
+    with pytest.raises(OptionError, match=r"such as https://minio\.example\.org:9000"):
+        open_store("s3", "b")
