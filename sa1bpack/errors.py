@@ -23,6 +23,7 @@
     ├── ResourceShortage   the system refuses a memory map or an open file (also OSError)
     ├── StoreError         an object store cannot deliver: its network, service or credentials
     │   └── CacheFull          there is no room for what is to be read through a cache
+    ├── ClusterError       a cluster cannot be reached, or its processes die again and again
     ├── MissingPackage     a package that is needed is missing or too old (also ImportError)
     └── LoaderError        a loader cannot deliver the next batch, for a reason other than the data
         └── LoaderTimeout      the batch was not ready in time (also TimeoutError)
@@ -164,6 +165,10 @@ class StoreError(Sa1bpackError):
 
 class CacheFull(StoreError):
     """A cache has no room for what is to be read through it."""
+
+
+class ClusterError(Sa1bpackError):
+    """A cluster cannot be reached, or a task's process died each time it was run."""
 
 
 class MissingPackage(Sa1bpackError, ImportError):

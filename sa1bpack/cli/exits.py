@@ -3,6 +3,7 @@
 import errno
 
 from sa1bpack.errors import (
+    ClusterError,
     MissingPackage,
     NotAPack,
     OptionError,
@@ -41,7 +42,7 @@ _CODES = (
     # A SourceError is raised before any work; later failures are in the result.
     ((OptionError, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
-    (MissingPackage, IO_ERROR),
+    ((MissingPackage, ClusterError), IO_ERROR),
     (Sa1bpackError, FAILED),
     ((OSError, MemoryError), IO_ERROR),
     (KeyboardInterrupt, INTERRUPTED),

@@ -1,19 +1,17 @@
-"""`pack_on_ray`: the sources of a pack as tasks of a Ray cluster. Nothing else imports ray.
+"""`pack_on_ray`: the sources of a pack as tasks of a Ray cluster.
 
 A task packs one source as a part of a job does: nodes share nothing but the pack's folder, and a
 task that Ray runs again, because its node or its process died, resumes after the last complete
 shard, even while the first attempt still runs. `finalize` makes the shards one pack.
 """
 
-import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from sa1bpack.errors import MissingPackage, OutputLocked, PackError, SourceError
+from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.options import PackKeywords
@@ -25,29 +23,14 @@ from sa1bpack.packing.parts.state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import Request, checked_request
 from sa1bpack.packing.run import PackResult
+from sa1bpack.ray_cluster import POLL_SECONDS, Cluster, Died, Needs, connected
 from sa1bpack.source.find import Source
-
-try:
-    import ray
-except ImportError as error:
-    raise MissingPackage(
-        "a Ray cluster needs the package ray: pip install 'sa1bpack[ray]', here and on every node"
-    ) from error
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
 WORKERS = 6
 
-# Attempts at a task whose process or node dies, after the first.
-RETRIES = 5
-
-# Tasks end between two images when they are cancelled, in seconds at the most; others are killed.
-CANCEL_SECONDS = 30
-
 # A process whose node is lost may hold its lock for this long, in seconds (NFS: 90).
 FINALIZE_SECONDS = 120
-
-# How often signals are looked for while tasks run, in seconds.
-_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -82,8 +65,7 @@ def pack_on_ray(
     The pack has the same bytes as if `pack` had made it.
 
     address
-        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone. If ray is
-        initialized in this process, that cluster is used and stays connected.
+        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
     workers
         Worker processes of each task; so many cores, and the memory they need, are asked of Ray.
         Default: 6, for one tar at a time.
@@ -95,8 +77,8 @@ def pack_on_ray(
     then its source is given up. Ctrl-C ends the tasks; what they have published stays, and the
     same call resumes, as it does if this process is killed.
 
-    Raises what `pack` raises; MissingPackage without ray, and PackError if no cluster can be
-    reached.
+    Raises what `pack` raises; MissingPackage without ray, ClusterError if no cluster can be
+    reached, and OptionError if ray is initialized in this process already.
     """
     workers = WORKERS if workers is None else workers
     request = checked_request(
@@ -107,8 +89,8 @@ def pack_on_ray(
     show = Progress(sum(source.nbytes for source in todo), limit, progress)
     failed: dict[str, SourceError] = dict(unreadable)
     try:
-        with _cluster(address):
-            failed |= _run(request, plan, todo, show)
+        with connected(address) as cluster:
+            failed |= _run(cluster, request, plan, todo, show)
     finally:
         show.close()
     interrupts.check()
@@ -150,104 +132,51 @@ def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceE
     return todo, unreadable, limit
 
 
-@contextmanager
-def _cluster(address: str | None) -> Iterator[None]:
-    """Be connected to a cluster. The handlers of signals stay those of this program."""
-    if ray.is_initialized():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in interrupts.SIGNALS}
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise PackError(f"no Ray cluster at {address or 'RAY_ADDRESS'}: {error}") from error
-    finally:
-        with suppress(ValueError):  # not the main thread: its handlers have not changed
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def _run(
-    request: Request, plan: Plan, todo: list[Source], progress: Progress
+    cluster: Cluster, request: Request, plan: Plan, todo: list[Source], progress: Progress
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
-    memory = memory_bytes(request.workers, 1)
-    _note_nodes(request.workers, memory, progress)
-    needs = {"num_cpus": request.workers, "memory": memory, "max_retries": RETRIES}
-    task = ray.remote(_pack_source)
+    needs = Needs(request.workers, memory_bytes(request.workers, 1))
+    if shortage := cluster.shortage(needs):
+        progress.note(shortage)
     # Their limit on rejects is that of the job, which is counted here.
-    common = replace(request, max_rejects=None, sources=[])
-    running = {
-        task.options(name=f"sa1bpack {source.name}", **needs).remote(
-            replace(common, sources=[source], sums=_sum_of(request, source)), plan
-        ): source
+    common = replace(request, out=request.out.absolute(), max_rejects=None, sources=[])
+    tasks = {
+        source.name: (
+            replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)), plan
+        )
         for source in todo
-    }
+    }  # fmt: skip
+    sources = {source.name: source for source in todo}
     failed: dict[str, SourceError] = {}
-    try:
-        while running:
-            interrupts.check()
-            ended, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
-            for reference in ended:
-                failed |= _take(reference, running.pop(reference), progress)
-    except BaseException:
-        _cancel(list(running))
-        raise
+    for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check):
+        failed |= _take(packed, sources[name], progress)
     return failed
+
+
+def _absolute(source: Source) -> Source:
+    """The same source for a process in another folder."""
+    return replace(source, path=source.path.absolute()) if isinstance(source.path, Path) else source
 
 
 def _sum_of(request: Request, source: Source) -> dict[str, str]:
     return {name: md5 for name, md5 in request.sums.items() if name == source.name}
 
 
-def _note_nodes(cores: int, memory: int, progress: Progress) -> None:
-    """Report if no node can take a task now: Ray waits for one, perhaps in vain."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(n.get("CPU", 0) >= cores and n.get("memory", 0) >= memory for n in nodes):
-        most = max((n.get("CPU", 0) for n in nodes), default=0)
-        progress.note(
-            f"no node has {cores} cores and {memory / 1e9:.1f} GB for a task now (the largest has "
-            f"{most:.0f} cores): waiting for one; or end this run, and choose fewer workers"
-        )
-
-
-def _take(reference: Any, source: Source, progress: Progress) -> dict[str, SourceError]:
-    """Count what a task did. Raises what ended it, unless its process died too often."""
-    try:
-        packed: _Packed = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        text = str(error).strip().partition("\n")[0]
-        progress.source_done(source)
+def _take(packed: _Packed | Died, source: Source, progress: Progress) -> dict[str, SourceError]:
+    """Count what a task did; returns name → error if the source was given up."""
+    progress.source_done(source)
+    if isinstance(packed, Died):
         return {source.name: SourceError(
-            f"{source.path}: its task died {RETRIES + 1} times, the last time with "
-            f"{type(error).__name__}: {text}; repeat the command, perhaps with fewer workers"
+            f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"
         )}  # fmt: skip
     for note in packed.result.notes:
         progress.note(f"{source.name}: {note}")
     progress.images += packed.result.new_images
-    progress.source_done(source)
     for line in packed.rejects:
         progress.rejects.add(source.path, line["member"], line["detail"])
     progress.rejects.check()
     return packed.result.failed
-
-
-def _cancel(references: list[Any]) -> None:
-    """End tasks between two images, and kill those that do not end."""
-    for reference in references:
-        with suppress(ray.exceptions.RayError):
-            ray.cancel(reference)
-    if references:
-        _, left = ray.wait(references, num_returns=len(references), timeout=CANCEL_SECONDS)
-        for reference in left:
-            with suppress(ray.exceptions.RayError):
-                ray.cancel(reference, force=True)
 
 
 def _finalized(out: Path) -> FinalizeResult:
@@ -264,4 +193,4 @@ def _finalized(out: Path) -> FinalizeResult:
             if time.monotonic() > end:
                 error.add_note(f"every source is done; once it has ended: sa1bpack finalize {out}")
                 raise
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,170 @@
+"""Tasks on a Ray cluster. Nothing else imports ray.
+
+A task is a call of a function. If its process or node dies, Ray calls it again elsewhere, perhaps
+while the lost call still runs: it must do no harm then.
+
+No task is ever cancelled, because Ray aborts this process if one ends in that moment. Who leaves
+early disconnects, and Ray ends the processes of every task of this connection.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from sa1bpack.errors import ClusterError, MissingPackage, OptionError
+
+try:
+    import ray
+except ImportError as error:
+    raise MissingPackage(
+        "a Ray cluster needs the package ray: pip install 'sa1bpack[ray]', here and on every node"
+    ) from error
+
+# Calls of a task whose process or node dies, after the first.
+RETRIES = 5
+
+# How long the head of a cluster may take to accept a connection, in seconds.
+CONNECT_SECONDS = 20
+
+# How often the caller can look for signals while tasks run, in seconds.
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task needs of its node.
+
+    cores, gpus
+        Number of each.
+    memory
+        In bytes.
+    """
+
+    cores: int
+    memory: int
+    gpus: int = 0
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus} GPU" if self.gpus else ""
+        return f"{self.cores} cores{gpus} and {self.memory / 1e9:.1f} GB"
+
+
+@dataclass(frozen=True)
+class Died:
+    """In place of what a task returns: its process or its node died in every call.
+
+    why
+        How the last one ended, in words.
+    """
+
+    why: str
+
+    def __str__(self) -> str:
+        return f"its task died {RETRIES + 1} times, the last time with {self.why}"
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator["Cluster"]:
+    """Be connected to a cluster; in the end, tasks that still run are ended.
+
+    address
+        As in `ray.init`. None: RAY_ADDRESS, or this machine alone.
+
+    The handlers of signals stay those of this program. Raises ClusterError if no cluster can be
+    reached, OptionError if ray is initialized in this process.
+    """
+    if ray.is_initialized():
+        raise OptionError(
+            "ray is initialized in this process, whose tasks would be ended with those of this "
+            "call: call ray.shutdown() first, or use the command, in a process of its own"
+        )
+    _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"no Ray cluster at {address or 'RAY_ADDRESS'}: {error}") from error
+    finally:
+        with suppress(ValueError):  # not the main thread: its handlers have not changed
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    try:
+        yield Cluster()
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ClusterError if nothing listens at HOST:PORT: ray would try for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdigit()):
+        return  # "auto", "local", or what ray itself refuses
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(f"no Ray cluster at {address}: {error}") from error
+
+
+class Cluster:
+    """A cluster that this process is connected to, by `connected`."""
+
+    def shortage(self, needs: Needs) -> str | None:
+        """A message if no node can take such a task now: Ray waits for one, perhaps in vain."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        asked = {"CPU": needs.cores, "memory": needs.memory, "GPU": needs.gpus}
+        if any(all(node.get(name, 0) >= much for name, much in asked.items()) for node in nodes):
+            return None
+        most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in asked}
+        return (
+            f"no node has {needs} for a task now (the largest have {most['CPU']:.0f} cores, "
+            f"{most['GPU']:.0f} GPU, {most['memory'] / 1e9:.1f} GB): waiting for one; or end this "
+            "run, and ask for less"
+        )
+
+    def run(
+        self,
+        function: Callable,
+        tasks: Mapping[str, tuple],
+        needs: Needs,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Run tasks: yields (name, what the function returned, or Died) of each as it ends.
+
+        function
+            Of a module of this package, which every node has.
+        tasks
+            Name of each task → the arguments of its call.
+        check
+            Called at least twice a second.
+
+        Raises what a task raises.
+        """
+        task = ray.remote(function)
+        options = {
+            "num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus,
+            "max_retries": RETRIES,
+        }  # fmt: skip
+        running = {
+            task.options(name=f"sa1bpack {name}", **options).remote(*arguments): name
+            for name, arguments in tasks.items()
+        }
+        while running:
+            check()
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+            for reference in ended:
+                yield running.pop(reference), _outcome(reference)
+
+
+def _outcome(reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().partition("\n")[0]
+        return Died(f"{type(error).__name__}: {first}")
