@@ -41,6 +41,7 @@ from sa1bpack.format.layout import Extent as Rows
 from sa1bpack.format.zarr_metadata import chunk_file
 from sa1bpack.kernels import njit
 from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
 
 GPUS = 8
@@ -229,6 +230,7 @@ def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
     every = len(extent.shard_bounds()) - 1
     yield "local, window all, block 16", LocalShuffleOrder(extent, window=every, block=16)
     yield "shuffle", ShuffleOrder(extent)
+    yield "home", HomeShuffleOrder(extent)
 
 
 def simulate(order: Order, pack: Pack, batch: int, node: int, nodes: int) -> dict:
@@ -243,7 +245,7 @@ def simulate(order: Order, pack: Pack, batch: int, node: int, nodes: int) -> dic
             _, noise = shards_of(np.sort(np.stack(read), axis=1), pack.bounds)
     counts = np.stack(counts, 1)  # cache, epoch, COUNTS
     return {
-        "nodes": nodes, "ranks": nodes * GPUS, "noise": round(float(noise), 2),
+        "nodes": nodes, "ranks": nodes * GPUS, "noise": round(float(noise), 3),
         "shards": first, "seen": round(float(state.seen.mean()), 4),
         "caches": [
             {

@@ -27,6 +27,7 @@ from statistics import median
 import numpy as np
 
 from sa1bpack.order.functions import Key, permutation
+from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
 
 FINGERPRINT = "0123456789abcdef"
@@ -45,6 +46,7 @@ def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
         name = "all" if window is None else window
         shards = len(extent.shard_bounds()) - 1 if window is None else window
         yield f"window {name}, block {block}", LocalShuffleOrder(extent, window=shards, block=block)
+    yield "home, 64 homes", HomeShuffleOrder(extent)
     yield "full shuffle", ShuffleOrder(extent)
 
 

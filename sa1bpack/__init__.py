@@ -36,6 +36,7 @@ _MODULES = {
     "SequentialOrder": "sa1bpack.order.orders",
     "ShuffleOrder": "sa1bpack.order.orders",
     "LocalShuffleOrder": "sa1bpack.order.orders",
+    "HomeShuffleOrder": "sa1bpack.order.home",
     "WeightedOrder": "sa1bpack.order.orders",
     "Extent": "sa1bpack.order.orders",
     "OrderedBatches": "sa1bpack.order.batches",

@@ -262,7 +262,7 @@ def make_parser(file: str, description: str) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of weights, order and prompts")
     add(
         "--order",
-        choices=["shuffle", "local", "sequential"],
+        choices=["shuffle", "local", "home", "sequential"],
         default="shuffle",
         help="order of images",
     )

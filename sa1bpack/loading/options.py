@@ -64,8 +64,8 @@ class ReadingOptions:
     """Options that Loader and make_dataloader share.
 
     order
-        "shuffle", "local" (shuffle within a few shards at a time), "sequential", or an Order of
-        this dataset.
+        "shuffle", "local" (shuffle within a few shards at a time), "home" (shuffle, each rank its
+        own shards in every epoch), "sequential", or an Order of this dataset.
     masks
         "padded", "flat", "padded_bits" or "flat_bits", as in `Collate`.
     max_masks

@@ -34,8 +34,9 @@ class EpochBatches:
     Global batch k holds positions `start` + k * batch_size to `start` + (k + 1) * batch_size of the
     order, whatever the number of ranks; if the batch size changes, they adjoin one another as well.
     Of its n samples, rank r of w takes the part from n * r // w to n * (r + 1) // w: neighbours
-    stay together, and full batches are cut into equal parts. With buckets, the batches of a window
-    exchange samples, see `Buckets`.
+    stay together, and full batches are cut into equal parts. An order may arrange the samples of
+    a batch before it is cut, see `HomeShuffleOrder`. With buckets, the batches of a window exchange
+    samples, see `Buckets`.
 
     The (len(order) - start) % batch_size samples that do not fill a batch come last, and `last`
     decides what becomes of them:
@@ -140,6 +141,11 @@ class EpochBatches:
         self._set("_left_over", end - cut.position(epoch, last))
 
     def _check_buckets(self) -> None:
+        if self.order.arranges:
+            raise OptionError(
+                f"the order is {self.order.kind}, by which each rank keeps its part of the shards, "
+                "but with buckets batches exchange samples: choose another order, or no buckets"
+            )
         if self.buckets.fingerprint != self.order.fingerprint:
             raise OptionError(
                 f"the buckets are of a dataset with fingerprint {self.buckets.fingerprint}, but "
@@ -205,8 +211,8 @@ class EpochBatches:
         length = stop - first
         low = length * self.rank // self.world_size
         high = length * (self.rank + 1) // self.world_size
-        if self.buckets is not None:
-            return self._bucketed(k)[low:high]
+        if self.buckets is not None or self.order.arranges:
+            return self.global_batch(k)[low:high]
         return self._take(first + low, first + high)
 
     def global_batch(self, k: int) -> np.ndarray:
@@ -215,7 +221,12 @@ class EpochBatches:
         Raises:
             IndexError: batch k does not exist.
         """
-        return self._take(*self.span(k)) if self.buckets is None else self._bucketed(k)
+        if self.buckets is not None:
+            return self._bucketed(k)
+        first, stop = self.span(k)
+        samples, own = self._take(first, stop), len(self.order) - first
+        # What has come before stays at the end, see `padded`.
+        return np.concatenate([self.order.arranged(samples[:own]), samples[own:]])
 
     def span(self, k: int) -> tuple[int, int]:
         """Return the first position of batch k, and the one after its last.

@@ -17,7 +17,7 @@ from sa1bpack.errors import OptionError
 MAX_SAMPLES = 2**32
 
 # What random words are used for. Each use has its own stream, so that no draw repeats another.
-_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, _BUCKETS, _LEFT_OVER, _KEYS = range(7)
+_SAMPLES, _SHARDS, _BLOCK_PHASES, _DRAWS, _BUCKETS, _LEFT_OVER, _KEYS, _HOMES = range(8)
 
 _CHUNK = 1 << 20
 
@@ -159,6 +159,36 @@ def _ranges(first: np.ndarray, length: np.ndarray) -> np.ndarray:
     numbers = np.repeat(first - (np.cumsum(length) - length), length)
     numbers += np.arange(len(numbers))
     return numbers
+
+
+def home_shards(shards: int) -> np.ndarray:
+    """Return uint32 (shards,), the shards in the order in which homes have them.
+
+    Random, but the same for every seed, epoch and fingerprint: what one run has left in the cache
+    of a node is what the next one reads there.
+    """
+    return permutation(Key(0, 0, "0" * 16).words(_HOMES, 0, shards))
+
+
+def home_shuffle(key: Key, size: int, homes: int) -> np.ndarray:
+    """Return uint32 (size,), the place of the sample at each position; each home is shuffled.
+
+    The places 0 to size are divided into `homes` parts in sequence, the homes, of which the first
+    size % homes have one place more. Position p has home p % homes, so every run of positions has
+    equally many samples of each, but for one.
+
+    Args:
+        key: seed, epoch, fingerprint.
+        size: samples.
+        homes: at least 1.
+    """
+    found, first = np.empty(size, np.uint32), 0
+    for home in range(min(homes, size)):
+        own = found[home::homes]
+        own[:] = permutation(key.words(_SAMPLES, home, len(own)))
+        own += np.uint32(first)
+        first += len(own)
+    return found
 
 
 def weighted_draws(key: Key, cumulative: np.ndarray, start: int, stop: int) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
+from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import (
     LocalShuffleOrder,
     Order,
@@ -19,7 +20,7 @@ from sa1bpack.order.orders import (
 from sa1bpack.order.ranks import RankBatches
 from sa1bpack.schedules import Schedule, WholeNumbers
 
-ORDERS = ("shuffle", "local", "sequential")
+ORDERS = ("shuffle", "local", "home", "sequential")
 
 
 def make_batches(
@@ -76,6 +77,8 @@ def _named(name: str, ds: Ordered, seed: int) -> Order:
         return ShuffleOrder(ds, seed=seed)
     if name == "local":
         return LocalShuffleOrder(ds, seed=seed)
+    if name == "home":
+        return HomeShuffleOrder(ds, seed=seed)
     if name == "sequential":
         return SequentialOrder(ds)
     raise OptionError(f"order is {name!r}: choose one of {', '.join(ORDERS)}, or an Order")

@@ -29,7 +29,7 @@ class Ordered(Protocol):
     def __len__(self) -> int: ...
 
     def shard_bounds(self) -> np.ndarray:
-        """Return int64 (k + 1,); only LocalShuffleOrder calls it."""
+        """Return int64 (k + 1,); only orders that go by shards call it."""
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,16 @@ class Order(ABC):
     """
 
     kind: ClassVar[str]
+    # Whether `arranged` changes anything.
+    arranges: ClassVar[bool] = False
 
     def __init__(self, dataset: Ordered):
-        described = _described(dataset)
-        count = len(described)  # not that of the Subset, whose indices may be a mask
+        found = described(dataset)
+        count = len(found)  # not that of the Subset, whose indices may be a mask
         if count == 0:
             raise OptionError("the dataset has no samples: an order needs at least one")
         self.size = whole_number("the number of samples", count, 1, pure.MAX_SAMPLES - 1)
-        self.fingerprint = pure.check_fingerprint(described.fingerprint)
+        self.fingerprint = pure.check_fingerprint(found.fingerprint)
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
@@ -119,6 +121,13 @@ class Order(ABC):
     @abstractmethod
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
 
+    def arranged(self, batch: np.ndarray) -> np.ndarray:
+        """Return the samples of a global batch, int64 (n,), in the order in which ranks share them.
+
+        Most orders leave them as they are.
+        """
+        return batch
+
     def identity(self) -> dict[str, int | str]:
         """Return everything that decides the order, as numbers and strings to save in a state."""
         return {"kind": self.kind, "fingerprint": self.fingerprint, "size": self.size}
@@ -132,8 +141,8 @@ def order_seed(order: Order, seed: int | None) -> int:
     return getattr(order, "seed", 0 if seed is None else seed)
 
 
-def _described(dataset: Any) -> Ordered:
-    """The dataset, or the dataset of the samples that a torch Subset of one selects.
+def described(dataset: Any) -> Ordered:
+    """Return the dataset, or the dataset of the samples that a torch Subset of one selects.
 
     Raises OptionError if it has no fingerprint.
     """
@@ -163,7 +172,9 @@ class SequentialOrder(Order):
         return np.arange(start, stop, dtype=np.int64)
 
 
-class _SeededOrder(Order):
+class SeededOrder(Order):
+    """An order that a seed decides."""
+
     def __init__(self, dataset: Ordered, seed: int):
         super().__init__(dataset)
         self.seed = whole_number("seed", seed, 0, MAX_WORD)
@@ -176,7 +187,7 @@ class _SeededOrder(Order):
         return super().identity() | {"seed": self.seed}
 
 
-class ShuffleOrder(_SeededOrder):
+class ShuffleOrder(SeededOrder):
     """Every sample once, in an order that is random over the whole dataset.
 
     The order of the current epoch is kept: 4 bytes per sample, 45 MB for all of SA-1B, and 135 MB
@@ -198,7 +209,7 @@ class ShuffleOrder(_SeededOrder):
         return whole[start:stop].astype(np.int64)
 
 
-class LocalShuffleOrder(_SeededOrder):
+class LocalShuffleOrder(SeededOrder):
     """Every sample once; only a few shards are in use at any time, and their samples are mixed.
 
     The shards come in random order, at most `window` at a time; a window is used up before the next
@@ -224,8 +235,8 @@ class LocalShuffleOrder(_SeededOrder):
         super().__init__(dataset, seed)
         self.window = whole_number("window", window, 1, 2**32 - 1)
         self.block = whole_number("block", block, 1, 2**32 - 1)
-        self._bounds = _checked_bounds(_described(dataset).shard_bounds(), self.size)
-        self._digest = xxhash.xxh3_64_hexdigest(self._bounds.astype("<i8").tobytes())
+        self._bounds = checked_bounds(described(dataset).shard_bounds(), self.size)
+        self._digest = bounds_digest(self._bounds)
         self._latest_plan = Latest()
 
     def identity(self) -> dict[str, int | str]:
@@ -251,7 +262,8 @@ class LocalShuffleOrder(_SeededOrder):
         return np.concatenate(parts)
 
 
-def _checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
+def checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
+    """Return int64 (k + 1,), the bounds of shards. Raises OptionError for what cannot be that."""
     bounds = np.asarray(bounds, np.int64)
     if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != size:
         raise OptionError(f"shard bounds must be a row of numbers from 0 to {size}, got {bounds}")
@@ -260,7 +272,12 @@ def _checked_bounds(bounds: np.ndarray, size: int) -> np.ndarray:
     return bounds
 
 
-class WeightedOrder(_SeededOrder):
+def bounds_digest(bounds: np.ndarray) -> str:
+    """Return what identifies the bounds of shards in a state: 16 hexadecimal digits."""
+    return xxhash.xxh3_64_hexdigest(bounds.astype("<i8").tobytes())
+
+
+class WeightedOrder(SeededOrder):
     """Samples drawn with replacement, in proportion to their weights; weight 0 is never drawn.
 
     Args:

@@ -15,8 +15,8 @@ TOP = {
     "looking": ("Looking", ["info", "show", "write_report"]),
     "reading": ("Reading", ["open", "Dataset", "TarDataset", "IterableTarDataset"]),
     "order": ("Order and schedules", [
-        "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "WeightedOrder", "Extent",
-        "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
+        "SequentialOrder", "ShuffleOrder", "LocalShuffleOrder", "HomeShuffleOrder", "WeightedOrder",
+        "Extent", "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
     ]),
     "loading": ("Loading", [
         "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench", "tune",

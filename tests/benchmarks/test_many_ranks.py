@@ -29,6 +29,7 @@ SHARDS = {
 }
 ORDERS = {
     "shuffle": lambda ds: sa1bpack.ShuffleOrder(ds, seed=4),
+    "home": lambda ds: sa1bpack.HomeShuffleOrder(ds, homes=2),
     "local": lambda ds: sa1bpack.LocalShuffleOrder(ds, window=2, block=2),
 }
 

@@ -92,7 +92,7 @@ def test_ranks_together_yield_the_same_global_batches(ds, world_size):
         loader.close()
 
 
-@pytest.mark.parametrize("order", ["shuffle", "local", "sequential"])
+@pytest.mark.parametrize("order", ["shuffle", "local", "home", "sequential"])
 def test_every_sample_comes_once_per_epoch(ds, order):
     with Loader(ds, 5, order=order) as loader:
         for _ in range(2):

@@ -16,6 +16,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import (
     LocalShuffleOrder,
     SequentialOrder,
@@ -134,6 +135,7 @@ def test_an_order_of_a_split_is_that_of_the_same_samples(ds):
         SequentialOrder,
         ShuffleOrder,
         partial(LocalShuffleOrder, window=2),
+        partial(HomeShuffleOrder, homes=2),
         partial(WeightedOrder, weights=np.arange(1, 8)),
     ):
         expected = make(ds[rows])

@@ -17,7 +17,7 @@ def batches_of(loader) -> list[dict]:
 
 
 @pytest.mark.parametrize("check", ["open", "read"])
-@pytest.mark.parametrize("order", ["shuffle", "local", "sequential"])
+@pytest.mark.parametrize("order", ["shuffle", "local", "home", "sequential"])
 def test_batches_are_those_of_one_pack(several, check, order):
     options = {"order": order, "seed": 3, "max_masks": 4}
     found = batches_of(Loader(open_pack(several.roots, check=check), 4, **options))

@@ -5,10 +5,12 @@ import pytest
 
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.named import make_batches, order_seed
 from sa1bpack.order.orders import Extent, LocalShuffleOrder, SequentialOrder, ShuffleOrder
 from sa1bpack.order.ranks import RankBatches
 
+ORDERS = "shuffle, local, home, sequential"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))
 
 
@@ -18,7 +20,12 @@ def make(order="shuffle", batch_size=4, *, seed=None, last="short", rank=None, w
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("shuffle", ShuffleOrder), ("local", LocalShuffleOrder), ("sequential", SequentialOrder)],
+    [
+        ("shuffle", ShuffleOrder),
+        ("local", LocalShuffleOrder),
+        ("home", HomeShuffleOrder),
+        ("sequential", SequentialOrder),
+    ],
 )
 def test_a_name_stands_for_an_order_with_the_seed(name, kind):
     batches = make(name, seed=7)
@@ -39,8 +46,14 @@ def test_options_reach_the_batches():
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"order": "random"}, "order is 'random': choose one of shuffle, local, sequential, or an"),
-        ({"order": None}, "order is None: choose one of shuffle, local, sequential, or an Order"),
+        (
+            {"order": "random"},
+            f"order is 'random': choose one of {ORDERS}, or an",
+        ),
+        (
+            {"order": None},
+            f"order is None: choose one of {ORDERS}, or an Order",
+        ),
         ({"order": OrderedBatches(ShuffleOrder(DS), 4)}, "order=batches.order"),
         ({"order": ShuffleOrder(Extent(19, "0" * 16))}, "has 19 samples .* make the order from"),
         (
