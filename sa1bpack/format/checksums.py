@@ -94,16 +94,16 @@ def rows_checksum(layout: Layout, rows: Mapping[str, np.ndarray], stored_height:
     """
     digest = xxhash.xxh3_64()
     for name in checksummed_arrays(layout):
-        part = byte_view(rows[name])
         if name == "image" and not layout.flat:
+            part = byte_view(rows[name])
             done = 0
             for start, stop in canvas_spans(layout, stored_height):
                 update_zeros(digest, start - done)
                 digest.update(part[start:stop])
                 done = stop
             update_zeros(digest, layout.array(name).row_bytes - done)
-        elif part.size:
-            digest.update(part)
+        else:
+            digest.update(rows[name])
     return digest.intdigest()
 
 

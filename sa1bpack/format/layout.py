@@ -30,6 +30,9 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 FITS = ("pad", "squash", "native")
 PIXELS = ("rgb", "yuv420")
 
+# The field of an Extent that counts along each axis.
+_LENGTH_ALONG = dict(zip(AXES, ("samples", "masks", "runs", "image_bytes"), strict=True))
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -51,7 +54,7 @@ class Extent:
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
-        return (self.samples, self.masks, self.runs, self.image_bytes)[AXES.index(axis)]
+        return getattr(self, _LENGTH_ALONG[axis])
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class ArraySpec:
     axis: Axis
     child_axis: Axis | None = None
 
-    @property
+    @functools.cached_property
     def offsets(self) -> bool:
         """Whether this is an offset array."""
         return self.child_axis is not None
@@ -163,7 +166,7 @@ class Layout:
         """Whether images are stored in sequence, each of its own size (fit "native")."""
         return self.fit == "native"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> tuple[ArraySpec, ...]:
         """The arrays of a shard, in the order in which a sample's checksum covers them."""
         return _shard_arrays(self)
@@ -178,6 +181,9 @@ class Layout:
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
         """The number of rows of each array in a shard of the given extent."""
         return {spec: spec.rows(extent) for spec in self.arrays}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.to_json()  # without the arrays, which follow from it
 
     def to_json(self) -> dict[str, Any]:
         """The layout as the manifest and the shards store it."""
@@ -213,7 +219,6 @@ class Layout:
 _BOX = ("mask", "xywh")
 
 
-@functools.lru_cache(maxsize=16)
 def _shard_arrays(layout: Layout) -> tuple[ArraySpec, ...]:
     grid = layout.mask_size
     per_sample = (

@@ -29,12 +29,13 @@ def checked_rows(layout: Layout, sample: Sample) -> dict[str, np.ndarray]:
     extent = sample_extent(layout, sample)
     rows = {}
     for spec in layout.arrays:
+        name = spec.name
         if spec.offsets and spec.axis == "sample":
-            rows[spec.name] = np.array([extent.along(spec.child_axis)], np.int64)
+            rows[name] = np.array([extent.along(spec.child_axis)], np.int64)
         elif spec.offsets:
-            rows[spec.name] = _lengths(spec, _given(sample, spec.name), extent)
-        elif spec.name != "checksum":
-            rows[spec.name] = _rows(spec, _given(sample, spec.name), extent)
+            rows[name] = _lengths(spec, _given(sample, name), extent)
+        elif name != "checksum":
+            rows[name] = _rows(spec, _given(sample, name), extent.along(spec.axis))
     _check_stored_size(layout, rows["size"][0])
     if layout.flat:
         _check_image_bytes(layout, rows["size"][0], len(rows["image"]))
@@ -79,12 +80,11 @@ def _given(sample: Sample, name: str) -> np.ndarray:
         raise OptionError(f"sample has no array {name!r}; it has {sorted(sample)}") from None
 
 
-def _rows(spec: ArraySpec, value: np.ndarray, extent: Extent) -> np.ndarray:
-    """`value` as (n, *row_shape); a per-sample row may lack the leading axis of 1."""
+def _rows(spec: ArraySpec, value: np.ndarray, count: int) -> np.ndarray:
+    """`value` as (count, *row_shape); a per-sample row may lack the leading axis of 1."""
     if spec.axis == "sample" and value.shape == spec.row_shape:
         value = value[None]
-    shape = (extent.along(spec.axis), *spec.row_shape)
-    _check(spec, value, shape)
+    _check(spec, value, (count, *spec.row_shape))
     return np.ascontiguousarray(value)
 
 

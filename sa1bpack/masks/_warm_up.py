@@ -14,8 +14,8 @@ def warm_up() -> None:
     fraction of a second. Call it once before several threads process images, or before timing.
     """
     text = np.frombuffer(b"04", np.uint8)  # one mask, all foreground, of a 2x2 image
-    run_ends, run_offset, _ = parse_counts(text, np.array([0, 2]), 4)
-    run_ends, run_offset = take_masks(run_ends, run_offset, np.array([0]))
+    run_ends, run_offset, _ = parse_counts(text, np.array([0, 2]), 4, keep=np.array([0]))
+    take_masks(run_ends, run_offset, np.array([0]))
     mask_area(run_ends, run_offset)
     for sampling in SAMPLINGS:
         rasterize(run_ends, run_offset, 2, 2, 8, "pad", sampling)

@@ -55,15 +55,15 @@ def _scan_text(text, text_offset, run_offset, noncanonical):
 
 
 @njit(nogil=True, cache=True)
-def _decode_text(text, text_offset, pixels, run_offset, run_ends):
-    """Write the run ends of texts that `_scan_text` accepted.
+def _decode_text(text, text_offset, pixels, run_offset, first, run_ends):
+    """Write the run ends of texts that `_scan_text` accepted, those of mask m from `first[m]` on.
 
     Returns the first mask with a number that is too long, a count outside 0..pixels, or a sum other
     than `pixels`; -1 if there is none.
     """
     for m in range(len(text_offset) - 1):
         groups = text[text_offset[m] : text_offset[m + 1]]
-        ends = run_ends[run_offset[m] : run_offset[m + 1]]
+        ends = run_ends[first[m] : first[m] + run_offset[m + 1] - run_offset[m]]
         p = np.uint64(0)  # unsigned, so that numba does not test for a negative index
         end = np.int64(0)
         before = before2 = np.int64(0)  # the last count and the one before
@@ -136,7 +136,7 @@ def _fault(text: bytes, pixels: int) -> str:
 
 
 def parse_counts(
-    text: np.ndarray, text_offset: np.ndarray, pixels: int
+    text: np.ndarray, text_offset: np.ndarray, pixels: int, keep: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parse the compressed counts of n masks of one image.
 
@@ -144,11 +144,13 @@ def parse_counts(
         text: uint8 (t,), the concatenated counts strings as ASCII bytes.
         text_offset: int64 (n + 1,), mask m's string is ``text[text_offset[m]:text_offset[m + 1]]``.
         pixels: height x width of the image, 1 to 2**31 - 1.
+        keep: int64 (k,), the masks to return, in this order, each once; None for all n. The texts
+            of the others are checked as well.
 
     Returns:
         run_ends: int32 (r,), column-major pixel positions where runs end, background first.
-        run_offset: int64 (n + 1,), mask m's ends are ``run_ends[run_offset[m]:run_offset[m + 1]]``.
-        noncanonical: bool (n,), True if the text is longer than COCO's encoder writes it for the
+        run_offset: int64 (k + 1,), mask i's ends are ``run_ends[run_offset[i]:run_offset[i + 1]]``.
+        noncanonical: bool (k,), True if the text is longer than COCO's encoder writes it for the
             same counts, so that `encode_counts` would not return the same bytes.
 
     Raises:
@@ -157,6 +159,7 @@ def parse_counts(
             `pixels`; the message and the error's `mask` have the index of the mask.
         OptionError: an array has the wrong dtype, the offsets do not fit the text, or `pixels` is
             not a whole number of at least 0.
+        IndexError: an index in `keep` is outside the masks, or occurs twice.
 
     Examples:
         >>> text = np.frombuffer(b"237", np.uint8)
@@ -176,14 +179,45 @@ def parse_counts(
     run_offset = np.empty(masks + 1, np.int64)
     noncanonical = np.empty(masks, np.bool_)
     bad = _scan_text(text, text_offset, run_offset, noncanonical)
+    first, kept_offset = run_offset[:-1], run_offset
     if bad < 0:
+        if keep is not None:
+            keep = read_only("keep", keep, np.int64)
+            first, kept_offset = np.empty(masks, np.int64), np.empty(len(keep) + 1, np.int64)
+            if not _gather(run_offset, keep, first, kept_offset):
+                raise IndexError(
+                    f"keep must have indices of 0 to {masks - 1}, each at most once, got {keep}"
+                )
         run_ends = np.empty(run_offset[-1], np.int32)
-        bad = _decode_text(text, text_offset, pixels, run_offset, run_ends)
+        bad = _decode_text(text, text_offset, pixels, run_offset, first, run_ends)
     if bad >= 0:
         refused = text[text_offset[bad] : text_offset[bad + 1]].tobytes()
         fault = f"{_fault(refused, pixels)}; correct or remove the annotation"
         raise mask_error(bad, masks, fault)
-    return run_ends, run_offset, noncanonical
+    if keep is not None:
+        noncanonical = noncanonical[keep]
+    return run_ends[: kept_offset[-1]], kept_offset, noncanonical
+
+
+@njit(nogil=True, cache=True)
+def _gather(run_offset, keep, first, kept_offset):
+    """Fill `first` (n) with where the runs of each mask go, those in `keep` first and in its order,
+    and `kept_offset` (k + 1). Returns False if an index is outside the masks or occurs twice."""
+    first[:] = -1
+    end = 0
+    kept_offset[0] = 0
+    for i in range(len(keep)):
+        m = keep[i]
+        if not 0 <= m < len(first) or first[m] >= 0:
+            return False
+        first[m] = end
+        end += run_offset[m + 1] - run_offset[m]
+        kept_offset[i + 1] = end
+    for m in range(len(first)):
+        if first[m] < 0:
+            first[m] = end
+            end += run_offset[m + 1] - run_offset[m]
+    return True
 
 
 @njit(nogil=True, cache=True)

@@ -1,6 +1,7 @@
 """The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -148,7 +149,7 @@ class PackOptions:
         """Check a whole number, and store it as int, whatever its type."""
         object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """The arrays that follow from these options."""
         kinds = self.masks.split("+")
@@ -161,7 +162,7 @@ class PackOptions:
             runs="runs" in kinds,
         )
 
-    @property
+    @cached_property
     def rule(self) -> MaskRule:
         """Which masks of an image are kept."""
         return MaskRule(

@@ -14,7 +14,7 @@ from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.masks.raster import rasterize
-from sa1bpack.masks.rle import parse_counts, take_masks
+from sa1bpack.masks.rle import parse_counts
 from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
@@ -89,12 +89,6 @@ def make_sample(
     record = parse_annotations(record)
     _check_name(record.file_name, file_name)
     image_pixels = record.height * record.width
-    try:
-        run_ends, run_offset, noncanonical = parse_counts(
-            record.counts_text, record.counts_offset, image_pixels
-        )
-    except MaskError as error:
-        raise _name_the_mask(error, record) from error
     kept = select_masks(
         options.rule,
         record.area,
@@ -103,15 +97,20 @@ def make_sample(
         image_pixels,
         record.image_id,
     )
+    try:
+        run_ends, run_offset, noncanonical = parse_counts(
+            record.counts_text, record.counts_offset, image_pixels, kept
+        )
+    except MaskError as error:
+        raise _name_the_mask(error, record) from error
     if options.empty == "drop" and len(kept) == 0:
         return None
     layout = options.layout
     size = stored_size(record.height, record.width, options.image_size, options.fit)
     image = buffers.image(image_nbytes(layout, *size))
     _decode(jpeg, record, options, size, image)
-    run_ends, run_offset = take_masks(run_ends, run_offset, kept)
     number_types = record.number_types[kept]
-    number_types[noncanonical[kept]] |= NONCANONICAL_BIT
+    number_types[noncanonical] |= NONCANONICAL_BIT
     rows = {
         "image": image if layout.flat else image.reshape(layout.array("image").row_shape),
         "image_id": np.array([record.image_id], np.int64),
