@@ -27,6 +27,14 @@ COMMANDS = {
     "tune": "find the settings of a loader that suit a pack and this machine",
 }
 
+_FIRST_STEPS = """\
+first steps:
+  sa1bpack pack sa_000000.tar --out packed    # again: resumes, or adds tars
+  sa1bpack verify packed
+  sa1bpack show packed -o sheet.png           # look at it before you train
+
+"""
+
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Parse a command line; among the options, `run` is the function of the command.
@@ -116,7 +124,7 @@ def _main_parser() -> argparse.ArgumentParser:
         prog="sa1bpack",
         usage="sa1bpack [-h] [--version] COMMAND ...",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
-        epilog=exits.EPILOG,
+        epilog=_FIRST_STEPS + exits.EXPLAINED,
         formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
@@ -133,10 +141,7 @@ def _main_parser() -> argparse.ArgumentParser:
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one command, with its options: a key of COMMANDS."""
-    parser = argparse.ArgumentParser(
-        prog=f"sa1bpack {name}",
-        epilog=exits.EPILOG,
-        formatter_class=HelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog=f"sa1bpack {name}", formatter_class=HelpFormatter)
     import_module(f"sa1bpack.cli.{name}").add_options(parser)
+    parser.epilog = f"{parser.epilog}\n\n{exits.SUMMARY}"
     return parser

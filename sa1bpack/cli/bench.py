@@ -16,16 +16,12 @@ dropped (cold) and in the page cache (warm), the seconds to the first batch of
 a new process, and the memory of each. Takes about 10 times --seconds, and the
 start of six processes, 3 to 10 seconds each."""
 
-_EPILOG = (
-    """example:
+_EPILOG = """\
+example:
   sa1bpack bench /data/packed --device cuda --batch-size 16
 
 Nothing else should run meanwhile. Dropping pages slows down other programs
-that read the pack, and nothing else.
-
-"""
-    + exits.EPILOG
-)
+that read the pack, and nothing else."""
 
 LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
 

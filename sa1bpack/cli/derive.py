@@ -20,8 +20,8 @@ change. sa1bpack.open(PACK, side=[NAME]) adds it to samples and batches.
 Work is published shard by shard. Interrupted? Repeat the command: shards that
 are done are kept. A shard that was packed again is computed again."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda
   sa1bpack derive /data/packed depth --fn my_masks:depth --axis mask
   sa1bpack derive /data/packed parents --axis mask --masks runs \\
@@ -33,11 +33,7 @@ a pack that is read-only:
 
 The function is called with batches of a Loader, as FUNCTION(batch, **options),
 and returns a tensor with one row per image or mask. Modules in the current
-folder are found.
-
-"""
-    + exits.EPILOG
-)
+folder are found."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

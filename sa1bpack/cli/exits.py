@@ -23,8 +23,14 @@ IO_ERROR = 4  # the disk or the machine failed, or lacks a package
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
 
-EPILOG = """exit codes:
-  0  done            1  done, but something failed (it is named)
+SUMMARY = """\
+exit codes: 0 done, 1 something failed, 2 wrong usage, 3 refused, 4 disk or
+machine error, 130 and 143 interrupted; see `sa1bpack --help`"""
+
+EXPLAINED = """\
+exit codes:
+  0  done
+  1  done, but something failed: it is named
   2  wrong usage: an option, a path, a source or a list of sums cannot be used
   3  refused: the folder is in use, or holds something else, or a pack of
      another version, with other options, or damaged; it was left as it was

@@ -17,17 +17,13 @@ Existing files with the same bytes are left as they are; others are never
 overwritten. Interrupted? Repeat the command: SA-1B files that exist are not
 written again."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack export /data/packed /data/json
   sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
   sa1bpack export /data/packed 12.json --format coco --source sa_000012
   sa1bpack export '/data/packs/*' /data/json
-  sa1bpack export many.sel /data/json             what `sa1bpack subset` saved
-
-"""
-    + exits.EPILOG
-)
+  sa1bpack export many.sel /data/json    # what `sa1bpack subset` saved"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

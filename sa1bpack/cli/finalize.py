@@ -17,19 +17,14 @@ The pack has the same bytes as if one run had packed all sources. No tar is
 read. If sources are missing, they are named with the parts to repeat; then
 repeat this command, too."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack finalize /data/packed
 after all parts of a job array, if none failed (SLURM):
   sbatch --dependency=afterok:$JOB --wrap 'sa1bpack finalize /data/packed'
 
-"""
-    + exits.EPILOG
-    + """
-
-1 means that sources are missing, or that the pack has no image; 3 that a part
-still works on it."""
-)
+Exit code 1 means that sources are missing, or that the pack has no image; 3
+that a part still works on it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

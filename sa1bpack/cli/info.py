@@ -16,14 +16,11 @@ what this machine has: the PIL in force, versions, SIMD, memory, CUDA, the file
 system of the current folder and whether it can be read past the page cache,
 and limits on open files, memory maps and asynchronous reads."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
+  sa1bpack info                       # this machine
   sa1bpack info /data/packed
-  sa1bpack info '/data/packs/*'
-
-"""
-    + exits.EPILOG
-)
+  sa1bpack info '/data/packs/*'"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -18,16 +18,12 @@ removing them does not affect OUT, whose bytes are those of a pack of all tars.
 Interrupted? Repeat the command. To add packs later, name them in addition to
 the earlier ones."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack merge /data/packed /data/machine1 /data/machine2
   sa1bpack merge /data/packed '/data/machines/*'
 
-To train from several packs without merging them: sa1bpack.open([...]).
-
-"""
-    + exits.EPILOG
-)
+To train from several packs without merging them: sa1bpack.open([...])."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

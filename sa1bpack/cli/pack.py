@@ -33,8 +33,8 @@ it adds them.
 A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
 copy is kept. Streams that break off are continued where they broke off."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
   sa1bpack pack sa_000000.tar --out packed --dry-run
   sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
@@ -50,14 +50,9 @@ a job array of 100, whose parts share the folder; in the end, once:
 Members that cannot be used are listed in OUT/rejects.jsonl; all others are
 packed.
 
-"""
-    + exits.EPILOG
-    + """
-
-1 means that a source was given up, that no image was packed, that too many
-members were rejected or, with --dry-run, that the pack does not fit on disk
-or that a URL cannot be read."""
-)
+Exit code 1 means that a source was given up, that no image was packed, that too
+many members were rejected or, with --dry-run, that the pack does not fit on
+disk or that a URL cannot be read."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--engine", choices=("local", "ray"), default="local",
         help="where tars are packed: on this machine, or each as a task of a Ray cluster whose "
-        "nodes share tars and OUT; --workers is then that of a task, 6 (default: %(default)s)",
+        "nodes share tars and OUT; --workers is then per task, by default 6 (default: %(default)s)",
     )  # fmt: skip
     run.add_argument(
         "--address",

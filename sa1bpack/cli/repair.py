@@ -19,8 +19,8 @@ be the very file that was packed: its size, digest and images are compared. A
 damaged shard stays in place until its replacement is complete. Interrupted?
 Repeat the command."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack repair /data/packed '/data/sa_*.tar' --workers 16
 which tars are needed:
   sa1bpack repair /data/packed '/data/sa_*.tar' --dry-run
@@ -32,14 +32,9 @@ manifest, index and checksums only:
 Files that do not belong to the pack are listed and never touched: move or
 remove them yourself.
 
-"""
-    + exits.EPILOG
-    + """
-
-0 means that the pack is sound now (with --dry-run: that all can be repaired),
-1 that something is still damaged, or does not belong to the pack; each is
-named, with the remedy."""
-)
+Exit code 0 means that the pack is sound now (with --dry-run: that all can be
+repaired), 1 that something is still damaged, or does not belong to the pack;
+each is named, with the remedy."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

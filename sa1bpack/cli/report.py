@@ -17,8 +17,8 @@ images, samples with their masks, options, versions, packing runs and rejects.
 The page is one file, needs no network and runs no script: send it, print it,
 keep it beside an experiment."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack report /data/packed -o report.html
   sa1bpack report /data/packed -o report.html --verify full --samples 24
   sa1bpack report '/data/packs/*' -o report.html
@@ -35,11 +35,7 @@ longer:
   --verify none     nothing, and the page says so
 
 Exit code 1 means that damage was found; the page is written all the same, and
-names it.
-
-"""
-    + exits.EPILOG
-)
+names it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

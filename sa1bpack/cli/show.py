@@ -13,14 +13,14 @@ stored masks, boxes and points, with file name, id, sizes and number of masks
 below each. Look at it before you train: masks that are shifted, mirrored or
 from another image are easy to see."""
 
-_EPILOG = (
-    """examples:
-  sa1bpack show /data/packed -o sheet.png                    12 random ones
+_EPILOG = """\
+examples:
+  sa1bpack show /data/packed -o sheet.png    # 12 random ones
   sa1bpack show /data/packed -o sheet.png --samples 40 --seed 7
-  sa1bpack show /data/packed -o sheet.png --image-id 5 6 2   in this order
+  sa1bpack show /data/packed -o sheet.png --image-id 5 6 2    # in this order
   sa1bpack show /data/packed -o one.png --image-id 5 --large
-  sa1bpack show '/data/packs/*' -o sheet.png                 of several packs
-  sa1bpack show /data/sa_000000.tar -o sheet.png             the first of a tar
+  sa1bpack show '/data/packs/*' -o sheet.png    # of several packs
+  sa1bpack show /data/sa_000000.tar -o sheet.png    # the first of a tar
   sa1bpack show /data/packed -o sheet.png --min-iou 0.9 --min-stability 0.95
 
 Smaller masks are drawn over larger ones; the largest has the first colour.
@@ -31,12 +31,8 @@ read until its first images are complete; it needs no index, and all of their
 masks are drawn.
 
 A sample that is damaged or cannot be read is replaced by a tile that says why
-and is named on stderr; the exit code is then 1. With --large no picture is
-written.
-
-"""
-    + exits.EPILOG
-)
+and is named on stderr; the exit code is then 1, and with --large no picture is
+written."""
 
 
 _RULE = ("min_area", "max_area_frac", "min_iou", "min_stability")

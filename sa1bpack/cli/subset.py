@@ -15,8 +15,8 @@ accept it in place of a pack. No pixels are read or copied.
 A sample must meet all conditions. The samples are in the order of the pack, or
 in the order of --ids."""
 
-_EPILOG = (
-    """conditions:
+_EPILOG = """\
+conditions:
   NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
   annotation_count, height, width (source pixels) or image_id; or sum, max or
   min of area, predicted_iou, stability_score or annotation_id of the masks.
@@ -25,11 +25,7 @@ examples:
   sa1bpack subset /data/packed many.sel --where 'mask_count >= 50'
   sa1bpack subset /data/packed some.sel --where 'max(area) > 1e6'
   sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
-  sa1bpack subset '/data/packs/*' these.sel --ids ids.txt
-
-"""
-    + exits.EPILOG
-)
+  sa1bpack subset '/data/packs/*' these.sel --ids ids.txt"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -17,17 +17,13 @@ that each setting takes; * is the one to choose, ~ those that differ from the
 fastest by no more than the noise. A pack of more than half of the memory is
 measured cold: its pages are dropped before each measurement."""
 
-_EPILOG = (
-    """example:
+_EPILOG = """\
+example:
   sa1bpack tune /data/packed --device cuda -o tuned.json --plot tuned.png
 then, in your script:
   loader = sa1bpack.Loader(ds, 32, device="cuda", tuned="tuned.json")
 
-Nothing else should run meanwhile.
-
-"""
-    + exits.EPILOG
-)
+Nothing else should run meanwhile."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -19,17 +19,13 @@ offsets are valid, and that the bytes are those that were written. A damaged
 sample is named by shard, row and image. Several packs are checked one after
 the other; the exit code is that of the worst."""
 
-_EPILOG = (
-    """examples:
+_EPILOG = """\
+examples:
   sa1bpack verify /data/packed
   sa1bpack verify '/data/packs/*' --quick
-  sa1bpack verify /home/teacher                a side array outside its pack
+  sa1bpack verify /home/teacher    # a side array outside its pack
 a job array of 20; the pack is sound if no part fails:
-  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
-
-"""
-    + exits.EPILOG
-)
+  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ def page() -> str:
     for name in COMMANDS:
         parts.append(f"## sa1bpack {name}")
         parts.append(_command(command_parser(name)))
-    parts += ["## Exit codes", _block("text", exits.EPILOG.partition("\n")[2])]
+    parts += ["## Exit codes", _block("text", exits.EXPLAINED.partition("\n")[2])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -28,11 +28,19 @@ def _command(parser: argparse.ArgumentParser) -> str:
             parts.append(f"**{(group.title or 'options').capitalize()}**")
             parts += [_prose(group.description)] if group.description else []
             parts += [_argument(parser, action) for action in actions if action.dest != "help"]
-    examples = (parser.epilog or "").removesuffix(exits.EPILOG).strip("\n")
-    if examples:
-        title, _, text = examples.partition("\n")
-        parts += [f"**{title.rstrip(':').capitalize()}**", _block("text", text)]
-    return "\n\n".join(parts)
+    epilog = parser.epilog.removesuffix(exits.SUMMARY).strip("\n")
+    return "\n\n".join([*parts, *map(_paragraph, epilog.split("\n\n"))])
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of an epilog: a list of examples, another list, or prose."""
+    head, _, rest = text.partition("\n")
+    if head.startswith("example"):
+        lines = [line if line.startswith(" ") else f"  # {line}" for line in rest.split("\n")]
+        return f"**{head.rstrip(':').capitalize()}**\n\n" + _block("sh", "\n".join(lines))
+    prose = [line for line in text.split("\n") if not line.startswith(" ")]
+    listed = [line for line in text.split("\n") if line.startswith(" ")]
+    return _escaped("\n".join(prose)) + ("\n\n" + _block("text", "\n".join(listed))) * bool(listed)
 
 
 def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> str:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing import interrupts
