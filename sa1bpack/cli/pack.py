@@ -50,9 +50,9 @@ a job array of 100, whose parts share the folder; in the end, once:
 Members that cannot be used are listed in OUT/rejects.jsonl; all others are
 packed.
 
-Exit code 1 means that a source was given up, that no image was packed, that too
-many members were rejected or, with --dry-run, that the pack does not fit on
-disk or that a URL cannot be read."""
+Exit code 1 means that a source was given up, that no image was packed, that
+too many members were rejected or, with --dry-run, that the pack does not fit
+on disk or that a URL cannot be read."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
