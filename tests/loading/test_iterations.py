@@ -192,7 +192,7 @@ def test_next_within_next_of_the_same_iteration_is_an_error_not_a_deadlock(ds, m
 
 @BOTH
 def test_an_iteration_that_is_ended_as_it_begins_leaves_no_threads(ds, make, monkeypatch):
-    loader = make(ds, 4)
+    loader = make(ds, 1)  # more batches than buffers: no reader thread can have ended yet
     check = EpochCursor.check
 
     def checked(self, generation):  # the first time: as soon as there are threads
