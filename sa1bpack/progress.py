@@ -26,6 +26,13 @@ def image_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def step_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
+    """As `byte_bar`, for tasks on other machines, which report only their end."""
+    with _bar(show, unit=" tasks") as advance:
+        yield advance
+
+
+@contextmanager
 def image_steps(images: int, show: bool | None = None) -> Iterator[Callable[[int], object]]:
     """A bar over a known number of images: yields the function to call with how many were added."""
     with _tqdm(show, unit=" images", total=images) as bar:

@@ -10,12 +10,14 @@ early disconnects, and Ray ends the processes of every task of this connection.
 import os
 import signal
 import socket
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from sa1bpack.errors import ClusterError, MissingPackage, OptionError
+from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
 
 try:
     import ray
@@ -30,8 +32,14 @@ RETRIES = 5
 # How long the head of a cluster may take to accept a connection, in seconds.
 CONNECT_SECONDS = 20
 
+# A process whose node is lost may hold its locks for this long, in seconds (NFS: 90).
+LOCK_SECONDS = 120
+
 # How often the caller can look for signals while tasks run, in seconds.
 POLL_SECONDS = 0.5
+
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,9 @@ def connected(address: str | None) -> Iterator["Cluster"]:
     address
         As in `ray.init`. None: RAY_ADDRESS, or this machine alone.
 
-    The handlers of signals stay those of this program. Raises ClusterError if no cluster can be
-    reached, OptionError if ray is initialized in this process.
+    Meanwhile what is printed goes to stderr. The handlers of signals stay those of this program.
+    Raises ClusterError if no cluster can be reached, OptionError if ray is initialized in this
+    process.
     """
     if ray.is_initialized():
         raise OptionError(
@@ -94,7 +103,8 @@ def connected(address: str | None) -> Iterator["Cluster"]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
     try:
-        yield Cluster()
+        with redirect_stdout(sys.stderr):  # where ray reports processes that died
+            yield Cluster()
     finally:
         ray.shutdown()
 
@@ -168,3 +178,21 @@ def _outcome(reference: Any) -> Any:
     except ray.exceptions.RayError as error:
         first = str(error).strip().partition("\n")[0]
         return Died(f"{type(error).__name__}: {first}")
+
+
+def once_unlocked(call: Callable[[], _Result], check: Callable[[], None] = lambda: None) -> _Result:
+    """What a call returns, repeated as long as a lost process holds the lock that it needs.
+
+    check  called twice a second
+
+    Raises OutputLocked if one holds it after LOCK_SECONDS.
+    """
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        check()
+        try:
+            return call()
+        except OutputLocked:
+            if time.monotonic() > end:
+                raise
+        time.sleep(POLL_SECONDS)

@@ -1,8 +1,10 @@
 """Fixtures and options that every test folder shares."""
 
 import gc
+import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
 
 import cuda_devices
@@ -57,6 +59,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def sample_tar() -> Path:
     """Path of the sample tar: three freely licensed photographs in SA-1B's layout."""
     return SAMPLES / "sa_000000.tar"
+
+
+@pytest.fixture(scope="session")
+def ray_address():
+    """Address of a Ray cluster of a head and one node, whose tasks find the modules of tests."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed: make ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        cluster.add_node(num_cpus=4, memory=10**10)
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)

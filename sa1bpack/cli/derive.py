@@ -7,6 +7,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
 from sa1bpack.packing import interrupts
 from sa1bpack.progress import image_bar
@@ -28,6 +29,9 @@ examples:
       --fn sa1bpack.transforms:relation --option name=parents
 a job array of 8 (or torchrun, whose RANK and WORLD_SIZE are used):
   sa1bpack derive /data/packed teacher --fn my_teacher:embed --part 3/8
+on a Ray cluster, with a GPU per task (pip install 'sa1bpack[ray]'):
+  sa1bpack derive /data/packed teacher --fn my_teacher:embed --device cuda \\
+      --engine ray --address auto
 a pack that is read-only:
   sa1bpack derive /data/packed teacher --fn my_teacher:embed -o /home/teacher
 
@@ -88,16 +92,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--part", metavar="K/N",
         help="only every N-th shard, starting with the K-th, such as 3/8 (default: all)",
     )  # fmt: skip
+    add_engine(parser, "each shard is a task with --threads cores, 4, and a GPU for cuda")
     parser.set_defaults(run=run_derive)
 
 
 def run_derive(arguments: argparse.Namespace) -> int:
     """Compute the array, and print what was done."""
     job_part, options = part(arguments.part), dict(map(_option, arguments.option))
+    ray = on_ray(arguments, "part")
     with interrupts.interrupts_held():
         from sa1bpack.dataset.open_pack import open as open_pack
         from sa1bpack.deriving.named import function_of
-        from sa1bpack.deriving.run import derive
+
+        if ray:
+            from sa1bpack.deriving.ray import derive_on_ray as derive
+
+            engine = {"address": arguments.address, "check": interrupts.check}
+        else:
+            from sa1bpack.deriving.run import derive
+
+            engine = {"part": job_part}
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     fn = function_of(arguments.fn)
@@ -112,7 +126,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
             result = derive(
                 ds, arguments.name, fn, batch_size=arguments.batch_size, device=arguments.device,
                 axis=arguments.axis, spatial=arguments.spatial, options=options,
-                out=arguments.out, part=job_part, progress=advance, threads=arguments.threads,
+                out=arguments.out, progress=advance, threads=arguments.threads, **engine,
             )  # fmt: skip
         except (KeyboardInterrupt, exits.Terminated, OSError) as error:
             exits.advise(error, "repeat the command: it resumes after the last complete shard")

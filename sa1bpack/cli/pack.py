@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.packing.interrupts import interrupts_held
@@ -106,16 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="pack every N-th source only, from the K-th on, such as 3/8; other parts may pack "
         "into the same folder at the same time; `sa1bpack finalize OUT` makes them one pack",
     )  # fmt: skip
-    run.add_argument(
-        "--engine", choices=("local", "ray"), default="local",
-        help="where tars are packed: on this machine, or each as a task of a Ray cluster whose "
-        "nodes share tars and OUT; --workers is then per task, by default 6 (default: %(default)s)",
-    )  # fmt: skip
-    run.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help="of the Ray cluster (default: RAY_ADDRESS, or this machine alone)",
-    )
+    add_engine(run, "each tar is a task, and --workers is per task, by default 6")
     run.add_argument(
         "--dry-run", action="store_true",
         help="estimate images, disk space and time, and refuse what the run would refuse; write "
@@ -229,15 +221,8 @@ def run_pack(arguments: argparse.Namespace) -> int:
         wanted[name] = getattr(arguments, name)
     job_part, staging = part(arguments.part), arguments.staging
     one_run = job_part is None and not arguments.dry_run
-    if arguments.engine == "ray":
-        if not one_run or staging is not None:
-            raise OptionError(
-                "--engine ray packs all sources into a shared folder: leave out --part, --dry-run "
-                "and --staging"
-            )
+    if on_ray(arguments, "part", "dry_run", "staging"):
         wanted["address"] = arguments.address
-    elif arguments.address is not None:
-        raise OptionError("--address is that of a Ray cluster: add --engine ray")
     elif staging is not None and not one_run:
         raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
     elif job_part is not None and arguments.dry_run:
@@ -249,7 +234,7 @@ def run_pack(arguments: argparse.Namespace) -> int:
 
 
 def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -> int:
-    call = _call(on_ray="address" in wanted, in_part=job_part is not None)
+    call = _call(ray="address" in wanted, in_part=job_part is not None)
     more = {"staging": staging} if staging is not None else {}
     try:
         result = call(**wanted, **more) if job_part is None else call(**wanted, part=job_part)
@@ -270,10 +255,10 @@ def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -
     return exits.OK if result.complete and result.images else exits.FAILED
 
 
-def _call(on_ray: bool, in_part: bool):
+def _call(ray: bool, in_part: bool):
     """The function that packs."""
     with interrupts_held():
-        if on_ray:
+        if ray:
             from sa1bpack.packing.parts.ray import pack_on_ray
 
             return pack_on_ray

@@ -9,8 +9,10 @@ from shlex import quote
 from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.disk.reading_mode import IO
-from sa1bpack.progress import byte_bar
+from sa1bpack.packing import interrupts
+from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -25,7 +27,9 @@ examples:
   sa1bpack verify '/data/packs/*' --quick
   sa1bpack verify /home/teacher    # a side array outside its pack
 a job array of 20; the pack is sound if no part fails:
-  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json"""
+  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
+on a Ray cluster (pip install 'sa1bpack[ray]'):
+  sa1bpack verify /data/packed --engine ray --address auto"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="check every N-th shard only, from the K-th on, such as 3/8; the first part also "
         "checks the pack's own files",
     )  # fmt: skip
+    add_engine(parser, "each shard is a task")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -65,6 +70,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     """Verify each pack, and print every problem."""
     packs = paths_of("pack", arguments.packs)
     arguments.part = part(arguments.part)
+    on_ray(arguments, "part")
     bad = sum(not _verify(pack, arguments) for pack in packs)
     if len(packs) > 1 and not arguments.json:
         verdict = f"{bad:,} with problems" if bad else "no problem found"
@@ -74,12 +80,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
     """Verify one pack, print what was found, and return whether there was no problem."""
-    from sa1bpack.format.verify import verify
-
-    with byte_bar() as advance:
-        report = verify(
-            pack, quick=arguments.quick, progress=advance, io=arguments.io, part=arguments.part
-        )
+    report = _report(pack, arguments)
     if arguments.json:
         print(_as_json(pack, arguments.part, report))
         return report.ok
@@ -92,6 +93,24 @@ def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
     of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)
     print(f"{pack}: {of}{_verdict(report, arguments.quick)}")
     return report.ok
+
+
+def _report(pack: Path, arguments: argparse.Namespace):
+    if arguments.engine == "ray":
+        with interrupts.interrupts_held():
+            from sa1bpack.format.ray import verify_on_ray
+
+        with step_bar() as advance:
+            return verify_on_ray(
+                pack, address=arguments.address, quick=arguments.quick, progress=advance,
+                io=arguments.io, check=interrupts.check,
+            )  # fmt: skip
+    from sa1bpack.format.verify import verify
+
+    with byte_bar() as advance:
+        return verify(
+            pack, quick=arguments.quick, progress=advance, io=arguments.io, part=arguments.part
+        )
 
 
 def _as_json(pack: Path, job_part: tuple[int, int] | None, report) -> str:

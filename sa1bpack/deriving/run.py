@@ -100,6 +100,34 @@ def derive(
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
+    kwargs = check_options(options)
+    target = checked_target(ds, name, fn, axis, spatial, kwargs, out, loading)
+    todo = target.missing(share(target.shards, part))
+    total = sum(shard.identity.extent.samples for shard in todo)
+    work = _Work(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
+    done = 0
+    for shard in todo:
+        for count in work.make(shard):
+            done += count
+            if progress is not None:
+                progress(done, total)
+    return target.result(todo)
+
+
+def checked_target(
+    ds: Dataset,
+    name: str,
+    fn: Function,
+    axis: str,
+    spatial: bool,
+    options: dict[str, Any],
+    out: str | os.PathLike[str] | None,
+    loading: LoadingKeywords,
+) -> Target:
+    """What a call of `derive` with these arguments makes; sets the default of `loading`.
+
+    Raises OptionError, OutputRefused and FormatError as `derive` does.
+    """
     ds = as_dataset(ds)
     check_side_name(name)
     if not callable(fn):
@@ -115,21 +143,8 @@ def derive(
         raise OptionError(
             f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
         )
-    kwargs = check_options(options)
-    provenance = {
-        "function": function_name(fn), "options": kwargs, "samples": ds.spec_text
-    }  # fmt: skip
-    target = Target(ds, name, out, provenance)
-    todo = target.missing(share(target.shards, part))
-    total = sum(shard.identity.extent.samples for shard in todo)
-    work = _Work(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
-    done = 0
-    for shard in todo:
-        for count in work.make(shard):
-            done += count
-            if progress is not None:
-                progress(done, total)
-    return target.result(todo)
+    provenance = {"function": function_name(fn), "options": options, "samples": ds.spec_text}
+    return Target(ds, name, out, provenance)
 
 
 def function_name(fn: Function) -> str:

@@ -1,6 +1,6 @@
 """The findings of a check of a pack."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +20,8 @@ class Problem:
     image_id   its id, as far as it can be read
     file_name  its file name, as far as it can be read
     extra      a file that does not belong to the pack; the pack itself is not damaged by it
-    denied     this user may not read a file or folder; whether it is damaged is unknown
+    denied     this user may not read a file or folder, or nobody could; whether it is damaged is
+               unknown
     """
 
     what: str
@@ -65,6 +66,21 @@ class Report:
     def ok(self) -> bool:
         """Whether no problem was found."""
         return not self.problems
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """One report of those on the parts of a check, the first part first."""
+    problems = dict.fromkeys(problem for report in reports for problem in report.problems)
+    notes = dict.fromkeys(note for report in reports for note in report.notes)
+    counts: dict[str, int] = {}
+    for report in reports:
+        for key, count in report.counts.items():
+            # Every part looks at all side arrays, and at its own shards.
+            both = max if key == "side arrays" else int.__add__
+            counts[key] = both(counts.get(key, 0), count)
+    complete = next((r.complete for r in reports if r.complete is not None), None)
+    in_order = sorted(problems, key=lambda problem: problem.side is not None)
+    return Report(tuple(in_order), counts, tuple(notes), complete)
 
 
 def reason_of(error: FormatError | OSError) -> str:

@@ -120,8 +120,8 @@ def _verify_side(
 ) -> Report:
     """Check a side array that is named itself, without its pack."""
     findings = Findings()
-    advance = _Advance(_side_bytes(folder), progress)
-    mode = _mode(io, advance.total, folder / MANIFEST_NAME)
+    advance = _Advance(_side_bytes(folder, share), progress)
+    mode = _mode(io, _side_bytes(folder), folder / MANIFEST_NAME)
     check_side(folder, findings, quick=quick, direct=mode.direct, advance=advance, share=share)
     with findings.collecting():
         parts = share_of(part_names(folder), share)
@@ -130,10 +130,11 @@ def _verify_side(
     return Report(tuple(findings.problems), {}, tuple(findings.notes), None)
 
 
-def _side_bytes(folder: Path) -> int:
-    """Bytes of the chunk files of a side array, as far as they can be read; for the progress."""
+def _side_bytes(folder: Path, share: Share = ALL) -> int:
+    """Bytes of the chunk files of a part of a side array, as far as they can be read."""
     try:
-        return sum(path.stat().st_size for path in folder.glob("*/*/c.*"))
+        parts = [folder / name for name in share_of(part_names(folder), share)]
+        return sum(path.stat().st_size for part in parts for path in part.glob("*/c.*"))
     except OSError:
         return 0
 
@@ -170,10 +171,11 @@ def _check_shards(
 ) -> Report:  # fmt: skip
     """Check the shards, the index against them, and side arrays."""
     shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
+    whole = sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides))
+    mode = _mode(io, whole, root / MANIFEST_NAME)
     shards = share_of(shards, share)
     pack_bytes = sum(shard.bytes for shard in shards)
-    advance = _Advance(pack_bytes + sum(map(_side_bytes, sides)), progress)
-    mode = _mode(io, advance.total, root / MANIFEST_NAME)
+    advance = _Advance(pack_bytes + sum(_side_bytes(side, share) for side in sides), progress)
     for entry in shards:
         folder = root / SHARDS_NAME / entry.name
         with findings.collecting(shard=entry.name):

@@ -22,7 +22,7 @@ COMMANDS = {
         "--staging", "--engine", "--address",
     },
     "finalize": set(),
-    "verify": {"--io", "--quick", "--part", "--json"},
+    "verify": {"--io", "--quick", "--part", "--json", "--engine", "--address"},
     "repair": {"--workers", "--dry-run", "--shard", "--links"},
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),
@@ -33,7 +33,7 @@ COMMANDS = {
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
         "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
-        "--threads", "--part",
+        "--threads", "--part", "--engine", "--address",
     },
     "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out"},
     "tune": {

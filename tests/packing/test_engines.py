@@ -1,6 +1,8 @@
-"""One contract for all that packs: in this process, in worker processes, in parts, on Ray."""
+"""One contract for all that packs: in this process, in worker processes, in parts, on Ray.
 
-import importlib.util
+That of the other commands: tests/test_engines.py.
+"""
+
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,21 +22,6 @@ def pack_in_parts(sources, root: Path, **options) -> sa1bpack.PackResult:
     for result in results[:-1]:
         results[-1].failed.update(result.failed)
     return results[-1]
-
-
-@pytest.fixture(scope="module")
-def ray_address(tmp_path_factory):
-    """A cluster of a head and one node."""
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: make ray")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-    )
-    cluster.add_node(num_cpus=2, memory=2 * 10**9)
-    yield cluster.address
-    cluster.shutdown()
 
 
 @pytest.fixture(params=["inline", "processes", "parts", "ray"])

@@ -5,7 +5,6 @@ task that Ray runs again, because its node or its process died, resumes after th
 shard, even while the first attempt still runs. `finalize` makes the shards one pack.
 """
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,21 +15,18 @@ from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import sources_to_pack
-from sa1bpack.packing.parts.finalize import FinalizeResult, finalize
+from sa1bpack.packing.parts.finalize import finalize
 from sa1bpack.packing.parts.outcomes import Plan
 from sa1bpack.packing.parts.run import run_part
 from sa1bpack.packing.parts.state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import Request, checked_request
 from sa1bpack.packing.run import PackResult
-from sa1bpack.ray_cluster import POLL_SECONDS, Cluster, Died, Needs, connected
+from sa1bpack.ray_cluster import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.source.find import Source
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
 WORKERS = 6
-
-# A process whose node is lost may hold its lock for this long, in seconds (NFS: 90).
-FINALIZE_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,11 @@ def pack_on_ray(
         show.close()
     interrupts.check()
     before = len(request.sources) - len(todo) - len(unreadable)
-    found = _finalized(request.out)
+    try:  # once the attempts at tasks that Ray has given up have ended, too
+        found = once_unlocked(lambda: finalize(request.out), interrupts.check)
+    except OutputLocked as error:
+        error.add_note(f"every source is done; once it has ended: sa1bpack finalize {request.out}")
+        raise
     for note in found.notes:
         show.note(note)
     return PackResult(
@@ -177,20 +177,3 @@ def _take(packed: _Packed | Died, source: Source, progress: Progress) -> dict[st
         progress.rejects.add(source.path, line["member"], line["detail"])
     progress.rejects.check()
     return packed.result.failed
-
-
-def _finalized(out: Path) -> FinalizeResult:
-    """Finalize, once the attempts at tasks that Ray has given up have ended, too.
-
-    Raises OutputLocked if one works on after FINALIZE_SECONDS.
-    """
-    end = time.monotonic() + FINALIZE_SECONDS
-    while True:
-        interrupts.check()
-        try:
-            return finalize(out)
-        except OutputLocked as error:
-            if time.monotonic() > end:
-                error.add_note(f"every source is done; once it has ended: sa1bpack finalize {out}")
-                raise
-        time.sleep(POLL_SECONDS)

@@ -14,9 +14,9 @@ from preloads import after_import
 from small_tars import SMALL, contents
 
 import sa1bpack
-from sa1bpack.errors import ClusterError, OptionError, OptionsDiffer
+from sa1bpack.errors import OptionError, OptionsDiffer
 
-ray = pytest.importorskip("ray", reason="ray is not installed: make ray")
+pytest.importorskip("ray", reason="ray is not installed: make ray")
 
 # Preloaded into every process of the cluster: the first that has published a shard after the file
 # `pause` appeared stops there, and leaves its number.
@@ -142,22 +142,3 @@ def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_pat
     sa1bpack.pack(long_tars[:1], root, workers=1, **SMALL)
     with pytest.raises(OptionsDiffer):
         pack_on_ray(long_tars, root, **nowhere, **{**SMALL, "image_size": 32})
-
-
-def test_a_cluster_that_cannot_be_reached_is_named(long_tars, tmp_path):
-    from sa1bpack.packing.parts.ray import pack_on_ray
-
-    with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1"):
-        pack_on_ray(long_tars, tmp_path / "pack", address="127.0.0.1:1", **SMALL)
-
-
-def test_a_connection_of_the_caller_is_refused_and_stays(nodes, long_tars, tmp_path):
-    from sa1bpack.packing.parts.ray import pack_on_ray
-
-    ray.init(nodes.address, logging_level="ERROR")
-    try:
-        with pytest.raises(OptionError, match="ray is initialized in this process"):
-            pack_on_ray(long_tars, tmp_path / "pack", address=nodes.address, **SMALL)
-        assert ray.is_initialized()
-    finally:
-        ray.shutdown()

@@ -1,0 +1,134 @@
+"""`derive_on_ray`: the parts of a side array as tasks of a Ray cluster."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+from sa1bpack.arguments import choice
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.torch_subset import as_dataset
+from sa1bpack.deriving.named import function_of
+from sa1bpack.deriving.run import Function, LoadingKeywords, checked_target, derive, function_name
+from sa1bpack.deriving.target import DeriveResult, check_options
+from sa1bpack.errors import ClusterError, OptionError
+from sa1bpack.loading.loader import Loader
+from sa1bpack.ray_cluster import Died, Needs, connected, once_unlocked
+from sa1bpack.wording import counted
+
+# Reader threads of a task, and as many cores, which are also those of torch.
+THREADS = 4
+
+# Python with torch, and a function with its model; batches come in addition.
+BASE_BYTES = 3_000_000_000
+
+
+def derive_on_ray(
+    ds: Dataset,
+    name: str,
+    fn: Function,
+    *,
+    address: str | None = None,
+    batch_size: int = 32,
+    device: str = "cpu",
+    axis: str = "sample",
+    spatial: bool = False,
+    options: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+    **loading: Unpack[LoadingKeywords],
+) -> DeriveResult:
+    """Compute a side array on a Ray cluster, whose nodes see the pack under the same path.
+
+    Each shard whose part is missing is a task. One whose process or node dies is run again, up to
+    5 times; parts are published complete, and a call that was killed is repeated to resume.
+
+    Args:
+        address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+        fn: of a module that every node has, or that is in the current folder on all of them; or of
+            the program itself, which is sent.
+        device: "cpu", or "cuda": each task then asks Ray for a GPU.
+        progress: called as progress(images done, images in all) after each shard.
+        check: called at least twice a second.
+        loading: as in `derive`; threads (4 by default) are also the cores of a task.
+
+    Everything else is as in `derive`, and so is the array.
+
+    Raises:
+        OptionError: also if ray is initialized in this process already.
+        ClusterError: no cluster can be reached, or tasks died each time they were run: their
+            shards are named, and have no part.
+        MissingPackage: without ray.
+        Whatever else `derive` raises.
+    """
+    choice("device", device, ("cpu", "cuda"))
+    kwargs = check_options(options)
+    cores = loading["threads"] = loading.get("threads") or THREADS
+    arguments = (ds, name, fn, axis, spatial, kwargs, out, loading)
+    target = checked_target(*arguments)
+    todo = target.missing(target.shards)
+    if todo:
+        call = {
+            "batch_size": batch_size, "device": device, "axis": axis, "spatial": spatial,
+            "options": kwargs, "out": None if out is None else Path(out).absolute(), **loading,
+        }  # fmt: skip
+        with Loader(todo[0].samples, batch_size, order="sequential", rank=0, world_size=1,
+                    **loading) as loader:  # fmt: skip
+            memory = BASE_BYTES + loader.plan().host_bytes
+        numbers = {shard.identity.name: k for k, shard in enumerate(target.shards, 1)}
+        common = (as_dataset(ds), name, _as_sent(fn), str(Path.cwd()))
+        tasks = {
+            shard.identity.name: (*common, (numbers[shard.identity.name], len(numbers)), call)
+            for shard in todo
+        }
+        images = {shard.identity.name: shard.identity.extent.samples for shard in todo}
+        needs = Needs(cores, memory, gpus=int(device == "cuda"))
+        _run(address, tasks, needs, images, progress, check)
+    return checked_target(*arguments).result(todo)
+
+
+def _run(
+    address: str | None, tasks: dict[str, tuple], needs: Needs, images: dict[str, int],
+    progress: Callable[[int, int], None] | None, check: Callable[[], None],
+) -> None:  # fmt: skip
+    """Run the tasks. Raises ClusterError once all others are done if some died every time."""
+    done, died = 0, {}
+    with connected(address) as cluster:
+        if shortage := cluster.shortage(needs):
+            print(f"sa1bpack: {shortage}", file=sys.stderr)
+        for name, found in cluster.run(_make, tasks, needs, check):
+            if isinstance(found, Died):
+                died[name] = found
+                continue
+            done += images[name]
+            if progress is not None:
+                progress(done, sum(images.values()))
+    if died:
+        first = min(died)
+        raise ClusterError(
+            f"{counted(len(died), 'shard')} given up: {', '.join(sorted(died))}; {first}: "
+            f"{died[first]}; the parts of all others are kept: repeat the call to make the rest"
+        )
+
+
+def _make(
+    ds: Dataset, name: str, fn: str | Function, folder: str, part: tuple[int, int],
+    call: dict[str, Any],
+) -> None:  # fmt: skip
+    """The task: make one part."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    named = function_of(fn) if isinstance(fn, str) else fn
+    once_unlocked(lambda: derive(ds, name, named, part=part, **call))
+
+
+def _as_sent(fn: Function) -> str | Function:
+    """A function by its name, which a node imports; one of the program itself as it is."""
+    name = function_name(fn)
+    try:
+        same = not name.startswith("__main__:") and function_of(name) is fn
+    except (OptionError, ImportError):
+        return fn
+    return name if same else fn

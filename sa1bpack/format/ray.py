@@ -1,0 +1,74 @@
+"""`verify_on_ray`: the shards of a pack as tasks of a Ray cluster."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sa1bpack.arguments import choice, local_path
+from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import FormatError
+from sa1bpack.format.manifest import read_manifest
+from sa1bpack.format.problems import Problem, Report, joined
+from sa1bpack.format.side.binding import part_names
+from sa1bpack.format.side.check import side_folders
+from sa1bpack.format.side.spec import is_side
+from sa1bpack.format.verify import verify
+from sa1bpack.ray_cluster import Died, Needs, connected
+
+# A task reads one shard after the other, and needs no more than this (docs/cluster.md).
+NEEDS = Needs(cores=1, memory=500_000_000)
+
+
+def verify_on_ray(
+    root: str | Path,
+    *,
+    address: str | None = None,
+    quick: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    io: str = "auto",
+    check: Callable[[], None] = lambda: None,
+) -> Report:
+    """Check a pack or a side array on a Ray cluster, whose nodes see it under the same path.
+
+    address   of the cluster, as in `ray.init`; default: RAY_ADDRESS, or this machine alone
+    progress  called as progress(shards done, shards in all); of a side array, its parts
+    check     called at least twice a second
+
+    Everything else is as in `verify`, and the report has the same problems, counts and notes. A
+    shard whose task died each time it was run is reported as one that could not be read.
+
+    Raises what `verify` raises; MissingPackage without ray, ClusterError if no cluster can be
+    reached, and OptionError if ray is initialized in this process already.
+    """
+    root = local_path("root", root).absolute()
+    choice("io", io, IO)
+    names = _names(root)
+    tasks = {name: (root, quick, io, (k, len(names))) for k, name in enumerate(names, 1)}
+    reports: dict[str, Report] = {}
+    with connected(address) as cluster:
+        for name, report in cluster.run(_verify_part, tasks, NEEDS, check):
+            if isinstance(report, Died):
+                shard = name if len(names) > 1 else None
+                problem = Problem(f"not checked: {report}", shard=shard, denied=True)
+                report = Report((problem,))
+            reports[name] = report
+            if progress is not None:
+                progress(len(reports), len(names))
+    return joined([reports[name] for name in names])
+
+
+def _verify_part(root: Path, quick: bool, io: str, part: tuple[int, int]) -> Report:
+    """The task: verify one part."""
+    return verify(root, quick=quick, io=io, part=part)
+
+
+def _names(root: Path) -> list[str]:
+    """A name for each part that is a task: of shards, or of parts of a side array."""
+    if is_side(root):
+        return part_names(root) or [root.name]
+    try:
+        names = [shard.name for shard in read_manifest(root).shards]
+    except FormatError:
+        return [root.name]  # reported, or raised, by its only part
+    sides = [len(part_names(folder)) for folder in side_folders(root) if is_side(folder)]
+    more = range(len(names), max(sides, default=0))
+    return [*names, *(f"parts of side arrays, {number}" for number in more)] or [root.name]

@@ -1,0 +1,162 @@
+"""One contract for commands on a pack: in this process, in parts, as tasks on a Ray cluster.
+
+That of `pack`: tests/packing/test_engines.py.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from dying_tasks import ids, ids_but_one, ids_killed_once
+from reading_packs import packed  # noqa: F401 - a fixture
+from small_tars import contents
+
+import sa1bpack
+from sa1bpack.cli.main import main
+from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.format.problems import joined
+
+ENGINES = ["local", "parts", "ray"]
+PARTS = 3
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def on_ray(engine, request) -> dict:
+    """The address of a cluster, for functions that are called on one."""
+    return {"address": request.getfixturevalue("ray_address")} if engine == "ray" else {}
+
+
+@pytest.fixture
+def verify(engine, on_ray):
+    """verify(root): the report."""
+    if engine == "ray":
+        from sa1bpack.format.ray import verify_on_ray
+
+        return lambda root, **options: verify_on_ray(root, **on_ray, **options)
+    if engine == "parts":
+        return lambda root, **options: joined(
+            [sa1bpack.verify(root, part=(k, PARTS), **options) for k in range(1, PARTS + 1)]
+        )
+    return sa1bpack.verify
+
+
+@pytest.fixture
+def derive(engine, on_ray):
+    """derive(ds, name, fn, **options): the result; of parts, that of the last."""
+    if engine == "ray":
+        from sa1bpack.deriving.ray import derive_on_ray
+
+        return lambda *given, **options: derive_on_ray(*given, threads=1, **on_ray, **options)
+    if engine == "parts":
+        return lambda *given, **options: [
+            sa1bpack.derive(*given, part=(k, PARTS), **options) for k in range(1, PARTS + 1)
+        ][-1]
+    return sa1bpack.derive
+
+
+@pytest.fixture
+def pack(packed, tmp_path) -> Path:  # noqa: F811
+    return Path(shutil.copytree(packed.root, tmp_path / "pack"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+
+
+def test_verify_finds_the_same_in_a_damaged_pack(verify, pack):
+    sa1bpack.derive(sa1bpack.open(pack), "ids", ids)
+    sound = verify(pack)
+    assert sound == sa1bpack.verify(pack) and sound.ok and sound.counts["side arrays"] == 1
+    flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
+    flip(next((pack / "side" / "ids").glob("sa_000002-000-*")) / "values" / "c.0")
+    (pack / "shards" / "sa_000000-000" / "zarr.json").unlink()
+    (pack / "zarr.json").write_text("{}")
+    (pack / "stray").touch()
+    found, expected = verify(pack), sa1bpack.verify(pack)
+    assert set(found.problems) == set(expected.problems) and len(found.problems) >= 5
+    assert (found.counts, found.complete) == (expected.counts, expected.complete)
+    assert set(found.notes) == set(expected.notes)
+
+
+def test_verify_reports_or_raises_the_same_without_a_manifest(verify, pack):
+    (pack / "manifest.json").write_text("{")
+    assert verify(pack) == sa1bpack.verify(pack)
+    with pytest.raises(NotAPack):
+        verify(pack.parent / "absent")
+
+
+def test_verify_of_a_side_array_of_its_own_is_the_same(verify, pack, tmp_path):
+    folder = tmp_path / "ids"
+    sa1bpack.derive(sa1bpack.open(pack), "ids", ids, out=folder)
+    flip(next(folder.glob("sa_000002-000-*")) / "values" / "c.0")
+    found, expected = verify(folder), sa1bpack.verify(folder)
+    assert found.problems == expected.problems != () and found.counts == expected.counts
+
+
+def test_derive_makes_the_same_array_and_completes_what_is_there(derive, pack, tmp_path):
+    ds = sa1bpack.open(pack)
+    sa1bpack.derive(ds, "ids", ids, out=tmp_path / "whole")
+    made = tmp_path / "made"
+    result = derive(ds, "ids", ids, out=made)
+    assert (result.missing, len(result.made) + len(result.present)) == ((), 4)
+    assert contents(made) == contents(tmp_path / "whole")
+    shutil.rmtree(next(made.glob("sa_000001-000-*")))
+    assert derive(ds, "ids", ids, out=made).missing == ()
+    assert contents(made) == contents(tmp_path / "whole")
+
+
+def test_an_error_of_the_function_is_raised_and_a_repeated_call_completes(derive, pack, tmp_path):
+    ds, made = sa1bpack.open(pack), tmp_path / "made"
+    last = int(ds[len(ds) - 1]["image_id"])
+    with pytest.raises(ZeroDivisionError, match=f"image {last}"):
+        derive(ds, "ids", ids_but_one, out=made, options={"image_id": last})
+    with pytest.raises(OptionError, match="fn is"):
+        derive(ds, "ids", 5, out=made)
+    result = derive(ds, "ids", ids_but_one, out=tmp_path / "all", options={"image_id": -1})
+    assert result.missing == ()
+
+
+def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_path):
+    from sa1bpack.deriving.ray import derive_on_ray
+
+    ds, options = sa1bpack.open(pack), {"marker": str(tmp_path / "killed")}
+    steps = []
+    result = derive_on_ray(
+        ds, "ids", ids_killed_once, options=options, address=ray_address, threads=1,
+        progress=lambda *step: steps.append(step),
+    )  # fmt: skip
+    assert (tmp_path / "killed").exists() and len(result.made) == 4 and result.missing == ()
+    assert steps[-1] == (len(ds), len(ds)) and len(steps) == 4
+    opened = sa1bpack.open(pack, side=["ids"])
+    assert [int(opened[k]["ids"]) for k in range(len(ds))] == [
+        int(ds[k]["image_id"]) for k in range(len(ds))
+    ]
+    assert not list((pack / "side" / "ids").glob(".tmp-*"))
+
+
+def test_the_commands_work_on_a_cluster(ray_address, pack, capsys):
+    flags = ("--engine", "ray", "--address", ray_address)
+    assert main(["derive", str(pack), "ids", "--fn", "dying_tasks:ids", *flags]) == 0
+    assert capsys.readouterr().out == f"{pack}/side/ids: 4 parts made, 0 present, complete\n"
+    flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
+    assert main(["verify", str(pack), *flags]) == 1
+    on_ray = capsys.readouterr().out
+    assert "DAMAGED: " in on_ray and "sa_000001-000" in on_ray
+    assert main(["verify", str(pack)]) == 1
+    assert capsys.readouterr().out == on_ray
+
+
+@pytest.mark.parametrize("command", ["verify PACK", "derive PACK ids --fn dying_tasks:ids"])
+def test_a_cluster_does_all_of_the_work_and_an_address_is_that_of_one(pack, capsys, command):
+    arguments = command.replace("PACK", str(pack)).split()
+    assert main([*arguments, "--engine", "ray", "--part", "1/2"]) == 2
+    assert "--engine ray does all of the work: leave out --part" in capsys.readouterr().err
+    assert main([*arguments, "--address", "auto"]) == 2
+    assert "--address is that of a Ray cluster: add --engine ray" in capsys.readouterr().err
