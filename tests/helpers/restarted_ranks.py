@@ -1,0 +1,133 @@
+"""A run that is ended and continued on other numbers of ranks, which are processes with a group.
+
+Started as a program, it takes JSON: `place` of a pack, and `local`, the same one on a disk;
+`options` of sa1bpack.open, an `order`, a `folder`, and `runs`: [ranks, batches] each. A run has its
+processes, which meet in torch.distributed, read so many batches from the state that the run before
+saved, across epochs, and exchange what they found. It prints a list of what each run found, see
+`Found`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import TypedDict
+
+import torch.distributed as dist
+import xxhash
+
+import sa1bpack
+
+BATCH, RANKS_PER_NODE = 4, 2
+SECONDS = 100
+
+
+class Found(TypedDict):
+    """What a run found.
+
+    parts   of each batch, of each rank: [image id, digest] of every sample
+    states  of each rank
+    """
+
+    parts: list[list[list[list]]]
+    states: list[dict]
+
+
+def samples_of(batch: dict) -> list[list]:
+    """[image id, digest of its image and masks] of each sample."""
+    pixels = zip(batch["image_ids"].tolist(), batch["images"], batch["masks"], strict=True)
+    return [
+        [number, xxhash.xxh3_64_hexdigest(image.numpy().tobytes() + masks.numpy().tobytes())]
+        for number, image, masks in pixels
+    ]
+
+
+def read(loader: sa1bpack.Loader, count: int) -> list[list[list]]:
+    """The samples of the next batches of a loader, epoch after epoch."""
+    found: list = []
+    while len(found) < count:
+        for batch in loader:
+            found.append(samples_of(batch))
+            if len(found) == count:
+                break
+    return found
+
+
+def loader_of(ds: sa1bpack.Dataset, order: str, **options) -> sa1bpack.Loader:
+    """A loader whose arrays have the same shapes on all ranks."""
+    return sa1bpack.Loader(
+        ds, BATCH, order=order, seed=1, max_masks=4, pad_to_max=True, threads=1, **options
+    )
+
+
+def run_rank(given: dict, number: int, rank: int, ranks: int, count: int, state) -> None:
+    """One rank of a run; rank 0 writes what all found."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{given['folder']}/meeting-{number}", rank=rank,
+        world_size=ranks, timeout=timedelta(seconds=SECONDS),
+    )  # fmt: skip
+    options = dict(given["options"])
+    if "cache" in options:
+        options["cache"] += f"-{rank // RANKS_PER_NODE}"
+    with loader_of(sa1bpack.open(given["place"], **options), given["order"]) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found = read(loader, count), loader.state_dict()
+    every = [None] * ranks
+    dist.all_gather_object(every, found)
+    dist.destroy_process_group()
+    if rank == 0:
+        batches, states = zip(*every, strict=True)
+        result = Found(parts=list(zip(*batches, strict=True)), states=states)
+        Path(given["folder"], f"found-{number}").write_text(json.dumps(result))
+
+
+def run_all(given: dict) -> list[Found]:
+    """The runs, one after another, each in processes of its own."""
+    with loader_of(sa1bpack.open(given["local"]), "shuffle", rank=0, world_size=1) as loader:
+        read(loader, 1)  # compiled code is loaded once, before the forks
+    every: list[Found] = []
+    for number, (ranks, count) in enumerate(given["runs"]):
+        state = every[-1]["states"][0] if every else None
+        children = []
+        for rank in range(ranks):
+            children.append(os.fork())
+            if children[-1] == 0:
+                status = 1
+                try:
+                    run_rank(given, number, rank, ranks, count, state)
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    sys.stderr.flush()
+                    os._exit(status)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        if any(ends):
+            sys.exit(f"run {number}: its ranks ended with {ends}")
+        every.append(json.loads(Path(given["folder"], f"found-{number}").read_text()))
+    return every
+
+
+def restarted(
+    folder: Path, local: Path, order: str, runs: list, *, place: str | None = None, **options
+) -> list[Found]:
+    """What the runs found, in processes of their own. AssertionError with stderr if one fails."""
+    given = {
+        "folder": str(folder), "local": str(local), "place": place or str(local), "order": order,
+        "runs": runs,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__], input=json.dumps(given | {"options": options}),
+        capture_output=True, text=True, timeout=2 * SECONDS, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_all(json.load(sys.stdin))))

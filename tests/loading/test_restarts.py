@@ -1,0 +1,48 @@
+"""Runs ended in mid-epoch continue on fewer and on more ranks, in real processes with a group."""
+
+from itertools import chain
+
+import pytest
+from restarted_ranks import loader_of, read, restarted
+
+import sa1bpack
+
+# Ranks, and batches until the run is ended: of three batches in an epoch.
+RUNS = [[2, 1], [4, 1], [1, 4]]
+
+
+def check(found, packed, order):
+    """Compare the global batches with those of one process that is not interrupted."""
+    with loader_of(sa1bpack.open(packed.root), order, rank=0, world_size=1) as loader:
+        expected = read(loader, sum(batches for _, batches in RUNS))
+    joined = [list(chain(*parts)) for run in found for parts in run["parts"]]
+    assert joined == expected
+    for (ranks, _), run in zip(RUNS, found, strict=True):
+        assert all(len(parts) == ranks and all(parts) for parts in run["parts"])
+        assert all(state == run["states"][0] for state in run["states"])
+
+
+def test_global_batches_of_a_local_pack_are_the_same_on_any_number_of_ranks(packed, tmp_path):
+    check(restarted(tmp_path, packed.root, "shuffle", RUNS), packed, "shuffle")
+
+
+@pytest.fixture
+def bucket(packed, s3):
+    """The URL of the pack in a bucket."""
+    pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
+    s3.make_bucket("restarts")
+    for path in packed.root.rglob("*"):
+        if path.is_file():
+            s3.put("restarts", str(path.relative_to(packed.root)), path.read_bytes())
+    return "s3://restarts"
+
+
+def test_global_batches_through_caches_are_the_same_on_any_number_of_ranks(
+    packed, bucket, tmp_path
+):
+    """The ranks of a node share a cache, and nodes have caches of their own."""
+    cache = str(tmp_path / "cache")
+    options = {"cache": cache, "cache_bytes": "1 GB"}
+    found = restarted(tmp_path, packed.root, "home", RUNS, place=bucket, **options)
+    check(found, packed, "home")
+    assert all(any((tmp_path / f"cache-{node}/folders").iterdir()) for node in range(2))
