@@ -146,8 +146,8 @@ class WebBody:
         length = answer.getheader("Content-Length", "")
         if not length.isdecimal():
             raise SourceError(
-                f"{address}: the server does not tell the size of the file (Content-Length), so "
-                "that an incomplete one could not be told; download the file, and pack the copy"
+                f"{address}: the server does not send the size of the file (Content-Length), so "
+                "a truncated answer could not be noticed; download the file, and pack the copy"
             )
         self.start, self._left = 0, int(length)
         self.nbytes = self._left
