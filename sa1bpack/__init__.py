@@ -17,7 +17,7 @@ _MODULES = {
     "finalize": "sa1bpack.packing.parts.finalize",
     "FinalizeResult": "sa1bpack.packing.parts.finalize",
     "estimate": "sa1bpack.packing.estimate",
-    "verify": "sa1bpack.format.verify",
+    "verify": "sa1bpack.cache.verify",
     "repair": "sa1bpack.packing.repair.run",
     "RepairResult": "sa1bpack.packing.repair.result",
     "merge": "sa1bpack.packing.merge.run",

@@ -48,6 +48,7 @@ ALLOWED = {
     "cli": BASE
     | CODECS
     | {
+        "cache",
         "cloud",
         "disk",
         "packing",

@@ -93,10 +93,16 @@ def origin_url(name: str, url: str) -> str:
     return f"file://{url.partition('://')[2].rstrip('/') or '/'}"
 
 
+def local_folder(url: str) -> Path | None:
+    """The folder that a file URL names; None for any other URL."""
+    scheme, _, path = url.partition("://")
+    return Path(unquote(path)) if scheme.lower() == "file" else None
+
+
 def open_origin(url: str) -> Origin:
     """The origin of a pack: a URL, or a folder of this machine.
 
     Raises OptionError for a kind of URL that is not supported, MissingPackage without the library.
     """
-    scheme, _, path = url.partition("://")
-    return FolderOrigin(Path(unquote(path))) if scheme.lower() == "file" else StoreOrigin(url)
+    folder = local_folder(url)
+    return StoreOrigin(url) if folder is None else FolderOrigin(folder)

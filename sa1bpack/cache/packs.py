@@ -256,7 +256,7 @@ def attached_side(folder: Path) -> CachedSide | None:
 def _origin_of(folder: Path) -> _Origin | None:
     try:
         return msgspec.json.decode((folder / ORIGIN_NAME).read_bytes(), type=_Origin)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{folder / ORIGIN_NAME}: {error}; remove {folder}") from None

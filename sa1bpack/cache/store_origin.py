@@ -59,6 +59,17 @@ class StoreOrigin:
 
         return self._tried(path, listed)
 
+    def files(self) -> dict[str, int]:
+        """Every file below the folder, by its path in it, and its bytes. Raises as Origin does."""
+
+        def listed(key: str) -> dict[str, int]:
+            pages = self._library.list(self._store, prefix=key or None)
+            return {item["path"]: item["size"] for page in pages for item in page}
+
+        found = self._tried("", listed)
+        names = (path for path in sorted(found) if not path.endswith("/"))  # in place of folders
+        return {path.removeprefix(self._prefix): found[path] for path in names}
+
     def _tried(self, path: str, request) -> Any:
         """What a request returns; it is repeated where that may help. Raises as Origin does."""
         if os.getpid() != self._pid:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from sa1bpack.arguments import part_of_job, refuse_url
+from sa1bpack.cache.origin import is_url
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
 
@@ -65,6 +66,11 @@ def user_path(text: str) -> str:
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
+
+
+def user_pack(text: str) -> str:
+    """The type of an argument that is a pack: a path, or a URL that a pack can be read from."""
+    return text if is_url(text) else user_path(text)
 
 
 def one_or_several(paths: list[str]) -> str | list[str]:

@@ -12,6 +12,7 @@ from sa1bpack.errors import (
     SourceCorrupt,
     SourceError,
     SourceTruncated,
+    StoreError,
     VersionError,
 )
 
@@ -19,7 +20,7 @@ OK = 0
 FAILED = 1  # the work was done, but its result is bad: damage found, a source given up, ...
 USAGE = 2  # argparse's own code: an argument is wrong, or names something that does not exist
 REFUSED = 3  # nothing was started: the folder is in use, or holds what must not be touched
-IO_ERROR = 4  # the disk or the machine failed, or lacks a package
+IO_ERROR = 4  # the disk, the machine or the network failed, or a package is missing
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
 
@@ -34,7 +35,7 @@ exit codes:
   2  wrong usage: an option, a path, a source or a list of sums cannot be used
   3  refused: the folder is in use, or holds something else, or a pack of
      another version, with other options, or damaged; it was left as it was
-  4  disk or machine error, or a package is missing
+  4  disk, machine or network error, or a package is missing
   130, 143  interrupted (repeat the command to continue)"""
 
 
@@ -48,7 +49,7 @@ _CODES = (
     # A SourceError is raised before any work; later failures are in the result.
     ((OptionError, NotAPack, SourceError), USAGE),
     ((OutputRefused, VersionError), REFUSED),
-    ((MissingPackage, ClusterError), IO_ERROR),
+    ((MissingPackage, ClusterError, StoreError), IO_ERROR),
     (Sa1bpackError, FAILED),
     ((OSError, MemoryError), IO_ERROR),
     (KeyboardInterrupt, INTERRUPTED),

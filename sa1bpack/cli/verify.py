@@ -7,8 +7,9 @@ from pathlib import Path
 from shlex import quote
 
 from sa1bpack.arguments import paths_of
+from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.packing import interrupts
@@ -26,6 +27,7 @@ examples:
   sa1bpack verify /data/packed
   sa1bpack verify '/data/packs/*' --quick
   sa1bpack verify /home/teacher    # a side array outside its pack
+  sa1bpack verify s3://bucket/packed
 a job array of 20; the pack is sound if no part fails:
   sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
 on a Ray cluster (pip install 'sa1bpack[ray]'):
@@ -36,9 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument(
-        "packs", type=user_path, metavar="PACK", nargs="+",
+        "packs", type=user_pack, metavar="PACK", nargs="+",
         help="folders of packs, whose side arrays in PACK/side are checked too; of side arrays "
-        "elsewhere; or quoted globs",
+        "elsewhere; quoted globs; or URLs of either in an object store, s3:// or gs://",
     )  # fmt: skip
     parser.add_argument(
         "--quick",
@@ -68,7 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(arguments: argparse.Namespace) -> int:
     """Verify each pack, and print every problem."""
-    packs = paths_of("pack", arguments.packs)
+    packs: list[str | Path] = []
+    for pack in arguments.packs:
+        packs += [origin_url("pack", pack)] if is_url(pack) else paths_of("pack", pack)
     arguments.part = part(arguments.part)
     on_ray(arguments, "part")
     bad = sum(not _verify(pack, arguments) for pack in packs)
@@ -78,7 +82,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return exits.FAILED if bad else exits.OK
 
 
-def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
+def _verify(pack: str | Path, arguments: argparse.Namespace) -> bool:
     """Verify one pack, print what was found, and return whether there was no problem."""
     report = _report(pack, arguments)
     if arguments.json:
@@ -95,7 +99,7 @@ def _verify(pack: Path, arguments: argparse.Namespace) -> bool:
     return report.ok
 
 
-def _report(pack: Path, arguments: argparse.Namespace):
+def _report(pack: str | Path, arguments: argparse.Namespace):
     if arguments.engine == "ray":
         with interrupts.interrupts_held():
             from sa1bpack.format.ray import verify_on_ray
@@ -105,7 +109,7 @@ def _report(pack: Path, arguments: argparse.Namespace):
                 pack, address=arguments.address, quick=arguments.quick, progress=advance,
                 io=arguments.io, check=interrupts.check,
             )  # fmt: skip
-    from sa1bpack.format.verify import verify
+    from sa1bpack.cache.verify import verify
 
     with byte_bar() as advance:
         return verify(
@@ -113,7 +117,7 @@ def _report(pack: Path, arguments: argparse.Namespace):
         )
 
 
-def _as_json(pack: Path, job_part: tuple[int, int] | None, report) -> str:
+def _as_json(pack: str | Path, job_part: tuple[int, int] | None, report) -> str:
     found = {
         "pack": str(pack), "part": job_part and "{}/{}".format(*job_part), "ok": report.ok,
         "complete": report.complete, "counts": report.counts,
@@ -137,7 +141,12 @@ def advice(pack: str, problems) -> list[str]:
             "sa1bpack derive or sa1bpack.attach"
         )
     if any(problem.side is None for problem in damaged):
-        lines.append(f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS")
+        lines.append(
+            f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil rsync), "
+            "sa1bpack repair DIR TARS, and copy it back"
+            if is_url(pack)
+            else f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS"
+        )
     return lines
 
 

@@ -2,12 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import xxhash
 
 from sa1bpack.disk.stream import FileStream
 from sa1bpack.errors import FormatError
+from sa1bpack.format.checksums import file_digest
 from sa1bpack.format.files import naming
 from sa1bpack.format.layout import ArraySpec
 from sa1bpack.format.zarr_metadata import chunk_file
@@ -17,21 +19,52 @@ _THREADS = 3
 _NOTHING = np.empty(0, np.uint8)
 
 
+class Stream(Protocol):
+    """One file on its way from start to end, see FileStream."""
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """The next bytes, uint8 (nbytes,), or fewer if the file ends; valid until the next call."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Reader:
+    """How the files of a pack are read that is checked: here, those of this machine."""
+
+    def __init__(self, direct: bool = False):
+        """direct: read past the page cache, where the file system can do that"""
+        self._direct = direct
+
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+        """A file of so many bytes, to be read once; `helper` may read ahead. Raises OSError."""
+        return FileStream(str(path), nbytes, self._direct, helper)
+
+    def digest(self, path: Path) -> str:
+        """XXH3-128 of a file. Raises OSError."""
+        return file_digest(path)
+
+    def rest(self, path: Path, first: int) -> bytes:
+        """The bytes of a file from byte `first` on. Raises OSError."""
+        with path.open("rb") as stream:
+            stream.seek(first)
+            return stream.read()
+
+
 class ArrayStreams:
     """Arrays that are read side by side. A context manager, which closes them.
 
     Its threads read the next block of each; none is left when it is closed.
     """
 
-    def __init__(self, direct: bool):
-        """direct: read past the page cache, where the file system can do that"""
-        self._direct = direct
+    def __init__(self, reader: Reader):
+        self._reader = reader
         self._streams: list[ArrayStream] = []
         self._threads = ThreadPoolExecutor(_THREADS, "sa1bpack-read-ahead")
 
     def open(self, folder: Path, spec: ArraySpec, rows: int) -> "ArrayStream":
         """Open one. Raises OSError."""
-        self._streams.append(ArrayStream(folder, spec, rows, self._direct, self._threads))
+        self._streams.append(ArrayStream(folder, spec, rows, self._reader, self._threads))
         return self._streams[-1]
 
     def __enter__(self) -> "ArrayStreams":
@@ -47,15 +80,15 @@ class ArrayStream:
     """One array, read front to back a few rows at a time, and its running XXH3-128."""
 
     def __init__(
-        self, folder: Path, spec: ArraySpec, rows: int, direct: bool, helper: ThreadPoolExecutor
+        self, folder: Path, spec: ArraySpec, rows: int, reader: Reader, helper: ThreadPoolExecutor
     ):
         self.spec = spec
         self.file = chunk_file(spec, rows)
         self.path = folder / spec.chunk_path
         self._digest = xxhash.xxh3_128()
-        self._stream: FileStream | None = None
+        self._stream: Stream | None = None
         if self.file.rows:
-            self._stream = FileStream(str(self.path), self.file.file_bytes, direct, helper)
+            self._stream = reader.stream(self.path, self.file.file_bytes, helper)
 
     def take(self, rows: int) -> np.ndarray:
         """The next rows, shape (rows, *row_shape); valid until the next call."""

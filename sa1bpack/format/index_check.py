@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
+from sa1bpack.format.array_reader import REMEDY, check_array, check_offsets_rise, map_array
 from sa1bpack.format.checked_rows import check_rows_digest
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.index import INDEX_ARRAYS, Index, index_name
-from sa1bpack.format.manifest import SHARDS_NAME, Manifest
-from sa1bpack.format.shard_reader import open_shard
+from sa1bpack.format.manifest import SHARDS_NAME, Manifest, ShardEntry
 
 _BLOCK = 1 << 20  # rows of the index that are checked together
 
@@ -53,13 +52,25 @@ def check_against_shards(
         first_mask += entry.masks
         if entry.name in damaged:
             continue
-        shard = open_shard(root / SHARDS_NAME / entry.name, manifest.layout)
-        same = np.array_equal(index.image_id[first:stop], shard["image_id"])
-        if not (same and np.array_equal(masks, shard["mask_offset"])):
+        image_id, mask_offset = (
+            _array_of(root / SHARDS_NAME / entry.name, entry, manifest, name)
+            for name in ("image_id", "mask_offset")
+        )
+        if not (
+            np.array_equal(index.image_id[first:stop], image_id)
+            and np.array_equal(masks, mask_offset)
+        ):
             raise FormatError(
                 f"{folder}: samples {first} to {stop} are not those of shard {entry.name}; {REMEDY}"
             )
     _check_order(folder, index)
+
+
+def _array_of(folder: Path, entry: ShardEntry, manifest: Manifest, name: str) -> np.ndarray:
+    """An array of a shard, memory-mapped. Raises FormatError if its length or metadata is wrong."""
+    spec = manifest.layout.array(name)
+    check_array(folder, spec, spec.rows(entry.extent))
+    return map_array(folder, spec, spec.rows(entry.extent))
 
 
 def _check_order(folder: Path, index: Index) -> None:

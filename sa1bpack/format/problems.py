@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY
@@ -83,6 +83,9 @@ def joined(reports: Sequence[Report]) -> Report:
     return Report(tuple(in_order), counts, tuple(notes), complete)
 
 
+_PLACE = tuple(each.name for each in fields(Problem) if each.name != "what")
+
+
 def reason_of(error: FormatError | OSError) -> str:
     """Why a part of a pack cannot be read, as a text."""
     if isinstance(error, OSError):
@@ -109,6 +112,14 @@ class Findings:
         if key not in self._reported:
             self._reported.add(key)
             self.problems.append(problem)
+
+    def take(self, other: "Findings") -> None:
+        """Add what another check found."""
+        for problem in other.problems:
+            place = {name: getattr(problem, name) for name in _PLACE}
+            self.add(problem.what, **place)
+        self.notes += other.notes
+        self.files += other.files
 
     @contextmanager
     def collecting(self, **place) -> Iterator[None]:

@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.arguments import ALL, Share, choice, local_path, part_of_job, share_of
-from sa1bpack.disk.reading_mode import IO, ReadingMode, choose_mode, direct_obstacle
+from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError, VersionError
 from sa1bpack.format.array_reader import check_metadata
+from sa1bpack.format.array_stream import Reader
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
-from sa1bpack.format.layout import FORMAT_VERSION
+from sa1bpack.format.layout import FORMAT_VERSION, Layout
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
     SHARDS_NAME,
@@ -32,6 +33,7 @@ from sa1bpack.format.manifest import (
     is_index_name,
     read_manifest,
 )
+from sa1bpack.format.pack_files import PackFiles
 from sa1bpack.format.problems import Findings, Problem, Report
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders, top_files
 from sa1bpack.format.shard_reader import open_shard
@@ -50,7 +52,7 @@ def verify(
     root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto",
     part: tuple[int, int] | None = None,
 ) -> Report:  # fmt: skip
-    """Check a pack and report every problem; damage is reported, never raised.
+    """Check a pack of this machine; `sa1bpack.cache.verify` also checks those of object stores.
 
     root      folder of the pack
     quick     skip the pixels, mask bits and runs (see the docstring of the module)
@@ -78,8 +80,16 @@ def verify(
     choice("io", io, IO)
     share = ALL if part is None else part_of_job(part)
     refuse_hollow(root)
+    return check_files(PackFiles(root, io), quick=quick, progress=progress, share=share)
+
+
+def check_files(
+    files: PackFiles, *, quick: bool, progress: Progress | None, share: Share
+) -> Report:
+    """What `verify` reports of these files. Raises as it does."""
+    root = files.root
     if is_side(root):
-        return _verify_side(root, quick, progress, io, share)
+        return _verify_side(files, quick, progress, share)
     while True:
         findings = Findings()
         try:
@@ -99,7 +109,7 @@ def verify(
             break
     sides = side_folders(root)
     return _check_shards(
-        root, manifest, index, findings, quick, progress, sides=sides, io=io, share=share
+        files, manifest, index, findings, quick, progress, sides=sides, share=share
     )
 
 
@@ -110,19 +120,12 @@ def _unchecked_index(root: Path, manifest: Manifest) -> Index | None:
     return None
 
 
-def _mode(io: str, nbytes: int, path: Path) -> ReadingMode:
-    """How to read; `path` is a small file that stands for the others: those may be damaged."""
-    return choose_mode(io, nbytes, "the pack's", lambda: direct_obstacle(path))
-
-
-def _verify_side(
-    folder: Path, quick: bool, progress: Progress | None, io: str, share: Share
-) -> Report:
+def _verify_side(files: PackFiles, quick: bool, progress: Progress | None, share: Share) -> Report:
     """Check a side array that is named itself, without its pack."""
-    findings = Findings()
+    findings, folder = Findings(), files.root
     advance = _Advance(_side_bytes(folder, share), progress)
-    mode = _mode(io, _side_bytes(folder), folder / MANIFEST_NAME)
-    check_side(folder, findings, quick=quick, direct=mode.direct, advance=advance, share=share)
+    reader = files.reader(_side_bytes(folder))
+    check_side(folder, findings, quick=quick, reader=reader, advance=advance, share=share)
     with findings.collecting():
         parts = share_of(part_names(folder), share)
         counts = {"parts": len(parts), "files": findings.files, "bytes": advance.total}
@@ -153,7 +156,7 @@ def check_pack(
     full  names of shards to read in full even if the check is quick
     """
     index = _check_top(root, manifest, findings)
-    return _check_shards(root, manifest, index, findings, quick, progress, full)
+    return _check_shards(PackFiles(root), manifest, index, findings, quick, progress, full)
 
 
 def _is_republished(root: Path, manifest: Manifest) -> bool:
@@ -165,37 +168,28 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 
 
 def _check_shards(
-    root: Path, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
+    files: PackFiles, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
     progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
-    io: str = "auto", share: Share = ALL,
+    share: Share = ALL,
 ) -> Report:  # fmt: skip
     """Check the shards, the index against them, and side arrays."""
-    shards = [*manifest.shards, *_unlisted_shards(root, manifest, findings)]
+    root = files.root
+    shards = [*manifest.shards, *_unlisted_shards(files, manifest, findings)]
     whole = sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides))
-    mode = _mode(io, whole, root / MANIFEST_NAME)
+    reader = files.reader(whole)
     shards = share_of(shards, share)
     pack_bytes = sum(shard.bytes for shard in shards)
     advance = _Advance(pack_bytes + sum(_side_bytes(side, share) for side in sides), progress)
     for entry in shards:
-        folder = root / SHARDS_NAME / entry.name
-        with findings.collecting(shard=entry.name):
-            if folder.is_dir():
-                check_shard(
-                    folder, entry, manifest.layout, findings,
-                    quick=quick and entry.name not in full, direct=mode.direct,
-                    advance=advance,
-                )  # fmt: skip
-            else:
-                findings.add(f"{folder}: missing", shard=entry.name)
+        shallow = quick and entry.name not in full
+        findings.take(_check_shard(files, entry, manifest.layout, shallow, reader, advance))
     first = share[0] == 1
     if index is not None and first:
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
             check_against_shards(root, manifest, index, damaged)
     for folder in sides:
-        _check_side_of_pack(
-            folder, root, manifest, index, findings, quick, mode.direct, advance, share
-        )
+        _check_side_of_pack(folder, root, manifest, index, findings, quick, reader, advance, share)
     if first:
         findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
@@ -206,9 +200,31 @@ def _check_shards(
     return Report(tuple(findings.problems), counts, tuple(findings.notes), manifest.complete)
 
 
+def _check_shard(
+    files: PackFiles, entry: ShardEntry, layout: Layout, quick: bool, reader: Reader,
+    advance: "_Advance",
+) -> Findings:  # fmt: skip
+    """What is found in a shard."""
+    folder, before = files.root / SHARDS_NAME / entry.name, advance.done
+    for _ in range(files.tries):
+        findings, advance.done = Findings(), before
+        files.bring(entry.name)
+        with findings.collecting(shard=entry.name):
+            if folder.is_dir():
+                check_shard(
+                    folder, entry, layout, findings, quick=quick, reader=reader, advance=advance
+                )
+            else:
+                findings.add(f"{folder}: missing", shard=entry.name)
+        if not findings.problems:
+            break
+    files.leave(entry.name)
+    return findings
+
+
 def _check_side_of_pack(
     folder: Path, root: Path, manifest: Manifest, index: Index | None, findings: Findings,
-    quick: bool, direct: bool, advance: "_Advance", share: Share,
+    quick: bool, reader: Reader, advance: "_Advance", share: Share,
 ) -> None:  # fmt: skip
     """Check a side array of a pack, as far as the pack itself can be read."""
     shards = counts = None
@@ -221,7 +237,7 @@ def _check_side_of_pack(
             return np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1])
 
     check_side(
-        folder, findings, quick=quick, direct=direct, shards=shards, counts=counts,
+        folder, findings, quick=quick, reader=reader, shards=shards, counts=counts,
         advance=advance, share=share,
     )  # fmt: skip
 
@@ -231,13 +247,13 @@ class _Advance:
 
     def __init__(self, total: int, progress: Progress | None):
         self.total = total
-        self._done = 0
+        self.done = 0
         self._progress = progress
 
     def __call__(self, nbytes: int) -> None:
-        self._done += nbytes
+        self.done += nbytes
         if self._progress is not None:
-            self._progress(min(self._done, self.total), self.total)
+            self._progress(min(self.done, self.total), self.total)
 
 
 def _check_top(root: Path, manifest: Manifest, findings: Findings) -> Index | None:
@@ -357,15 +373,16 @@ def _note_link(path: Path, findings: Findings) -> None:
         )
 
 
-def _unlisted_shards(root: Path, manifest: Manifest, findings: Findings) -> list[ShardEntry]:
+def _unlisted_shards(files: PackFiles, manifest: Manifest, findings: Findings) -> list[ShardEntry]:
     """Entries of the complete shards that an incomplete pack has, but does not list yet."""
     entries: list[ShardEntry] = []
     if manifest.complete:
         return entries
     listed = {shard.name for shard in manifest.shards}
     with findings.collecting():
-        for folder in shard_folders(root):
+        for folder in shard_folders(files.root):
             if folder.name not in listed:
+                files.bring(folder.name)
                 with findings.collecting(shard=folder.name):
                     entries.append(open_shard(folder, manifest.layout).entry)
                     findings.notes.append(

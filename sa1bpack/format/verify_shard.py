@@ -13,8 +13,8 @@ import numpy as np
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import describe_fall, first_fall
-from sa1bpack.format.array_stream import ArrayStream, ArrayStreams, compare_tail
-from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums, rows_checksum
+from sa1bpack.format.array_stream import ArrayStream, ArrayStreams, Reader, compare_tail
+from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums, rows_checksum
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.image_bytes import image_nbytes, is_zero_beyond
 from sa1bpack.format.layout import ArraySpec, Layout
@@ -27,6 +27,8 @@ from sa1bpack.wording import counted
 # Nine tenths and more of a pack: a quick check skips their digests.
 HEAVY_ARRAYS = ("image", "mask_bits", "run_ends")
 
+_OF_THIS_MACHINE = Reader()
+
 
 def check_shard(
     folder: Path,
@@ -35,13 +37,13 @@ def check_shard(
     findings: Findings,
     *,
     quick: bool,
-    direct: bool = False,
+    reader: Reader = _OF_THIS_MACHINE,
     advance: Callable[[int], None],
 ) -> None:
     """Check a shard against its manifest entry.
 
     quick    skip what HEAVY_ARRAYS hold
-    direct   read its samples past the page cache, where that is possible
+    reader   reads its large files, and those that are too damaged to be split into samples
     advance  called with bytes checked
     """
     listed = None
@@ -56,17 +58,17 @@ def check_shard(
             _check_listed(shard, listed)
         rising = _check_offsets(shard, findings)
         if rising and not quick:
-            _check_samples(shard, listed, findings, direct, advance)
+            _check_samples(shard, listed, findings, reader, advance)
             streamed = {spec.chunk_path for spec in layout.arrays}
-            _check_digests(folder, listed or {}, streamed, findings, entry.name)
+            _check_digests(folder, listed or {}, streamed, findings, entry.name, reader)
             return
         for spec in layout.arrays:
             with findings.collecting(shard=entry.name, array=spec.name):
-                check_tail(folder, spec, spec.rows(shard.extent))
+                check_tail(folder, spec, spec.rows(shard.extent), reader)
     # Quick, or too damaged to be split into samples.
     heavy = {spec.chunk_path for spec in layout.arrays if spec.name in HEAVY_ARRAYS}
     skipped = heavy if quick else set()
-    _check_digests(folder, listed or {}, skipped, findings, entry.name)
+    _check_digests(folder, listed or {}, skipped, findings, entry.name, reader)
     advance(entry.bytes)
 
 
@@ -136,11 +138,14 @@ def _array_of(path: str) -> str | None:
     return array if slash else None
 
 
-def check_digest(folder: Path, path: str, expected: str, findings: Findings, **place) -> None:
+def check_digest(
+    folder: Path, path: str, expected: str, findings: Findings, *,
+    reader: Reader = _OF_THIS_MACHINE, **place,
+) -> None:  # fmt: skip
     """Compare the XXH3-128 of a file with the listed one; missing files are reported elsewhere."""
     with findings.collecting(**place):
         try:
-            found = file_digest(folder / path)
+            found = reader.digest(folder / path)
         except (FileNotFoundError, NotADirectoryError):
             return
         findings.files += 1
@@ -153,11 +158,13 @@ def compare_digests(path: Path, found: str, expected: str, findings: Findings, *
 
 
 def _check_digests(
-    folder: Path, listed: dict[str, str], skipped: set[str], findings: Findings, shard: str
-) -> None:
+    folder: Path, listed: dict[str, str], skipped: set[str], findings: Findings, shard: str,
+    reader: Reader,
+) -> None:  # fmt: skip
     for path, expected in listed.items():
         if path not in skipped:
-            check_digest(folder, path, expected, findings, shard=shard, array=_array_of(path))
+            place = {"shard": shard, "array": _array_of(path)}
+            check_digest(folder, path, expected, findings, reader=reader, **place)
 
 
 def _check_against_entry(shard: Shard, entry: ShardEntry) -> None:
@@ -207,19 +214,17 @@ def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarra
     }  # fmt: skip
 
 
-def check_tail(folder: Path, spec: ArraySpec, rows: int) -> None:
+def check_tail(folder: Path, spec: ArraySpec, rows: int, reader: Reader = _OF_THIS_MACHINE) -> None:
     """Check the zero rows and the shard index after an array's data."""
     file = chunk_file(spec, rows)
     if not file.rows:
         return
     path = folder / spec.chunk_path
-    with path.open("rb") as stream:
-        stream.seek(file.data_bytes)
-        compare_tail(path, stream.read(), file.tail())
+    compare_tail(path, reader.rest(path, file.data_bytes), file.tail())
 
 
 def _check_samples(
-    shard: Shard, listed: dict[str, str] | None, findings: Findings, direct: bool,
+    shard: Shard, listed: dict[str, str] | None, findings: Findings, reader: Reader,
     advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
@@ -227,7 +232,7 @@ def _check_samples(
     Offsets were checked before, and `listed` covers every file, or is None.
     """
     streams: dict[str, ArrayStream] = {}
-    with ArrayStreams(direct) as opened:
+    with ArrayStreams(reader) as opened:
         for spec in shard.layout.arrays:
             streams[spec.name] = opened.open(shard.folder, spec, spec.rows(shard.extent))
         for stream in streams.values():

@@ -10,7 +10,7 @@ import xxhash
 from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.array_reader import check_metadata, read_metadata
-from sa1bpack.format.array_stream import ArrayStreams
+from sa1bpack.format.array_stream import ArrayStreams, Reader
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.layout import Extent
@@ -62,7 +62,7 @@ def check_side(
     findings: Findings,
     *,
     quick: bool = False,
-    direct: bool = False,
+    reader: Reader,
     shards: Sequence[ShardIdentity] | None = None,
     counts: Counts | None = None,
     advance: Callable[[int], None] = lambda nbytes: None,
@@ -71,7 +71,7 @@ def check_side(
     """Check a side array, and report every problem; returns its manifest unless that is damaged.
 
     quick    skip the rows themselves
-    direct   read the rows past the page cache, where that is possible
+    reader   reads the rows
     shards   of the pack that it belongs to: what is missing and what is stale is noted
     counts   masks of the samples of these shards, by number: needed to name damaged samples
     advance  called with the bytes that were checked
@@ -96,7 +96,7 @@ def check_side(
             with findings.collecting(side=side, shard=name):
                 number = known.get(name)
                 rows = None if number is None or counts is None else counts(number)
-                _check_part(folder, name, spec, findings, quick, direct, rows, advance)
+                _check_part(folder, name, spec, findings, quick, reader, rows, advance)
         return manifest
     return None
 
@@ -146,7 +146,7 @@ def read_identity(part: Path) -> ShardIdentity:
 
 
 def _check_part(
-    folder: Path, name: str, spec: SideSpec, findings: Findings, quick: bool, direct: bool,
+    folder: Path, name: str, spec: SideSpec, findings: Findings, quick: bool, reader: Reader,
     counts: np.ndarray | None, advance: Callable[[int], None],
 ) -> None:  # fmt: skip
     place = {"side": spec.name, "shard": name}
@@ -169,9 +169,9 @@ def _check_part(
         )  # fmt: skip
     chunk, rows = spec.values.chunk_path, arrays[spec.values]
     if quick:
-        check_tail(part, spec.values, rows)
+        check_tail(part, spec.values, rows, reader)
     elif rows:
-        _check_rows(opened, listed.get(chunk), findings, direct, counts, place)
+        _check_rows(opened, listed.get(chunk), findings, reader, counts, place)
     for path, digest in listed.items():
         if path != chunk:
             check_digest(part, path, digest, findings, **place)
@@ -179,7 +179,7 @@ def _check_part(
 
 
 def _check_rows(
-    part: SidePart, expected: str | None, findings: Findings, direct: bool,
+    part: SidePart, expected: str | None, findings: Findings, reader: Reader,
     counts: np.ndarray | None, place: dict,
 ) -> None:  # fmt: skip
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
@@ -187,9 +187,10 @@ def _check_rows(
         counts = np.ones(part.samples, np.int64)
     rows = len(part.values)
     if counts is None or int(counts.sum()) != rows:  # nobody knows which rows are whose
-        check_digest(part.folder, part.spec.values.chunk_path, expected or "", findings, **place)
+        path = part.spec.values.chunk_path
+        check_digest(part.folder, path, expected or "", findings, reader=reader, **place)
         return
-    with ArrayStreams(direct) as opened:
+    with ArrayStreams(reader) as opened:
         stored = part.checksum
         stream = opened.open(part.folder, part.spec.values, rows)
         for sample, count in enumerate(counts.tolist()):
