@@ -15,7 +15,7 @@ from sa1bpack.cloud.stores import begin, error_text, open_store, package, s3_cli
 from sa1bpack.errors import OptionError, StoreError
 
 # Parts of an upload: a store takes at most 10,000 of them.
-_PART_BYTES = 16 << 20
+PART_BYTES = 16 << 20
 _READ_BYTES = 4 << 20
 
 _log = logging.getLogger("sa1bpack")
@@ -55,7 +55,7 @@ class BucketFolder:
 
         async def put() -> None:
             await self._library.put_async(
-                self._store, self._prefix + key, data, chunk_size=_PART_BYTES
+                self._store, self._prefix + key, data, chunk_size=PART_BYTES
             )
 
         def written() -> None:

@@ -1,15 +1,21 @@
 """Packs that are made in a staging folder and uploaded, to an S3 server on loopback."""
 
+import random
 import shutil
+import subprocess
+import sys
+import time
+import traceback
 
 import pytest
+import xxhash
 from faulty_http import faulty_proxy
 from same_samples import same_samples
 from unflushed import unflushed
 
 import sa1bpack
 from sa1bpack.cli.main import main
-from sa1bpack.errors import OptionError, OutputRefused, StoreError
+from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
 
 pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
 pytest.importorskip("moto", reason="moto's server is not installed")
@@ -122,17 +128,122 @@ def test_a_run_that_failed_is_continued(proxy, sample_tar, tmp_path, expected, w
     ]
 
 
-@pytest.mark.parametrize(("verb", "fault"), [("PUT", "slow down"), ("GET", "flip")])
-def test_what_was_refused_or_came_back_otherwise_is_uploaded_again(
-    proxy, sample_tar, tmp_path, verb, fault
+# Object → what becomes of the first request that writes it, or reads it back.
+WRITTEN = {"image": "slow down", "mask_bits": "refuse", "run_ends": "cut", "bbox": "stall"}
+READ = {"image": "flip", "mask_bits": "truncate", "run_ends": "cut", "bbox": "slow down",
+        "area": "stall", "size": "refuse"}  # fmt: skip
+
+
+def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those_written(
+    proxy, sample_tar, tmp_path
 ):
+    proxy.stall_seconds = 1.5
+
+    def rule(method, path, number):
+        array = path.split("/")[-2]
+        faults = {"PUT": WRITTEN, "GET": READ}.get(method, {})
+        return faults.get(array) if number == 0 and "/c." in path else None
+
+    proxy.rule = rule
+    assert upload(sample_tar, tmp_path, "spoilt", ONE_SHARD).images == 3
+    assert sorted(proxy.faults) == sorted([*WRITTEN.values(), *READ.values()])
+    for array in ("image", "mask_bits"):  # other bytes came back: written again
+        puts = [
+            path for method, path in proxy.requests if method == "PUT" and f"/{array}/c" in path
+        ]
+        assert len(puts) == 3
+    proxy.rule = lambda method, path, number: None
+    assert sa1bpack.verify("s3://packs/spoilt").ok
+
+
+def test_a_slow_link_only_takes_longer(proxy, tmp_path):
+    proxy.bytes_per_second = 1e6
+    data = bytes(range(256)) * 2000
+    try:
+        folder = bucket.BucketFolder("s3://packs/slow")
+        folder.put("key", data, xxhash.xxh3_128_hexdigest(data))
+    finally:
+        proxy.bytes_per_second = None
+    assert folder.keys("") == ["key"]
+
+
+@pytest.mark.parametrize("verb", ["PUT", "GET"])
+def test_credentials_that_expire_meanwhile_are_named_at_once_and_not_shown(proxy, verb):
+    folder = bucket.BucketFolder(f"s3://packs/expired-{verb}")
+    proxy.rule = lambda method, path, number: "expired" if method == verb else None
+    with pytest.raises(StoreError, match="credentials have expired; log in again") as caught:
+        folder.put("key", b"data", xxhash.xxh3_128_hexdigest(b"data"))
+    assert "test-secret-key" not in "".join(traceback.format_exception(caught.value))
+    assert proxy.faults == ["expired"]
+
+
+def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(proxy):
+    folder = bucket.BucketFolder("s3://packs/other")
+    proxy.rule = lambda method, path, number: "flip" if method == "GET" else None
+    with pytest.raises(StoreError, match=r"s3://packs/other/key: 3 attempts .* was written"):
+        folder.put("key", b"data", xxhash.xxh3_128_hexdigest(b"data"))
+
+
+def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
+    data = random.Random(0).randbytes(11 << 20)
+    folder = bucket.BucketFolder("s3://packs/large")
+
+    def rule(method, path, number):
+        if number or "partNumber" not in path:
+            return None
+        return {"1": "slow down", "2": "refuse"}.get(path.split("partNumber=")[1][0])
+
+    proxy.rule = rule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket, "PART_BYTES", 5 << 20)
+        folder.put("key", data, xxhash.xxh3_128_hexdigest(data))
+    parts = {path.split("partNumber=")[1][0] for _, path in proxy.requests if "partNumber" in path}
+    assert parts == {"1", "2", "3"}
+    assert sorted(proxy.faults) == ["refuse", "slow down"]
+    assert folder.abort_uploads() == 0
+
+
+# A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
+CHILD = """
+import sys
+from sa1bpack.cloud import bucket
+from sa1bpack.cli.main import main
+bucket.PART_BYTES = 4096
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_the_next_run(
+    proxy, sample_tar, tmp_path, expected, monkeypatch
+):
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    proxy.stall_seconds = 60
     proxy.rule = lambda method, path, number: (
-        fault if number == 0 and method == verb and "/image/c" in path else None
+        "stall" if "sa_000000-001/image/c" in path and "partNumber=3" in path else None
     )
-    assert upload(sample_tar, tmp_path, f"spoilt-{verb}", ONE_SHARD).images == 3
-    assert proxy.faults == [fault]
-    puts = [path for method, path in proxy.requests if method == "PUT" and "/image/c" in path]
-    assert len(puts) == 2
+    words = ["pack", sample_tar, "-o", "s3://packs/killed", "--staging", tmp_path / "staging"]
+    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+    child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)])
+    try:
+        limit = time.monotonic() + 120
+        while "stall" not in proxy.faults:
+            assert child.poll() is None and time.monotonic() < limit
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    client, folder = stores.s3_client(), bucket.BucketFolder("s3://packs/killed")
+    assert len(client.list_multipart_uploads(Bucket="packs")["Uploads"]) == 1
+    keys = folder.keys("")
+    assert "manifest.json" not in keys
+    assert "shards/sa_000000-000/checksums.xxh128" in keys
+    assert "shards/sa_000000-001/checksums.xxh128" not in keys
+    with pytest.raises(NotAPack):
+        sa1bpack.open("s3://packs/killed", cache=tmp_path / "cache", cache_bytes="1 GB")
+    proxy.rule = lambda method, path, number: None
+    assert upload(sample_tar, tmp_path, "killed").images == 3
+    assert objects("killed") == files(expected)
+    assert not client.list_multipart_uploads(Bucket="packs").get("Uploads")
 
 
 def test_parts_of_a_killed_upload_are_removed_and_a_complete_pack_is_left_as_it_is(
@@ -191,10 +302,12 @@ def test_a_pack_of_this_machine_is_no_staging_folder(proxy, sample_tar, tmp_path
     assert files(own) == files(expected)
 
 
-def test_what_was_removed_from_the_bucket_is_packed_again(proxy, sample_tar, tmp_path, expected):
+def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(proxy, sample_tar, tmp_path, expected):
     upload(sample_tar, tmp_path, "removed")
     there = bucket.BucketFolder("s3://packs/removed")
-    there.delete([*there.keys("shards/sa_000000-000/"), *there.keys("index-")])
+    there.delete(key for key in there.keys("") if "sa_000000-000/" in key or "index-" in key)
+    older = {"Bucket": "packs", "Key": "removed/index-00000000/zarr.json"}
+    stores.s3_client().put_object(Body=b"of an earlier state of the pack", **older)
     assert upload(sample_tar, tmp_path, "removed").new_images == 2
     assert objects("removed") == files(expected)
 
