@@ -30,7 +30,7 @@ from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, inode_of, now
 from sa1bpack.cache.contents import Contents
 from sa1bpack.cache.fetch import Damage, Fetch
 from sa1bpack.cache.locks import PATIENCE
-from sa1bpack.cache.requests import Requests
+from sa1bpack.cache.requests import Requests, waits
 from sa1bpack.cache.room import SLOT_BLOCKS, Cache
 from sa1bpack.errors import CacheFull, StoreError
 from sa1bpack.format.files import read_at, write_at
@@ -84,9 +84,11 @@ class Held:
         disk of the cache fails.
         """
         group, wanted = self._group, self._wanted
-        group.make_ready(self._mine, self._fetched)
-        for block, outcome in self._others.items():
-            self._fetched += group.wait_for(block, outcome)
+        if any(not each.done() for each in (*self._mine.values(), *self._others.values())):
+            with waits():
+                self._make_ready()
+        else:
+            self._make_ready()
         for block, own in wanted.items():
             damage = group.damage(block)
             self.damage |= {row: damage[row] for row in own if row in damage}
@@ -94,6 +96,11 @@ class Held:
         if count:
             missed = sum(len(wanted[block]) for block in self._fetched)
             group.requests.count(sum(map(len, wanted.values())) - missed, missed)
+
+    def _make_ready(self) -> None:
+        self._group.make_ready(self._mine, self._fetched)
+        for block, outcome in self._others.items():
+            self._fetched += self._group.wait_for(block, outcome)
 
     def release(self) -> None:
         """Let the samples be removed again."""

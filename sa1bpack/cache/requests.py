@@ -27,24 +27,52 @@ class Counts:
     misses    samples that had to be fetched
     requests  to the origin
     nbytes    bytes that it delivered
+    waited    seconds in which at least one thread waited for samples, see `waits`
     """
 
     hits: int = 0
     misses: int = 0
     requests: int = 0
     nbytes: int = 0
+    waited: float = 0.0
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
             self.hits + other.hits, self.misses + other.misses,
-            self.requests + other.requests, self.nbytes + other.nbytes,
+            self.requests + other.requests, self.nbytes + other.nbytes, self.waited + other.waited,
         )  # fmt: skip
 
     def __sub__(self, other: "Counts") -> "Counts":
         return Counts(
             self.hits - other.hits, self.misses - other.misses,
-            self.requests - other.requests, self.nbytes - other.nbytes,
+            self.requests - other.requests, self.nbytes - other.nbytes, self.waited - other.waited,
         )  # fmt: skip
+
+
+class Waits:
+    """The time in which at least one thread waits."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock, self._lock = clock, threading.Lock()
+        self._threads, self._since, self._seconds = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._threads == 0:
+                self._since = self._clock()
+            self._threads += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                self._seconds += self._clock() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Seconds so far."""
+        with self._lock:
+            return self._seconds + (self._clock() - self._since if self._threads else 0.0)
 
 
 class Requests:
@@ -147,12 +175,18 @@ def submit(call: Callable[..., None], *args) -> Future:
 
 
 _threads = _Threads()
+_waits = Waits()
+
+
+def waits() -> Waits:
+    """The time in which threads of this process wait for samples that are being fetched."""
+    return _waits
 
 
 def _after_fork() -> None:
     """The threads remained in the parent."""
-    global _threads
-    _threads = _Threads()
+    global _threads, _waits
+    _threads, _waits = _Threads(), Waits()
 
 
 atexit.register(lambda: _threads.end())

@@ -24,7 +24,7 @@ import numpy as np
 
 from sa1bpack.cache.group import Group
 from sa1bpack.cache.packs import CachedPack, CachedSide
-from sa1bpack.cache.requests import Counts, Requests
+from sa1bpack.cache.requests import Counts, Requests, waits
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack_folder import PackFolder
@@ -292,7 +292,9 @@ class Pack:
         """What this process has read through caches so far; None for a pack of this machine."""
         if not self.reads_through_cache:
             return None
-        return sum((requests.counts() for requests in self._origins()), Counts())
+        found = sum((requests.counts() for requests in self._origins()), Counts())
+        found.waited = waits().seconds
+        return found
 
     def present(self, rows: Iterable[int]) -> Present:
         """The samples of rows are present, and held, within `with pack.present(rows):`.

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from packs_with_sides import SPECS
 from same_samples import same_samples
 
 import sa1bpack
+from sa1bpack.cache.requests import Waits, waits
 from sa1bpack.errors import NotAPack, OptionError
 
 
@@ -54,6 +56,7 @@ def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path, small
         warm = loader.stats()
     assert (cold.cache_hits, cold.cache_misses) == (0, 6)
     assert (warm.cache_hits, warm.cache_misses, warm.requests, warm.fetched_bytes) == (6, 0, 0, 0)
+    assert warm.fetch_seconds == 0 <= cold.fetch_seconds
     # Two shards of 18 arrays, of which two and the checksum file come whole; an image, bits and
     # runs of each sample, but for that without masks.
     assert cold.requests == 2 * (2 + 15) + 3 * 6 - 2
@@ -61,6 +64,47 @@ def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path, small
     own = sa1bpack.Loader(sa1bpack.open(layout_packs()), 2)
     next(iter(own))
     assert own.stats().cache_hits is None
+
+
+def test_the_time_in_which_several_threads_wait_counts_once():
+    now = [0.0]
+    waits = Waits(clock=lambda: now[0])
+    with waits:
+        now[0] = 1.0
+        with waits:
+            now[0] = 3.0
+            assert waits.seconds == 3
+        now[0] = 4.0
+    now[0] = 9.0
+    assert waits.seconds == 4
+    with waits:
+        now[0] = 10.0
+    assert waits.seconds == 5
+
+
+def test_a_loader_that_waits_for_what_is_fetched_says_so(
+    layout_packs, tmp_path, small_blocks, driven
+):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin, ds = driven(root), open_cached(root, tmp_path / "cache")
+    asked = threading.Event()
+
+    def wait(path, first, data):
+        if "image/" in path:
+            assert asked.wait(60)
+        return data
+
+    origin.change = wait
+    with sa1bpack.Loader(ds, 6) as loader:
+        batches = iter(loader)
+        waiting = threading.Thread(target=lambda: next(batches))
+        waiting.start()
+        before = waits().seconds
+        while waits().seconds == before:  # until a thread waits
+            waiting.join(0.001)
+        asked.set()
+        waiting.join(60)
+        assert loader.stats().fetch_seconds > 0
 
 
 def test_only_the_stored_rows_of_a_canvas_are_fetched(layout_packs, tmp_path, small_blocks, driven):

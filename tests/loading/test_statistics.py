@@ -162,6 +162,7 @@ def stats(**given) -> LoadingStats:
     return LoadingStats(**plain | given)
 
 
+FETCHED = {"cache_hits": 0, "cache_misses": 400, "fetched_bytes": 12 * 10**8, "requests": 1200}
 DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
 
 
@@ -176,6 +177,8 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         (DISK, "disk", "31 % of the epoch waited for data; the disk delivers 2 GB/s, read 90 % of"),
         (DISK | {"disk_ceiling": 2.4e9}, "disk", "the disk delivers 2 GB/s of 2.4 GB/s (docs"),
         (DISK | {"disk_ceiling": 4e9}, "disk", "2 GB/s of 4 GB/s: more requests at once"),
+        (DISK | FETCHED | {"fetch_seconds": 9.0}, "network", "fetched 90 % of the time, 120 MB/s"),
+        (FETCHED | {"fetch_seconds": 6.0}, "bursts", "the threads worked only 0 % of the time"),
         ({"copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time, mostly copying"),
         ({"copy_seconds": 8.0}, "bursts", "the threads worked only 40 % of the time"),
         ({"threads": None, "disk_seconds": None}, "unknown", "torch and its workers"),
@@ -192,7 +195,7 @@ def test_the_verdict_names_the_cause_and_where_the_remedy_is(given, cause, text)
 def test_every_verdict_has_a_row_in_the_guide():
     guide = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
     table = guide.partition("## Verdicts")[2].partition("## ")[0]
-    for cause in ("first batch", "tensors", "disk", "threads", "bursts", "unknown"):
+    for cause in ("first batch", "tensors", "network", "disk", "threads", "bursts", "unknown"):
         assert f"\n| {cause} | " in table
     assert "\n| not input-bound | " in table
 

@@ -302,7 +302,9 @@ def test_a_pack_of_this_machine_is_no_staging_folder(proxy, sample_tar, tmp_path
     assert files(own) == files(expected)
 
 
-def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(proxy, sample_tar, tmp_path, expected):
+def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(
+    proxy, sample_tar, tmp_path, expected
+):
     upload(sample_tar, tmp_path, "removed")
     there = bucket.BucketFolder("s3://packs/removed")
     there.delete(key for key in there.keys("") if "sa_000000-000/" in key or "index-" in key)

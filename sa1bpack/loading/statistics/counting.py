@@ -221,6 +221,7 @@ class EpochCounts:
                 cache_misses=None if store is None else store.misses,
                 fetched_bytes=None if store is None else store.nbytes,
                 requests=None if store is None else store.requests,
+                fetch_seconds=None if store is None else store.waited,
             )
 
 

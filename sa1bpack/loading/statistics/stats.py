@@ -51,11 +51,12 @@ class LoadingStats:
     disk_ceiling    bytes per second that `sa1bpack tune` measured on this pack's disk, if the
                     loader was made with `tuned`
     cache_hits      samples that were in the cache when they were asked for, of a pack that is read
-                    through one. These four count what this process does with the pack meanwhile,
+                    through one. These five count what this process does with the pack meanwhile,
                     other readers of it included
     cache_misses    samples that had to be fetched
     fetched_bytes   bytes that were fetched, metadata of shards included
     requests        to the object store, which it may charge for
+    fetch_seconds   how long at least one thread waited for samples that were being fetched
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -90,6 +91,7 @@ class LoadingStats:
     cache_misses: int | None = None
     fetched_bytes: int | None = None
     requests: int | None = None
+    fetch_seconds: float | None = None
 
     @property
     def waited_share(self) -> float:
@@ -126,6 +128,7 @@ class LoadingStats:
         "consumer"     the epoch waited for less than 5 % of its time: the loader keeps up
         "first batch"  more than half of the waiting was for the first batch
         "tensors"      more than half of the waiting was to make the tensors of batches
+        "network"      threads waited for samples being fetched for 70 % of the epoch or more
         "disk"         the disk was read for 70 % of the epoch or more
         "threads"      the threads were at work for 70 % of their time or more, mostly copying
         "bursts"       neither: batches come in time on average, but not one by one
@@ -139,6 +142,8 @@ class LoadingStats:
             return "first batch"
         if self.deliver_seconds is not None and self.deliver_seconds > self.waited_seconds / 2:
             return "tensors"
+        if self.fetch_seconds is not None and self.fetch_seconds >= _BUSY * self.seconds:
+            return "network"
         if self.disk_seconds is not None and self.disk_seconds >= _BUSY * self.seconds:
             return "disk"
         if self.threads is None:
@@ -166,6 +171,10 @@ class LoadingStats:
                 why = f"most of it for the first batch, {self.first_batch_seconds:.2g} s"
             case "tensors":
                 why = "most of it while the tensors of batches were made"
+            case "network":
+                rate = size_text(self.fetched_bytes / self.seconds)
+                share = _percent(self.fetch_seconds / self.seconds)
+                why = f"samples were being fetched {share} of the time, {rate}/s"
             case "disk":
                 why = self._of_the_disk()
             case "threads":
