@@ -4,11 +4,17 @@ They are in neither the API reference nor tests/public_api.txt, and may change i
 """
 
 INTERNAL = {
-    "Buckets": ("arranged", "order", "waste", "wasted"),
+    "Buckets": ("arranged", "as_text", "of_masks", "order", "waste", "wasted"),
     "Collate": ("plan",),
+    "ColorJitter": ("factors", "used"),
+    "CutMix": ("draw",),
     "Dataset": ("locate", "locate_many", "rows_at", "shard_bounds"),
-    "OrderedBatches": ("current", "cursor", "first_step", "most_samples", "part_of", "sizes"),
+    "Frame": ("covered", "kept", "steps", "visible"),
+    "Mixup": ("draw",),
+    "OrderedBatches": ("cursor", "most_samples", "part_of", "sizes"),
     "PackOptions": ("check_same", "layout", "rule", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
-    "Schedule": ("at", "map", "until"),
+    "Relate": ("nbytes", "of", "of_masks", "scratch_bytes", "with_torch"),
+    "RunBatch": ("ends_of", "part"),
+    "Schedule": ("as_text", "at", "constant", "largest", "map", "until"),
 }
