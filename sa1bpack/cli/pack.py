@@ -315,6 +315,4 @@ def _why_nothing(result) -> str:
         return f"; see {result.root / 'rejects.jsonl'}"
     if result.dropped:
         return ": no masks remained of any image, and --empty drop drops such images"
-    if result.failed:
-        return ""  # each source was named with its error
-    return ": the sources have no pair of a .jpg and a .json file of the same name"
+    return ""  # each source was named with its error, or as one without pairs

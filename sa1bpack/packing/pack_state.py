@@ -41,6 +41,7 @@ from sa1bpack.packing.request import existing_parent
 from sa1bpack.packing.shard_builder import PublishedShard, shard_name
 
 LOCK_NAME = ".lock"
+_NAMED = 5  # sources in one line
 _NOT_LOCKED = -1  # in place of the lock of a folder that is only inspected
 
 
@@ -194,6 +195,17 @@ class PackState:
             for reject in record["rejects"]
         ]
         return sorted(lines, key=lambda line: line["source"])
+
+    def without_pairs(self) -> list[str]:
+        """A line on the sources that were read to their end and held nothing to pack, if any."""
+        names = sorted(name for name, record in self.sources.items() if not record["pairs"])
+        if not names:
+            return []
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        return [
+            f"no pair of a .jpg and a .json file of the same name is in {', '.join(names[:_NAMED])}"
+            f"{more}; if it should hold images of SA-1B, download it again"
+        ]
 
     def counts(self) -> dict[str, int]:
         """Totals over the pack."""

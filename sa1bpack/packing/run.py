@@ -210,7 +210,8 @@ def pack_into(
             progress.close()
     interrupts.check()
     state.publish(complete=not failed)
-    for line in find_duplicates(*open_manifest_and_index(state.root)).lines():
+    duplicates = find_duplicates(*open_manifest_and_index(state.root))
+    for line in (*duplicates.lines(), *state.without_pairs()):
         progress.note(line)
     before = len(sources) - len(todo) - len(unreadable)
     return result_of(state, len(sources), before, failed, progress)

@@ -277,3 +277,20 @@ def test_a_gzip_cut_in_its_trailer_is_truncated(tmp_path, root):
         gzip.decompress(tar.read_bytes())
     result = sa1bpack.pack(tar, root, workers=1, **SMALL)
     assert isinstance(result.failed["sa_1"], SourceTruncated)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_source_without_pairs_is_named_whether_it_is_compressed_or_not(root, tmp_path, compress):
+    whole = write_tar(tmp_path / "sa_000000.tar", members(range(2)))
+    empty = write_tar(tmp_path / "sa_000001.tar", {"./a.txt": b"hello"}, compress=compress)
+    for _ in range(2):  # also by a run that finds it packed
+        result = sa1bpack.pack([whole, empty], root, workers=1, **SMALL)
+        assert (result.images, result.complete) == (2, True)
+        [note] = result.notes
+        assert note.startswith(
+            "no pair of a .jpg and a .json file of the same name is in sa_000001;"
+        )
+    parts = tmp_path / "parts"
+    for number in (1, 2):
+        sa1bpack.pack_part([whole, empty], parts, (number, 2), workers=1, **SMALL)
+    assert sa1bpack.finalize(parts).notes == [note]

@@ -107,6 +107,7 @@ def finalize(out: str | Path) -> FinalizeResult:
         _join_logs(root)
         _remove_notes(root, state, done=known and not missing)
         notes += find_duplicates(*open_manifest_and_index(root)).lines()
+        notes += state.without_pairs()
         counts = state.counts()
         return FinalizeResult(
             root, counts["images"], counts["masks"], counts["annotations"],
