@@ -19,7 +19,8 @@ from sa1bpack.cache.blocks import About, Blocks, create, samples_per_block
 from sa1bpack.cache.contents import Contents, check_edges
 from sa1bpack.cache.requests import Requests, submit
 from sa1bpack.cache.room import Cache
-from sa1bpack.errors import FormatError
+from sa1bpack.cache.store_origin import EndsEarly
+from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.files import temporary_beside, write_at
 from sa1bpack.format.layout import ArraySpec
@@ -41,7 +42,8 @@ def folder_of(
     name  and the digest of its checksum file, separated by "-"
     make  its contents, in the folder where its files are
 
-    Raises StoreError, CacheFull, OSError; FormatError if a file of the origin is damaged.
+    Raises StoreError, also if the origin has another folder there now, CacheFull, OSError;
+    FormatError if a file of the origin is damaged.
     """
     folder = cache.root / "folders" / name
     if (found := _opened(folder)) is None:
@@ -50,9 +52,33 @@ def folder_of(
         try:
             if (found := _opened(folder)) is None:
                 found = _checked(folder, make) or _made(cache, requests, path, folder, make)
+        except (FormatError, FileNotFoundError, EndsEarly):
+            if is_replaced(requests, path, folder):
+                raise changed(requests, path) from None
+            raise
         finally:
             cache.folders.release(at)
     return found
+
+
+def is_replaced(requests: Requests, path: str, folder: Path) -> bool:
+    """Whether the origin has another folder at `path` now than the one that a folder here is of."""
+    digest = folder.name.rpartition("-")[2]
+    try:
+        reads = (requests.read(f"{path}/{CHECKSUMS_NAME}") for _ in range(TRIES))
+        return all(digest_of(data) != digest for data in reads)
+    except FileNotFoundError:
+        return True
+    except StoreError:
+        return False  # it cannot be said
+
+
+def changed(requests: Requests, path: str) -> StoreError:
+    """The error for what is not in the origin any more."""
+    return StoreError(
+        f"{requests.origin.url}/{path} has changed since it was opened: open it again; if that "
+        "does not help, it was uploaded in part: upload it again"
+    )
 
 
 def _opened(folder: Path) -> Blocks | None:

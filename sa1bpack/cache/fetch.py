@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from sa1bpack.cache.requests import Requests, submit
+from sa1bpack.cache.store_origin import EndsEarly
 from sa1bpack.errors import FormatError, StoreError
 
 # Fetches of a block before its samples count as damaged in the origin.
@@ -28,6 +29,7 @@ class Fetched(Protocol):
     def write(self, block: int, parts: Sequence) -> None: ...
     def finished(self, block: int, damaged: bool) -> None: ...
     def given_up(self, block: int) -> None: ...
+    def replaced(self) -> StoreError | None: ...
     def settle(self, block: int, found: bool | Damage | BaseException) -> None: ...
 
 
@@ -67,12 +69,14 @@ class Fetch:
         group, block = self._group, self._block
         try:
             if self._error is not None:
-                raise _named(self._error, group.requests.origin.url)
+                raise self._named(self._error)
             parts = [np.frombuffer(part, np.uint8) for part in self._parts]
             damaged = group.check(block, parts)
             if damaged and self._tries < TRIES:
                 self.begin()
                 return
+            if damaged and (error := group.replaced()) is not None:
+                raise error
             group.write(block, parts)
             group.finished(block, bool(damaged))
             found: Damage | BaseException = {
@@ -91,16 +95,11 @@ class Fetch:
                 found.add_note(f"and then: {another}")
         group.settle(block, found)
 
-
-def _named(error: BaseException, url: str) -> BaseException:
-    """A StoreError for what an origin raised."""
-    if isinstance(error, StoreError):
+    def _named(self, error: BaseException) -> BaseException:
+        """A StoreError for what an origin raised."""
+        group = self._group
+        if isinstance(error, EndsEarly | FileNotFoundError):
+            error = group.replaced() or error
+        if isinstance(error, OSError):
+            return StoreError(f"{group.requests.origin.url}: {error}")
         return error
-    if isinstance(error, FileNotFoundError):
-        return StoreError(
-            f"{url}: {error.filename or error} is gone: the pack has changed since it "
-            "was opened; open it again"
-        )
-    if isinstance(error, OSError):
-        return StoreError(f"{url}: {error}")
-    return error

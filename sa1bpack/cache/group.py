@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, inode_of, now
+from sa1bpack.cache.build import changed, is_replaced
 from sa1bpack.cache.contents import Contents
 from sa1bpack.cache.fetch import Damage, Fetch
 from sa1bpack.cache.locks import PATIENCE
@@ -441,6 +442,11 @@ class Group:
     def given_up(self, block: int) -> None:
         """A block could not be fetched: remove what there is of it, under its exclusive lock."""
         self._cache.give_back(self.blocks, block)
+
+    def replaced(self) -> StoreError | None:
+        """The error if the origin has something else in place of this folder now."""
+        found = is_replaced(self.requests, self._path, self.folder)
+        return changed(self.requests, self._path) if found else None
 
     def after_fork(self) -> None:
         """In a child: it holds nothing."""

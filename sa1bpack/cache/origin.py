@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from sa1bpack.cache.store_origin import StoreOrigin
+from sa1bpack.cache.store_origin import EndsEarly, StoreOrigin
 from sa1bpack.cloud.addresses import STORE_SCHEMES, folder_url
-from sa1bpack.errors import OptionError, StoreError
+from sa1bpack.errors import OptionError
 from sa1bpack.format.files import cut_short, naming
 
 _URL = re.compile(rf"({'|'.join(STORE_SCHEMES)}|file)://", re.IGNORECASE)
@@ -18,7 +18,7 @@ class Origin(Protocol):
     """A folder of files, read in whole or in ranges, by any number of threads at once.
 
     Every method raises FileNotFoundError for what is not there, and StoreError if the store cannot
-    be reached, refuses, or returns fewer bytes than asked for.
+    be reached, refuses, or returns fewer bytes than asked for: EndsEarly if the file has no more.
 
     url    of the folder, without credentials
     forks  whether it can be read in a child that was forked
@@ -62,7 +62,7 @@ class FolderOrigin:
                 with naming(self._root / path):
                     count = os.preadv(file, [view[done:]], first + done)
                 if count == 0:
-                    raise StoreError(str(cut_short(self._root / path, first + done, stop)))
+                    raise EndsEarly(str(cut_short(self._root / path, first + done, stop)))
                 done += count
         finally:
             os.close(file)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from sa1bpack.cache.build import TRIES, digest_of, fetch_files, folder_of
+from sa1bpack.cache.build import TRIES, changed, digest_of, fetch_files, folder_of
 from sa1bpack.cache.contents import ShardContents, SideContents
 from sa1bpack.cache.group import Group, shared
 from sa1bpack.cache.origin import open_origin
@@ -85,6 +85,7 @@ class CachedSide:
 
     def __init__(self, folder: Path, cache: Cache, requests: Requests, path: str):
         self.folder, self.cache, self.requests, self.path = folder, cache, requests, path
+        self._manifest = (folder / MANIFEST_NAME).read_bytes()
 
     def part(self, spec: SideSpec, shard: ShardIdentity, mask_offset: np.ndarray) -> Group:
         """The part for a shard, everything of it but its rows fetched.
@@ -93,7 +94,9 @@ class CachedSide:
 
         Raises StoreError, CacheFull, OSError; FormatError if a file of the origin is damaged.
         """
-        path = f"{self.path}/{shard.part}" if self.path else shard.part
+        prefix = f"{self.path}/" if self.path else ""
+        path = f"{prefix}{shard.part}"
+        self._check_manifest(f"{prefix}{MANIFEST_NAME}")
         try:
             digest = digest_of(self.requests.read(f"{path}/{CHECKSUMS_NAME}"))
         except FileNotFoundError:
@@ -104,6 +107,15 @@ class CachedSide:
         make = partial(SideContents, spec=spec, extent=shard.extent, mask_offset=mask_offset)
         name = f"{spec.name}-{shard.part}-{digest}"
         return _group(self.cache, self.requests, path, name, make, self.folder / shard.part)
+
+    def _check_manifest(self, path: str) -> None:
+        """Raise StoreError if the parts of the origin are those of another side array by now."""
+        try:
+            if any(self.requests.read(path) == self._manifest for _ in range(TRIES)):
+                return
+        except FileNotFoundError:
+            pass
+        raise changed(self.requests, path)
 
 
 def _group(cache: Cache, requests: Requests, path: str, name: str, make, link: Path) -> Group:
@@ -127,6 +139,16 @@ def open_pack(url: str, folder: Path, limit: int | None) -> Path:
     StoreError, OSError.
     """
     cache, requests = Cache.at(folder, limit), _requests_of(url)
+    for _ in range(TRIES):
+        if (root := _bring_pack(cache, requests, url)) is not None:
+            return root
+    raise FormatError(
+        f"{url}: it was replaced {TRIES} times while it was being opened; open it again"
+    )
+
+
+def _bring_pack(cache: Cache, requests: Requests, url: str) -> Path | None:
+    """What `open_pack` returns; None if the pack was replaced meanwhile. Raises as it does."""
     staging = temporary_beside(cache.root / "packs" / "pack")
     staging.mkdir()
     try:
@@ -139,7 +161,13 @@ def open_pack(url: str, folder: Path, limit: int | None) -> Path:
                 if (root / each).read_bytes() != data:
                     replace_file(root / each, data)
             return root
-        _fetch_index(requests, staging, manifest)
+        try:
+            _fetch_index(requests, staging, manifest)
+        except FormatError:
+            with suppress(FileNotFoundError):
+                if requests.read(MANIFEST_NAME) != (staging / MANIFEST_NAME).read_bytes():
+                    return None
+            raise
         (staging / ORIGIN_NAME).write_bytes(msgspec.json.encode(_Origin(url=url, path="")))
         _flush(staging)
         with suppress(OSError):  # another process was first

@@ -15,6 +15,10 @@ TRIES = 3
 PAUSE = 0.5  # seconds, doubled each time
 
 
+class EndsEarly(StoreError):
+    """A file ends before the bytes that were asked for."""
+
+
 class _CutShort(Exception):
     """An answer has fewer bytes than were asked for."""
 
@@ -91,8 +95,10 @@ class StoreOrigin:
                 if (found := final_error(error, f"{self.url}/{path}")) is not None:
                     raise found from None
                 if not left:
-                    raise StoreError(
-                        f"{self.url}/{path}: {TRIES} requests failed: {error_text(error)}"
+                    text = error_text(error)
+                    early = isinstance(error, _CutShort) or "InvalidRange" in text
+                    raise (EndsEarly if early else StoreError)(
+                        f"{self.url}/{path}: {TRIES} requests failed: {text}"
                     ) from None
             time.sleep(pause)
             pause *= 2

@@ -151,6 +151,15 @@ def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
         assert not path.is_file() or b"test-secret-key" not in path.read_bytes()
 
 
+@pytest.mark.parametrize("first", [-10, 5])
+def test_a_file_that_ends_early_is_told_apart(proxy, packs, first):
+    """Before or within what is asked for: it may have been replaced by a shorter one."""
+    end = (packs["pack"] / "manifest.json").stat().st_size
+    origin = store_origin.StoreOrigin("s3://packs/pack")
+    with pytest.raises(store_origin.EndsEarly, match=r"s3://packs/pack/manifest\.json: 3 requests"):
+        origin.read_range("manifest.json", end + first, end + 10)
+
+
 def test_what_is_not_there_is_named(proxy, tmp_path):
     with pytest.raises(NotAPack, match="s3://packs/none: not a pack"):
         open_s3(tmp_path, "none")

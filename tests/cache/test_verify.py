@@ -32,7 +32,7 @@ def proxy_process():
         use_s3(proxy.url, patch)
         patch.setattr(stores, "READ_SECONDS", 0.4)
         patch.setattr(store_origin, "PAUSE", 0.01)
-        server.make_bucket("packs")
+        server.make_bucket("verified")
         yield proxy
 
 
@@ -61,14 +61,14 @@ def uploaded(proxy, there):
             for path in root.rglob("*") if path.is_file()
         }  # fmt: skip
         for path in there.keys() - files.keys():
-            client.delete_object(Bucket="packs", Key=f"pack/{path}")
+            client.delete_object(Bucket="verified", Key=f"pack/{path}")
             del there[path]
         for path, data in files.items():
             if there.get(path) != data:
-                client.put_object(Bucket="packs", Key=f"pack/{path}", Body=data)
+                client.put_object(Bucket="verified", Key=f"pack/{path}", Body=data)
                 there[path] = data
         proxy.requests.clear()
-        return "s3://packs/pack"
+        return "s3://verified/pack"
 
     return upload
 
@@ -139,8 +139,8 @@ def test_a_store_that_fails_is_an_error_and_no_verdict(layout_packs, uploaded, p
     proxy.rule = lambda method, path, number: "expired" if "/image/c" in path else None
     with pytest.raises(StoreError, match="credentials have expired; log in again"):
         sa1bpack.verify(url)
-    with pytest.raises(NotAPack, match=r"s3://packs/none: not a pack: it has no manifest\.json"):
-        sa1bpack.verify("s3://packs/none")
+    with pytest.raises(NotAPack, match=r"s3://verified/none: not a pack: it has no manifest\.json"):
+        sa1bpack.verify("s3://verified/none")
     with pytest.raises(OptionError, match="not read from a disk"):
         sa1bpack.verify(url, io="direct")
 
