@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dying_tasks import ids, ids_but_one, ids_killed_once
 from reading_packs import packed  # noqa: F401 - a fixture
-from small_tars import contents
+from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.cli.main import main
@@ -43,6 +43,26 @@ def verify(engine, on_ray):
             [sa1bpack.verify(root, part=(k, PARTS), **options) for k in range(1, PARTS + 1)]
         )
     return sa1bpack.verify
+
+
+@pytest.fixture
+def repair(engine, on_ray):
+    """repair(root, tars): the result; of parts, the last of those that are not sound."""
+    if engine == "ray":
+        from sa1bpack.packing.repair.ray import repair_on_ray
+
+        return lambda root, tars: repair_on_ray(root, tars, **on_ray)
+    if engine == "parts":
+        return repair_in_parts
+    return lambda root, tars: sa1bpack.repair(root, tars, workers=1)
+
+
+def repair_in_parts(root: Path, tars) -> sa1bpack.RepairResult:
+    """Repair in three parts, then do what they name for the pack as a whole."""
+    results = [sa1bpack.repair(root, tars, part=(k, PARTS), workers=1) for k in (2, 3, 1)]
+    left = {name for result in results for name in result.left}
+    shards = [name for name in left if name.startswith("sa_")]
+    return sa1bpack.repair(root, tars, quick=True, shards=shards, workers=1)
 
 
 @pytest.fixture
@@ -153,10 +173,56 @@ def test_the_commands_work_on_a_cluster(ray_address, pack, capsys):
     assert capsys.readouterr().out == on_ray
 
 
-@pytest.mark.parametrize("command", ["verify PACK", "derive PACK ids --fn dying_tasks:ids"])
+@pytest.mark.parametrize(
+    "command", ["verify PACK", "repair PACK", "derive PACK ids --fn dying_tasks:ids"]
+)
 def test_a_cluster_does_all_of_the_work_and_an_address_is_that_of_one(pack, capsys, command):
     arguments = command.replace("PACK", str(pack)).split()
     assert main([*arguments, "--engine", "ray", "--part", "1/2"]) == 2
     assert "--engine ray does all of the work: leave out --part" in capsys.readouterr().err
+    assert main(["verify", "s3://bucket/pack", "--engine", "ray"]) == 2
+    assert "not s3://bucket/pack: use --part K/N" in capsys.readouterr().err
     assert main([*arguments, "--address", "auto"]) == 2
     assert "--address is that of a Ray cluster: add --engine ray" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory) -> list[Path]:
+    """Three tars of nine photos: three shards each."""
+    folder = tmp_path_factory.mktemp("tars")
+    return [
+        write_tar(folder / f"sa_{n}.tar", members(range(20 * n, 20 * n + 9)), shuffle=n)
+        for n in range(3)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sound(tars, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("sound") / "pack"
+    sa1bpack.pack(tars, root, workers=1, **SMALL)
+    return root
+
+
+@pytest.mark.parametrize("own", [None, "zarr.json", "checksums.xxh128", "manifest.json"])
+def test_repair_makes_the_pack_as_it_was(request, engine, sound, tars, tmp_path, own):
+    if engine == "parts" and own == "manifest.json":
+        pytest.skip("no part repairs that: tests/packing/repair/test_repair_parts.py")
+    repair = request.getfixturevalue("repair")
+    root = shutil.copytree(sound, tmp_path / "pack")
+    for name in ("sa_0-001", "sa_2-000"):
+        flip(root / "shards" / name / "image" / "c.0.0.0.0")
+    shutil.rmtree(root / "shards" / "sa_2-002")
+    if own is not None:
+        (root / own).write_text("{")
+    assert repair(root, tars).ok
+    found = contents(root)
+    assert {name for name in found if not name.startswith(".parts")} == set(contents(sound))
+    assert contents(sound).items() <= found.items()
+    assert sa1bpack.verify(root).ok
+
+
+def test_repair_names_what_it_cannot_do(repair, sound, tars, tmp_path):
+    root = shutil.copytree(sound, tmp_path / "pack")
+    flip(root / "shards" / "sa_1-001" / "image" / "c.0.0.0.0")
+    result = repair(root, [tars[0], tars[2]])
+    assert not result.ok and "sa_1 is needed, but was not given" in result.left["sa_1-001"]

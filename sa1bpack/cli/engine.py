@@ -28,7 +28,7 @@ def on_ray(arguments: argparse.Namespace, *without: str) -> bool:
         if arguments.address is not None:
             raise OptionError("--address is that of a Ray cluster: add --engine ray")
         return False
-    given = [name for name in without if getattr(arguments, name) not in (None, False)]
+    given = [name for name in without if getattr(arguments, name) not in (None, False, [])]
     if given:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise OptionError(f"--engine ray does all of the work: leave out {flags}")

@@ -4,7 +4,9 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.errors import OptionError
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
@@ -27,7 +29,14 @@ which tars are needed:
 one shard, named by verify:
   sa1bpack repair /data/packed '/data/sa_*.tar' --shard sa_000012-001
 manifest, index and checksums only:
-  sa1bpack repair /data/packed
+  sa1bpack repair /data/packed --quick
+a job array of 100, each for the shards of every 100th tar:
+  sa1bpack repair /data/packed '/data/sa_*.tar' --part 7/100
+on a Ray cluster (pip install 'sa1bpack[ray]'):
+  sa1bpack repair /data/packed '/data/sa_*.tar' --engine ray --address auto
+
+A part names what concerns the whole pack, such as a damaged manifest, with
+the command that repairs it once all parts have ended.
 
 Files that do not belong to the pack are listed and never touched: move or
 remove them yourself.
@@ -56,6 +65,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: read all)",
     )  # fmt: skip
     parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="check structure, sizes and small files only, and read in full what --shard names",
+    )
+    parser.add_argument(
+        "--part", metavar="K/N",
+        help="check and rebuild the shards of every N-th tar only, from the K-th on, such as 3/8; "
+        "other parts may work in the same folder at the same time",
+    )  # fmt: skip
+    add_engine(parser, "the shards of each tar are a task, and --workers is per task, by default 1")
+    parser.add_argument(
         "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
     )
     parser.add_argument(
@@ -66,18 +86,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_repair(arguments: argparse.Namespace) -> int:
     """Repair, and print what was damaged and what was done."""
-    with interrupts_held():
-        from sa1bpack.packing.repair.run import repair
+    job_part = part(arguments.part)
+    if job_part is not None and arguments.shard:
+        raise OptionError("--part has the shards of its tars: leave out --shard")
+    if on_ray(arguments, "part", "dry_run", "shard"):
+        with interrupts_held():
+            from sa1bpack.packing.repair.ray import repair_on_ray as repair
 
+        more = {"address": arguments.address}
+    else:
+        with interrupts_held():
+            from sa1bpack.packing.repair.run import repair
+
+        more = {"shards": arguments.shard, "part": job_part, "dry_run": arguments.dry_run}
     try:
         result = repair(
-            arguments.pack,
-            arguments.sources,
-            shards=arguments.shard,
-            links=arguments.links,
-            workers=arguments.workers,
-            dry_run=arguments.dry_run,
-        )
+            arguments.pack, arguments.sources, quick=arguments.quick, links=arguments.links,
+            workers=arguments.workers, **more,
+        )  # fmt: skip
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
         advice = "nothing sound was touched; repeat the same command to continue from here"
         exits.advise(error, advice)
@@ -96,7 +122,8 @@ def run_repair(arguments: argparse.Namespace) -> int:
         print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
     if not result.complete:
         print("NOT COMPLETE: repeat the pack command")
-    print(f"{result.root}: {_verdict(result)}")
+    of = "" if job_part is None else "part {}/{}: ".format(*job_part)
+    print(f"{result.root}: {of}{_verdict(result)}")
     return exits.OK if result.ok else exits.FAILED
 
 

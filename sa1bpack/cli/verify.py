@@ -12,6 +12,7 @@ from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import OptionError
 from sa1bpack.packing import interrupts
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.wording import counted, printable
@@ -74,7 +75,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
     for pack in arguments.packs:
         packs += [origin_url("pack", pack)] if is_url(pack) else paths_of("pack", pack)
     arguments.part = part(arguments.part)
-    on_ray(arguments, "part")
+    if on_ray(arguments, "part") and (urls := [pack for pack in packs if is_url(pack)]):
+        raise OptionError(
+            f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
+        )
     bad = sum(not _verify(pack, arguments) for pack in packs)
     if len(packs) > 1 and not arguments.json:
         verdict = f"{bad:,} with problems" if bad else "no problem found"

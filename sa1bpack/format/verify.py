@@ -150,13 +150,20 @@ def check_pack(
     quick: bool = False,
     full: Set[str] = frozenset(),
     progress: Progress | None = None,
+    sources: Set[str] | None = None,
+    own_files: bool = True,
 ) -> Report:
     """Check a pack against a manifest, which may differ from the one on disk; see `verify`.
 
-    full  names of shards to read in full even if the check is quick
+    full       names of shards to read in full even if the check is quick
+    sources    names of the sources whose shards are checked; None: all
+    own_files  whether the pack's own files are checked, too
     """
-    index = _check_top(root, manifest, findings)
-    return _check_shards(PackFiles(root), manifest, index, findings, quick, progress, full)
+    index = _check_top(root, manifest, findings) if own_files else _unchecked_index(root, manifest)
+    return _check_shards(
+        PackFiles(root), manifest, index, findings, quick, progress, full,
+        own_files=own_files, sources=sources,
+    )  # fmt: skip
 
 
 def _is_republished(root: Path, manifest: Manifest) -> bool:
@@ -170,24 +177,26 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 def _check_shards(
     files: PackFiles, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
     progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
-    share: Share = ALL,
+    share: Share = ALL, own_files: bool = True, sources: Set[str] | None = None,
 ) -> Report:  # fmt: skip
     """Check the shards, the index against them, and side arrays."""
     root = files.root
     shards = [*manifest.shards, *_unlisted_shards(files, manifest, findings)]
     whole = sum(shard.bytes for shard in shards) + sum(map(_side_bytes, sides))
     reader = files.reader(whole)
-    shards = share_of(shards, share)
+    shards = [s for s in share_of(shards, share) if sources is None or s.source in sources]
     pack_bytes = sum(shard.bytes for shard in shards)
     advance = _Advance(pack_bytes + sum(_side_bytes(side, share) for side in sides), progress)
     for entry in shards:
         shallow = quick and entry.name not in full
         findings.take(_check_shard(files, entry, manifest.layout, shallow, reader, advance))
-    first = share[0] == 1
-    if index is not None and first:
+    first = own_files and share[0] == 1
+    if index is not None:
         with findings.collecting():
             damaged = frozenset(problem.shard for problem in findings.problems)
-            check_against_shards(root, manifest, index, damaged)
+            here = {shard.name for shard in shards}
+            elsewhere = frozenset(entry.name for entry in manifest.shards) - here
+            check_against_shards(root, manifest, index, damaged, elsewhere, whole=first)
     for folder in sides:
         _check_side_of_pack(folder, root, manifest, index, findings, quick, reader, advance, share)
     if first:

@@ -23,7 +23,10 @@ COMMANDS = {
     },
     "finalize": set(),
     "verify": {"--io", "--quick", "--part", "--json", "--engine", "--address"},
-    "repair": {"--workers", "--dry-run", "--shard", "--links"},
+    "repair": {
+        "--workers", "--dry-run", "--shard", "--links", "--quick", "--part", "--engine",
+        "--address",
+    },
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
     "info": set(),
     "merge": set(),

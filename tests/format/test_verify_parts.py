@@ -37,6 +37,15 @@ def test_a_damaged_shard_is_found_by_its_part_alone(pack, row):
     assert parts[row].problems == verify(pack).problems
 
 
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_missing_file_of_a_shard_is_no_problem_of_the_index(pack, row):
+    shard = read_manifest(pack).shards[row].name
+    (pack / "shards" / shard / "zarr.json").unlink()
+    parts = parts_of(pack, 3)
+    assert [part.ok for part in parts] == [number != row for number in range(3)]
+    assert parts[row].problems == verify(pack).problems
+
+
 @pytest.mark.parametrize("name", ["zarr.json", "checksums.xxh128"])
 def test_a_damaged_file_of_the_pack_itself_is_found_by_the_first_part(pack, name):
     (pack / name).write_text("{}")

@@ -1,10 +1,8 @@
 """Takes the place of PackState for a part of a job: many may work in one folder at once."""
 
 import errno
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -36,7 +34,7 @@ from sa1bpack.packing.parts.outcomes import (
     write_failed,
     write_plan,
 )
-from sa1bpack.packing.parts.work import WorkFolder
+from sa1bpack.packing.parts.work import WorkFolder, alone
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.shard_builder import PublishedShard
 
@@ -66,7 +64,7 @@ class PartState(PackState):
         try:
             super().__init__(root, options, lock)
             make_folder(root / PARTS_NAME)
-            with self._alone():
+            with alone(self.root):
                 if not (root / MANIFEST_NAME).exists():
                     self.write_first_manifest()
                 manifest = read_manifest(root)
@@ -97,7 +95,7 @@ class PartState(PackState):
 
     def begin(self) -> None:
         """Shards will be added: until `finalize`, the manifest says that the pack is incomplete."""
-        with self._alone():
+        with alone(self.root):
             manifest = read_manifest(self.root)
             if manifest.complete:
                 write_manifest(self.root, msgspec.structs.replace(manifest, complete=False))
@@ -149,17 +147,6 @@ class PartState(PackState):
         """Record why a source was given up."""
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         write_failed(self.root, source, Failed(text, isinstance(error, SourceCorrupt)))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Only one part at a time is in such a block, which takes a moment."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.root / PARTS_NAME / "lock", flags, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _enter(self, manifest: Manifest, sources: frozenset[str]) -> None:
         """Enter what is published of these sources."""

@@ -6,7 +6,7 @@ files differ in about thirty of their 32 digits.
 """
 
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from sa1bpack.arguments import ALL, Share, share_of
 from sa1bpack.errors import FormatError, OptionError, VersionError
 from sa1bpack.format import (
     Layout,
@@ -33,10 +34,12 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
 from sa1bpack.format.problems import Findings
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.verify import check_pack
+from sa1bpack.format.verify_shard import check_digest
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_shard_record, check_source_record
+from sa1bpack.packing.repair.unfinished import Unfinished, read_note
 
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
@@ -74,6 +77,10 @@ class Damage:
     digests: dict[str, str]
     problems: tuple[Problem, ...]
 
+    def records(self) -> dict[str, dict]:
+        """Name of each source → its record in the manifest."""
+        return {record["name"]: record for record in self.manifest.sources}
+
     def foreign_files(self, shard: str) -> list[str]:
         """The findings about files in a shard's folder that are not part of the pack."""
         return [problem.what for problem in self.extra if problem.shard == shard]
@@ -94,11 +101,18 @@ def find_damage(
     only: Set[str] = frozenset(),
     progress: Callable[[int, int], None] | None = None,
     lost: bool = False,
+    quick: bool = False,
+    share: Share = ALL,
 ) -> Damage:
     """Check a pack.
 
     only
-        Names of shards that are read in full; the others get a quick check. Empty: all are.
+        Names of shards that are read in full; the others get a quick check.
+    quick
+        No other shard is read in full. If it is false, and `only` empty, all are.
+    share
+        (K, N): check the shards of every N-th source by name, from the K-th on; the first part also
+        checks the pack's own files. What is not of the part is not in the result.
     progress
         As in `sa1bpack.verify`.
     lost
@@ -123,7 +137,21 @@ def find_damage(
         names = known.keys() | folders
         there = f"{min(names)} to {max(names)} ({len(names):,})" if names else "none"
         raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
-    report = check_pack(root, manifest, findings, quick=bool(only), full=only, progress=progress)
+    first = share[0] == 1
+    sources = frozenset(share_of(sources_of(manifest, folders), share))
+    if not first:
+        _check_listed(root, manifest, sources, listed, findings)
+    report = check_pack(
+        root, manifest, findings, quick=quick or bool(only), full=only, progress=progress,
+        sources=None if share == ALL else sources, own_files=first,
+    )  # fmt: skip
+    if share != ALL:
+        mine = tuple(
+            problem for problem in report.problems
+            if problem.shard is None
+            or (known.get(problem.shard) or _place_of(problem.shard) or ("",))[0] in sources
+        )  # fmt: skip
+        report = replace(report, problems=mine)
     own_files, shards = lost, {}
     extra = [problem for problem in report.problems if problem.extra]
     for problem in report.problems:
@@ -150,6 +178,32 @@ def find_damage(
         digests=digests,
         problems=report.problems,
     )
+
+
+def sources_in_pack(root: Path) -> list[str] | None:
+    """Names of the sources of all shards of a pack; None if its manifest cannot be believed."""
+    manifest = _believed_manifest(root, _listed(root), Findings())
+    if manifest is None or read_note(root) != Unfinished():
+        return None
+    return sources_of(manifest, (folder.name for folder in shard_folders(root)))
+
+
+def sources_of(manifest: Manifest, folders: Iterable[str]) -> list[str]:
+    """Names of the sources of all shards that are listed, or have these folders, sorted."""
+    places = (_place_of(name) for name in folders)
+    return sorted(
+        {entry.source for entry in manifest.shards} | {place[0] for place in places if place}
+    )
+
+
+def _check_listed(
+    root: Path, manifest: Manifest, sources: Set[str], listed: dict[str, str], findings: Findings
+) -> None:
+    """Compare the checksum files of the shards of these sources with what the pack demands."""
+    for entry in manifest.shards:
+        path = f"{SHARDS_NAME}/{entry.name}/{CHECKSUMS_NAME}"
+        if entry.source in sources and path in listed:
+            check_digest(root, path, listed[path], findings, shard=entry.name)
 
 
 def _listed(root: Path) -> dict[str, str]:

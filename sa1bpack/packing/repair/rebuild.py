@@ -1,13 +1,12 @@
 """Rebuilds damaged shards from their sources, in a working folder beside the pack."""
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from sa1bpack.format.files import temporary_beside
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.shard_builder import PublishedShard
@@ -25,15 +24,27 @@ class RebuiltShards:
         Name of a source that was read to its end → what its record in the manifest would be.
     """
 
-    def __init__(self, state: PackState):
-        """Create the working folder; `state` holds the pack and its sound shards."""
-        self.root = state.root
-        self.options = state.options
-        self.parts_of = state.parts_of
+    def __init__(
+        self,
+        root: Path,
+        options: PackOptions,
+        parts_of: Callable[[str], dict[int, PublishedShard]],
+        folder: Path,
+    ):
+        """
+        root, options
+            Of the pack.
+        parts_of
+            Name of a source → its sound shards, by part.
+        folder
+            The working folder, which exists.
+        """
+        self.root = root
+        self.options = options
+        self.parts_of = parts_of
         self.shards: dict[tuple[str, int], PublishedShard] = {}
         self.records: dict[str, dict] = {}
-        self.shards_dir = temporary_beside(state.shards_dir / "repair")
-        self.shards_dir.mkdir(parents=True)
+        self.shards_dir = folder
 
     def add_shard(self, shard: PublishedShard) -> None:
         """A shard is complete."""
@@ -48,10 +59,6 @@ class RebuiltShards:
         for key in [key for key in self.shards if key[0] == source]:
             del self.shards[key]
         return 0
-
-    def close(self) -> None:
-        """Remove the working folder."""
-        shutil.rmtree(self.shards_dir, ignore_errors=True)
 
 
 class PartRebuilder(SourcePacker):

@@ -6,26 +6,29 @@ moment the pack opens as it did before: whatever is replaced changes in one step
 """
 
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from sa1bpack.arguments import local_path
-from sa1bpack.errors import FormatError, SourceError
+from sa1bpack.arguments import local_path, part_of_job
+from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
-from sa1bpack.format.files import put_in_place, restore_set_aside
+from sa1bpack.format.files import put_in_place, restore_set_aside, temporary_beside
 from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.pack_state import PackState, lock_folder
+from sa1bpack.packing.parts.work import remove_empty_notes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.repair.damage import Damage, find_damage
-from sa1bpack.packing.repair.rebuild import RebuiltShards, rebuild_parts
-from sa1bpack.packing.repair.replacement import Replacement, replacement
+from sa1bpack.packing.repair.part import repair_part
+from sa1bpack.packing.repair.rebuild import RebuiltShards
+from sa1bpack.packing.repair.replacement import Replacement
 from sa1bpack.packing.repair.result import OWN_FILES, RepairResult
 from sa1bpack.packing.repair.unfinished import (
     Unfinished,
@@ -34,13 +37,13 @@ from sa1bpack.packing.repair.unfinished import (
     remove_note,
     write_note,
 )  # fmt: skip
+from sa1bpack.packing.repair.wanted import Wanted
 from sa1bpack.packing.request import checked_workers
-from sa1bpack.packing.run import pack_into, versions_in_force
+from sa1bpack.packing.run import pack_into
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.progress import byte_bar
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.links import read_links
-from sa1bpack.source.remote import look_at
 
 
 def repair(
@@ -48,6 +51,8 @@ def repair(
     sources: str | Path | Iterable[str | Path] = (),
     *,
     shards: Iterable[str] = (),
+    quick: bool = False,
+    part: tuple[int, int] | None = None,
     links: str | Path | None = None,
     workers: int | None = None,
     dry_run: bool = False,
@@ -66,6 +71,15 @@ def repair(
     shards
         Names of the shards to read in full, if a check has already named the damaged ones; the
         others get a quick check. Default: all are read.
+    quick
+        A quick check of all shards but `shards`, as in `verify`.
+    part
+        (K, N): check and rebuild the shards of every N-th source by name only, from the K-th on.
+        Parts may run at the same time, on several machines, again, and beside others of the same
+        shards; `pack`, `finalize`, `merge` and a repair without a part are kept off meanwhile. A
+        part puts a shard in place if it has the bytes that were packed. What concerns the whole
+        pack is in `left`, with the call that repairs it: its own files, which the first part
+        checks, and shards that now come out with other bytes.
     workers
         Worker processes; 1 does all the work in this process. Default: the available processors.
     dry_run
@@ -95,12 +109,19 @@ def repair(
     started = time.perf_counter()
     root = local_path("pack", pack)
     workers = checked_workers(workers)
+    share = None if part is None else part_of_job(part)
+    if share is not None and (names := list(shards)):
+        raise OptionError(f"shards is {names}, but a part has those of its sources: choose one")
     listed = [] if links is None else read_links(local_path("links", links))
     found = find_sources([sources] if isinstance(sources, str | Path) else sources, links=listed)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
     refuse_hollow(root)
+    if share is not None:
+        result = repair_part(root, found, share, quick, workers, dry_run, progress)
+        result.seconds = time.perf_counter() - started
+        return result
     lock = None if dry_run else lock_folder(root)
     try:
         if lock is not None:
@@ -108,11 +129,14 @@ def repair(
                 restore_set_aside(folder)
         unfinished = read_note(root)
         with byte_bar(progress) as advance:
-            damage = find_damage(root, frozenset(shards), advance, lost=unfinished.lost)
+            damage = find_damage(
+                root, frozenset(shards), advance, lost=unfinished.lost, quick=quick
+            )
         if unfinished.complete and not damage.lost:
             damage = damage.of_complete_pack()
         if lock is not None:
             remove_stale(root, keep=note_path(root))
+            remove_empty_notes(root)
         run = _Repair(root, damage, found, workers, progress)
         if lock is None:
             run.forecast()
@@ -159,9 +183,7 @@ class _Repair:
     ):
         self._root = root
         self._damage = damage
-        self._sources = {source.name: source for source in sources}
-        self._records = {record["name"]: record for record in damage.manifest.sources}
-        self._unreadable: dict[str, SourceError] = {}
+        self._sources = sources
         self._workers = workers
         self._show_progress = show_progress
         self.result = RepairResult(
@@ -170,7 +192,7 @@ class _Repair:
 
     def forecast(self) -> None:
         """Report what `mend` would try."""
-        for parts in self._parts_to_rebuild().values():
+        for parts in self._wanted().parts.values():
             self.result.repaired += parts.values()
         self.result.rewritten = self._damage.own_files
 
@@ -182,52 +204,29 @@ class _Repair:
             remove_note(self._root)
             return
         self._state = PackState(self._root, damage.options, lock)
-        self._state.sources = dict(self._records)
+        self._state.sources = damage.records()
         self._state.rebuild_index = damage.own_files
         self._enter_sound_shards()
-        wanted = self._parts_to_rebuild()
-        if not wanted:
+        wanted = self._wanted()
+        if not wanted.parts:
             self._finish([])
             return
-        rebuilt = RebuiltShards(self._state)
+        folder = temporary_beside(self._state.shards_dir / "repair")
+        folder.mkdir(parents=True)
         try:
-            self._rebuild(wanted, rebuilt)
-            self._finish(self._replacements(wanted, rebuilt))
+            rebuilt = RebuiltShards(self._root, damage.options, self._state.parts_of, folder)
+            made, notes = wanted.rebuild(damage, rebuilt, self._workers, self._show_progress)
+            self.result.notes += notes
+            self._finish(made)
         finally:
-            rebuilt.close()
+            shutil.rmtree(folder, ignore_errors=True)
 
-    # What is to be rebuilt
-
-    def _parts_to_rebuild(self) -> dict[str, dict[int, str]]:
-        """Source → part → name, of the damaged shards that can be rebuilt; others are left."""
-        needed = {source for source, _ in self._damage.shards.values()} & self._sources.keys()
-        found, self._unreadable = look_at([self._sources[source] for source in needed])
-        self._sources |= {source.name: source for source in found}
-        wanted: dict[str, dict[int, str]] = {}
-        for name, (source, part) in self._damage.shards.items():
-            if reason := self._obstacle(name, source):
-                self.result.left[name] = reason
-            else:
-                wanted.setdefault(source, {})[part] = name
+    def _wanted(self) -> Wanted:
+        """What is to be rebuilt; what cannot be is left."""
+        wanted = Wanted.of(self._damage, self._sources)
+        self._sources = list(wanted.sources.values())
+        self.result.left = wanted.left
         return wanted
-
-    def _obstacle(self, name: str, source: str) -> str | None:
-        """Why a damaged shard cannot be rebuilt, if so."""
-        if denied := self._damage.denied_files(name):
-            return f"{denied[0]}; check its owner and mode (ls -ld): it need not be damaged"
-        if foreign := self._damage.foreign_files(name):
-            return f"its folder holds foreign files, move them away first: {foreign[0]}"
-        if source not in self._sources:
-            return f"the source {source} is needed, but was not given"
-        if source in self._unreadable:
-            return str(self._unreadable[source])
-        given, record = self._sources[source], self._records.get(source)
-        if record is not None and record["nbytes"] != given.nbytes:
-            return (
-                f"{given.path} has {given.nbytes} bytes, but the pack was made from one of "
-                f"{record['nbytes']}; restore the original file"
-            )
-        return None
 
     def _enter_sound_shards(self) -> None:
         """Enter the shards that the check found sound into the pack state."""
@@ -239,42 +238,6 @@ class _Repair:
         shard = open_shard(self._root / SHARDS_NAME / name, self._damage.options.layout)
         check_shard_record(shard.attributes, shard.folder)
         self._state.add_shard(PublishedShard(shard.entry, shard.attributes))
-
-    # Rebuilding it
-
-    def _rebuild(self, wanted: dict[str, dict[int, str]], rebuilt: RebuiltShards) -> None:
-        """Rebuild the wanted parts; those of unusable sources are left."""
-        faults, notes = rebuild_parts(
-            [self._sources[name] for name in wanted],
-            {name: set(parts) for name, parts in wanted.items()},
-            self._records,
-            rebuilt,
-            packed_by=versions_in_force(),
-            workers=self._workers,
-            show_progress=self._show_progress,
-        )
-        self.result.notes += notes
-        for source, fault in faults.items():
-            self.result.left.update(dict.fromkeys(wanted[source].values(), fault))
-
-    def _replacements(
-        self, wanted: dict[str, dict[int, str]], rebuilt: RebuiltShards
-    ) -> list[Replacement]:
-        """The rebuilt shards that can be used; the others are left."""
-        usable = []
-        for source, parts in wanted.items():
-            for part, name in parts.items():
-                shard = rebuilt.shards.get((source, part))
-                if name in self.result.left:
-                    continue
-                made = "the source has no image for it" if shard is None else replacement(
-                    shard, rebuilt, self._damage
-                )  # fmt: skip
-                if isinstance(made, Replacement):
-                    usable.append(made)
-                else:
-                    self.result.left[name] = made
-        return usable
 
     # Putting it in place
 
@@ -345,7 +308,7 @@ class _Repair:
     def _rewrite_lost_manifest(self) -> None:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
-        sources = [source for name, source in self._sources.items() if name not in spoilt]
+        sources = [source for source in self._sources if source.name not in spoilt]
         packed = pack_into(
             self._state, sources, self._workers, {}, False, None, self._show_progress
         )

@@ -1,6 +1,6 @@
 """A Ray cluster of several nodes: processes, nodes and the driver are killed in the middle.
 
-The bytes of an undisturbed run: tests/packing/test_engines.py.
+The bytes of an undisturbed run: tests/packing/test_engines.py, tests/test_engines.py.
 """
 
 import os
@@ -18,17 +18,16 @@ from sa1bpack.errors import OptionError, OptionsDiffer
 
 pytest.importorskip("ray", reason="ray is not installed: make ray")
 
-# Preloaded into every process of the cluster: the first that has published a shard after the file
-# `pause` appeared stops there, and leaves its number.
+# Preloaded into every process of the cluster: the first that has published or rebuilt a shard after
+# the file `pause` appeared stops there, and leaves its number.
 _PAUSE = """
 import os, time
 from pathlib import Path
 
 folder = Path(__file__).parent
-""" + after_import(
-    "sa1bpack.packing.parts.state",
-    """
-add_shard = module.PartState.add_shard
+"""
+_IN_ADD_SHARD = """
+add_shard = module.{0}.add_shard
 
 
 def added(state, shard):
@@ -43,9 +42,10 @@ def added(state, shard):
         time.sleep(0.01)
 
 
-module.PartState.add_shard = added
-""",
-)
+module.{0}.add_shard = added
+"""
+_PAUSE += after_import("sa1bpack.packing.parts.state", _IN_ADD_SHARD.format("PartState"))
+_PAUSE += after_import("sa1bpack.packing.repair.rebuild", _IN_ADD_SHARD.format("RebuiltShards"))
 
 
 class Nodes:
@@ -131,6 +131,33 @@ def test_what_is_killed_in_the_middle_is_completed(nodes, run, long_pack, tmp_pa
     assert code == 0, error
     assert contents(tmp_path / "pack") == long_pack
     assert temporaries(tmp_path / "pack") == []
+
+
+@pytest.mark.parametrize("whom", ["task", "driver, by Ctrl-C"])
+def test_a_repair_that_is_killed_in_the_middle_is_completed(nodes, long_tars, tmp_path, whom):
+    root = tmp_path / "pack"
+    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    whole = contents(root)
+    for name in ("sa_000010-001", "sa_000011-004"):
+        (root / "shards" / name / "image" / "c.0.0.0.0").write_bytes(b"")
+    command = ("repair", root, *long_tars, "--engine", "ray", "--address", nodes.address)
+    nodes.stop_the_next_task()
+    process = start(*command)
+    task = wait_until(nodes.stopped, process)
+    assert task is not None, finish(process)
+    if whom == "task":
+        os.kill(task, signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGINT)
+    code, out, error = finish(process)
+    if whom != "task":
+        assert code == 130 and "repeat the same command" in error and "Traceback" not in error
+        wait_until(lambda: not psutil.pid_exists(task))
+        code, out, error = finish(start(*command))
+    assert code == 0, error
+    assert "repaired" in out or "nothing to repair" in out
+    assert sa1bpack.repair(root, quick=True).ok
+    assert contents(root) == whole and temporaries(root) == []
 
 
 def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_path):

@@ -1,0 +1,105 @@
+"""`repair_on_ray`: a repair whose parts are tasks of a Ray cluster."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from sa1bpack.arguments import local_path
+from sa1bpack.cloud.addresses import is_url
+from sa1bpack.packing import interrupts
+from sa1bpack.packing.estimate import memory_bytes
+from sa1bpack.packing.progress import report
+from sa1bpack.packing.repair.damage import sources_in_pack
+from sa1bpack.packing.repair.result import OWN_FILES, RepairResult
+from sa1bpack.packing.repair.run import repair
+from sa1bpack.packing.request import checked_workers
+from sa1bpack.progress import step_bar
+from sa1bpack.ray_cluster import Died, Needs, connected, once_unlocked
+
+
+def repair_on_ray(
+    pack: str | Path,
+    sources: str | Path | Iterable[str | Path] = (),
+    *,
+    address: str | None = None,
+    quick: bool = False,
+    links: str | Path | None = None,
+    workers: int | None = None,
+    progress: bool | None = None,
+) -> RepairResult:
+    """Repair a pack on a Ray cluster, whose nodes see it and the sources under the same paths.
+
+    The shards of each source are a task, which does what a part of `repair` does. What concerns the
+    whole pack is then repaired here. So is all of a pack whose manifest is lost.
+
+    address
+        Of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
+    workers
+        Worker processes, and cores, of each task. Default: 1.
+
+    Everything else, and the pack in the end, is as with `repair`. A source whose task died each
+    time it was run is in the result's `left`.
+
+    Raises what `repair` raises; MissingPackage without ray, ClusterError if no cluster can be
+    reached, and OptionError if ray is initialized in this process already.
+    """
+    root = local_path("pack", pack)
+    workers = checked_workers(1 if workers is None else workers)
+    given = [sources] if isinstance(sources, str | Path) else list(sources)
+    given = [each if is_url(each) else os.path.abspath(each) for each in given]  # noqa: PTH100
+    links = None if links is None else local_path("links", links).absolute()
+    names = sources_in_pack(root)
+    if names is None:
+        report(f"{root}: no part can repair it without its manifest: it is repaired here")
+        return repair(root, given, quick=quick, links=links, progress=progress)
+    tasks = {
+        name: (root.absolute(), given, quick, (k, len(names)), links, workers)
+        for k, name in enumerate(names, 1)
+    } or {root.name: (root.absolute(), given, quick, (1, 1), links, workers)}
+    found: dict[str, RepairResult] = {}
+    died: dict[str, str] = {}
+    needs = Needs(workers, memory_bytes(workers, 1))
+    with connected(address) as cluster, step_bar(progress) as advance:
+        if shortage := cluster.shortage(needs):
+            report(shortage)
+        for name, part in cluster.run(_repair_part, tasks, needs, interrupts.check):
+            if isinstance(part, Died):
+                died[name] = f"not checked: {part}; repeat the command"
+            else:
+                found[name] = part
+            advance(len(found) + len(died), len(tasks))
+    result = _joined(root, [found[name] for name in tasks if name in found])
+    if result.left:  # repaired here, or named again
+        shards = [name for name in result.left if name != OWN_FILES]
+        last = once_unlocked(
+            lambda: repair(root, given, quick=True, shards=shards, links=links, progress=progress),
+            interrupts.check,
+        )
+        result.repaired += last.repaired
+        result.notes += last.notes
+        result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
+    result.left |= died
+    return result
+
+
+def _repair_part(
+    root: Path, sources: list, quick: bool, part: tuple[int, int], links: Path | None, workers: int
+) -> RepairResult:
+    """The task: one part of the repair."""
+    return repair(
+        root, sources, quick=quick, part=part, links=links, workers=workers, progress=False
+    )
+
+
+def _joined(root: Path, parts: list[RepairResult]) -> RepairResult:
+    """What all parts did."""
+    return RepairResult(
+        root,
+        tuple(dict.fromkeys(problem for part in parts for problem in part.problems)),
+        [name for part in parts for name in part.repaired],
+        left={name: reason for part in parts for name, reason in part.left.items()},
+        extra=tuple(dict.fromkeys(problem for part in parts for problem in part.extra)),
+        notes=[note for part in parts for note in part.notes],
+        complete=all(part.complete for part in parts),
+        seconds=max((part.seconds for part in parts), default=0.0),
+    )

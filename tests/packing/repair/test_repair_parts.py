@@ -1,0 +1,113 @@
+"""Parts of a repair, in any cut, repeated and at the same time, make the pack as it was."""
+
+import os
+import shutil
+
+import pytest
+from commands import temporaries
+from damaged_packs import FIRST, SECOND, flip
+from forked import Forked
+from small_tars import contents
+
+import sa1bpack
+from sa1bpack.errors import FormatError, OptionError, OutputLocked
+from sa1bpack.packing.pack_state import lock_folder
+from sa1bpack.packing.repair.result import OWN_FILES
+
+OTHER = "sa_000001-002"
+
+
+def without_notes(root):
+    return {name: data for name, data in contents(root).items() if not name.startswith(".parts")}
+
+
+@pytest.fixture
+def damaged(root):
+    """Two shards of the first source, and one of the second, which is missing."""
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    flip(root / "shards" / SECOND / "checksums.xxh128")
+    shutil.rmtree(root / "shards" / OTHER)
+    return root
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_shard_is_repaired_by_one_part(damaged, tars, expected, count):
+    whole = sa1bpack.repair(damaged, tars, dry_run=True)
+    parts = [(k, count) for k in range(count, 0, -1)]
+    planned = [sa1bpack.repair(damaged, tars, part=part, dry_run=True) for part in parts]
+    results = [sa1bpack.repair(damaged, tars, part=part, workers=1) for part in parts]
+    for each in (planned, results):
+        assert sorted(name for part in each for name in part.repaired) == [FIRST, SECOND, OTHER]
+        assert {problem for part in each for problem in part.problems} == set(whole.problems)
+    assert all(part.ok and not part.rewritten for part in results)
+    assert without_notes(damaged) == expected
+    assert sa1bpack.repair(damaged, tars, part=parts[0]).problems == ()
+    assert sa1bpack.repair(damaged, quick=True).ok
+    assert contents(damaged) == expected and temporaries(damaged) == []
+
+
+def test_parts_that_overlap_in_time_make_the_pack_as_it_was(damaged, tars, expected, tmp_path):
+    running = [
+        Forked("repair", damaged, *tars, "--workers", 1, "--part", part, log=tmp_path / f"log{n}")
+        for n, part in enumerate(("1/1", "1/1", "1/2", "2/2"))
+    ]
+    for process in running:
+        code, said = process.wait()
+        assert code == 0, said
+    assert without_notes(damaged) == expected
+    assert sa1bpack.verify(damaged).ok
+
+
+def test_what_concerns_the_whole_pack_is_left_with_the_command_that_repairs_it(
+    damaged, tars, expected
+):
+    (damaged / "zarr.json").unlink()
+    first, second = (sa1bpack.repair(damaged, tars, part=(k, 2), workers=1) for k in (1, 2))
+    assert second.ok and list(first.left) == [OWN_FILES]
+    assert f"sa1bpack repair {damaged} TARS --quick" in first.left[OWN_FILES]
+    result = sa1bpack.repair(damaged, quick=True)
+    assert result.ok and result.rewritten and result.repaired == []
+    assert contents(damaged) == expected
+
+
+def test_a_shard_that_comes_out_with_other_bytes_is_left_to_a_repair_of_the_pack(
+    root, tars, monkeypatch
+):
+    versions = {"sa1bpack": "9.9"}
+    monkeypatch.setattr("sa1bpack.packing.repair.wanted.versions_in_force", lambda: versions)
+    flip(root / "shards" / FIRST / "image" / "c.0.0.0.0")
+    before = contents(root)
+    result = sa1bpack.repair(root, tars, part=(1, 2), workers=1)
+    assert (result.repaired, list(result.left)) == ([], [FIRST])
+    assert "by sa1bpack 9.9; it was packed by" in result.left[FIRST]
+    assert f"sa1bpack repair {root} TARS --shard {FIRST}" in result.left[FIRST]
+    assert without_notes(root) == before
+    assert sa1bpack.repair(root, tars, shards=[FIRST], workers=1).ok
+    assert sa1bpack.verify(root).ok
+
+
+def test_without_its_manifest_a_pack_is_repaired_as_a_whole_first(damaged, tars, expected):
+    (damaged / "manifest.json").unlink()
+    for part in ((1, 2), (2, 2)):
+        with pytest.raises(FormatError, match=r"first sa1bpack repair .* TARS --quick"):
+            sa1bpack.repair(damaged, tars, part=part)
+    assert sa1bpack.repair(damaged, tars, quick=True, shards=[FIRST], workers=1).ok
+    assert contents(damaged) == expected
+
+
+def test_parts_keep_off_what_needs_the_folder_alone_and_choose_their_shards(root, tars):
+    lock = lock_folder(root, shared=True)
+    try:
+        assert sa1bpack.repair(root, tars, part=(1, 2)).ok
+        with pytest.raises(OutputLocked):
+            sa1bpack.repair(root, tars)
+    finally:
+        os.close(lock)
+    lock = lock_folder(root)
+    try:
+        with pytest.raises(OutputLocked):
+            sa1bpack.repair(root, tars, part=(1, 2))
+    finally:
+        os.close(lock)
+    with pytest.raises(OptionError, match="a part has those of its sources"):
+        sa1bpack.repair(root, tars, part=(1, 2), shards=[FIRST])
