@@ -12,6 +12,9 @@ samples are read, `Group.hold` fetches what is missing, and keeps it until it is
     room        the folder of a cache: its limit, and what is removed to keep it
     build       the folder of a shard, with everything but the large arrays
     fetch       one block on its way
+    block_bytes the bytes of blocks: where they are, whether they are sound, how they are written
+    uses        which blocks this process uses, and which thread makes each ready
     group       one shard in use: present samples held, missing ones fetched and checked
     packs       packs and side arrays, opened through a cache
+    verify      a pack in an object store, checked
 """

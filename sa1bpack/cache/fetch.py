@@ -1,21 +1,19 @@
 """One block on its way from the origin: requested, compared with its checksums, written."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from sa1bpack.cache.block_bytes import BlockBytes
 from sa1bpack.cache.requests import Requests, submit
 from sa1bpack.cache.store_origin import EndsEarly
+from sa1bpack.cache.uses import Damage, Uses
 from sa1bpack.errors import FormatError, StoreError
 
 # Fetches of a block before its samples count as damaged in the origin.
 TRIES = 3
-
-# Errors of samples, by row.
-Damage = dict[int, FormatError]
 
 
 class Fetched(Protocol):
@@ -23,27 +21,25 @@ class Fetched(Protocol):
 
     folder: Path
     requests: Requests
+    bytes: BlockBytes
+    uses: Uses
 
-    def spans(self, block: int) -> list[tuple[str, int, int]]: ...
-    def check(self, block: int, parts: Sequence) -> dict[int, str]: ...
-    def write(self, block: int, parts: Sequence) -> None: ...
     def finished(self, block: int, damaged: bool) -> None: ...
     def given_up(self, block: int) -> None: ...
     def replaced(self) -> StoreError | None: ...
-    def settle(self, block: int, found: bool | Damage | BaseException) -> None: ...
 
 
 class Fetch:
     """One block on its way: a request per large file, and what follows when the last is done."""
 
-    def __init__(self, group: "Fetched", block: int):
+    def __init__(self, group: Fetched, block: int):
         self._group, self._block, self._tries = group, block, 0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Submit the requests; the last one to end settles the block."""
         self._tries += 1
-        spans = self._group.spans(self._block)
+        spans = self._group.bytes.spans(self._block)
         self._parts: list = [b""] * len(spans)
         self._error: BaseException | None = None
         todo = [(n, *span) for n, span in enumerate(spans) if span[2] > span[1]]
@@ -71,13 +67,13 @@ class Fetch:
             if self._error is not None:
                 raise self._named(self._error)
             parts = [np.frombuffer(part, np.uint8) for part in self._parts]
-            damaged = group.check(block, parts)
+            damaged = group.bytes.check(block, parts)
             if damaged and self._tries < TRIES:
                 self.begin()
                 return
             if damaged and (error := group.replaced()) is not None:
                 raise error
-            group.write(block, parts)
+            group.bytes.write(block, parts)
             group.finished(block, bool(damaged))
             found: Damage | BaseException = {
                 row: FormatError(
@@ -93,7 +89,7 @@ class Fetch:
                 group.given_up(block)
             except BaseException as another:  # it stays PARTIAL, which the next one overwrites
                 found.add_note(f"and then: {another}")
-        group.settle(block, found)
+        group.uses.settle(block, found)
 
     def _named(self, error: BaseException) -> BaseException:
         """A StoreError for what an origin raised."""
