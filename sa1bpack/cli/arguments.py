@@ -4,7 +4,9 @@ import argparse
 import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
+from typing import NoReturn
 
 from sa1bpack.arguments import part_of_job, refuse_url
 from sa1bpack.cache.origin import is_url
@@ -46,7 +48,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     added only for the command that is named: their defaults come from modules that take a while to
     load, and `sa1bpack --help` needs none.
     """
-    found = _main_parser().parse_args(arguments)
+    main = _main_parser()
+    if not arguments:
+        main.print_help()
+        main.exit(exits.USAGE)
+    found = main.parse_args(arguments)
     command = command_parser(found.command)
     if "--" in found.arguments:  # only plain parsing treats what follows as arguments
         options = command.parse_args(found.arguments)
@@ -123,10 +129,24 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{', '.join(action.option_strings)} {value}"
 
 
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a command line; `--help` has the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave with exits.USAGE. An unknown option is answered with the nearest one."""
+        meant = [
+            near
+            for word in re.findall(r"(?<!\S)--[\w-]+", message.partition("unrecognized")[2])
+            for near in get_close_matches(word, self._option_string_actions, 1)
+        ]
+        see = f": is {meant[0]} meant? See" if meant else "; see"
+        self.exit(exits.USAGE, f"sa1bpack: {message}{see} `{self.prog} --help`\n")
+
+
 def _main_parser() -> argparse.ArgumentParser:
     from sa1bpack import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="sa1bpack",
         usage="sa1bpack [-h] [--version] COMMAND ...",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
@@ -147,7 +167,7 @@ def _main_parser() -> argparse.ArgumentParser:
 
 def command_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one command, with its options: a key of COMMANDS."""
-    parser = argparse.ArgumentParser(prog=f"sa1bpack {name}", formatter_class=HelpFormatter)
+    parser = Parser(prog=f"sa1bpack {name}", formatter_class=HelpFormatter)
     import_module(f"sa1bpack.cli.{name}").add_options(parser)
     parser.epilog = f"{parser.epilog}\n\n{exits.SUMMARY}"
     return parser

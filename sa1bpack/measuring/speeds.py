@@ -81,7 +81,7 @@ def checked_folder(pack: str | Path) -> Path:
     """The folder of one pack, whose pages can be dropped. Raises OptionError for a file."""
     path = local_path("pack", pack)
     if path.is_file():
-        raise OptionError(f"pack is {str(path)!r}: measure the folder of a pack, not a selection")
+        raise OptionError(f"pack is {str(path)!r}, a file: name the folder of a pack")
     return path
 
 

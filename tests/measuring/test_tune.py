@@ -289,7 +289,7 @@ def test_wrong_options_are_refused_before_anything_is_measured(packed):
             bench(packed.root, **given)
     file = packed.root / "manifest.json"
     for call in (tune, bench):
-        with pytest.raises(OptionError, match="the folder of a pack, not a selection"):
+        with pytest.raises(OptionError, match="a file: name the folder of a pack"):
             call(file)
     with pytest.raises(OptionError, match="minutes is 0"):
         tune(packed.root, minutes=0)
