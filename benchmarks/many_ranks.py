@@ -1,12 +1,12 @@
 """What each order costs many ranks that read a pack through caches: a simulation at full scale.
 
-    python benchmarks/many_ranks.py [--samples N] [--shards N] [--batch N] [--json FILE]
+    python benchmarks/many_ranks.py [--image-size PIXELS] [--nodes N ...] [--json FILE]
 
 No pack is needed. Nodes of 8 ranks read epochs of an order, each its part of every global batch, as
 Loaders do, and each through a cache of its own. The order and its parts are those of the package;
 so are the blocks of a cache, what is fetched of a shard that is opened, and what is removed for
 lack of room: the blocks used least recently, 1/64 of the cache at a time. A sample has 100 masks,
-25,000 runs, and an image of 1024 x 683; caches have so many percent of the pack. The nodes of an
+25,000 runs, and an image of 3 : 2; caches have so many percent of the pack. The nodes of an
 order differ by chance alone, so one of them is simulated. Not simulated: what is asked for ahead
 of use, which is fetched earlier, but no more and no less of it.
 
@@ -43,12 +43,13 @@ from sa1bpack.kernels import njit
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
+from sa1bpack.wording import counted
 
 GPUS = 8
 NODES = (1, 2, 4, 8, 16, 32, 64)
 CACHES = (0.05, 0.1, 0.25, 0.5, 1.0)
 EPOCHS = 4
-MASKS, RUNS, HEIGHT = 100, 25_000, 683
+MASKS, RUNS, ASPECT = 100, 25_000, 1.5
 COUNTS = ("hits", "misses", "bytes", "requests")
 
 
@@ -214,12 +215,12 @@ def parts(order: Order, batch: int, node: int, nodes: int, epoch: int) -> list[n
     return list(EpochBatches(order, batch, node, nodes, "drop", epoch))
 
 
-def full_scale(samples: int, shards: int) -> Pack:
-    """All of SA-1B in the default layout."""
-    each = np.full(samples, 1)
-    return describe(
-        Layout(), even_bounds(samples, shards), MASKS * each, RUNS * each, HEIGHT * each
-    )
+def full_scale(samples: int, shards: int, side: int = 1024) -> Pack:
+    """All of SA-1B in the default layout, with images of a size and masks of a quarter of it."""
+    each, height = np.full(samples, 1), round(side / ASPECT)
+    layout = Layout(image_size=side, mask_size=side // 4)
+    bounds = even_bounds(samples, shards)
+    return describe(layout, bounds, MASKS * each, RUNS * each, height * each)
 
 
 def orders(extent: Extent) -> Iterator[tuple[str, Order]]:
@@ -296,17 +297,21 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=11_185_362)
     parser.add_argument("--shards", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=4096, help="of all ranks (default: 4096)")
+    parser.add_argument("--image-size", type=int, default=1024, help="pixels (default: 1024)")
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES)
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
-    pack = full_scale(options.samples, options.shards)
+    pack = full_scale(options.samples, options.shards, options.image_size)
+    per_block = round(options.samples / len(pack.room))
+    size = "" if options.image_size == 1024 else f" --image-size {options.image_size}"
+    nodes = "" if options.nodes == NODES else f" --nodes {' '.join(map(str, options.nodes))}"
     extent = Extent(options.samples, FINGERPRINT, pack.bounds)
     found = {
         "title": "A pack read through the caches of many nodes: a simulation",
         "task": f"{options.samples} samples in {options.shards} shards, "
-        f"{pack.nbytes / 1e12:.1f} TB; global batches of {options.batch}, {EPOCHS} epochs, "
-        f"nodes of {GPUS} ranks",
-        "command": "python benchmarks/many_ranks.py",
+        f"{pack.nbytes / 1e12:.1f} TB in blocks of {counted(per_block, 'sample')}; global batches "
+        f"of {options.batch}, {EPOCHS} epochs, nodes of {GPUS} ranks",
+        "command": f"python benchmarks/many_ranks.py{size}{nodes}",
         "orders": [],
     }
     for name, order in orders(extent):
