@@ -7,6 +7,7 @@ from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
+from sa1bpack.format.completeness import remedy_of
 from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
@@ -121,7 +122,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
     for name, reason in result.left.items():
         print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
     if not result.complete:
-        print("NOT COMPLETE: repeat the pack command")
+        print(f"NOT COMPLETE: {remedy_of(result.root)}")
     of = "" if job_part is None else "part {}/{}: ".format(*job_part)
     print(f"{result.root}: {of}{_verdict(result)}")
     return exits.OK if result.ok else exits.FAILED

@@ -13,6 +13,7 @@ from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
+from sa1bpack.format.completeness import remedy_of
 from sa1bpack.packing import interrupts
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.wording import counted, printable
@@ -95,7 +96,7 @@ def _verify(pack: str | Path, arguments: argparse.Namespace) -> bool:
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:
-        print("NOT COMPLETE: repeat the pack command")
+        print(f"NOT COMPLETE: {remedy_of(Path(pack))}")
     for line in advice(str(pack), report.problems):
         print(line)
     of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)

@@ -2,10 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.publish import REJECTS_NAME, shard_folders
 from sa1bpack.wording import counted
+
+# In the folder of a pack: what the parts of a job (`sa1bpack pack --part`) leave for
+# `sa1bpack finalize`. Each job has a plan there until its sources are all in the pack.
+PARTS_NAME = ".parts"
+PLAN_PREFIX = "plan-"
+
+_REPEAT = "repeat the pack command"
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class Completeness:
     unindexed
         Names of the published shards of an incomplete pack that are not in its index yet. A packer
         indexes them when it completes a source, and when it is run again.
+    remedy
+        What completes a pack that is not complete: the pack command, or `sa1bpack finalize`.
     """
 
     complete: bool
@@ -32,6 +42,7 @@ class Completeness:
     sources: int
     partial: tuple[str, ...]
     unindexed: tuple[str, ...]
+    remedy: str = _REPEAT
 
     def __str__(self) -> str:
         """One sentence without a full stop, which names the remedy."""
@@ -39,7 +50,7 @@ class Completeness:
             return self._without_images()
         if self.complete:
             return f"complete: {self._content()}"
-        return f"not complete: {self._content()}; repeat the pack command"
+        return f"not complete: {self._content()}; {self.remedy}"
 
     def _content(self) -> str:
         sources = f"{counted(self.sources, 'source')} packed to the end"
@@ -55,8 +66,8 @@ class Completeness:
         if self.complete:
             return f"no images: the sources held none that could be packed, see {REJECTS_NAME}"
         if self.unindexed:
-            return f"no images yet: {self._more()}; repeat the pack command"
-        return "no images yet: no shard is published; repeat the pack command"
+            return f"no images yet: {self._more()}; {self.remedy}"
+        return f"no images yet: no shard is published; {self.remedy}"
 
 
 def completeness_of(root: Path, manifest: Manifest) -> Completeness:
@@ -75,4 +86,12 @@ def completeness_of(root: Path, manifest: Manifest) -> Completeness:
         sources=len(manifest.sources),
         partial=() if manifest.complete else tuple(sorted(partial)),
         unindexed=tuple(name for name in found if name not in listed),
+        remedy=remedy_of(root),
     )
+
+
+def remedy_of(root: Path) -> str:
+    """What completes the pack at `root` if it is not complete, in words."""
+    if any((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json")):
+        return f"once all parts of its job have ended: sa1bpack finalize {quote(str(root))}"
+    return _REPEAT

@@ -95,7 +95,7 @@ class PackInfo:
             name_of(self.roots),
             *self._packs(),
             f"  format     {manifest.format} {'.'.join(map(str, manifest.version))}, "
-            + ("complete" if manifest.complete else "NOT COMPLETE: repeat the pack command"),
+            + ("complete" if manifest.complete else f"NOT COMPLETE: {self.completeness.remedy}"),
             f"  images     {manifest.samples:,} in {counted(len(manifest.shards), 'shard')} "
             f"from {counted(len(manifest.sources) + len(self.completeness.partial), 'source')}",
             f"  identity   {identity_text(manifest.sources)}",

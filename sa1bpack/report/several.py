@@ -46,6 +46,7 @@ def joined_completeness(found: Sequence[Completeness]) -> Completeness:
         sources=sum(each.sources for each in found),
         partial=tuple(name for each in found for name in each.partial),
         unindexed=tuple(name for each in found for name in each.unindexed),
+        remedy="; ".join(dict.fromkeys(each.remedy for each in found if not each.complete)),
     )
 
 

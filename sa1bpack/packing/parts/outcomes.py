@@ -18,11 +18,11 @@ import xxhash
 
 from sa1bpack.errors import FormatError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
+from sa1bpack.format.completeness import PARTS_NAME, PLAN_PREFIX
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.packing.records import check_source_record
 
-PARTS_NAME = ".parts"
 _Kind = TypeVar("_Kind")
 
 
@@ -68,7 +68,7 @@ class Failed(msgspec.Struct, frozen=True):
 def write_plan(root: Path, plan: Plan) -> None:
     """Record a job, unless it is recorded."""
     data = msgspec.json.encode(plan)
-    path = root / PARTS_NAME / f"plan-{xxhash.xxh3_64_hexdigest(data)}.json"
+    path = root / PARTS_NAME / f"{PLAN_PREFIX}{xxhash.xxh3_64_hexdigest(data)}.json"
     if not path.exists():
         replace_file(path, data)
 
@@ -95,7 +95,7 @@ def failed_path(root: Path, source: str) -> Path:
 
 def read_plans(root: Path) -> list[Plan]:
     """The recorded jobs, the oldest first. Raises FormatError and OSError as `read_done` does."""
-    paths = sorted((root / PARTS_NAME).glob("plan-*.json"), key=_written)
+    paths = sorted((root / PARTS_NAME).glob(f"{PLAN_PREFIX}*.json"), key=_written)
     return [_read(path, Plan) for path in paths]
 
 

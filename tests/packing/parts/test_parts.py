@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,8 @@ from forked import Forked
 from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
-from sa1bpack.errors import OptionsDiffer, OutputLocked, OutputRefused
+from sa1bpack.cli.main import main
+from sa1bpack.errors import FormatError, OptionsDiffer, OutputLocked, OutputRefused
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.parts.outcomes import Plan
@@ -74,6 +76,22 @@ def test_parts_in_any_order_make_the_pack_of_one_run(pack_part, root, undisturbe
         each.new_images > 0 for each in results
     )
     assert sa1bpack.finalize(root).complete and contents(root) == undisturbed
+
+
+def test_readers_name_finalize_until_the_job_is_complete(pack_part, root, capsys):
+    remedy = f"once all parts of its job have ended: sa1bpack finalize {root}"
+    pack_part((1, 2))
+    with pytest.raises(FormatError, match=f"no images yet: .*; {re.escape(remedy)}"):
+        sa1bpack.open(root)
+    assert f"NOT COMPLETE: {remedy}" in sa1bpack.info(root).as_text()
+    assert not sa1bpack.finalize(root).complete
+    assert sa1bpack.open(root).pack.folders[0].missing().endswith(remedy)
+    for command in (["verify", str(root)], ["repair", str(root)]):
+        assert main(command) == 0
+        assert f"NOT COMPLETE: {remedy}\n" in capsys.readouterr().out
+    pack_part((2, 2))
+    assert sa1bpack.finalize(root).complete
+    assert "NOT COMPLETE" not in sa1bpack.info(root).as_text()
 
 
 def test_a_repeated_part_decodes_nothing_and_another_cut_only_what_is_missing(
