@@ -53,10 +53,8 @@ def root(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=[1, 3000], ids=["blocks of one sample", "blocks of several"])
-def described(request, many_ranks, root, monkeypatch):
-    """The pack as the simulation sees it, with blocks of a size."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
+def describe(many_ranks, root):
+    """The pack as the simulation sees it."""
     ds = sa1bpack.open(root)
     runs = []
     for number in range(len(SHARDS)):
@@ -64,6 +62,13 @@ def described(request, many_ranks, root, monkeypatch):
         runs += np.diff(shard["run_offset"][shard["mask_offset"]]).tolist()
     masks, heights = ds.column("mask_count"), ds.column("size")[:, 2]
     return many_ranks.describe(LAYOUT, ds.shard_bounds(), masks, runs, heights)
+
+
+@pytest.fixture(params=[1, 3000], ids=["blocks of one sample", "blocks of several"])
+def described(request, many_ranks, root, monkeypatch):
+    """The pack as the simulation sees it, with blocks of a size."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
+    return describe(many_ranks, root)
 
 
 def real_counts(ds, read: list[np.ndarray]) -> np.ndarray:
@@ -105,6 +110,19 @@ def test_a_real_cache_has_as_many_hits_fetches_and_bytes(
             assert real.tolist() == expected.tolist()
             evicted += share == 0.4 and real[1:, 1].sum()
     assert evicted
+
+
+def test_a_node_with_room_for_its_homes_fetches_them_once(many_ranks, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    described = describe(many_ranks, root)
+    for node in range(NODES):
+        order = ORDERS["home"](sa1bpack.open(root))
+        read = [
+            np.concatenate(many_ranks.parts(order, NODES, node, NODES, epoch)) for epoch in range(3)
+        ]
+        limit = described.folder_room.sum() + described.room[described.block[read[0]]].sum()
+        counts = real_counts(open_cached(root, tmp_path / str(node), int(limit)), read)
+        assert counts[:, 1].tolist() == [11, 0, 0]  # of 22 samples
 
 
 def test_the_hits_of_a_shuffled_epoch_are_those_that_chance_predicts(many_ranks):
