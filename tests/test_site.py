@@ -5,6 +5,7 @@ import importlib
 import inspect
 import re
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_every_environment_variable_is_documented():
 
 def test_every_public_name_is_on_one_page_of_the_reference(site):
     pages = dict(site("api_reference").pages())
-    named = [name for text in pages.values() for name in re.findall(r"^::: (\S+)$", text, re.M)]
+    named = [name for text in pages.values() for name in re.findall(r"^::: (\S+)", text, re.M)]
     assert len(named) == len(set(named)) > 80
     expected = {
         f"{module.__name__}.{name}"
@@ -119,6 +120,19 @@ def test_every_public_name_is_on_one_page_of_the_reference(site):
     }
     assert expected - set(named) == set()
     assert "reference/api/others.md" not in pages, "give them a page in api_reference.TOP"
+    returned = {
+        typing.get_type_hints(value).get("return")
+        for name in sa1bpack.__all__
+        if inspect.isfunction(value := getattr(sa1bpack, name))
+    }
+    results = {
+        result.__name__
+        for result in returned
+        if inspect.isclass(result) and result.__module__.startswith("sa1bpack.")
+    }
+    assert len(results) > 10
+    missing = results - {name.rpartition(".")[2] for name in named}
+    assert missing == set(), "add them to api_reference.RESULTS"
 
 
 def test_the_page_of_commands_has_every_command_and_option(site):

@@ -130,7 +130,7 @@ def pack(
     progress
         Show a progress bar on stderr. Default: if it is a terminal.
     options
-        Fields of PackOptions.
+        Fields of PackOptions: image_size, fit, pixels, masks, max_masks and others.
 
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError

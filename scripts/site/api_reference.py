@@ -23,9 +23,21 @@ TOP = {
     ]),
     "deriving": ("Side data", ["derive", "attach", "DeriveResult"]),
 }  # fmt: skip
+# What functions of a page return, and nobody makes.
+RESULTS = {
+    "packing": ["packing.estimate.Forecast", "format.problems.Report", "format.problems.Problem"],
+    "looking": ["report.info.PackInfo", "report.write_report.ReportResult"],
+    "reading": ["dataset.sample_info.SampleInfo"],
+    "loading": [
+        "loading.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
+        "measuring.bench.BenchResult", "measuring.tune.TuneResult",
+    ],
+}  # fmt: skip
 ADAPTERS = {
     "sam2": ["RawDataset"], "torchvision": ["as_tv_tensors"], "lightning": ["DataModule"],
 }  # fmt: skip
+_WITH_BASES = "\n    options:\n      show_bases: true"
+_ERRORS = "The tree of errors; [cause and remedy](../../errors.md) of each have a page."
 _NAMES = "Examples run where `packed` is a pack of the sample tar, after:"
 _IMPORTS = """```python
 import numpy as np
@@ -40,7 +52,8 @@ def pages() -> Iterator[tuple[str, str]]:
     placed = {name for _, names in TOP.values() for name in names}
     others = [name for name in sa1bpack.__all__ if name not in placed and is_documented(name)]
     for page, (title, names) in TOP.items():
-        yield path_of(page), page_of(title, [f"sa1bpack.{name}" for name in names])
+        shown = [f"sa1bpack.{name}" for name in (*names, *RESULTS.get(page, ()))]
+        yield path_of(page), page_of(title, shown)
     masks = [f"sa1bpack.masks.{name}" for name in sa1bpack.masks.__all__ if name != "LEVELS"]
     yield path_of("masks"), page_of("sa1bpack.masks", masks)
     transforms = [
@@ -54,7 +67,8 @@ def pages() -> Iterator[tuple[str, str]]:
     yield path_of("adapters"), page_of("sa1bpack.adapters", adapters)
     errors = [f"sa1bpack.errors.{name}" for name, value in vars(sa1bpack.errors).items()
               if inspect.isclass(value)]  # fmt: skip
-    yield path_of("errors"), page_of("sa1bpack.errors", errors)
+    shown = [f"::: {name}{_WITH_BASES}" for name in errors]
+    yield path_of("errors"), "\n\n".join(["# sa1bpack.errors", _ERRORS, *shown]) + "\n"
     if others:
         yield path_of("others"), page_of("Others", [f"sa1bpack.{name}" for name in others])
 
