@@ -1,8 +1,9 @@
 """Folders of buckets that are written to: objects put, compared, listed and removed."""
 
+import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,15 @@ from sa1bpack.cloud.failures import final_error
 from sa1bpack.cloud.stores import begin, error_text, open_store, package, s3_client
 from sa1bpack.errors import OptionError, StoreError
 
-# Parts of an upload: a store takes at most 10,000 of them.
+# Objects that are written at once, most of them small.
+AT_ONCE = 8
+
+# Parts of an upload, of which a store takes at most 10,000. One connection to an object store gets
+# 50 to 100 MB/s, so that large objects are written, and read back, by several.
 PART_BYTES = 16 << 20
-_READ_BYTES = 4 << 20
+PARTS_AT_ONCE = 8
+RANGE_BYTES = 8 << 20
+RANGES_AT_ONCE = 8
 
 _log = logging.getLogger("sa1bpack")
 
@@ -52,30 +59,63 @@ class BucketFolder:
 
         Raises StoreError if that fails, or other bytes come back, several times.
         """
+        self.put_all({key: (data, digest)})
 
-        async def put() -> None:
-            await self._library.put_async(
-                self._store, self._prefix + key, data, chunk_size=PART_BYTES
-            )
+    def put_all(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
+        """Write objects, several at once, as `put` writes one.
 
-        def written() -> None:
-            self._wait(put())
-            if (found := self.digest(key)) != digest:
-                raise _Differs(f"it came back with the XXH3-128 {found}, but {digest} was written")
+        objects  key → its bytes, and their XXH3-128
+        """
+        self._wait(self._put_all(objects))
 
-        self._tried(key, written)
+    async def _put_all(self, objects: Mapping[str, tuple[bytes | Path, str]]) -> None:
+        turn = asyncio.Semaphore(AT_ONCE)
 
-    def digest(self, key: str) -> str:
-        """XXH3-128 of an object, which is read for it. Raises what the library raises."""
+        async def put(key: str, data: bytes | Path, digest: str) -> None:
+            async with turn:
+                await self._tried(key, lambda: self._written(key, data, digest))
 
-        async def read() -> str:
-            found = xxhash.xxh3_128()
-            answer = await self._library.get_async(self._store, self._prefix + key)
-            async for chunk in answer.stream(min_chunk_size=_READ_BYTES):
-                found.update(chunk)
+        tasks = [asyncio.create_task(put(key, *each)) for key, each in objects.items()]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _written(self, key: str, data: bytes | Path, digest: str) -> None:
+        path = self._prefix + key
+        await self._library.put_async(
+            self._store, path, data, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+        )
+        nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
+        if (found := await self._digest(path, nbytes)) != digest:
+            raise _Differs(f"it came back with the XXH3-128 {found}, but {digest} was written")
+
+    async def _digest(self, path: str, nbytes: int) -> str:
+        """XXH3-128 of an object that should have so many bytes, in ranges if it is large."""
+        found = xxhash.xxh3_128()
+        if nbytes <= RANGE_BYTES:
+            answer = await self._library.get_async(self._store, path)
+            found.update(await answer.bytes_async())
             return found.hexdigest()
-
-        return self._wait(read())
+        there = (await self._library.head_async(self._store, path))["size"]
+        if there != nbytes:
+            raise _Differs(f"it has {there} bytes, but {nbytes} were written")
+        pending: deque[asyncio.Future] = deque()
+        try:
+            for first in range(0, nbytes, RANGE_BYTES):
+                stop = min(first + RANGE_BYTES, nbytes)
+                get = self._library.get_range_async(self._store, path, start=first, end=stop)
+                pending.append(asyncio.ensure_future(get))
+                if len(pending) == RANGES_AT_ONCE:
+                    found.update(await pending.popleft())
+            while pending:
+                found.update(await pending.popleft())
+        finally:
+            for each in pending:
+                each.cancel()
+        return found.hexdigest()
 
     def keys(self, prefix: str) -> list[str]:
         """All objects under a prefix, by their keys in the folder, sorted. Raises StoreError."""
@@ -86,18 +126,19 @@ class BucketFolder:
                 found += [item["path"] for item in batch]
             return found
 
-        whole = self._tried(prefix, lambda: self._wait(listed()))
+        whole = self._wait(self._tried(prefix, listed))
         return sorted(key.removeprefix(self._prefix) for key in whole)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects. Raises StoreError."""
+        keys = list(keys)
         paths = [self._prefix + key for key in keys]
 
         async def delete() -> None:
             await self._library.delete_async(self._store, paths)
 
         if paths:
-            self._tried(paths[0], lambda: self._wait(delete()))
+            self._wait(self._tried(keys[0], delete))
 
     def abort_uploads(self) -> int:
         """Abort uploads under the folder that were begun and not completed; returns their number.
@@ -143,12 +184,12 @@ class BucketFolder:
         except CancelledError:
             raise StoreError(f"{self.url}: the upload was cancelled") from None
 
-    def _tried(self, key: str, work: Callable[[], Any]) -> Any:
+    async def _tried(self, key: str, work: Callable[[], Awaitable[Any]]) -> Any:
         """What a piece of work returns; it is repeated where that may help."""
         pause = PAUSE
         for left in reversed(range(TRIES)):
             try:
-                return work()
+                return await work()
             except (self._library.exceptions.BaseError, FileNotFoundError, _Differs) as error:
                 address = f"{self.url}/{key}"
                 if (found := final_error(error, address)) is not None:
@@ -157,7 +198,7 @@ class BucketFolder:
                     raise StoreError(
                         f"{address}: {TRIES} attempts failed: {error_text(error)}"
                     ) from None
-            time.sleep(pause)
+            await asyncio.sleep(pause)
             pause *= 2
         raise AssertionError
 

@@ -136,10 +136,14 @@ class UploadedState(PackState):
         if same and {CHECKSUMS_NAME, *top} <= set(there):
             return
         old = {key.partition("/")[0] for key in there if key.startswith("index-")}
-        for path in sorted(top):
-            if path != MANIFEST_NAME and not path.endswith(f"/{CHECKSUMS_NAME}"):
-                self._put(path)
         last = (CHECKSUMS_NAME, MANIFEST_NAME)
+        self._bucket.put_all(
+            {
+                path: (self.root / path, file_digest(self.root / path))
+                for path in sorted(top)
+                if path not in last and not path.endswith(f"/{CHECKSUMS_NAME}")
+            }
+        )
         for path in last if complete else reversed(last):
             self._put(path)
         for index in sorted(old - {manifest.index}):
@@ -190,8 +194,9 @@ class UploadedState(PackState):
             return
         self._reopen()
         listed = read_checksums(folder / CHECKSUMS_NAME)
-        for path, expected in listed.items():
-            self._bucket.put(key + path, folder / path, expected)
+        self._bucket.put_all(
+            {key + path: (folder / path, expected) for path, expected in listed.items()}
+        )
         self._bucket.put(key + CHECKSUMS_NAME, folder / CHECKSUMS_NAME, digest)
         write_durably(mark, digest.encode())
         for path in filter(_is_large, listed):
