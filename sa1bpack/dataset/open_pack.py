@@ -149,8 +149,8 @@ def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]
     named = [origin_url("path", each) if is_url(each) else each for each in named]
     if cache is None:
         raise OptionError(
-            f"path is {next(filter(is_url, named))}: a URL is read through a cache; add "
-            "cache='/folder/on/a/local/disk'"
+            f"path is {next(filter(is_url, named))}: a URL is read through a cache: "
+            "sa1bpack.open(path, cache='/folder/on/a/local/disk')"
         )
     return paths_of("path", [open_pack(p, cache, limit) if is_url(p) else p for p in named])
 

@@ -146,6 +146,13 @@ class _PartlyPresent(Shard):
         return super().__getitem__(name)
 
 
+def held_shard(shard: Shard) -> Shard:
+    """A shard whose large arrays may be looked at: of a cache, only samples that are held."""
+    if not isinstance(shard, _PartlyPresent):
+        return shard
+    return Shard(shard.folder, shard.layout, shard.attributes, shard.entry)
+
+
 def open_checked(
     folder: Path, entry: ShardEntry, layout: Layout, ids: np.ndarray, offsets: np.ndarray,
     index: Path,

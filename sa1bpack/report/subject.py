@@ -1,10 +1,11 @@
 """One sample, with what a picture needs of it, for every layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.open_shard import held_shard
 from sa1bpack.errors import FormatError, MaskError, OptionError
 from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY
@@ -64,12 +65,19 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     """Read a sample of a dataset, to draw it at most `side` pixels wide or high.
 
     Raises IndexError as the dataset does, FormatError if its shard is damaged or its bytes are not
-    those that were written, OSError if a file cannot be read.
+    those that were written, OSError if a file cannot be read, StoreError if it cannot be fetched.
     """
     number, row, _, _ = dataset.locate(index)
     pack_row = int(dataset.rows_at(np.array([index]))[0])
-    dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
-    shard = dataset.shards[number]
+    with dataset.pack.present([pack_row]):
+        dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
+        found = _read(dataset, pack_row, held_shard(dataset.shards[number]), row, side)
+        if dataset.pack.reads_through_cache:  # afterwards, maps of what was held may have holes
+            found = replace(found, rgb=found.rgb.copy(), bits=found.bits.copy())
+    return found
+
+
+def _read(dataset: Dataset, pack_row: int, shard: Shard, row: int, side: int) -> Subject:
     sample = shard.sample(row)
     height, width = sample["size"][:2].tolist()
     kept: slice | np.ndarray = slice(None)

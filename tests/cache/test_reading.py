@@ -3,6 +3,7 @@
 import pickle
 import shutil
 import threading
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from same_samples import same_samples
 import sa1bpack
 from sa1bpack.cache.requests import Waits, waits
 from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.report.subject import read_subject
 
 
 def same_batches(one, other) -> bool:
@@ -244,3 +246,12 @@ def test_a_folder_of_a_cache_is_not_taken_for_the_pack(layout_packs, tmp_path):
     for call in calls:
         with pytest.raises(OptionError, match=r"folder of a cache, .* in part; .* is at file://"):
             call()
+
+
+@pytest.mark.parametrize("layout", [("pad", "rgb", "bits"), ("native", "yuv420", "runs")])
+def test_samples_are_drawn_as_those_of_the_pack(layout_packs, tmp_path, layout):
+    own, ds = sa1bpack.open(layout_packs(*layout)), open_cached(layout_packs(*layout), tmp_path)
+    assert sa1bpack.show(ds, samples=3).size == sa1bpack.show(own, samples=3).size
+    for k in range(len(own)):
+        one, other = (asdict(read_subject(each, k, 400)) for each in (own, ds))
+        assert same_samples(one, other)

@@ -85,7 +85,7 @@ def test_a_url_is_refused_by_name(wrong):
 
 
 def test_a_url_of_a_store_needs_a_cache():
-    with pytest.raises(OptionError, match=r"path is s3://packs/p: .* add cache="):
+    with pytest.raises(OptionError, match=r"path is s3://packs/p: .* a cache: sa1bpack"):
         open_pack("s3://packs/p")
 
 
