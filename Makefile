@@ -31,7 +31,7 @@ help:
 	@echo "make frameworks"
 	@echo "              test with torchvision, Albumentations, transformers and torchdata, in"
 	@echo "              $(VENV)-frameworks"
-	@echo "make ray      test packing on a Ray cluster of several nodes, in $(VENV)-ray"
+	@echo "make ray      test the commands on a Ray cluster of several nodes, in $(VENV)-ray"
 	@echo "make test-install"
 	@echo "              install wheel and sdist into empty environments, and use them there"
 	@echo "make torture  run the reliability tests in full (docs/reliability.md)"
@@ -123,7 +123,7 @@ frameworks:
 	@$(FRAMEWORKS) -m pytest tests/adapters tests/raw/test_streaming.py \
 	  'tests/test_docs.py::test_python_of_the_documents_runs[docs/recipes.md]' $(TEST_FLAGS)
 
-# ray is large, and needed only where a cluster packs, so it has an environment of its own, too.
+# ray is large, and needed only where a cluster works, so it has an environment of its own, too.
 RAY := $(VENV)-ray/bin/python
 
 ray:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tqdm import tqdm
+
 from sa1bpack.errors import ClusterError, MissingPackage, OptionError, OutputLocked
 
 try:
@@ -109,6 +111,11 @@ def connected(address: str | None) -> Iterator["Cluster"]:
         ray.shutdown()
 
 
+def report(text: str) -> None:
+    """Print a line on stderr, above a progress bar if there is one."""
+    tqdm.write(f"sa1bpack: {text}", file=sys.stderr)
+
+
 def _check_reachable(address: str) -> None:
     """Raise ClusterError if nothing listens at HOST:PORT: ray would try for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -123,8 +130,8 @@ def _check_reachable(address: str) -> None:
 class Cluster:
     """A cluster that this process is connected to, by `connected`."""
 
-    def shortage(self, needs: Needs) -> str | None:
-        """A message if no node can take such a task now: Ray waits for one, perhaps in vain."""
+    def _shortage(self, needs: Needs) -> str | None:
+        """A message if no node can take such a task now."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {"CPU": needs.cores, "memory": needs.memory, "GPU": needs.gpus}
         if any(all(node.get(name, 0) >= much for name, much in asked.items()) for node in nodes):
@@ -142,6 +149,7 @@ class Cluster:
         tasks: Mapping[str, tuple],
         needs: Needs,
         check: Callable[[], None] = lambda: None,
+        say: Callable[[str], object] = report,
     ) -> Iterator[tuple[str, Any]]:
         """Run tasks: yields (name, what the function returned, or Died) of each as it ends.
 
@@ -151,9 +159,14 @@ class Cluster:
             Name of each task → the arguments of its call.
         check
             Called at least twice a second.
+        say
+            Called with a message if no node can take such a task now: Ray waits for one, perhaps in
+            vain. Default: it is printed on stderr.
 
         Raises what a task raises.
         """
+        if tasks and (shortage := self._shortage(needs)):
+            say(shortage)
         task = ray.remote(function)
         options = {
             "num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus,

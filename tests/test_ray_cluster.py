@@ -16,8 +16,7 @@ def test_every_task_returns_once_and_one_whose_process_dies_is_run_again(ray_add
     tasks = {f"task {n}": (str(tmp_path / "marker"), n) for n in range(3)}
     checks = []
     with connected(ray_address) as cluster:
-        assert cluster.shortage(NEEDS) is None
-        found = list(cluster.run(killed_once, tasks, NEEDS, lambda: checks.append(1)))
+        found = list(cluster.run(killed_once, tasks, NEEDS, lambda: checks.append(1), pytest.fail))
     assert dict(found) == {"task 0": 0, "task 1": 1, "task 2": 2} and len(found) == 3
     assert (tmp_path / "marker").exists() and checks
 
@@ -33,9 +32,14 @@ def test_a_task_that_always_dies_is_given_up_and_an_error_is_raised(ray_address,
 
 
 def test_what_no_node_has_is_named(ray_address):
-    with connected(ray_address) as cluster:
-        text = cluster.shortage(Needs(99, 10**8, gpus=1))
-    assert text.startswith("no node has 99 cores, 1 GPU and 0.1 GB for a task now (the largest")
+    def leave(text: str) -> None:
+        said.append(text)
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    with connected(ray_address) as cluster, pytest.raises(KeyboardInterrupt):
+        list(cluster.run(killed, {"waits": (0,)}, Needs(99, 10**8, gpus=1), say=leave))
+    assert said[0].startswith("no node has 99 cores, 1 GPU and 0.1 GB for a task now (the largest")
 
 
 def test_a_cluster_that_cannot_be_reached_is_named():

@@ -96,8 +96,6 @@ def _run(
     """Run the tasks. Raises ClusterError once all others are done if some died every time."""
     done, died = 0, {}
     with connected(address) as cluster:
-        if shortage := cluster.shortage(needs):
-            print(f"sa1bpack: {shortage}", file=sys.stderr)
         for name, found in cluster.run(_make, tasks, needs, check):
             if isinstance(found, Died):
                 died[name] = found

@@ -44,6 +44,13 @@ def test_the_bytes_are_those_of_one_process(engine, sources, undisturbed, tmp_pa
     assert contents(tmp_path / "pack") == undisturbed
 
 
+def test_paths_may_be_relative(engine, sources, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.chdir(sources[0].parent)
+    root = Path(os.path.relpath(tmp_path / "pack"))
+    assert engine([source.name for source in sources], root, **SMALL).root == root
+    assert contents(root) == undisturbed
+
+
 def test_a_source_that_is_cut_off_is_given_up_and_completed_later(engine, tmp_path):
     tars = [write_tar(tmp_path / f"sa_{n}.tar", members(range(20 * n, 20 * n + 9)), shuffle=None,
                       compress=False) for n in range(3)]  # fmt: skip

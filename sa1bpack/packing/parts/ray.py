@@ -137,8 +137,6 @@ def _run(
 ) -> dict[str, SourceError]:
     """Run a task for each source; returns name → error of those that were given up."""
     needs = Needs(request.workers, memory_bytes(request.workers, 1))
-    if shortage := cluster.shortage(needs):
-        progress.note(shortage)
     # Their limit on rejects is that of the job, which is counted here.
     common = replace(request, out=request.out.absolute(), max_rejects=None, sources=[])
     tasks = {
@@ -149,7 +147,7 @@ def _run(
     }  # fmt: skip
     sources = {source.name: source for source in todo}
     failed: dict[str, SourceError] = {}
-    for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check):
+    for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check, progress.note):
         failed |= _take(packed, sources[name], progress)
     return failed
 

@@ -60,8 +60,6 @@ def repair_on_ray(
     died: dict[str, str] = {}
     needs = Needs(workers, memory_bytes(workers, 1))
     with connected(address) as cluster, step_bar(progress) as advance:
-        if shortage := cluster.shortage(needs):
-            report(shortage)
         for name, part in cluster.run(_repair_part, tasks, needs, interrupts.check):
             if isinstance(part, Died):
                 died[name] = f"not checked: {part}; repeat the command"
