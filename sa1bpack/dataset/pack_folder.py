@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.cache.packs import attached
+from sa1bpack.cache.packs import CachedPack, attached
 from sa1bpack.dataset import shard_cache
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.hollow import refuse_hollow
-from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.index import Index, open_manifest_and_index
 from sa1bpack.format.index_check import check_index
+from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_digests import shard_digests
 
 # Packs that are opened at the same time: opening waits for a file system, not for a processor.
@@ -38,11 +39,8 @@ class PackFolder:
 
     def __init__(self, root: Path):
         self.root = Path(root).absolute()  # shards are opened later, from whatever folder
-        self.cached = attached(self.root)
-        if self.cached is None:
-            refuse_hollow(self.root)
-        self.manifest, index = shard_cache.CACHE.with_resources(
-            lambda: open_manifest_and_index(Path(root))
+        self.cached, self.manifest, index = shard_cache.CACHE.with_resources(
+            lambda: _opened(self.root, Path(root))
         )
         if index is None:
             raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
@@ -122,3 +120,11 @@ def open_folders(roots: Sequence[Path]) -> list[PackFolder]:
         return [PackFolder(roots[0])]
     with ThreadPoolExecutor(_OPENERS) as pool:
         return list(pool.map(PackFolder, roots))
+
+
+def _opened(root: Path, named: Path) -> tuple[CachedPack | None, Manifest, Index | None]:
+    """What a folder has of itself; messages say `named`, as the user wrote it."""
+    cached = attached(root)
+    if cached is None:
+        refuse_hollow(root)
+    return cached, *open_manifest_and_index(named)
