@@ -4,6 +4,7 @@ That of `pack`: tests/packing/test_engines.py.
 """
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from small_tars import SMALL, contents, members, write_tar
 
 import sa1bpack
 from sa1bpack.cli.main import main
-from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.errors import ClusterError, FormatError, NotAPack, OptionError
 from sa1bpack.format.problems import joined
 
 ENGINES = ["local", "parts", "ray"]
@@ -58,7 +59,12 @@ def repair(engine, on_ray):
 
 
 def repair_in_parts(root: Path, tars) -> sa1bpack.RepairResult:
-    """Repair in three parts, then do what they name for the pack as a whole."""
+    """Repair in three parts, and do what they name for the pack as a whole, before or after."""
+    try:
+        sa1bpack.repair(root, part=(1, PARTS), dry_run=True)
+    except FormatError as error:
+        assert "TARS --quick" in str(error)
+        sa1bpack.repair(root, tars, quick=True, workers=1)
     results = [sa1bpack.repair(root, tars, part=(k, PARTS), workers=1) for k in (2, 3, 1)]
     left = {name for result in results for name in result.left}
     shards = [name for name in left if name.startswith("sa_")]
@@ -204,10 +210,7 @@ def sound(tars, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("own", [None, "zarr.json", "checksums.xxh128", "manifest.json"])
-def test_repair_makes_the_pack_as_it_was(request, engine, sound, tars, tmp_path, own):
-    if engine == "parts" and own == "manifest.json":
-        pytest.skip("no part repairs that: tests/packing/repair/test_repair_parts.py")
-    repair = request.getfixturevalue("repair")
+def test_repair_makes_the_pack_as_it_was(repair, sound, tars, tmp_path, own):
     root = shutil.copytree(sound, tmp_path / "pack")
     for name in ("sa_0-001", "sa_2-000"):
         flip(root / "shards" / name / "image" / "c.0.0.0.0")
@@ -226,3 +229,58 @@ def test_repair_names_what_it_cannot_do(repair, sound, tars, tmp_path):
     flip(root / "shards" / "sa_1-001" / "image" / "c.0.0.0.0")
     result = repair(root, [tars[0], tars[2]])
     assert not result.ok and "sa_1 is needed, but was not given" in result.left["sa_1-001"]
+
+
+@pytest.fixture
+def second_task_dies(monkeypatch):
+    """second_task_dies(module): its second task dies each time it is run; others run here."""
+    pytest.importorskip("ray", reason="ray is not installed: make ray")
+    from sa1bpack.ray_cluster import Died
+
+    class Lossy:
+        def run(self, function, tasks, needs, *more):
+            for number, (name, arguments) in enumerate(tasks.items()):
+                yield name, Died("a signal") if number == 1 else function(*arguments)
+
+    @contextmanager
+    def connected(address):
+        yield Lossy()
+
+    return lambda module: monkeypatch.setattr(f"{module}.connected", connected)
+
+
+def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(second_task_dies, pack):
+    second_task_dies("sa1bpack.format.ray")
+    from sa1bpack.format.ray import verify_on_ray
+
+    flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
+    report = verify_on_ray(pack)
+    unchecked = [problem for problem in report.problems if problem.denied]
+    assert [problem.shard for problem in unchecked] == ["sa_000000-001"]
+    assert "its task died 6 times, the last time with a signal" in str(unchecked[0])
+    assert "sa_000001-000" in {problem.shard for problem in report.problems}
+
+
+def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_task_dies, pack):
+    second_task_dies("sa1bpack.deriving.ray")
+    from sa1bpack.deriving.ray import derive_on_ray
+
+    ds = sa1bpack.open(pack)
+    with pytest.raises(ClusterError, match=r"1 shard given up: sa_000001-000; .* died 6 times"):
+        derive_on_ray(ds, "ids", ids, threads=1)
+    result = sa1bpack.derive(ds, "ids", ids)
+    assert (result.made, len(result.present)) == (("sa_000001-000",), 3)
+
+
+def test_shards_that_no_task_could_repair_are_named(second_task_dies, sound, tars, tmp_path):
+    second_task_dies("sa1bpack.packing.repair.ray")
+    from sa1bpack.packing.repair.ray import repair_on_ray
+
+    root = shutil.copytree(sound, tmp_path / "pack")
+    for name in ("sa_0-001", "sa_1-000"):
+        flip(root / "shards" / name / "image" / "c.0.0.0.0")
+    result = repair_on_ray(root, tars)
+    assert result.repaired == ["sa_0-001"] and list(result.left) == ["sa_1"]
+    assert "not checked: its task died 6 times" in result.left["sa_1"]
+    assert [p.what.split(":")[0] for p in result.problems if p.denied] == ["source sa_1"]
+    assert {p.shard for p in sa1bpack.verify(root).problems} == {"sa_1-000"}

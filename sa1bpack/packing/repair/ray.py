@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sa1bpack.arguments import local_path
 from sa1bpack.cloud.addresses import is_url
+from sa1bpack.format import Problem
 from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
@@ -77,6 +78,9 @@ def repair_on_ray(
         result.notes += last.notes
         result.rewritten, result.left, result.complete = last.rewritten, last.left, last.complete
     result.left |= died
+    result.problems += tuple(
+        Problem(f"source {name}: {why}", denied=True) for name, why in died.items()
+    )
     return result
 
 
