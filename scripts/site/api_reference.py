@@ -33,11 +33,16 @@ RESULTS = {
         "measuring.bench.BenchResult", "measuring.tune.TuneResult",
     ],
 }  # fmt: skip
+RAY = [
+    "packing.parts.ray.pack_on_ray", "format.ray.verify_on_ray",
+    "packing.repair.ray.repair_on_ray", "deriving.ray.derive_on_ray",
+]  # fmt: skip
 ADAPTERS = {
     "sam2": ["RawDataset"], "torchvision": ["as_tv_tensors"], "lightning": ["DataModule"],
 }  # fmt: skip
 _WITH_BASES = "\n    options:\n      show_bases: true"
 _ERRORS = "The tree of errors; [cause and remedy](../../errors.md) of each have a page."
+_RAY = "What `--engine ray` calls; see [clusters](../../cluster.md#ray)."
 _NAMES = "Examples run where `packed` is a pack of the sample tar, after:"
 _IMPORTS = """```python
 import numpy as np
@@ -62,6 +67,8 @@ def pages() -> Iterator[tuple[str, str]]:
         if callable(getattr(sa1bpack.transforms, name))
     ]
     yield path_of("transforms"), page_of("sa1bpack.transforms", transforms)
+    ray = [f"::: sa1bpack.{name}" for name in RAY]
+    yield path_of("ray"), "\n\n".join(["# On a Ray cluster", _RAY, *ray]) + "\n"
     adapters = [f"sa1bpack.adapters.{module}.{name}" for module, names in ADAPTERS.items()
                 for name in names]  # fmt: skip
     yield path_of("adapters"), page_of("sa1bpack.adapters", adapters)
