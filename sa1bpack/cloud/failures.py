@@ -19,6 +19,11 @@ def final_error(error: Exception, address: str) -> StoreError | None:
     text = error_text(error)
     if any(word in text for word in _EXPIRED):
         return StoreError(f"{address}: the credentials have expired; log in again ({text})")
+    if "computeMetadata" in text:  # asked last of all, of the instance that this would be
+        return StoreError(
+            f"{address}: no credentials of Google Cloud were found; set "
+            "GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`"
+        )
     if "NoSuchBucket" in text:
         return StoreError(
             f"{address}: there is no such bucket; check the URL and the endpoint, or create the "
