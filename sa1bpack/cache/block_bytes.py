@@ -1,6 +1,5 @@
 """The bytes of blocks: where they are in the origin, compared with their checksums, and written."""
 
-import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +8,8 @@ import numpy as np
 
 from sa1bpack.cache.blocks import Blocks, inode_of
 from sa1bpack.cache.contents import Contents
-from sa1bpack.cache.room import Cache
-from sa1bpack.errors import CacheFull, StoreError
+from sa1bpack.cache.room import DISK_IS_FULL, Cache, disk_is_full
+from sa1bpack.errors import StoreError
 from sa1bpack.format.files import read_at, write_at
 
 
@@ -93,11 +92,8 @@ class BlockBytes:
                 write_at(file, data, position, path)
                 return
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in DISK_IS_FULL:
                     raise
                 full = error
             if not self._cache.make_room(2 * len(data)):
-                raise CacheFull(
-                    f"{path}: the disk of the cache is full ({full.strerror}), and nothing in the "
-                    "cache can be removed: free some of it, or choose another folder"
-                ) from full
+                raise disk_is_full(full, path) from full

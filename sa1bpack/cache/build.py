@@ -18,7 +18,7 @@ import xxhash
 from sa1bpack.cache.blocks import About, Blocks, create, samples_per_block
 from sa1bpack.cache.contents import Contents, check_edges
 from sa1bpack.cache.requests import Requests, submit
-from sa1bpack.cache.room import Cache
+from sa1bpack.cache.room import DISK_IS_FULL, Cache, disk_is_full
 from sa1bpack.cache.store_origin import EndsEarly
 from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
@@ -28,6 +28,9 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, chunk_file
 
 # Fetches of a file before it counts as damaged in the origin.
 TRIES = 3
+
+# What is removed at least for metadata when the disk is full: that of a shard of SA-1B.
+_ROOM = 128 << 20
 
 # What one request fetches of a larger file: several at once are faster than one.
 PART_BYTES = 16 << 20
@@ -51,7 +54,7 @@ def folder_of(
         cache.folders.wait(at, True, f"fetch the metadata of {name}")
         try:
             if (found := _opened(folder)) is None:
-                found = _checked(folder, make) or _made(cache, requests, path, folder, make)
+                found = _checked(folder, make) or _fetched(cache, requests, path, folder, make)
         except (FormatError, FileNotFoundError, EndsEarly):
             if is_replaced(requests, path, folder):
                 raise changed(requests, path) from None
@@ -127,10 +130,24 @@ def _whole(contents: Contents) -> list[str]:
     return [METADATA_NAME, *names]
 
 
+def _fetched(
+    cache: Cache, requests: Requests, path: str, folder: Path, make: Callable[[Path], Contents]
+) -> Blocks:
+    """A folder that is made now; samples are removed if the disk is full."""
+    while True:
+        try:
+            return _made(cache, requests, path, folder, make)
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL:
+                raise
+            if not cache.make_room(_ROOM):
+                raise disk_is_full(error, folder) from error
+
+
 def _made(
     cache: Cache, requests: Requests, path: str, folder: Path, make: Callable[[Path], Contents]
 ) -> Blocks:
-    staging = temporary_beside(folder)
+    staging, made = temporary_beside(folder), False
     staging.mkdir()
     try:
         contents = make(staging)
@@ -159,7 +176,10 @@ def _made(
         )  # fmt: skip
         create(staging, about, edges)
         staging.rename(folder)
+        made = True
     finally:
+        if not made:
+            cache.count_again()
         shutil.rmtree(staging, ignore_errors=True)
     return Blocks(folder)
 

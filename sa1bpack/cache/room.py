@@ -15,6 +15,7 @@ file keeps its length, and its disk blocks are free at once. A block is removed 
 lock, which nobody can have who reads or fetches it.
 """
 
+import errno
 import os
 import threading
 import time
@@ -47,6 +48,8 @@ _PAUSE = 0.02
 _SHARE_OF_DISK = 0.8
 
 _PAGE = 4096
+_EVERYTHING = 1 << 62  # more bytes than there are
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _VERSION = 1
 
 
@@ -170,6 +173,11 @@ class Cache:
         """Take room for the small files of a folder. Raises CacheFull if there is none."""
         self._take(nbytes, True, lambda: None)
 
+    def count_again(self) -> None:
+        """Count what is there: a folder could not be made, for which room was taken."""
+        with self._locked() as numbers:
+            numbers[0] = self._remove(_EVERYTHING)
+
     def _take(self, nbytes: int, wait: bool, then) -> bool:
         limit = time.monotonic() + WAIT_SECONDS
         while True:
@@ -202,13 +210,13 @@ class Cache:
     def make_room(self, nbytes: int) -> bool:
         """Remove at least so many bytes, for a disk that is full. False if nothing can be."""
         with self._locked() as numbers:
-            before = int(numbers[0])
-            numbers[0] = after = self._remove(max(0, before - nbytes), known=before)
+            before = self._remove(_EVERYTHING)
+            numbers[0] = after = self._remove(max(0, before - nbytes))
             return after < before
 
     # ------------------------------------------------------------------------------- removing
 
-    def _remove(self, target: int, known: int | None = None) -> int:
+    def _remove(self, target: int) -> int:
         """Remove blocks, those used least recently first, until no more than `target` is used.
 
         Counts what is there. Blocks that someone reads or fetches stay. Returns what is used then.
@@ -289,6 +297,14 @@ class Cache:
         self._mutex = threading.RLock()
         for locks in (self.folders, self.readers, self._removing, self._lock):
             locks.after_fork()
+
+
+def disk_is_full(error: OSError, path: Path) -> CacheFull:
+    """The error for a full disk when nothing in the cache can be removed."""
+    return CacheFull(
+        f"{path}: the disk of the cache is full ({error.strerror}), and nothing in the cache can "
+        "be removed: free some of it, or choose another folder"
+    )
 
 
 def _set(blocks: Blocks, block: int, stamp: int) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from cached_packs import disk_bytes, open_cached
@@ -122,6 +123,32 @@ def test_a_full_disk_makes_room_or_is_an_error(layout_packs, tmp_path, small_blo
         ds[3]
     full.clear()
     assert same_samples(ds[3], own[3])
+
+
+def test_a_disk_that_is_full_for_metadata_makes_room_or_ends_the_epoch_and_drops_nothing(
+    layout_packs, tmp_path, small_blocks, monkeypatch
+):
+    root = layout_packs(*LAYOUT)
+    own, ds = sa1bpack.open(root), open_cached(root, tmp_path)
+    ds[0], ds[1]
+    real, full = os.pwrite, []
+
+    def pwrite(file, data, offset):
+        if full and "/bbox/" in str(Path(f"/proc/self/fd/{file}").readlink()):
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    full += [1] * 1000
+    with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
+        with pytest.raises(CacheFull, match="disk of the cache is full"):
+            list(loader)
+        assert loader.dropped == []
+    ds[0]
+    full[1:] = []
+    assert same_samples(ds[4], own[4])
+    assert not full and not present(ds)[0]  # it made room for the metadata of the second shard
 
 
 def test_a_file_system_without_holes_is_refused(layout_packs, tmp_path, monkeypatch):
