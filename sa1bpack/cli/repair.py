@@ -36,8 +36,8 @@ a job array of 100, each for the shards of every 100th tar:
 on a Ray cluster (pip install 'sa1bpack[ray]'):
   sa1bpack repair /data/packed '/data/sa_*.tar' --engine ray --address auto
 
-A part names what concerns the whole pack, such as a damaged manifest, with
-the command that repairs it once all parts have ended.
+A part names what concerns the whole pack, such as a damaged index, with the
+command that repairs it once all parts have ended.
 
 Files that do not belong to the pack are listed and never touched: move or
 remove them yourself.
@@ -77,7 +77,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_engine(parser, "the shards of each tar are a task, and --workers is per task, by default 1")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="worker processes (default: all processors; per task of a Ray cluster 1)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="check, and print what would be done; write nothing"
