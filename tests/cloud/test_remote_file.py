@@ -212,7 +212,7 @@ def test_what_no_repetition_changes_is_not_repeated(served):
         handler.wfile.write(b"0\r\n\r\n")
 
     server.faults["/t/sa_0.tar"] = [endless]
-    with pytest.raises(SourceError, match="does not tell the size"):
+    with pytest.raises(SourceError, match="does not send the size"):
         read_all(address)
 
 
