@@ -15,12 +15,25 @@ from sa1bpack.wording import brief
 REMEDY = "restore the file from a copy, or rebuild it with `sa1bpack repair PACK TARS`"
 
 
+def missing(path: Path) -> FormatError:
+    """The error for a file of a pack that is missing, alone or with folders above it."""
+    gone = path
+    while not gone.parent.exists():
+        gone = gone.parent
+    if gone == path:
+        return FormatError(f"{path}: missing; {REMEDY}")
+    return FormatError(
+        f"{path}: missing, with all of {gone} (if that was moved or is not mounted, open it where "
+        f"it is); {REMEDY}"
+    )
+
+
 def read_metadata(path: Path) -> Any:
     """The decoded JSON of a zarr.json. Raises FormatError if it is missing or is not JSON."""
     try:
         return msgspec.json.decode(read_metadata_file(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(f"{path}: missing; {REMEDY}") from None
+        raise missing(path) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON ({error}); {REMEDY}") from None
 
@@ -72,7 +85,7 @@ def check_length(path: Path, expected: int) -> None:
     except (FileNotFoundError, NotADirectoryError):
         if expected == 0:
             return
-        raise FormatError(f"{path}: missing; {REMEDY}") from None
+        raise missing(path) from None
     if expected == 0:
         raise FormatError(f"{path}: {found} bytes, but an array without rows has no chunk file")
     if found != expected:

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from sa1bpack.errors import FormatError
-from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.array_reader import REMEDY, missing
 from sa1bpack.format.files import byte_view, naming, open_file, read_metadata_file
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import Layout
@@ -49,7 +49,7 @@ def read_checksums(path: Path) -> dict[str, str]:
     try:
         text = read_metadata_file(path)
     except FileNotFoundError:
-        raise FormatError(f"{path}: missing; {REMEDY}") from None
+        raise missing(path) from None
     digests: dict[str, str] = {}
     for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
         match = _LINE.fullmatch(line)

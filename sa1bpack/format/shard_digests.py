@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sa1bpack.errors import FormatError
+from sa1bpack.format.array_reader import missing
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.index import index_name_of
 from sa1bpack.format.manifest import SHARDS_NAME, Manifest
@@ -38,6 +39,4 @@ def shard_digests(root: Path, manifest: Manifest) -> tuple[str, ...]:
         with ThreadPoolExecutor(_THREADS) as pool:
             return tuple(pool.map(lambda path: file_digest(root / path), paths))
     except FileNotFoundError as error:
-        raise FormatError(
-            f"{error.filename}: missing; restore it or run `sa1bpack repair`"
-        ) from None
+        raise missing(Path(error.filename)) from None

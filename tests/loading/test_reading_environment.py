@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import stat
@@ -16,7 +17,7 @@ from reading_child import batch_digests, sample_digest
 from unprivileged import give_up_privileges
 
 from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.errors import VersionError
+from sa1bpack.errors import FormatError, ReadError, VersionError
 from sa1bpack.format import make_manifest, open_shard, publish, read_manifest, verify
 from sa1bpack.loading.loader import Loader
 
@@ -137,6 +138,26 @@ def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, expecte
     assert everything(ds) == expected
     root.rename(tmp_path / "away")
     assert [sample_digest(sample) for sample in ds] == expected[0]
+
+
+def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path):
+    """What is gone is named up to the highest folder, in samples as in batches."""
+    opened, begun = open_pack(root), Loader(open_pack(root), 2)
+    root.rename(tmp_path / "away")
+    gone = re.escape(f"missing, with all of {root} (if that was moved or is not mounted, open it")
+    with pytest.raises(ReadError, match=gone):
+        opened[0]
+    with pytest.raises(FormatError, match=gone):
+        Loader(opened, 2)
+    with pytest.raises(FormatError, match=gone):
+        next(iter(begun))
+
+
+def test_a_file_that_is_gone_alone_has_no_folder_named(root):
+    opened = open_pack(root)
+    min(root.glob("shards/*/zarr.json")).unlink()
+    with pytest.raises(ReadError, match=r"shards/\w+-000/zarr\.json: missing; restore the file"):
+        opened[0]
 
 
 def allocated(root: Path) -> int:
