@@ -137,11 +137,15 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically and durably: readers see the old bytes or the new ones."""
+    """Replace a file atomically and durably: readers see the old bytes or the new ones.
+
+    Raises OSError, which names `path`, if it cannot be written.
+    """
     temporary = temporary_beside(path)
     try:
-        write_durably(temporary, data)
-        temporary.rename(path)
+        with naming(path):
+            write_durably(temporary, data)
+            temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -34,6 +34,38 @@ def test_a_repair_of_a_pack_that_may_not_be_written_names_the_rights_alone(comma
 
 
 @pytest.mark.parametrize(
+    ("name", "file", "work"),
+    [
+        ("show", "x.png", "report.show.draw_samples"),
+        ("report", "x.html", "report.write_report.verification"),
+        ("bench", "x.json", "measuring.bench.bench"),
+        ("tune", "x.json", "measuring.tune.tune"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(
+    command, packed, tmp_path, monkeypatch, name, file, work
+):
+    """It is named as the user named it, not by its working name."""
+    monkeypatch.setattr(f"sa1bpack.{work}", lambda *_, **__: pytest.fail("work was done"))
+    folder = tmp_path / "out"
+    folder.mkdir(mode=0o555)
+    with without_privileges():
+        code, out, error = command(name, packed, "-o", folder / file)
+    assert (code, out) == (4, "")
+    what, remedy = error.splitlines()
+    assert what.endswith(f"Permission denied: '{folder / file}'") and remedy.endswith(RIGHTS)
+
+
+def test_a_selection_that_cannot_be_written_is_named_as_the_user_named_it(
+    command, packed, tmp_path
+):
+    (tmp_path / "out").mkdir(mode=0o555)
+    with without_privileges():
+        code, _, error = command("subset", packed, tmp_path / "out" / "x.sel", "--fraction", 1)
+    assert code == 4 and f"'{tmp_path}/out/x.sel'" in error
+
+
+@pytest.mark.parametrize(
     ("code", "remedy", "repeat"),
     [
         (errno.EACCES, RIGHTS, False),
