@@ -305,11 +305,11 @@ def run(make_trainer: type[Trainer], args: argparse.Namespace) -> int:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         trainer = make_trainer(args, device)
-    except Sa1bpackError as error:  # an invalid path or option
+        if args.resume and args.checkpoint.exists():
+            trainer.load()
+    except Sa1bpackError as error:  # an invalid path or option, or a checkpoint of another pack
         print(f"{args.prog}: {error}", file=sys.stderr)
         return 2
-    if args.resume and args.checkpoint.exists():
-        trainer.load()
     if trainer.rank == 0:
         print(f"{trainer.loader.plan()}\nstarting after step {trainer.step}", flush=True)
     stopped = args.steps != trainer.step and trainer.train(stop)

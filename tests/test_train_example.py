@@ -228,3 +228,16 @@ def test_an_invalid_pack_or_option_is_one_line_and_exit_code_2(
     assert script.main([argument.format(pack=pack) for argument in arguments]) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("train_example.py: ") and error.count("\n") == 1
+
+
+def test_a_checkpoint_of_other_images_is_one_line_and_exit_code_2(
+    script, deterministic, pack, ended_in_mid_epoch, tmp_path, capsys
+):
+    part = tmp_path / "part.sel"
+    sa1bpack.open(pack)[1:].save(part)
+    checkpoint = str(ended_in_mid_epoch / "run.pt")
+    options = ["--checkpoint", checkpoint, "--resume", "--batch-size", str(BATCH)]
+    assert script.main([str(part), *options]) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.count("\n") == 1
+    assert error.startswith("train_example.py: the state belongs to another order: fingerprint was")
