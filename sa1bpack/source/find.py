@@ -21,6 +21,9 @@ from sa1bpack.source.tar import BLOCK, parse_header
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
+# What the folder of a pack has, and no folder of extracted images.
+_PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
+
 Kind = Literal["gzip-tar", "tar", "folder", "remote"]
 
 
@@ -153,6 +156,11 @@ def _stem(path: Path | Address) -> str:
 
 
 def _folder_source(path: Path) -> Source:
+    if all((path / name).exists() for name in _PACK_ENTRIES):
+        raise SourceError(
+            f"{path}: a pack, where a tar or a folder of images is expected; sa1bpack.open reads "
+            "it; leave it out of the sources, or choose a pattern such as 'sa_*.tar'"
+        )
     files = list_folder(path)
     if not files:
         raise SourceError(

@@ -64,6 +64,15 @@ def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path):
         open_source(tmp_path)
 
 
+def test_a_pack_is_refused_as_a_source(tmp_path):
+    """Its own JSON files would all be rejected members, and the source complete without images."""
+    (tmp_path / "packed" / "shards").mkdir(parents=True)
+    for name in ("manifest.json", "zarr.json"):
+        (tmp_path / "packed" / name).touch()
+    with pytest.raises(SourceError, match=r"packed: a pack, where .*sa1bpack\.open reads it"):
+        find_sources([str(tmp_path / "*")])
+
+
 def test_globs_and_paths_are_sorted_by_name_and_counted_once(make_tar, write, tmp_path):
     data = make_tar([("sa_1.jpg", b"")])
     for name in ("sa_2.tar", "sa_1.tar", "other.txt"):
