@@ -55,6 +55,11 @@ class Buckets:
         ds, selections = torch_subset(ds)
         ds = select_nested(ds, selections)
         self.batches = whole_number("batches", batches, 1, MAX_WINDOW)
+        if not (hasattr(ds, "fingerprint") and hasattr(ds, "column")):
+            raise OptionError(
+                f"buckets are of a dataset, not of {brief(ds)}: choose one of sa1bpack.open, or a "
+                "torch Subset of one"
+            )
         self.fingerprint = ds.fingerprint
         self.counts = ds.column("mask_count").astype(np.int32)
         self._shapes = None

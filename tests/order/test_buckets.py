@@ -204,6 +204,7 @@ def test_a_state_of_other_buckets_or_another_batch_size_is_refused_by_name():
         (lambda: Buckets(DS, np.ones(3)), r"buckets is float64 \(3,\): .* \(500,\)"),
         (lambda: Buckets(DS, np.full(SIZE, np.nan)), "finite numbers; sample 0 has nan"),
         (lambda: Buckets(DS, batches=0), "batches is 0"),
+        (lambda: Buckets(2), "buckets are of a dataset, not of 2: choose one of sa1bpack.open"),
         (lambda: OrderedBatches(ORDER, 8, buckets="mask_count"), r"pass Buckets\(ds, 'mask_count'"),
         (
             lambda: OrderedBatches(
