@@ -129,7 +129,10 @@ def run_derive(arguments: argparse.Namespace) -> int:
                 out=arguments.out, progress=advance, threads=arguments.threads, **engine,
             )  # fmt: skip
         except (KeyboardInterrupt, exits.Terminated, OSError) as error:
-            exits.advise(error, "repeat the command: it resumes after the last complete shard")
+            exits.advise(
+                error, "repeat the command: it resumes after the last complete shard",
+                None if arguments.out else "keep the array outside the pack: --out SIDE",
+            )  # fmt: skip
             raise
     print(result)
     return exits.OK

@@ -81,10 +81,15 @@ _REMEDIES = {
 _LASTING = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def advise(error: BaseException, advice: str) -> None:
-    """Add advice to repeat a command to what an error says, where repeating alone can help."""
+def advise(error: BaseException, advice: str, otherwise: str | None = None) -> None:
+    """Add advice to repeat a command to what an error says, where repeating alone can help.
+
+    otherwise  advice where the user must do something first, such as write to another folder
+    """
     if not (isinstance(error, OSError) and error.errno in _LASTING):
         error.add_note(advice)
+    elif otherwise is not None:
+        error.add_note(otherwise)
 
 
 def remedy(error: BaseException) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from commands import finish, run, start
 from layout_packs import layout_packs  # noqa: F401 - a fixture
 from reading_packs import packed  # noqa: F401 - a fixture
+from unprivileged import without_privileges
 
 import sa1bpack
 from sa1bpack.format import read_manifest, verify
@@ -148,3 +149,14 @@ def test_a_folder_with_something_else_is_exit_code_3(pack, in_folder):
     assert in_folder("derive", pack, "ids", "--fn", "made:ids")[0] == 0
     code, _, error = in_folder("derive", pack, "ids", "--fn", "made:slow")
     assert code == 3 and "made with function 'made:ids', not 'made:slow'" in error
+
+
+def test_a_pack_that_may_not_be_written_advises_another_folder(pack, in_folder, tmp_path):
+    pack.chmod(0o555)
+    with without_privileges():
+        code, printed, error = in_folder("derive", pack, "ids", "--fn", "made:ids")
+    assert (code, printed) == (4, "")
+    assert f"Permission denied: '{pack / 'side'}'" in error
+    assert error.endswith("sa1bpack: keep the array outside the pack: --out SIDE\n")
+    assert in_folder("derive", pack, "ids", "--fn", "made:ids", "-o", tmp_path / "ids")[0] == 0
+    pack.chmod(0o755)
