@@ -122,15 +122,22 @@ def read_manifest(root: Path) -> Manifest:
     return manifest
 
 
+def pack_above(path: Path) -> Path | None:
+    """The pack that a path lies in, whether it exists or not; None if in none."""
+    for folder in path.resolve().parents:
+        if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
+            return folder
+    return None
+
+
 def without_manifest(root: Path) -> FormatError:
     """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
     if not root.exists():
         return NotAPack(f"{root}: not a pack: the folder does not exist; check the path")
     if (root / SHARDS_NAME).is_dir():
         return FormatError(f"{root / MANIFEST_NAME}: missing; {REMEDY}")
-    for folder in root.absolute().parents:
-        if (folder / MANIFEST_NAME).is_file() and (folder / SHARDS_NAME).is_dir():
-            return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
+    if (folder := pack_above(root)) is not None:
+        return NotAPack(f"{root}: not a pack, but a part of the pack {folder}; name that")
     if not root.is_dir():
         return NotAPack(
             f"{root}: not a pack, but a file; name the folder of a pack (a saved selection is "

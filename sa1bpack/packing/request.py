@@ -8,7 +8,7 @@ from sa1bpack.arguments import local_path, whole_number
 from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.format.manifest import check_shard_name
+from sa1bpack.format.manifest import check_shard_name, pack_above
 from sa1bpack.packing.options import PackOptions, checked_options
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.links import read_links
@@ -71,7 +71,7 @@ def checked_request(
         md5sums = local_path("md5sums", md5sums)
     if downloads is not None:
         downloads = whole_number("downloads", downloads, 1)
-    _check_folder(out)
+    check_folder(out)
     found = _sources_to_pack(sources, None if links is None else local_path("links", links))
     _check_outside(out, found)
     sums = _expected_sums(found, md5sums)
@@ -110,11 +110,16 @@ def existing_parent(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def _check_folder(out: Path) -> None:
-    """Raise OptionError if the folder, or one above it, is a file."""
+def check_folder(out: Path) -> None:
+    """Raise OptionError if the folder, or one above it, is a file, or if it lies in a pack."""
     existing = existing_parent(out)
     if not existing.is_dir():
         raise OptionError(f"{out}: {existing} is a file; give a new folder, or that of a pack")
+    if (pack := pack_above(out)) is not None:
+        raise OptionError(
+            f"out is {str(out)!r}, in the pack {pack}, which must hold its own files only: choose "
+            "a folder outside"
+        )
 
 
 def _check_outside(out: Path, sources: list[Source]) -> None:

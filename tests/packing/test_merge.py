@@ -297,6 +297,23 @@ def test_a_folder_that_holds_something_else_is_refused(machines, tmp_path):
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mine.txt"]
 
 
+def test_no_pack_is_made_within_another(copied, tmp_path):
+    """Every check of the outer one would report its files as foreign."""
+    [a, b] = copied("ab")
+    before = contents(b)
+    make = (
+        lambda out: sa1bpack.merge(out, [a]),
+        lambda out: sa1bpack.pack("tests/samples/sa_000000.tar", out),
+        lambda out: sa1bpack.estimate("tests/samples/sa_000000.tar", out),
+    )
+    (tmp_path / "link").symlink_to(b)
+    for out in (b / "inside", tmp_path / "link" / "deep" / "inside"):
+        for call in make:
+            with pytest.raises(OptionError, match=f"in the pack {b}, which must hold its own"):
+                call(out)
+    assert contents(b) == before
+
+
 def test_a_pack_is_not_merged_into_itself(copied):
     [a] = copied("a")
     for out in (a, a / "inside", a.parent):

@@ -30,6 +30,7 @@ from sa1bpack.packing.merge.place_files import CLONED, COPIED, LINKED, can_share
 from sa1bpack.packing.merge.plan import Key, MergePlan, Taken, plan_merge
 from sa1bpack.packing.pack_state import LOCK_NAME, PackState
 from sa1bpack.packing.records import check_shard_record
+from sa1bpack.packing.request import check_folder
 from sa1bpack.packing.shard_builder import PublishedShard, shard_name
 from sa1bpack.wording import size_text
 
@@ -102,6 +103,7 @@ def merge(
         one, other = root.resolve(), pack.resolve()
         if one.is_relative_to(other) or other.is_relative_to(one):
             raise OptionError(f"out is {str(out)!r}: it is, holds or lies in the pack {pack}")
+    check_folder(root)
     plan = plan_merge(roots)
     side_folders = _sides(root, plan)
     state = PackState(root, plan.options)
