@@ -41,7 +41,8 @@ def whole_number(name: str, value: Any, low: int, high: int | None = None) -> in
     Raises OptionError unless low <= value <= high; a `high` of None is no limit.
     """
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        # numpy before 2.1 lets its bools stand for whole numbers, with a warning.
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = None
     if number is None or number < low or (high is not None and number > high):

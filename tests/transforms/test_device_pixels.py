@@ -58,8 +58,9 @@ def test_constant_chroma_has_the_colours_of_pil():
         chroma = [np.full((8, 8), value, np.uint8) for value in (cb, cr)]
         canvas = torch.from_numpy(canvas_of((luma, *chroma), 16, 0))[None]
         found = yuv420_to_rgb(canvas, torch.tensor([[16, 16]]))[0].numpy().astype(int)
-        full = np.stack([luma, np.full_like(luma, cb), np.full_like(luma, cr)], -1)
-        expected = np.asarray(Image.fromarray(full, "YCbCr").convert("RGB")).astype(int)
+        planes = [luma, np.full_like(luma, cb), np.full_like(luma, cr)]
+        ycc = Image.merge("YCbCr", [Image.fromarray(plane) for plane in planes])
+        expected = np.asarray(ycc.convert("RGB")).astype(int)
         assert np.abs(found - expected).max() <= 1
 
 
