@@ -51,10 +51,8 @@ def check_tensors(batch: Any, needed: Collection[str], of_masks: Collection[str]
     missing = [key for key in needed if key not in batch]
     if missing:
         one = "this is a single sample; " if "image" in batch else ""
-        raise OptionError(
-            f"the batch has {', '.join(map(str, batch))}, but no {' and no '.join(missing)}: "
-            f"{one}{_REMEDY}"
-        )
+        found = f"has {', '.join(map(str, batch))}, but" if batch else "is empty: it has"
+        raise OptionError(f"the batch {found} no {' and no '.join(missing)}: {one}{_REMEDY}")
     for key in (*needed, *of_masks):
         if key in batch and not isinstance(batch[key], torch.Tensor):
             raise OptionError(

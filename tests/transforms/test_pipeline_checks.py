@@ -85,6 +85,7 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
          "the batch has image, sizes, but no images and no image_ids: this is a single sample"),
         ({key: batch[key] for key in batch if key != "mask_counts"},
          ", but no mask_counts: pass a batch"),
+        ({}, "the batch is empty: it has no images and no sizes and no image_ids: "),
         ([batch], "the batch is a list: pass a batch as Loader"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=match):
