@@ -9,8 +9,10 @@ saved, across epochs, and exchange what they found. It prints a list of what eac
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -78,11 +80,18 @@ def run_rank(given: dict, number: int, rank: int, ranks: int, count: int, state)
         found = read(loader, count), loader.state_dict()
     every = [None] * ranks
     dist.all_gather_object(every, found)
-    dist.destroy_process_group()
     if rank == 0:
         batches, states = zip(*every, strict=True)
         result = Found(parts=list(zip(*batches, strict=True)), states=states)
         Path(given["folder"], f"found-{number}").write_text(json.dumps(result))
+    # The group is not destroyed: with torch 2.6, that waits forever now and then if another rank
+    # has ended. So all ranks end when each has what the others found.
+    folder = Path(given["folder"])
+    (folder / f"done-{number}-{rank}").touch()
+    end = time.monotonic() + SECONDS
+    while len(list(folder.glob(f"done-{number}-*"))) < ranks:
+        assert time.monotonic() < end, "another rank did not get as far"
+        time.sleep(0.01)
 
 
 def run_all(given: dict) -> list[Found]:
@@ -120,13 +129,18 @@ def restarted(
         "folder": str(folder), "local": str(local), "place": place or str(local), "order": order,
         "runs": runs,
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(given | {"options": options}),
-        capture_output=True, text=True, timeout=2 * SECONDS, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with subprocess.Popen(
+        [sys.executable, __file__], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, error = process.communicate(json.dumps(given | {"options": options}), 2 * SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks, too
+            raise
+    assert process.returncode == 0, error
+    return json.loads(out)
 
 
 if __name__ == "__main__":
