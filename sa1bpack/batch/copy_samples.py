@@ -3,7 +3,8 @@
 If the operating system reports that the bytes of a sample are in memory, they are copied from the
 memory map, at the speed of memory (`stream_copy`). Otherwise they are read with `pread`: one large
 request instead of a page fault every few pages, and a truncated file or a failing disk is an error
-with a name. Through a memory map it would be a SIGBUS, which ends the process.
+with a name. Through a memory map it would be a SIGBUS, which ends the process; that remains for a
+file that is truncated between that report and the end of the copy.
 
 `preadv2(RWF_NOWAIT)` tries to read the last byte: a truncated file does not have it, and read-ahead
 for a neighbour brings in the first bytes, not the last. File systems that do not support the flag
