@@ -26,6 +26,16 @@ def record(number: int) -> None:
     _recorded.append(number)
 
 
+def end_at_once() -> None:
+    """The work of this process is done: from here on a signal ends it without an exception.
+
+    Python would print one that is raised while the interpreter ends.
+    """
+    for number in SIGNALS:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
 def forget() -> None:
     """A new program begins in this process: what was recorded ended the one before."""
     _recorded.clear()

@@ -3,11 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from commands import COMMAND, SMALL_FLAGS, run, temporaries
 from lost_signals import MOMENTS, write_preload
+from preloads import signal_before_import
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
@@ -29,6 +32,36 @@ def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, na
     (tmp_path / "path" / "numba.py").write_text(_INTERRUPTING.format(name))
     done = run("pack", tar, "--out", tmp_path / "pack", path=tmp_path / "path")
     assert done == (code, "", f"sa1bpack: {word}\n")
+
+
+@pytest.mark.parametrize("by", ["script", "module"])
+@pytest.mark.parametrize(
+    "module", ["sa1bpack.packing.interrupts", "sa1bpack.cli.main", "numpy", "sa1bpack.cli.verify"]
+)
+def test_ctrl_c_at_the_very_start_is_one_line(tmp_path, module, by):
+    """Before the command line has been read, and with it what a signal should do."""
+    (tmp_path / "sitecustomize.py").write_text(signal_before_import(module, signal.SIGINT))
+    command = COMMAND if by == "script" else (sys.executable, "-m", "sa1bpack")
+    done = subprocess.run(
+        [*command, "verify", "pack"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "sa1bpack: interrupted\n")
+
+
+def test_ctrl_c_after_the_work_shows_no_traceback(tmp_path):
+    ending = f"import atexit, os\natexit.register(os.kill, os.getpid(), {signal.SIGINT:d})\n"
+    (tmp_path / "sitecustomize.py").write_text(ending)
+    code, out, error = run("info", path=tmp_path)
+    assert (code, error) == (-signal.SIGINT, "") and out.startswith("sa1bpack ")
+
+
+def test_the_installed_command_is_the_one_that_is_tested():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["sa1bpack"].partition(":")
+    assert f"from {module} import {function}; sys.exit({function}())" in COMMAND[-1]
 
 
 @pytest.mark.parametrize(

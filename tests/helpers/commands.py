@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 from small_tars import SMALL
 
-COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.cli.main import main; sys.exit(main())")
+# What pip makes of the entry in pyproject.toml.
+COMMAND = (sys.executable, "-c", "import sys; from sa1bpack.__main__ import main; sys.exit(main())")
 SMALL_FLAGS = tuple(
     word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))
 )
