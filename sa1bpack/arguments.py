@@ -192,6 +192,22 @@ def paths_of(name: str, value: Any) -> list[Path]:
     return paths
 
 
+def patterns_of(name: str, value: Any) -> list[str | Path]:
+    """Return a path, a pattern, a URL, or a list of them as a list, not yet expanded.
+
+    Raises OptionError for anything else, such as a Dataset, which would be iterated over.
+    """
+    one = isinstance(value, str | os.PathLike)
+    several = isinstance(value, Iterable) and not isinstance(value, bytes)
+    if not (one or several) or hasattr(value, "spec"):
+        raise OptionError(f"{name} is {_short(value)}: give a path, a pattern, or a list of them")
+    patterns = [value] if one else list(value)
+    for each in patterns:
+        if not isinstance(each, str | os.PathLike) or isinstance(os.fspath(each), bytes):
+            raise OptionError(f"{name} has {_short(each)}: give paths and patterns")
+    return [each if isinstance(each, str) else Path(each) for each in patterns]
+
+
 def refuse_dataset(name: str, value: Any) -> None:
     """Raise OptionError for a dataset, which would be iterated over, sample by sample."""
     if hasattr(value, "spec") and hasattr(value, "sources"):  # without a pack

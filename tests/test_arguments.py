@@ -9,7 +9,7 @@ from reading_packs import packed  # noqa: F401 - a fixture
 
 import sa1bpack
 from sa1bpack.arguments import MAX_SECONDS, choice, local_path, seconds, whole_number
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, SourceError
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3)], ids=repr)
@@ -67,12 +67,47 @@ def test_what_is_not_a_path_is_refused(value):
         local_path("out", value)
 
 
+class _Named:
+    """A path that is neither text nor a Path."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
+def takes_sources(folder):
+    """(name of the argument, function of it) for everything that reads tars and folders."""
+    return (
+        ("sources", lambda given: sa1bpack.pack(given, folder / "out")),
+        ("sources", lambda given: sa1bpack.estimate(given, folder / "out")),
+        ("sources", lambda given: sa1bpack.repair(folder, given)),
+        ("tars", sa1bpack.TarDataset),
+        ("tars", sa1bpack.IterableTarDataset),
+    )
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a.tar", [None], ["a.tar", b"b.tar"], _Named(b"a")])
+def test_what_is_no_source_is_refused_before_anything_is_read(value, tmp_path):
+    for name, call in takes_sources(tmp_path):
+        with pytest.raises(OptionError, match=rf"^{name} (is|has) .*: give .*paths?"):
+            call(value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_may_be_any_kind_of_path(tmp_path):
+    for _, call in takes_sources(tmp_path):
+        with pytest.raises(SourceError, match=f"{tmp_path}/none.tar: no such file"):
+            call(_Named(f"{tmp_path}/none.tar"))
+
+
 def test_an_empty_path_is_not_the_current_folder():
     with pytest.raises(OptionError, match=r"out is '': give a path; that of the current folder is"):
         local_path("out", "")
 
 
-def test_a_dataset_is_not_taken_for_its_samples(packed):  # noqa: F811
+def test_a_dataset_is_not_taken_for_its_samples(packed, tmp_path):  # noqa: F811
     ds = sa1bpack.open(packed.root)
     calls = (
         sa1bpack.open, sa1bpack.info, lambda ds: sa1bpack.merge("out", ds),
@@ -80,6 +115,9 @@ def test_a_dataset_is_not_taken_for_its_samples(packed):  # noqa: F811
     )  # fmt: skip
     for call in calls:
         with pytest.raises(OptionError, match=r"is <Dataset .*: give the path of its pack"):
+            call(ds)
+    for name, call in takes_sources(tmp_path):
+        with pytest.raises(OptionError, match=rf"^{name} is <Dataset .*: give a path"):
             call(ds)
     for listed in ([ds], [ds[0]]):
         with pytest.raises(OptionError, match=r"path is .*: give a path") as caught:

@@ -30,6 +30,9 @@ COMMANDS = {
     "tune": "find the settings of a loader that suit a pack and this machine",
 }
 
+# What the functions behind the commands call the packs that they are given.
+_NAMES_OF_PACKS = ("pack", "path", "root")
+
 _FIRST_STEPS = """\
 first steps:
   sa1bpack pack sa_000000.tar --out packed    # again: resumes, or adds tars
@@ -62,6 +65,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
         for action in command._actions  # argparse has no public list of them
     }
+    for name in _NAMES_OF_PACKS if "packs" in options.shown_names else ():
+        options.shown_names.setdefault(name, options.shown_names["packs"])
     return options
 
 

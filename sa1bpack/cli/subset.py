@@ -68,10 +68,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_subset(arguments: argparse.Namespace) -> int:
     """Select, and write the file."""
+    from sa1bpack.arguments import local_path
     from sa1bpack.dataset.open_pack import open as open_pack
     from sa1bpack.errors import OptionError
 
-    out = Path(arguments.out)
+    out = local_path("out", arguments.out)
     everything = open_pack(one_or_several(arguments.packs), duplicates=arguments.duplicates)
     ds = everything
     if arguments.ids is not None:

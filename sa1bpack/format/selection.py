@@ -23,6 +23,7 @@ SELECTION_VERSION = (1, 0)
 MAX_IDS = 1 << 28  # 2 GiB of ids
 _LEVEL = 2  # of zlib-ng: 11 million ids in 0.5 s, where zlib's level 6 takes 10 for the same size
 _REMEDY = "restore the file from a copy, or save the selection again"
+_SAVED = "name a file that ds.save or `sa1bpack subset` wrote"
 
 
 class PackPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +116,11 @@ def read_selection(path: Path) -> tuple[SelectionHead, np.ndarray]:
     Raises FormatError if it is not what docs/format.md demands, VersionError for a newer major
     version, OSError if it cannot be read.
     """
+    if path.is_dir():
+        raise FormatError(f"{path}: a folder, but a selection is a file; {_SAVED}")
     line, _, body = read_metadata_file(path).partition(b"\n")
+    if not line.startswith(_BEGINNING):
+        raise FormatError(f"{path}: not a selection, or one whose beginning is damaged; {_SAVED}")
     try:
         version = msgspec.json.decode(line, type=_Version).version
         if version[0] != SELECTION_VERSION[0]:

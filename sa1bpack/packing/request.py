@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.arguments import local_path, patterns_of, whole_number
 from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
@@ -137,7 +137,7 @@ def _sources_to_pack(
 ) -> list[Source]:
     """Find the sources; raises OptionError for none, SourceError for what cannot be a source."""
     listed = [] if links is None else read_links(links)
-    found = find_sources([sources] if isinstance(sources, str | Path) else sources, links=listed)
+    found = find_sources(patterns_of("sources", sources), links=listed)
     if not found:
         raise OptionError("no source is given; give at least one tar or folder, or a list of links")
     for source in found:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from sa1bpack.arguments import patterns_of
 from sa1bpack.errors import OptionError, SourceError
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject
@@ -19,10 +20,9 @@ _log = logging.getLogger("sa1bpack")
 def sources_of(tars: Tars) -> list[Source]:
     """The tars and folders that paths and patterns stand for, sorted by name.
 
-    Raises OptionError for an empty list, and as `find_sources`.
+    Raises OptionError for an empty list and for what is not a path, and as `find_sources`.
     """
-    several = isinstance(tars, Iterable) and not isinstance(tars, str | bytes | os.PathLike)
-    if found := find_sources(tars if several else [tars]):
+    if found := find_sources(patterns_of("tars", tars)):
         return found
     raise OptionError("tars is an empty list: name at least one tar or folder")
 

@@ -28,9 +28,9 @@ def raw_source(path: Any) -> Source | None:
 
     Raises SourceError for a file that is called a tar and is none.
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         return None
-    found = Path(path)
+    found = Path(os.path.expanduser(path))  # noqa: PTH111 - keeps "~" of a user without a home
     if found.is_file():
         try:
             return None if is_selection(found) else open_source(found)

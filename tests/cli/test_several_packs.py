@@ -148,6 +148,29 @@ def test_merge_says_what_it_made_and_how(command, packs, tmp_path):
     assert command("verify", out)[0] == 0
 
 
+@pytest.mark.parametrize(
+    "words", ["info", "show -o OUT.png", "report -o OUT.html", "subset OUT", "export OUT", "merge"]
+)
+def test_a_pack_that_cannot_be_is_named_as_on_the_command_line(command, packs, tmp_path, words):
+    """Whatever the function behind the command calls it."""
+    name, *after = words.replace("OUT", str(tmp_path / "out")).split()
+    before = [tmp_path / "out"] if name == "merge" else []
+    for given, said in [
+        ([packs[0], f"{packs[0]}/"], "has the same folder twice: "),
+        ([""], "is '': give a path; "),
+        ([tmp_path / "none*"], f"is '{tmp_path}/none*': nothing matches this pattern"),
+    ]:
+        code, _, error = command(name, *before, *given, *after)
+        assert code == 2 and error.startswith(f"sa1bpack: PACK {said}"), error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_without_a_name_is_not_the_current_folder(command, packs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = command("subset", packs[0], "")
+    assert code == 2 and error.startswith("sa1bpack: OUT is '': give a path")
+
+
 def test_merge_refuses_with_the_exit_codes_of_packing(command, packs, tmp_path):
     assert command("merge", packs[0], packs[1])[0] == 3  # a pack with other shards
     assert command("merge", packs[0], *packs)[0] == 2  # into one of the packs

@@ -238,6 +238,19 @@ def test_a_file_that_is_no_selection_is_no_pack_either(tmp_path, data):
         open_pack(tmp_path / "file")
 
 
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format":"other"}\n', b"\xff" * 30])
+def test_what_is_no_selection_is_not_selected_by(several, tmp_path, data):
+    """The file that was named is another one: there is nothing to restore."""
+    ds = open_pack(several.joined)
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(FormatError, match=r"file: not a selection.*name a file that ds\.save"):
+        ds.select(tmp_path / "file")
+    for folder in (tmp_path, several.joined):
+        with pytest.raises(FormatError, match=r"a folder, but a selection is a file; name") as said:
+            ds.select(folder)
+        assert "restore" not in str(said.value)
+
+
 def test_a_line_cut_off_is_refused(tmp_path):
     written(tmp_path / "file")
     data = (tmp_path / "file").read_bytes()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from sa1bpack.arguments import local_path, part_of_job
+from sa1bpack.arguments import local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
@@ -113,7 +113,7 @@ def repair(
     if share is not None and (names := list(shards)):
         raise OptionError(f"shards is {names}, but a part has those of its sources: choose one")
     listed = [] if links is None else read_links(local_path("links", links))
-    found = find_sources([sources] if isinstance(sources, str | Path) else sources, links=listed)
+    found = find_sources(patterns_of("sources", sources), links=listed)
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
