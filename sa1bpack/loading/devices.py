@@ -18,11 +18,11 @@ import ctypes
 import os
 import threading
 import time
-import weakref
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sa1bpack.batch.spec import BatchSpec, split_regions
 from sa1bpack.disk.direct import aligned
@@ -254,16 +254,16 @@ def open_device(name: str | torch.device) -> Host | CudaChoice:
 # To free pinned or sent memory, torch records events, which fails in a forked child, in a place
 # where an error ends the process. So there it is never freed: its pages are shared with the parent.
 
-_memory: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+# A plain weak reference does not own what it returns once only torch holds the storage.
+_memory = WeakIdKeyDictionary()
 
 
 def _keep_in_children(tensor: torch.Tensor) -> None:
-    storage = tensor.untyped_storage()
-    _memory[id(storage)] = storage
+    _memory[tensor.untyped_storage()] = None
 
 
 def _keep_forever() -> None:
-    for storage in list(_memory.values()):
+    for storage in list(_memory):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(storage))
 
 

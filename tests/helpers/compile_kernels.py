@@ -24,6 +24,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 import triton
 from made_batches import dataset, noisy_batch
+from triton.backends import compiler as backend
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
@@ -91,6 +92,18 @@ def variants(kernel, signature: dict, constants: dict) -> dict[str, tuple[dict, 
     return found
 
 
+def source(kernel, signature: dict, constants: dict, known: dict) -> ASTSource:
+    """What a variant is compiled from."""
+    if not hasattr(backend, "AttrsDescriptor"):
+        return ASTSource(kernel, signature, constants, known)
+    # Triton 3.2
+    given = {name: kind for name, kind in signature.items() if kind != "constexpr"}
+    multiples = [place for (place,) in known]
+    attributes = {"tt.divisibility": multiples, "tt.equal_to": []}
+    described = {"arg_properties": attributes, "cls": "AttrsDescriptor"}
+    return ASTSource(kernel, given, constants, backend.AttrsDescriptor.from_dict(described))
+
+
 def assembled(code: str, options: dict) -> dict[str, int]:
     """What the assembler says of a kernel: registers, and bytes of its stack."""
     fused = [] if options.get("enable_fp_fusion", True) else ["--fmad=false"]
@@ -118,7 +131,7 @@ def main() -> None:
         seen |= {(kernel.__name__, variant) for variant, _ in chosen}
         for variant, generation in chosen:
             made = compile(
-                ASTSource(kernel, *found[variant]),
+                source(kernel, *found[variant]),
                 target=GPUTarget("cuda", generation, 32),
                 options=options,
             )

@@ -162,11 +162,8 @@ def test_a_default_device_does_not_move_the_memory_of_the_host(ds, cuda):
     collate = Collate("padded")
     for device in ("cpu", "cuda"):
         with Loader(ds, 4, device=device) as batches:
-            torch.set_default_device("meta")
-            try:
+            with torch.device("meta"):
                 found = [tensors_of(batch) for batch in batches]
-            finally:
-                torch.set_default_device(None)
             for batch in found:
                 expected = collate([ds[row] for row in batch["indices"].tolist()])
                 for key, tensor in expected.items():

@@ -231,12 +231,9 @@ def test_a_default_device_does_not_move_the_results_of_a_cpu():
     expected = Pipeline(dataset(LAYOUT), steps)(rectangle_batch(LAYOUT, RECTANGLES), 0)
     runs = rectangle_runs(RECTANGLES)
     batch = rectangle_batch(LAYOUT, RECTANGLES)
-    torch.set_default_device(META)
-    try:
+    with torch.device(META):
         found = Pipeline(dataset(LAYOUT), steps)(batch, 0)
         again = rectangle_runs(RECTANGLES)
-    finally:
-        torch.set_default_device(None)
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key
     for name in ("run_ends", "run_offset", "mask_offset", "sizes"):

@@ -272,10 +272,7 @@ def test_a_default_device_does_not_move_the_relations_of_a_cpu():
     batches = [batch_of(samples, padded) for padded in (True, False)]
     runs = RunBatch.collate([(*runs_of(sample), 16, 16) for sample in samples])
     batches.append(batches[0] | {"runs": runs})
-    torch.set_default_device("meta")
-    try:
+    with torch.device("meta"):
         found = [Relate(NAMES)(batch) for batch in batches]
-    finally:
-        torch.set_default_device(None)
     for relations_of_batch, padded in zip(found, (True, False, True), strict=True):
         check(relations_of_batch, samples, padded)
