@@ -72,7 +72,8 @@ def attach(
     check_spatial(axis, spatial)
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
-    target = Target(ds, name, out, {"function": "sa1bpack:attach", "options": {}})
+    provenance = {"function": "sa1bpack:attach", "options": {}}
+    target = Target(ds, name, axis, spatial, out, provenance)
     spec = SideSpec(name, axis, kind, tuple(rows.shape[1:]), spatial)
     for shard in target.shards:  # before anything is written
         lookup.positions(shard, axis)

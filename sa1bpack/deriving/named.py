@@ -27,5 +27,5 @@ def function_of(name: str) -> Callable:
     except AttributeError:
         raise OptionError(f"fn is {name!r}: the module has no {attribute!r}") from None
     if not callable(found):
-        raise OptionError(f"fn is {name!r}: this is a {type(found).__name__}, not a function")
+        raise OptionError(f"fn is {name!r}: this is of type {type(found).__name__}, not a function")
     return found

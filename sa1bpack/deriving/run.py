@@ -144,7 +144,7 @@ def checked_target(
             f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
         )
     provenance = {"function": function_name(fn), "options": options, "samples": ds.spec_text}
-    return Target(ds, name, out, provenance)
+    return Target(ds, name, axis, spatial, out, provenance)
 
 
 def function_name(fn: Function) -> str:

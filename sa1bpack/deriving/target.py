@@ -77,7 +77,13 @@ class Target:
     """
 
     def __init__(
-        self, ds: Dataset, name: str, out: str | os.PathLike[str] | None, provenance: dict[str, Any]
+        self,
+        ds: Dataset,
+        name: str,
+        axis: str,
+        spatial: bool,
+        out: str | os.PathLike[str] | None,
+        provenance: dict[str, Any],
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         if ds.options.rule is not None:
@@ -93,7 +99,9 @@ class Target:
         self._found = is_side(self.folder) and not is_unused(self.folder)
         if self._found:
             found = read_side_manifest(self.folder)
-            expected = msgspec.structs.replace(found, name=self.name, provenance=self.provenance)
+            expected = msgspec.structs.replace(
+                found, name=self.name, axis=axis, spatial=spatial, provenance=self.provenance
+            )
             create_side(self.folder, expected)  # refuses what was made otherwise
             self.spec = found.spec
 

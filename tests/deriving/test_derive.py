@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from small_tars import contents
 from torch.utils.data import Subset, random_split
 
 import sa1bpack
@@ -112,6 +113,26 @@ def test_numpy_rows_of_any_byte_order_are_taken(ds, pack):
     np.testing.assert_array_equal(
         rows_of(result.folder, pack), ds.column("image_id").astype(np.float32)
     )
+
+
+def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack, tmp_path):
+    """Repeated with `spatial`, an array that a pipeline does not move would seem to be one."""
+
+    def small(batch):
+        return torch.zeros(len(batch["images"]), 2, 4, 4)
+
+    derive(ds, "a", small)
+    before = contents(pack / "side")
+    with pytest.raises(OutputRefused, match=r"side/a: .* spatial is False, not True: choose"):
+        derive(ds, "a", small, spatial=True)
+    with pytest.raises(OutputRefused, match=r"side/a: .* axis is 'sample', not 'mask': choose"):
+        derive(ds, "a", small, axis="mask")
+    ids = ds.column("image_id")
+    rows, out = np.zeros((len(ids), 2, 4, 4)), tmp_path / "b"
+    sa1bpack.attach(ds, "b", rows, ids, out=out)
+    with pytest.raises(OutputRefused, match="spatial is False, not True"):
+        sa1bpack.attach(ds, "b", rows, ids, out=out, spatial=True)
+    assert contents(pack / "side") == before
 
 
 def test_a_call_that_failed_keeps_complete_parts_and_resumes_after_them(ds):
