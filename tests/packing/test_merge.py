@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from elsewhere import elsewhere  # noqa: F401 - a fixture
 from side_arrays import write_side
 from small_tars import SMALL, contents, members, write_tar
 
@@ -148,6 +149,28 @@ def test_where_only_clones_are_possible_every_file_is_one(
     assert f"files: {result.cloned:,} cloned\n" in capsys.readouterr().out
 
 
+def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_not(
+    machines,
+    tmp_path,
+    undisturbed,
+    elsewhere,  # noqa: F811
+):
+    """Really two of them, where the tests above pretend it."""
+    a, b, c = machines
+    shutil.copytree(c, elsewhere / "c")
+    first = sa1bpack.merge(tmp_path / "pack", [a, b])
+    assert first.linked > 100 and (first.cloned, first.copied) == (0, 0)
+    second = sa1bpack.merge(tmp_path / "pack", [a, b, elsewhere / "c"])
+    files_of_c = [path for path in (c / "shards").rglob("*") if path.is_file()]
+    # All but the metadata of the folder `shards`.
+    assert (second.linked, second.copied) == (0, len(files_of_c) - 1)
+    assert contents(tmp_path / "pack") == undisturbed
+    back = sa1bpack.merge(elsewhere / "pack", [a, b, elsewhere / "c"])
+    assert (back.linked, back.copied) == (second.copied, first.linked)
+    assert contents(elsewhere / "pack") == undisturbed
+    assert sa1bpack.verify(tmp_path / "pack").ok and sa1bpack.verify(elsewhere / "pack").ok
+
+
 def test_an_error_of_a_clone_other_than_that_it_is_impossible_ends_the_merge(
     machines, tmp_path, undisturbed, monkeypatch
 ):
@@ -188,6 +211,9 @@ def test_a_copy_has_the_bytes_and_the_holes_of_its_file(tmp_path, monkeypatch):
         assert how == place_files.COPIED
         assert (tmp_path / f"{name} 2").read_bytes() == (tmp_path / name).read_bytes()
         assert (tmp_path / f"{name} 2").stat().st_blocks <= (tmp_path / name).stat().st_blocks
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "holes").rename(tmp_path / "folder" / "holes")
+    assert 5 * block <= place_files.data_bytes(tmp_path / "folder") < 100 * block
 
 
 def test_a_file_that_is_there_is_not_written(tmp_path, monkeypatch):
@@ -202,15 +228,27 @@ def test_a_file_that_is_there_is_not_written(tmp_path, monkeypatch):
 
 
 def test_a_disk_without_room_for_copies_is_refused_before_anything_is_copied(
-    machines, tmp_path, monkeypatch
+    copied, tmp_path, monkeypatch
 ):
+    """What must be copied are the bytes of shards and side arrays, without their holes."""
+    packs = copied("ab")
+    write_side(packs[0], SideSpec("score", "sample", "float16", (3000,)))
+    folders = [each for pack in packs for each in (pack / "shards").glob("sa_*")]
+    folders += (packs[0] / "side" / "score").glob("sa_*")
+    files = [path for each in folders for path in each.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files if "side" in path.parts) > 10_000
+    needed = sum(map(place_files.data_bytes, folders))
     monkeypatch.setattr(os, "link", refused(errno.EXDEV))
     monkeypatch.setattr(fcntl, "ioctl", refused(errno.EOPNOTSUPP))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    free = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(OSError, match="must be copied") as caught:
-        sa1bpack.merge(tmp_path / "pack", machines)
+        sa1bpack.merge(tmp_path / "pack", packs)
     assert caught.value.errno == errno.ENOSPC
     assert [path.name for path in (tmp_path / "pack" / "shards").iterdir()] == []
+    free.free = needed
+    result = sa1bpack.merge(tmp_path / "pack", packs)
+    assert result.copied == len(files) and sa1bpack.verify(tmp_path / "pack").ok
 
 
 def test_a_repair_of_one_pack_leaves_the_other_as_it_is(machines, sources, tmp_path, copied):
@@ -397,9 +435,34 @@ def test_side_arrays_come_along(copied, tmp_path):
     spec = SideSpec("score", "mask", "float16", (2,))
     write_side(a, spec)
     write_side(b, spec, shards=("sa_000001-000",))
-    result = sa1bpack.merge(tmp_path / "pack", [a, b])
-    parts = [p.name for p in sorted((tmp_path / "pack" / "side" / "score").glob("sa_*"))]
-    expected = {p.name for pack in (a, b) for p in (pack / "side" / "score").glob("sa_*")}
-    assert set(parts) == expected and len(parts) > 3
+    given = {path.name: path for each in (a, b) for path in (each / "side" / "score").glob("sa_*")}
+    out = tmp_path / "pack"
+    result = sa1bpack.merge(out, [a, b])
+    assert {path.name for path in (out / "side" / "score").glob("sa_*")} == given.keys()
     assert "sa_000001-000" not in result.sides["score"] and len(result.sides["score"]) > 0
-    assert sa1bpack.verify(tmp_path / "pack").ok
+    assert result.copied == 0 and result.linked == linked_files(out, [a, b])
+    for name, part in given.items():
+        assert contents(out / "side" / "score" / name) == contents(part)
+    assert sa1bpack.verify(out).ok
+    write_side(b, spec)  # the parts that b lacked
+    again = sa1bpack.merge(out, [b, a])
+    assert again.sides == {"score": []}
+    assert result.linked + again.linked == linked_files(out, [a, b])
+    assert sa1bpack.merge(out, [a, b]).linked == 0
+    assert sa1bpack.verify(out).ok
+
+
+def test_what_a_killed_merge_left_of_a_side_array_is_removed_and_nothing_else(copied, tmp_path):
+    [a] = copied("a")
+    spec = SideSpec("score", "sample", "float16", (2,))
+    write_side(a, spec)
+    [part, *_] = sorted((a / "side" / "score").glob("sa_*"))
+    out = tmp_path / "pack" / "side" / "score"
+    sa1bpack.merge(tmp_path / "pack", [a])
+    kept = [out / f".tmp-{part.name}-01234567", out.parent / ".tmp-score-01234567"]  # of derive
+    for path in (
+        *kept, out / f".tmp-merge-{part.name}-01234567", out.parent / ".tmp-merge-score-01234567"
+    ):  # fmt: skip
+        shutil.copytree(part, path)
+    sa1bpack.merge(tmp_path / "pack", [a])
+    assert sorted(out.parent.rglob(".tmp-*")) == sorted(kept)

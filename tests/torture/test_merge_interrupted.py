@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from commands import temporaries
+from elsewhere import elsewhere  # noqa: F401 - a fixture
 from faults import Plan
 from forked import Forked
 from scenarios import OPTIONS, Stage
+from side_arrays import write_side
 from small_tars import contents
 
 import sa1bpack
 from sa1bpack.errors import FormatError
+from sa1bpack.format.side.spec import SideSpec
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="calls are recognised by way of Linux's /proc"
@@ -37,24 +40,34 @@ def no_clones(*arguments) -> None:
 
 
 def only_copies() -> None:
-    """As between two file systems."""
+    """As in a file system that has neither."""
     os.link = no_links
     fcntl.ioctl = no_clones
 
 
 HOW = {"links": lambda: None, "copies": only_copies}
+SIDE = SideSpec("score", "mask", "float16", (3,))
 
 
 class Merge:
-    """Two packs, and merges of them that something happens to."""
+    """Two packs, each with its part of a side array, and merges of them that something happens to.
 
-    def __init__(self, stage: Stage, folder: Path, how: str):
-        self.stage, self.folder, self.root = stage, folder, folder / "pack"
+    into     folder of the merged pack
+    prepare  called in the process of a merge
+    """
+
+    def __init__(self, stage: Stage, folder: Path, into: Path, prepare=lambda: None):
+        self.folder, self.root = folder, into / "pack"
         self.packs = [folder / "a", folder / "b"]
         shutil.copytree(stage.begun, self.packs[0])
         sa1bpack.pack(stage.tars[1], self.packs[1], workers=1, **OPTIONS)
+        for pack in self.packs:
+            write_side(pack, SIDE)
         self.before = [contents(pack) for pack in self.packs]
-        self._how = HOW[how]
+        files = {path: data for found in self.before for path, data in found.items()}
+        sides = {path: data for path, data in files.items() if path.startswith("side")}
+        self.expected = stage.expected | sides
+        self._prepare = prepare
 
     def begin(self, grown: bool) -> None:
         """A new folder, or one with a pack that the other is added to."""
@@ -64,7 +77,7 @@ class Merge:
 
     def run(self, plan: Plan | None = None) -> tuple[int, str]:
         def prepare() -> None:
-            self._how()
+            self._prepare()
             if plan is not None:
                 plan.apply()
 
@@ -96,7 +109,7 @@ class Merge:
         code, said = self.run()
         assert code == 0, (where, said)
         assert temporaries(self.root) == [], where
-        assert contents(self.root) == self.stage.expected, where
+        assert contents(self.root) == self.expected, where
         assert [contents(pack) for pack in self.packs] == self.before, where
 
 
@@ -105,13 +118,11 @@ def stage(tmp_path_factory) -> Stage:
     return Stage(tmp_path_factory.mktemp("stage"))
 
 
-@pytest.mark.filterwarnings("ignore:.*not complete")
-@pytest.mark.parametrize("grown", [False, True], ids=["new folder", "added"])
-@pytest.mark.parametrize("how", HOW)
-def test_a_merge_that_ends_at_any_call_is_completed_by_the_next(
-    stage, tmp_path, torture, how, grown
-):
-    merge = Merge(stage, tmp_path, how)
+def end_at_any_call(merge: Merge, grown: bool, torture) -> int:
+    """End merges in every way at calls of all kinds, and let the next complete each.
+
+    Returns how many.
+    """
     merge.begin(grown)
     total = merge.calls()
     merge.check_completed_by_the_next("undisturbed")
@@ -126,4 +137,20 @@ def test_a_merge_that_ends_at_any_call_is_completed_by_the_next(
             merge.check_readable(where)
             merge.check_completed_by_the_next(where)
             rounds += 1
+    return rounds
+
+
+@pytest.mark.filterwarnings("ignore:.*not complete")
+@pytest.mark.parametrize("grown", [False, True], ids=["new folder", "added"])
+@pytest.mark.parametrize("how", HOW)
+def test_a_merge_that_ends_at_any_call_is_completed_by_the_next(
+    stage, tmp_path, torture, how, grown
+):
+    rounds = end_at_any_call(Merge(stage, tmp_path, tmp_path, HOW[how]), grown, torture)
     torture.record(f"merge ended at a call ({how})", rounds, "completed by the next")
+
+
+@pytest.mark.filterwarnings("ignore:.*not complete")
+def test_so_it_is_between_two_file_systems(stage, tmp_path, torture, elsewhere):  # noqa: F811
+    rounds = end_at_any_call(Merge(stage, tmp_path, elsewhere), False, torture)
+    torture.record("merge ended at a call (two file systems)", rounds, "completed by the next")

@@ -221,8 +221,10 @@ def read_side_manifest(folder: Path) -> SideManifest:
     return manifest
 
 
-def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
+def create_side(folder: Path, manifest: SideManifest, mark: str = "") -> SideManifest:
     """Make the folder of a side array, complete but for its parts, unless it exists.
+
+    mark  begins its working name, for a process that later removes what it left when it was killed
 
     Any number of processes may do so at once: the first one wins. Returns the manifest that the
     folder has. Raises OutputRefused if that is of another array or was made with something else
@@ -232,7 +234,7 @@ def create_side(folder: Path, manifest: SideManifest) -> SideManifest:
     folder = Path(folder)
     make_folder(folder.parent)
     if not folder.exists():
-        staging = temporary_beside(folder)
+        staging = temporary_beside(folder.with_name(mark + folder.name))
         try:
             _write_top(staging, manifest)
             staging.rename(folder)

@@ -109,11 +109,31 @@ def _data(fd: int, at: int, size: int) -> tuple[int, int]:
         raise
 
 
-def can_share(source: Path, folder: Path) -> bool:
-    """Whether a file can be linked or cloned into a folder: then it takes no space there."""
-    probe = folder / f".tmp-probe-{os.getpid()}"
+def can_share(folder: Path, other: Path) -> bool:
+    """Whether the files of a folder can be linked or cloned into another: then they take no space.
+
+    Only the first that is found is tried. A folder without files takes no space either.
+    """
+    source = next((path for path in folder.rglob("*") if path.is_file()), None)
+    if source is None:
+        return True
+    probe = other / f".tmp-probe-{os.getpid()}"
     try:
         return place_file(source, probe) != COPIED
     finally:
         with suppress(FileNotFoundError):
             probe.unlink()
+
+
+def data_bytes(folder: Path) -> int:
+    """What a copy of a folder's files writes: their bytes without their holes."""
+    total = 0
+    for path in folder.rglob("*"):
+        if not path.is_file():
+            continue
+        with path.open("rb") as file:
+            size, at = os.fstat(file.fileno()).st_size, 0
+            while at < size:
+                first, at = _data(file.fileno(), at, size)
+                total += at - first
+    return total

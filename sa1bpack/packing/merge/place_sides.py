@@ -1,21 +1,76 @@
-"""The parts of several side arrays in one folder, for a pack that was merged from several."""
+"""The side arrays of several packs in one: which of their parts it has, and from where."""
 
-import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sa1bpack.errors import FormatError, OutputRefused
-from sa1bpack.format.files import flush_folder, temporary_beside
+from sa1bpack.errors import OutputRefused
+from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, temporary_beside
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.spec import create_side, first_difference, read_side_manifest
+from sa1bpack.format.side.spec import (
+    SIDES_NAME,
+    create_side,
+    first_difference,
+    is_side,
+    is_unused,
+    read_side_manifest,
+)
+
+_WORKING = "merge-"
 
 
-def check_alike(folders: Sequence[Path]) -> None:
-    """Raise OutputRefused unless the parts of all these side arrays can be in one folder.
+@dataclass
+class SidePlan:
+    """What a merge does about side arrays.
 
-    Raises NotAPack, FormatError and OSError as `read_side_manifest` does.
+    folders  name → those of the packs
+    parts    (part of a pack, where it goes), of the parts that are not there yet
+    missing  name → shards with samples, but without a part in any of the packs
     """
+
+    folders: dict[str, list[Path]] = field(default_factory=dict)
+    parts: list[tuple[Path, Path]] = field(default_factory=list)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+
+
+def plan_sides(root: Path, packs: Sequence[Path]) -> SidePlan:
+    """Find the side arrays in PACK/side of all packs; the parts are found by `find_parts`.
+
+    root  the merged pack, which may have some of an earlier merge
+
+    Raises OutputRefused if two arrays of one name differ in what they hold or how they were made;
+    NotAPack, FormatError and OSError as `read_side_manifest` does.
+    """
+    plan = SidePlan()
+    for pack in packs:
+        for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
+            if not (is_side(folder) and is_unused(folder)):  # what a failed call left
+                plan.folders.setdefault(folder.name, []).append(folder)
+    for name, folders in plan.folders.items():
+        out = root / SIDES_NAME / name
+        _check_alike([*folders, out] if out.exists() else folders)
+    return plan
+
+
+def find_parts(plan: SidePlan, root: Path, shards: Sequence[ShardIdentity]) -> None:
+    """Find the parts for the shards of the merged pack.
+
+    A part is bound to the bytes of its shard, so it fits them under the same name in any pack.
+    """
+    for name, folders in plan.folders.items():
+        out, plan.missing[name] = root / SIDES_NAME / name, []
+        for shard in shards:
+            if (out / shard.part).is_dir():
+                continue
+            found = [folder / shard.part for folder in folders if (folder / shard.part).is_dir()]
+            if found:
+                plan.parts.append((found[0], out / shard.part))
+            elif shard.extent.samples:
+                plan.missing[name].append(shard.name)
+
+
+def _check_alike(folders: Sequence[Path]) -> None:
     first = read_side_manifest(folders[0])
     for folder in folders[1:]:
         if (difference := first_difference(first, read_side_manifest(folder))) is not None:
@@ -26,52 +81,21 @@ def check_alike(folders: Sequence[Path]) -> None:
             )
 
 
-def merge_sides(out: Path, inputs: Sequence[Path], shards: Iterable[ShardIdentity]) -> list[str]:
-    """Put the parts for these shards, from side arrays of one name and spec, into one folder.
+def create_sides(root: Path, plan: SidePlan) -> None:
+    """Make the folders of the side arrays, with their manifests, where they are not there yet.
 
-    Files are hard links where the file systems allow it, else copies. The inputs stay as they are;
-    what a killed run left is completed. A part is bound to the bytes of its shard, so it fits them
-    under the same name in any pack.
-
-    out     folder of the side array to be; made if it does not exist
-    inputs  folders of side arrays, such as PACK/side/NAME of every input of a merge
-    shards  of the merged pack
-
-    Returns the names of the shards that have samples, but no part in any input.
-
-    Raises OutputRefused if the arrays differ in what they hold or how they were made, FormatError,
-    OSError.
+    Only for the process that holds the pack's lock: what a killed merge left is removed.
     """
-    if not inputs:
-        raise FormatError(f"{out}: no side array to merge")
-    for folder in inputs:
-        create_side(out, read_side_manifest(folder))
-    missing = []
-    for shard in shards:
-        if (out / shard.part).is_dir():
-            continue
-        source = next(
-            (f / shard.part for f in map(Path, inputs) if (f / shard.part).is_dir()), None
-        )
-        if source is None:
-            missing += [shard.name] * (shard.extent.samples > 0)
-            continue
-        staging = temporary_beside(out / shard.part)
-        try:
-            shutil.copytree(source, staging, copy_function=_link_or_copy)
-            for folder in (*(path for path in staging.iterdir() if path.is_dir()), staging):
-                flush_folder(folder)
-            staging.rename(out / shard.part)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    flush_folder(out)
-    return missing
+    for name, folders in plan.folders.items():
+        out = root / SIDES_NAME / name
+        make_folder(out.parent)
+        for folder in folders:
+            create_side(out, read_side_manifest(folder), _WORKING)
+        for place in (out.parent, out):
+            for left in place.glob(f"{TEMPORARY_PREFIX}{_WORKING}*"):
+                shutil.rmtree(left)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)
-        with open(target, "rb") as file:  # noqa: PTH123
-            os.fsync(file.fileno())
+def working_name(part: Path) -> Path:
+    """A fresh name beside a part, which tells it from those at which `derive` is working."""
+    return temporary_beside(part.with_name(_WORKING + part.name))

@@ -23,10 +23,22 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksum
 from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.format.side.merge import check_alike, merge_sides
-from sa1bpack.format.side.spec import SIDES_NAME, is_side, is_unused
 from sa1bpack.packing import interrupts
-from sa1bpack.packing.merge.place_files import CLONED, COPIED, LINKED, can_share, place_folder
+from sa1bpack.packing.merge.place_files import (
+    CLONED,
+    COPIED,
+    LINKED,
+    can_share,
+    data_bytes,
+    place_folder,
+)
+from sa1bpack.packing.merge.place_sides import (
+    SidePlan,
+    create_sides,
+    find_parts,
+    plan_sides,
+    working_name,
+)
 from sa1bpack.packing.merge.plan import Key, MergePlan, Taken, plan_merge
 from sa1bpack.packing.pack_state import LOCK_NAME, PackState
 from sa1bpack.packing.records import check_shard_record
@@ -44,7 +56,7 @@ class MergeResult:
     packs                   how many were merged
     before                  shards that an earlier merge had put there
     repeated                shards that several packs have, which are there once
-    linked, cloned, copied  files that are hard links, clones, and copies
+    linked, cloned, copied  files of shards and side arrays that are hard links, clones, and copies
     sides                   name of a side array → shards without a part of it
     complete                whether every pack was complete
     seconds                 wall time
@@ -105,15 +117,16 @@ def merge(
             raise OptionError(f"out is {str(out)!r}: it is, holds or lies in the pack {pack}")
     check_folder(root)
     plan = plan_merge(roots)
-    side_folders = _sides(root, plan)
+    sides = plan_sides(root, plan.roots)
     state = PackState(root, plan.options)
     try:
         missing = _missing(state, plan)
         before = len(state.shards)
-        _check_space(state, plan, missing)
+        find_parts(sides, root, _identities(plan))
+        _check_space(state, plan, missing, sides)
         state.publish(complete=False)
         counts = _place_shards(state, plan, missing)
-        sides = _merge_sides(root, plan, side_folders)
+        counts += _place_sides(root, sides)
         interrupts.check()
         state.sources.update(plan.sources)
         state.publish(complete=plan.complete)
@@ -122,8 +135,8 @@ def merge(
         state.release()
     return MergeResult(
         root, totals["images"], totals["masks"], len(state.shards), len(roots), before,
-        plan.repeated, counts[LINKED], counts[CLONED], counts[COPIED], sides, plan.complete,
-        time.perf_counter() - started,
+        plan.repeated, counts[LINKED], counts[CLONED], counts[COPIED], sides.missing,
+        plan.complete, time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -145,15 +158,20 @@ def _missing(state: PackState, plan: MergePlan) -> dict[Key, Taken]:
     return {key: taken for key, taken in plan.shards.items() if key not in state.shards}
 
 
-def _check_space(state: PackState, plan: MergePlan, missing: dict[Key, Taken]) -> None:
-    """Raise OSError if shards must be copied that the disk has no room for."""
+def _check_space(
+    state: PackState, plan: MergePlan, missing: dict[Key, Taken], sides: SidePlan
+) -> None:
+    """Raise OSError if folders must be copied that the disk has no room for."""
     make_folder(state.shards_dir)
+    folders = [
+        plan.roots[taken.pack] / SHARDS_NAME / taken.entry.name for taken in missing.values()
+    ]
+    folders += [part for part, _ in sides.parts]
     needed, shares = 0, {}
-    for taken in missing.values():
-        if taken.pack not in shares:
-            folder = plan.roots[taken.pack] / SHARDS_NAME / taken.entry.name
-            shares[taken.pack] = can_share(folder / CHECKSUMS_NAME, state.shards_dir)
-        needed += 0 if shares[taken.pack] else taken.entry.bytes
+    for folder in folders:
+        if folder.parent not in shares:
+            shares[folder.parent] = can_share(folder, state.shards_dir)
+        needed += 0 if shares[folder.parent] else data_bytes(folder)
     if needed > (free := shutil.disk_usage(state.root).free):
         raise OSError(
             errno.ENOSPC,
@@ -188,16 +206,22 @@ def _place_shard(state: PackState, root: Path, taken: Taken) -> Counter:
     if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
         raise FormatError(f"{folder}: not the shard that the manifest lists; `sa1bpack verify`")
     staging = temporary_beside(state.shards_dir / name)
-    try:
-        counts = place_folder(folder, staging)
+    with _published(folder, staging, state.shards_dir / name) as counts:
         _check_placed(staging, taken.digest, folder)
-        staging.rename(state.shards_dir / name)
+    state.add_shard(PublishedShard(taken.entry, shard.attributes))
+    return counts
+
+
+@contextmanager
+def _published(source: Path, staging: Path, target: Path) -> Iterator[Counter]:
+    """Place a folder under a working name, and give it its own if the block does not fail."""
+    try:
+        yield place_folder(source, staging)
+        staging.rename(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    flush_folder(state.shards_dir)
-    state.add_shard(PublishedShard(taken.entry, shard.attributes))
-    return counts
+    flush_folder(target.parent)
 
 
 def _check_placed(staging: Path, digest: str, folder: Path) -> None:
@@ -233,29 +257,19 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _sides(root: Path, plan: MergePlan) -> dict[str, list[Path]]:
-    """The folders of the packs' side arrays by name. Raises OutputRefused for those that differ."""
-    names: dict[str, list[Path]] = {}
-    for pack in plan.roots:
-        for folder in sorted((pack / SIDES_NAME).glob("[!.]*")):
-            if not (is_side(folder) and is_unused(folder)):  # what a failed call left
-                names.setdefault(folder.name, []).append(folder)
-    for name, folders in names.items():
-        before = root / SIDES_NAME / name  # of an earlier merge
-        check_alike([*folders, before] if before.exists() else folders)
-    return names
-
-
-def _merge_sides(root: Path, plan: MergePlan, names: dict[str, list[Path]]) -> dict[str, list[str]]:
-    """Bring side arrays along; name → shards that no part was found for."""
-    if not names:
-        return {}
-    shards = [
+def _identities(plan: MergePlan) -> list[ShardIdentity]:
+    return [
         ShardIdentity(taken.entry.name, taken.digest, taken.entry.extent)
         for _, taken in sorted(plan.shards.items())
     ]
-    make_folder(root / SIDES_NAME)
-    return {
-        name: merge_sides(root / SIDES_NAME / name, folders, shards)
-        for name, folders in names.items()
-    }
+
+
+def _place_sides(root: Path, plan: SidePlan) -> Counter:
+    """Publish the missing parts of side arrays."""
+    create_sides(root, plan)
+    counts: Counter = Counter()
+    for source, target in plan.parts:
+        interrupts.check()
+        with _published(source, working_name(target), target) as placed:
+            counts += placed
+    return counts

@@ -22,7 +22,6 @@ from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefuse
 from sa1bpack.format import read_manifest, verify
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.side.binding import coverage, part_names, shard_identities
-from sa1bpack.format.side.merge import merge_sides
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import (
     CHECKSUM,
@@ -225,28 +224,6 @@ def test_a_side_array_in_use_is_not_removed_and_a_writer_notices_that_it_is_anot
     assert is_unused(folder)
     remove_unused(folder)
     assert list(folder.parent.iterdir()) == []
-
-
-def test_merging_links_the_parts_of_all_inputs_and_says_what_is_missing(pack, tmp_path, contents):
-    shards = shard_identities(pack, read_manifest(pack))
-    one = write_side(pack, IMAGE, tmp_path / "one", [shards[0].name])
-    two = write_side(pack, IMAGE, tmp_path / "two", [shards[2].name])
-    out = tmp_path / "out" / "teacher"
-    assert merge_sides(out, [one], shards) == [shards[2].name]
-    assert merge_sides(out, [one, two], shards) == []
-    assert part_names(out) == sorted([shards[0].part, shards[2].part])
-    for source in (one, two):
-        for path, data in contents(source).items():
-            if "/" in path:
-                assert contents(out)[path] == data
-                assert (out / path).samefile(source / path)
-    assert verify(out).ok
-    before = contents(out)
-    merge_sides(out, [one, two], shards)  # repeated, as after a kill
-    assert contents(out) == before
-    other = write_side(pack, MASK, tmp_path / "other")
-    with pytest.raises(OutputRefused, match="another side array"):
-        merge_sides(out, [other], shards)
 
 
 def test_the_provenance_is_kept_and_is_not_needed(pack):
