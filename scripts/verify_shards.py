@@ -187,6 +187,12 @@ def read_manifest(pack: Path) -> tuple[list[str], bool]:
         raise ValueError(f"{path}: format version {major}, but this script checks {MAJOR_VERSION}")
     if not plain or len(set(names)) != len(names):
         raise Damage(f"{path}: damaged: invalid names of shards")
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not all(name.isascii() for name in names):
+        raise ValueError(
+            f"{path}: names of shards are not ASCII, but this process encodes names of files as "
+            f"{encoding}, and a pack needs UTF-8: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+        )
     if not isinstance(complete, bool):
         raise Damage(f"{path}: damaged: complete is {complete!r}, not true or false")
     return names, complete
@@ -527,4 +533,5 @@ def check_sample(folder: Path, row: int, arrays: dict[str, Array],
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files that it cannot encode
     sys.exit(main())

@@ -55,7 +55,7 @@ def file_system(folder: Path) -> str:
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
-        lines = _MOUNTS.read_text().splitlines()
+        lines = os.fsdecode(_MOUNTS.read_bytes()).strip().split("\n")
     except OSError:  # not Linux
         return "unknown"
     # The third field is the device; the type is the first after a lone hyphen (proc(5)).

@@ -50,16 +50,19 @@ def _open_closed_streams() -> None:
 
 
 class _Output:
-    """Standard output whose errors name it: those of a stream name no file.
+    """Standard output that escapes what its encoding lacks, and whose errors name it.
 
-    After an error, buffered output is discarded, so that the interpreter does not fail on it too.
+    Those of a stream name no file. After an error, buffered output is discarded, so that the
+    interpreter does not fail on it too.
     """
 
     def __init__(self, stream: TextIO):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._named(self._stream.write, text)
+        encoding = self._stream.encoding or "utf-8"
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+        return self._named(self._stream.write, shown)
 
     def flush(self) -> None:
         self._named(self._stream.flush)

@@ -37,6 +37,6 @@ def refuse_hollow(root: Path) -> None:
 def uploaded_to(root: Path) -> str | None:
     """The URL of the pack that a staging folder was made for; None for any other folder."""
     try:
-        return (root / UPLOADED_NAME / URL_NAME).read_text()
+        return (root / UPLOADED_NAME / URL_NAME).read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None

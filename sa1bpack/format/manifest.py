@@ -1,6 +1,7 @@
 """The manifest: what a pack holds, in one JSON file that is replaced atomically."""
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sa1bpack.errors import FormatError, NotAPack, VersionError
+from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
 from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
@@ -173,8 +174,15 @@ def check_shard_name(name: str, where: str) -> None:
     """Check that a shard's name is a plain folder name.
 
     Raises FormatError for a name that is empty or too long, starts with "." or "__" (working names
-    and names reserved by Zarr), or has a slash, a backslash or a control character.
+    and names reserved by Zarr), or has a slash, a backslash or a control character. Raises
+    OptionError if the name is not ASCII and Python was started in a locale without UTF-8.
     """
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not name.isascii():
+        raise OptionError(
+            f"{where}: the name {brief(name)} is not ASCII, but this process encodes names of "
+            f"files as {encoding}, and a pack needs UTF-8: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+        )
     bad = (
         not name
         or len(name.encode(errors="replace")) > MAX_NAME_BYTES

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from zlib_ng import zlib_ng
 
-from sa1bpack.errors import FormatError, NotAPack, VersionError
+from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.wording import brief
@@ -83,7 +83,15 @@ def _place(pack: Path | str, here: Path) -> PackPlace:
     if isinstance(pack, str):
         return PackPlace(absolute=pack, relative=pack)
     root = pack.resolve()
-    return PackPlace(absolute=str(root), relative=os.path.relpath(root, here))
+    place = PackPlace(absolute=str(root), relative=os.path.relpath(root, here))
+    try:
+        f"{place.absolute}{place.relative}".encode()
+    except UnicodeEncodeError:
+        raise OptionError(
+            f"{root}: a selection records where its pack is, as UTF-8, and this path is not: "
+            "rename the folder, or set PYTHONUTF8=1 if the name is UTF-8"
+        ) from None
+    return place
 
 
 def packs_of(path: Path) -> tuple[list[Path | str], str]:

@@ -284,9 +284,12 @@ def _seek_points(source: Source) -> SeekPoints:
         ) from error
     exported = io.BytesIO()
     try:
-        with indexed_gzip.IndexedGzipFile(
-            source.path, spacing=SPACING, readbuf_size=1 << 20
-        ) as file:
+        with (
+            source.path.open("rb") as tar,  # it crashes on a path that is not UTF-8
+            indexed_gzip.IndexedGzipFile(
+                fileobj=tar, spacing=SPACING, readbuf_size=1 << 20
+            ) as file,
+        ):
             file.build_full_index()
             file.export_index(fileobj=exported)
     except (indexed_gzip.ZranError, EOFError, OSError) as error:

@@ -37,6 +37,7 @@ from sa1bpack.packing.parts.outcomes import (
 from sa1bpack.packing.parts.work import WorkFolder, alone
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.shard_builder import PublishedShard
+from sa1bpack.wording import printable
 
 
 class PartState(PackState):
@@ -146,7 +147,7 @@ class PartState(PackState):
     def fail(self, source: str, error: SourceError) -> None:
         """Record why a source was given up."""
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        write_failed(self.root, source, Failed(text, isinstance(error, SourceCorrupt)))
+        write_failed(self.root, source, Failed(printable(text), isinstance(error, SourceCorrupt)))
 
     def _enter(self, manifest: Manifest, sources: frozenset[str]) -> None:
         """Enter what is published of these sources."""
