@@ -15,6 +15,7 @@ from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
+from sa1bpack.format.manifest import pack_above
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
@@ -148,12 +149,7 @@ class ReadingOptions:
                 "an epoch, such as print"
             )
         if self.trace is not None:
-            folder = local_path("trace", self.trace).parent
-            if "{rank}" not in str(folder) and not folder.is_dir():
-                raise OptionError(
-                    f"trace is {os.fspath(self.trace)!r}: the folder {folder} does not exist; "
-                    "create it first"
-                )
+            _check_trace(self.trace)
         _ = self.relate  # checks relations
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
@@ -213,3 +209,17 @@ def reading_options(
             f"options: {', '.join(known)}"
         )
     return ReadingOptions(**given)
+
+
+def _check_trace(trace: str | os.PathLike[str]) -> None:
+    path = local_path("trace", trace)
+    shown, folder = repr(os.fspath(trace)), path.parent
+    if path.is_dir():
+        raise OptionError(f"trace is {shown}, a folder: name a file in it")
+    if (pack := pack_above(path)) is not None:
+        raise OptionError(
+            f"trace is {shown}, in the pack {pack}, which must hold its own files only: choose a "
+            "file outside"
+        )
+    if "{rank}" not in str(folder) and not folder.is_dir():
+        raise OptionError(f"trace is {shown}: the folder {folder} does not exist; create it first")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from page_cache import drop
+from small_tars import contents
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk.aio import DEPTH
@@ -398,6 +399,17 @@ def test_a_write_in_the_middle_of_a_write_leaves_its_events_to_that_one(tmp_path
     assert [(e["args"]["epoch"], e["args"]["batch"]) for e in waits(trace.path)] == [(1, 3), (0, 7)]
 
 
+def test_a_trace_never_replaces_a_file_of_a_pack(ds, tmp_path):
+    before = contents(ds.root)
+    (tmp_path / "link").symlink_to(ds.root)
+    for name in (ds.root / "manifest.json", ds.root / "side" / "t.json", tmp_path / "link" / "t"):
+        with pytest.raises(OptionError, match=f"in the pack {ds.root}, which must hold its own"):
+            Loader(ds, 4, trace=name)
+    with pytest.raises(OptionError, match="a folder: name a file in it"):
+        Loader(ds, 4, trace=tmp_path)
+    assert contents(ds.root) == before
+
+
 def test_a_trace_in_a_folder_that_does_not_exist_is_refused_at_once(ds, tmp_path):
     with pytest.raises(OptionError, match=r"trace is .*: the folder .*nowhere does not exist"):
         Loader(ds, 4, trace=tmp_path / "nowhere" / "t.json")
@@ -405,6 +417,7 @@ def test_a_trace_in_a_folder_that_does_not_exist_is_refused_at_once(ds, tmp_path
 
 
 def test_a_trace_that_cannot_be_written_is_an_error_of_the_loop(ds, tmp_path):
-    (tmp_path / "t.json").mkdir()
-    with Loader(ds, 4, trace=tmp_path / "t.json") as loader, pytest.raises(IsADirectoryError):
-        next(iter(loader))
+    with Loader(ds, 4, trace=tmp_path / "t.json") as loader:
+        (tmp_path / "t.json").mkdir()
+        with pytest.raises(IsADirectoryError):
+            next(iter(loader))
