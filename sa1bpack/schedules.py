@@ -265,10 +265,15 @@ def _called(name: str, function: Callable[[int], Any], by: str, number: int) -> 
         return function(number)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+        remedy = (
+            f"It is called in advance, for every {by} in which its value may change: say for how "
+            f"many {by}s its values are used, as in sa1bpack.Function(f, {by}s={number}), or give "
+            "a list of them"
+            if number
+            else f"It is called with one argument, the number of the {by}, from 0"
+        )
         raise OptionError(
-            f"{name} is a function that fails in {by} {number}: {text}. It is called in advance, "
-            f"for every {by} in which its value may change: say for how many {by}s its values are "
-            f"used, as in sa1bpack.Function(f, {by}s={max(number, 1)}), or give a list of them"
+            f"{name} is a function that fails in {by} {number}: {text}. {remedy}"
         ) from error
 
 

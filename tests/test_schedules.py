@@ -77,6 +77,10 @@ def test_equal_schedules_are_equal_however_they_were_written():
             lambda: as_schedule("max_masks", lambda epoch: [2, 3, 4][epoch]),
             r"max_masks is a function that fails in epoch 3: IndexError: .*Function\(f, epochs=3\)",
         ),
+        (
+            lambda: as_schedule("max_masks", lambda: 20),
+            r"fails in epoch 0: TypeError: .*\. It is called with one argument, the number of",
+        ),
         (lambda: as_schedule("max_masks", []), "max_masks is an empty list"),
         (lambda: as_schedule("x", lambda n: n % 2), r"still changes in epoch 999.*Function\("),
         (lambda: whole_numbers("x", [4, 0], 1), "from epoch 1 on, x is 0: choose a whole number"),

@@ -13,6 +13,7 @@ from sa1bpack.order.buckets import Buckets, Waste
 from sa1bpack.order.cut import Cut
 from sa1bpack.order.orders import Latest, Order, order_seed
 from sa1bpack.schedules import Schedule, whole_numbers
+from sa1bpack.wording import counted
 
 STATE_VERSION = 1
 MAX_RANKS = MAX_BATCH = 2**32 - 1
@@ -106,8 +107,9 @@ class EpochBatches:
         if self.last == "short" and 0 < self._left_over < self.world_size:
             when = "" if self.cut.sizes.constant else f" of epoch {self.epoch}"
             raise OptionError(
-                f"last is 'short', but the last batch{when} has {self._left_over} samples for "
-                f"{self.world_size} ranks; choose last='pad' or 'drop', or another batch_size"
+                f"last is 'short', but the last batch{when} has "
+                f"{counted(self._left_over, 'sample')} for {self.world_size} ranks; choose "
+                "last='pad' or 'drop', or another batch_size"
             )
         if self.buckets is not None:
             self._check_buckets()

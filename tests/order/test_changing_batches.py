@@ -134,9 +134,9 @@ def test_a_state_of_another_schedule_is_refused_by_name():
         ([8, 7], {"world_size": 2}, r"batch_size 7 \(from epoch 1 on\) counts .* of world_size 2"),
         ([8, 64], {"last": "drop"}, r"full batch of 64 \(from epoch 1 on\)"),
         ([8, 0], {}, "from epoch 1 on, batch_size is 0"),
-        ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 samples for 2 ranks"),
-        ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 samples for 2 ranks"),
-        (Steps(6, {20: 26}, by="step"), {"world_size": 2}, "last batch of epoch 3 has 1 samples"),
+        ([4, 26], {"world_size": 2}, "last batch of epoch 0 has 1 sample for 2 ranks"),
+        ([6, 26], {"world_size": 2}, "last batch of epoch 1 has 1 sample for 2 ranks"),
+        (Steps(6, {20: 26}, by="step"), {"world_size": 2}, "last batch of epoch 3 has 1 sample "),
     ],
 )
 def test_sizes_that_cannot_be_cut_in_a_later_epoch_are_refused_at_once(sizes, options, named):
