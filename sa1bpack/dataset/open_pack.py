@@ -17,6 +17,7 @@ from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.same_layout import check_same_layout
 from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.errors import OptionError
+from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
 
 _log = logging.getLogger("sa1bpack")
@@ -123,6 +124,8 @@ def open(
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
     folder = None if cache is None else local_path("cache", cache)
+    if folder is not None:
+        refuse_in_pack("cache", folder, itself=True)
     paths = _local_paths(path, folder, limit)
     saved = next(filter(is_selection, paths), None)
     if saved is not None:

@@ -131,6 +131,18 @@ def pack_above(path: Path) -> Path | None:
     return None
 
 
+def refuse_in_pack(name: str, path: Path, *, itself: bool = False) -> None:
+    """Raise OptionError if the path that a user gave for an option, by its name, is in a pack.
+
+    itself  also if it is the folder of a pack
+    """
+    if (pack := pack_above(path / "file" if itself else path)) is not None:
+        raise OptionError(
+            f"{name} is {str(path)!r}, in the pack {pack}, which must hold its own files only: "
+            "choose a place outside"
+        )
+
+
 def without_manifest(root: Path) -> FormatError:
     """The error for a folder without a manifest: NotAPack, unless it is a pack that lost it."""
     if not root.exists():

@@ -15,7 +15,7 @@ from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
-from sa1bpack.format.manifest import pack_above
+from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
@@ -216,10 +216,6 @@ def _check_trace(trace: str | os.PathLike[str]) -> None:
     shown, folder = repr(os.fspath(trace)), path.parent
     if path.is_dir():
         raise OptionError(f"trace is {shown}, a folder: name a file in it")
-    if (pack := pack_above(path)) is not None:
-        raise OptionError(
-            f"trace is {shown}, in the pack {pack}, which must hold its own files only: choose a "
-            "file outside"
-        )
+    refuse_in_pack("trace", path)
     if "{rank}" not in str(folder) and not folder.is_dir():
         raise OptionError(f"trace is {shown}: the folder {folder} does not exist; create it first")

@@ -8,7 +8,7 @@ from sa1bpack.arguments import local_path, patterns_of, whole_number
 from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
-from sa1bpack.format.manifest import check_shard_name, pack_above
+from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
 from sa1bpack.packing.options import PackOptions, checked_options
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.links import read_links
@@ -115,11 +115,7 @@ def check_folder(out: Path) -> None:
     existing = existing_parent(out)
     if not existing.is_dir():
         raise OptionError(f"{out}: {existing} is a file; give a new folder, or that of a pack")
-    if (pack := pack_above(out)) is not None:
-        raise OptionError(
-            f"out is {str(out)!r}, in the pack {pack}, which must hold its own files only: choose "
-            "a folder outside"
-        )
+    refuse_in_pack("out", out)
 
 
 def _check_outside(out: Path, sources: list[Source]) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import local_path, whole_number
+from sa1bpack.arguments import bytes_of, local_path, whole_number
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, SourceError
 from sa1bpack.format import Layout
+from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder, PairInfo, Rows
 from sa1bpack.raw.pair_bytes import PairBytes
@@ -79,9 +80,9 @@ class TarDataset:
         min_iou: float | None = None,
         min_stability: float | None = None,
         index_folder: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 0,
+        cache_bytes: int | str = 0,
         cache_folder: str | os.PathLike[str] | None = None,
-        cache_folder_bytes: int = 0,
+        cache_folder_bytes: int | str = 0,
     ):
         """
         Args:
@@ -95,13 +96,15 @@ class TarDataset:
                 by default.
             min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`.
             index_folder: where indices of tars are kept; None: beside each tar.
-            cache_bytes: keep decoded samples in memory, at most so many bytes per process.
+            cache_bytes: keep decoded samples in memory, at most so much per process: bytes, or a
+                text such as "8 GB".
             cache_folder, cache_folder_bytes: keep them in a folder as well, which processes and
                 later runs share, at most so many bytes. Other options have other samples, which
                 lie beside these and count towards the same limit.
 
         Raises:
-            OptionError: a value that cannot be used, a folder that cannot be written.
+            OptionError: a value that cannot be used, a folder that cannot be written, or is in a
+                pack.
             SourceError: a tar or folder that cannot be read, is damaged, or has no pairs.
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
@@ -110,7 +113,7 @@ class TarDataset:
             masks, coordinates, transform, on_error, "open", mask_size, mask_sampling, pixels,
             min_area, max_area_frac, min_iou, min_stability,
         )  # fmt: skip
-        folder = None if index_folder is None else local_path("index_folder", index_folder)
+        folder = None if index_folder is None else _outside("index_folder", index_folder)
         caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
         self._begin(sources, options or PackOptions(), chosen, max_masks, folder, caches)
         warn_of_shared_names([(index.source, index.pairs["file_name"]) for index in self._indices])
@@ -356,10 +359,20 @@ def _caches(
     memory: Any, folder: str | os.PathLike[str] | None, limit: Any
 ) -> tuple[int, Path | None, int]:
     """The options of both caches, checked."""
-    memory = whole_number("cache_bytes", memory, 0)
-    limit = whole_number("cache_folder_bytes", limit, 0)
+    memory, limit = _limit("cache_bytes", memory), _limit("cache_folder_bytes", limit)
     if (folder is None) != (limit == 0):
         raise OptionError(
             f"cache_folder is {folder!r} and cache_folder_bytes is {limit}: give both, or neither"
         )
-    return memory, None if folder is None else local_path("cache_folder", folder), limit
+    return memory, None if folder is None else _outside("cache_folder", folder), limit
+
+
+def _limit(name: str, value: Any) -> int:
+    return bytes_of(name, value) if isinstance(value, str) else whole_number(name, value, 0)
+
+
+def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
+    """A folder to keep files in. Raises OptionError for one in a pack, which would be damaged."""
+    found = local_path(name, folder)
+    refuse_in_pack(name, found, itself=True)
+    return found

@@ -38,7 +38,8 @@ def batch_rows(batch: Batch, samples: int | None, rows: Any, most: int) -> list[
     if "images" not in batch:
         found = f"has {', '.join(map(str, batch))}, but no images" if batch else "is an empty dict"
         raise OptionError(
-            f"the batch {found}: pass a batch as Loader, DataLoader, Collate or Pipeline makes it"
+            f"the batch {found}: pass a batch as Loader, DataLoader, Collate or Pipeline makes it; "
+            "samples of a dataset are drawn by sa1bpack.show(ds, rows=[0])"
         )
     count = len(batch["images"])
     if not count:

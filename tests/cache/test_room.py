@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -158,6 +159,15 @@ def test_a_file_system_without_holes_is_refused(layout_packs, tmp_path, monkeypa
     monkeypatch.setattr(room, "punch", punch)
     with pytest.raises(OptionError, match="cannot punch holes"):
         open_cached(layout_packs(), tmp_path)
+
+
+def test_a_pack_is_no_place_for_a_cache(layout_packs):
+    pack = layout_packs()
+    before = sorted(path.name for path in pack.iterdir())
+    for folder in (pack, pack / "cache"):
+        with pytest.raises(OptionError, match=f"in the pack {re.escape(str(pack))}, which must"):
+            open_cached(pack, folder)
+    assert sorted(path.name for path in pack.iterdir()) == before
 
 
 def test_caches_of_another_release_are_refused(layout_packs, tmp_path):

@@ -67,7 +67,7 @@ def test_threads_keep_its_count_right():
 
 def test_a_sample_in_memory_is_not_decoded_again(tar, decoded):
     more = {"options": OPTIONS, "masks": "bool", "min_area": 9}
-    cached = sa1bpack.TarDataset(tar, cache_bytes=1 << 20, **more)
+    cached = sa1bpack.TarDataset(tar, cache_bytes="1 MiB", **more)
     expected = sa1bpack.TarDataset(tar, **more)[2]
     del decoded[:]
     assert same_samples(cached[2], expected) and same_samples(cached[2], expected)
