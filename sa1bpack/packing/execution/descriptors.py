@@ -3,6 +3,7 @@
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sa1bpack.errors import PackError
 from sa1bpack.packing.options import PackOptions
@@ -10,6 +11,8 @@ from sa1bpack.packing.writer_threads import MAX_IN_PUBLICATION
 
 # The interpreter, its streams and libraries, the lock, sockets, files that are open for a moment.
 _BASE = 48
+# Of these, what the command has open when a run begins. A program that calls `pack` may have more.
+_COMMAND = 16
 # A source, the file it spills into, and the folder that it is read from.
 _SOURCE = 3
 
@@ -18,23 +21,35 @@ _SOURCE = 3
 def enough_descriptors(needed: int, workers: int) -> Iterator[None]:
     """Raise the soft limit on open files, within the block, to what a run needs.
 
-    It is usually 1024, and the hard limit, up to which a process may raise it, far higher. Raises
-    PackError if the hard limit is too low; `workers` is named there.
+    It is usually 1024, and the hard limit, up to which a process may raise it, far higher. What the
+    process has open beyond what the command has is added to `needed`. Raises PackError if the hard
+    limit is too low; `workers` is named there.
     """
+    needed += (others := open_already())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
         yield
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise PackError(
-            f"a run with --workers {workers} holds up to {needed} files open, and the limit here "
-            f"is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
+            f"a run with --workers {workers} holds up to {needed} files open"
+            f"{f', with {others} that this process has open already' if others else ''}, and the "
+            f"limit here is {hard}; use fewer workers, or raise the limit (ulimit -Hn)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_already() -> int:
+    """Descriptors that this process has open beyond those that the command has."""
+    try:
+        count = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one is the listing's
+    except OSError:  # not Linux, or no descriptor is left for the listing
+        return 0
+    return max(0, count - _COMMAND)
 
 
 def needed_inline(options: PackOptions) -> int:
