@@ -7,6 +7,16 @@ from contextlib import contextmanager
 from tqdm import tqdm
 
 
+class Bar(tqdm):
+    """A progress bar that starts no thread.
+
+    That of tqdm, which stays after the last bar, looks for bars that skip too many updates. With
+    `miniters=1` none are skipped.
+    """
+
+    monitor_interval = 0
+
+
 @contextmanager
 def byte_bar(show: bool | None = None) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr: yields the function to call with (bytes done, total bytes).
@@ -57,6 +67,6 @@ def _bar(show: bool | None, **options) -> Iterator[Callable[[int, int], None]]:
         yield advance
 
 
-def _tqdm(show: bool | None, **options) -> tqdm:
+def _tqdm(show: bool | None, **options) -> Bar:
     hidden = not (sys.stderr.isatty() if show is None else show)
-    return tqdm(**options, disable=hidden, dynamic_ncols=True, leave=False)
+    return Bar(**options, miniters=1, disable=hidden, dynamic_ncols=True, leave=False)

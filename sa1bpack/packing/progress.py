@@ -11,6 +11,7 @@ from sa1bpack.errors import TooManyRejects
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.shard_builder import Outcome, Rejected
+from sa1bpack.progress import Bar
 from sa1bpack.source.find import Source
 from sa1bpack.wording import counted
 
@@ -84,10 +85,11 @@ class Progress:
         self._lines = self.show is None and not terminal
         self._lined = self.started
         hidden = not (terminal if self.show is None else self.show)
-        self._bar = tqdm(
+        self._bar = Bar(
             total=self.total_bytes,
             unit="B",
             unit_scale=True,
+            miniters=1,
             disable=hidden,
             dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
