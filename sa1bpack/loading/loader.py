@@ -296,7 +296,7 @@ class Loader(BatchReader):
         _log.info("epoch %d begins: %r", batches.epoch, self)
         return threads
 
-    def _end_epoch(self, wait: float = END_SECONDS) -> None:
+    def _end_epoch(self, wait: float) -> None:
         """End the threads of the current iteration, if any."""
         found = self._end_threads.detach() if self._end_threads is not None else None
         self._end_threads = None
@@ -369,6 +369,6 @@ def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
 
     def end() -> None:
         if (loader := found()) is not None:
-            loader._end_epoch()
+            loader._end_epoch(END_SECONDS)
 
     return end

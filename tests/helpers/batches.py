@@ -1,4 +1,6 @@
-"""Batches of loaders in tests."""
+"""Batches of loaders in tests, and the threads that read them."""
+
+import threading
 
 import torch
 
@@ -27,3 +29,15 @@ def same(batch: dict, expected: dict) -> None:
         assert found[key].dtype == tensor.dtype, key
         assert found[key].shape == tensor.shape, key
         assert torch.equal(found[key].cpu(), tensor.cpu()), key
+
+
+def readers() -> list[threading.Thread]:
+    """The reader threads of all loaders in this process."""
+    return [each for each in threading.enumerate() if each.name.startswith("sa1bpack-reader")]
+
+
+def join_readers() -> None:
+    """Wait for the reader threads, which their loaders have ended."""
+    for thread in readers():
+        thread.join(60)
+        assert not thread.is_alive()

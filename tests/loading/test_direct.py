@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from batches import clone, same
+from batches import clone, join_readers, same
 from forked_child import forked_child
 from layout_packs import LAYOUTS, MASKS
+from open_files import open_files
 from page_cache import drop, resident
 
 from sa1bpack.batch.collate import Collate
@@ -271,7 +273,7 @@ def refuse(monkeypatch, what: str) -> str:
 @pytest.mark.parametrize("what", ["files", "contexts", "reads"])
 def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, what):
     ds = open_pack(root)
-    before = len(_descriptors())
+    before = len(open_files())
     reason = refuse(monkeypatch, what)
     with pytest.raises(OptionError, match=f"io='direct' is not possible: .*{reason}; use io='cac"):
         Loader(ds, 2, io="direct")
@@ -279,7 +281,7 @@ def test_where_it_is_impossible_it_is_refused_or_not_chosen(root, monkeypatch, w
     with Loader(ds, 2, io="auto") as loader:
         assert re.fullmatch(f"read through the page cache: .*{reason}", loader.plan().io)
         assert len([None for _ in loader]) == 3
-    assert len(_descriptors()) <= before + 2 * 2  # the cache's, of two shards
+    assert len(open_files()) <= before + 2 * 2  # the cache's, of two shards
 
 
 def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, monkeypatch):
@@ -370,13 +372,6 @@ def test_an_error_of_opening_is_the_error_of_the_samples(root, monkeypatch):
 # -------------------------------------------------------------------------------------------- ends
 
 
-def join_readers() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("sa1bpack-reader"):
-            thread.join(60)
-            assert not thread.is_alive()
-
-
 def test_an_epoch_left_while_samples_are_being_read_corrupts_nothing(root, monkeypatch):
     """Reads finish late, into buffers that no later batch has."""
     monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
@@ -424,18 +419,14 @@ def test_nothing_is_left_open_but_what_the_caches_keep(root):
         gc.collect()
 
     run()  # makes the contexts of two threads at most, and what torch keeps open
-    files = _descriptors()
+    files = Counter(path for _, path in open_files())
     contexts = len(CONTEXTS)
     for _ in range(3):
         run()
     assert len(CONTEXTS) <= max(contexts, 2)
-    assert _descriptors() == files
+    new = Counter(path for _, path in open_files()) - files  # older ones may have gone meanwhile
+    assert not new.total()
     assert not [name for name in files if str(root) in name]
-
-
-def _descriptors() -> list[str]:
-    """What the open files of this process are."""
-    return sorted(str(n.readlink()) for n in Path("/proc/self/fd").iterdir() if n.exists())
 
 
 def test_a_fork_while_iterating_disturbs_neither_process(root, layout_packs):

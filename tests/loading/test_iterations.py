@@ -5,6 +5,7 @@ import pickle
 import threading
 
 import pytest
+from batches import readers
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
@@ -19,10 +20,6 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 @pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
-
-
-def readers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
 
 
 def rows_of(batches) -> list[list[int]]:

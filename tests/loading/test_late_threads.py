@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from batches import clone
+from batches import clone, join_readers
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
@@ -53,13 +53,6 @@ def slow_copies(monkeypatch):
         yield gate
     finally:
         gate.opened.set()
-
-
-def join_readers() -> None:
-    for thread in threading.enumerate():
-        if thread.name.startswith("sa1bpack-reader"):
-            thread.join(60)
-            assert not thread.is_alive()
 
 
 def rows_of(batches) -> list[list[int]]:

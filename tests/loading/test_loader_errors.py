@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from batches import clone
+from batches import clone, join_readers, readers
 from sync_debug import Waits
 
 from sa1bpack.batch.collate import Collate
@@ -17,6 +17,7 @@ from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
 from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.dataloader import make_dataloader
+from sa1bpack.loading.epoch import BatchQueue
 from sa1bpack.loading.iteration import DroppedSamples, rows_of
 from sa1bpack.loading.loader import Loader
 
@@ -33,10 +34,6 @@ def cut(root, array: str, shard: str = LAST_SHARD) -> None:
     """Cut an array's file to its first row, as a failing disk or a careless copy might."""
     path = next((root / "shards" / shard / array).glob("c.*"))
     os.truncate(path, 24 * 24 * 3 if array == "image" else 32)
-
-
-def readers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
 
 
 @pytest.mark.parametrize("array", ["image", "mask_bits"])
@@ -217,26 +214,32 @@ def test_any_other_exception_in_a_thread_reaches_the_consumer(packed, monkeypatc
 
 
 def test_a_read_that_hangs_becomes_an_error_that_names_thread_and_samples(packed, monkeypatch):
-    release, original = threading.Event(), BatchCopy.copy
+    begun, release = threading.Event(), threading.Event()
+    copy, take = BatchCopy.copy, BatchQueue.take
 
     def hanging(self, *arguments):
-        release.wait(60)
-        original(self, *arguments)
+        begun.set()
+        assert release.wait(60)
+        copy(self, *arguments)
 
-    monkeypatch.setattr(BatchCopy, "copy", hanging)
-    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.05)
+    def impatient(self, timeout, doing):
+        assert begun.wait(60)
+        return take(self, 0.01, doing)
+
+    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
     ds = open_pack(packed.root)
-    loader = Loader(ds, 3, threads=1, order="sequential", timeout=0.2)
-    try:
-        ids = ds.column("image_id")[:3].tolist()
+    loader = Loader(ds, 3, threads=1, order="sequential")
+    ids = ds.column("image_id")[:3].tolist()
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchCopy, "copy", hanging)
+        patch.setattr(BatchQueue, "take", impatient)
         with pytest.raises(LoaderTimeout, match="sa1bpack-reader-0 has been copying") as found:
             next(iter(loader))
         assert str(ids) in str(found.value) and "raise `timeout`" in str(found.value)
-    finally:
         release.set()
-    monkeypatch.undo()
     assert next(iter(loader))["indices"].tolist() == [0, 1, 2]
     loader.close()
+    join_readers()
 
 
 def test_an_exception_of_the_consumer_ends_the_threads(packed):

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from batches import readers
+from open_files import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
@@ -26,10 +27,6 @@ from sa1bpack.wording import size_text
 @pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
-
-
-def readers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("sa1bpack-reader")]
 
 
 def run(script: str, root: Path) -> str:
@@ -182,11 +179,7 @@ def test_batches_are_in_the_buffers_and_nowhere_else(ds):
 
 def open_files_of(root: Path) -> list[str]:
     """The files under a folder that this process has open."""
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(link))  # noqa: PTH115 - some are not paths
-    return [path for path in found if path.startswith(str(root))]
+    return [path for _, path in open_files() if path.startswith(str(root))]
 
 
 @pytest.fixture
@@ -280,7 +273,7 @@ def test_tensors_of_a_batch_other_than_images_and_masks_hold_no_buffer(ds):
 
 
 def test_fifty_epochs_leave_threads_files_and_shared_memory_as_they_were(ds, packed):
-    def state() -> tuple[list[str], list[str], list[str]]:
+    def state() -> tuple[list, list[str], list[str]]:
         gc.collect()
         files = sorted(open_files_of(packed.root))
         own = f"_{os.getpid()}_"  # torch names its files so; other processes have theirs

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import re
-import resource
 import shutil
 import stat
 import subprocess
@@ -13,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import reading_child
 from reading_child import batch_digests, sample_digest
 from unprivileged import give_up_privileges
 
@@ -250,27 +250,40 @@ def with_many_shards(root: Path, count: int) -> None:
     ))  # fmt: skip
 
 
-def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path, expected):
-    root = tmp_path / "pack"
+# Samples by the dataset and by a Loader, and large batches, in a process that may open 64 files.
+FEW_FILES = """
+import json, resource, sys
+sys.path.insert(0, sys.argv[2])
+from reading_child import batch_digests, sample_digest
+from sa1bpack import Loader, open
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+found = []
+for check in ("open", "read"):
+    ds, batches = open(sys.argv[1], check=check), {}
+    with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
+        for batch in loader:
+            batches |= batch_digests(batch)
+    with Loader(ds, 100, threads=2, ahead=4) as loader:  # each from some 60 shards
+        count = sum(len(batch["image_ids"]) for batch in loader)
+        assert loader.plan().files < 64
+    batches = [batches[row] for row in range(len(ds))]
+    found.append([[sample_digest(sample) for sample in ds], batches, count])
+print(json.dumps(found))
+"""
+
+
+def test_more_shards_than_files_that_may_be_open_are_read(pack_writer, tmp_path):
+    """In a process of its own: how many files this one has open depends on the tests before."""
+    root, helpers = tmp_path / "pack", Path(reading_child.__file__).parent
     pack_writer(root, {"sa_000000-000": (2, 0, 5, 1)})
-    one = everything(open_pack(root))
+    samples, batches = everything(open_pack(root))
     with_many_shards(root, 100)
-
-    def read():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        found = []
-        for check in ("open", "read"):
-            ds = open_pack(root, check=check)
-            samples, batches = everything(ds)
-            assert samples == one[0] * 100
-            assert len(batches) == 400
-            assert set(batches.values()) == set(one[1].values())
-            with Loader(ds, 100, threads=2, ahead=4) as loader:  # each from some 60 shards
-                found.append(sum(len(batch["image_ids"]) for batch in loader))
-                assert loader.plan().files < 64
-        return found
-
-    assert in_a_child(read) == [400, 400]
+    command = [sys.executable, "-c", FEW_FILES, str(root), str(helpers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = [samples * 100, [*batches.values()] * 100, 400]
+    assert json.loads(done.stdout) == [expected] * 2
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_with_the_samples_name(root, monkeypatch):
@@ -399,6 +412,7 @@ def test_opening_never_fails_while_a_packer_publishes(root, monkeypatch):
     met = 0
     try:
         while met < 5:  # openings that a publication fell into
+            assert child.is_alive()
             before = published.value
             for check in ("open", "read"):
                 ds = open_pack(root, check=check)
