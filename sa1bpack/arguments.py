@@ -1,5 +1,6 @@
 """Arguments that users give: whole numbers, choices, timeouts, checked in one place and alike."""
 
+import errno
 import glob
 import operator
 import os
@@ -159,8 +160,9 @@ def _is_torch_subset(value: Any) -> bool:
 def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     """Return a path of this machine, with `~` expanded.
 
-    Raises OptionError for what is not a path, and for a URL, which `Path` would take for a folder
-    named `s3:`.
+    Raises OptionError for what is not a path, for a URL, which `Path` would take for a folder named
+    `s3:`, and for a symbolic link that leads to itself, on which `Path.resolve` raises RuntimeError
+    before Python 3.13.
     """
     if not isinstance(value, str | os.PathLike) or isinstance(os.fspath(value), bytes):
         raise OptionError(f"{name} is {_short(value)}: give a path")
@@ -168,7 +170,18 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
         raise OptionError(f"{name} is {value!r}: give a path; that of the current folder is '.'")
     refuse_url(name, os.fspath(value))
     # Keeps "~" if there is no such home folder, where Path.expanduser raises RuntimeError.
-    return Path(os.path.expanduser(value))  # noqa: PTH111
+    path = Path(os.path.expanduser(value))  # noqa: PTH111
+    try:
+        path.stat()
+    except ValueError:
+        raise OptionError(f"{name} is {_short(value)}: a path has no NUL character") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OptionError(
+                f"{name} is {os.fspath(value)!r}: a symbolic link in it leads to itself; correct "
+                "the link, or name another path"
+            ) from None
+    return path
 
 
 def paths_of(name: str, value: Any) -> list[Path]:

@@ -97,13 +97,16 @@ def run_subset(arguments: argparse.Namespace) -> int:
 
 
 def _read_ids(path: Path):
-    """int64 (n,): the whole numbers of a text file, in order. Raises OptionError, OSError."""
+    """int64 (n,): the whole numbers of a text file, in order. Raises OptionError."""
     import numpy as np
 
     from sa1bpack.errors import OptionError
 
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = [line for line in file if line.strip()]
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.strip()]
+    except OSError as error:
+        raise OptionError(f"ids is {str(path)!r}: it cannot be read: {error.strerror}") from None
     try:
         ids = np.loadtxt(lines, np.int64, ndmin=1) if lines else np.empty(0, np.int64)
     except (ValueError, OverflowError) as error:

@@ -76,7 +76,7 @@ def find_sources(
                 f"source is {pattern!r}: give a URL as text; a Path joins its slashes"
             )
         for path in _expand(pattern):
-            paths.setdefault(path.resolve(), path)
+            paths.setdefault(os.path.realpath(path), path)  # of a loop of links, too
     sources: dict[str, Source] = {}
     for path in paths.values():
         remote = isinstance(path, Address)
@@ -94,6 +94,7 @@ def open_source(path: str | Path) -> Source:
     """Determine what an existing path is. Raises as `find_sources` does."""
     path = Path(path)
     try:
+        path.stat()  # fails for what a link does not lead to
         if path.is_dir():
             return _folder_source(path)
         return Source(_stem(path), path, _sniff(path), path.stat().st_size)

@@ -205,3 +205,52 @@ def test_a_python_call_refuses_to_write_to_a_url(packed, tmp_path, monkeypatch, 
 
 def test_a_command_is_needed_and_without_one_the_help_is_shown(command):
     assert command() == (2, command("--help")[1], "")
+
+
+def test_a_link_that_leads_to_itself_is_wrong_usage_wherever_a_path_is_given(
+    command, packed, tar, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "to_loop.png").symlink_to("loop")
+    for arguments in (
+        ("pack", "loop", "-o", "new"),
+        ("pack", "lo*", "-o", "new"),
+        ("pack", tar, "-o", "loop"),
+        ("pack", tar, "-o", "loop/inside", "--part", "1/2"),
+        ("pack", tar, "-o", "new", "--md5sums", "loop"),
+        ("pack", "--links", "loop", "-o", "new"),
+        ("pack", tar, "-o", "s3://bucket/pack", "--staging", "loop"),
+        ("finalize", "loop"),
+        ("verify", "loop"),
+        ("verify", "loop/inside", "--part", "1/2"),
+        ("repair", "loop", tar),
+        ("repair", packed, "loop"),
+        ("merge", "loop", packed),
+        ("merge", "new", packed, "loop"),
+        ("export", "loop", "new"),
+        ("export", packed, "loop"),
+        ("subset", "loop", "new"),
+        ("subset", packed, "loop"),
+        ("subset", packed, "new", "--ids", "loop"),
+        ("info", "loop"),
+        ("show", "loop", "-o", "a.png"),
+        ("show", packed, "-o", "to_loop.png"),
+        ("report", "loop", "-o", "a.html"),
+        ("derive", "loop", "x", "--fn", "json:dumps"),
+        ("derive", packed, "x", "--fn", "json:dumps", "--out", "loop"),
+        ("bench", "loop"),
+        ("tune", "loop"),
+    ):
+        code, out, error = command(*arguments)
+        assert (code, out, error.count("\n")) == (2, "", 1), arguments
+        assert "loop" in error and ("leads to itself" in error or "symbolic links" in error)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_list_of_ids_that_cannot_be_read_is_wrong_usage(command, packed, tmp_path):
+    code, _, error = command("subset", packed, tmp_path / "new", "--ids", tmp_path / "none")
+    assert code == 2
+    assert error.startswith(
+        f"sa1bpack: --ids is '{tmp_path}/none': it cannot be read: No such file"
+    )
