@@ -1,5 +1,6 @@
 """A torch Subset of a dataset, as a dataset: without importing torch."""
 
+import os
 from typing import Any
 
 from sa1bpack.arguments import select_nested, torch_subset
@@ -15,6 +16,9 @@ def as_dataset(value: Any) -> Dataset:
     range, or neither integers nor bools.
     """
     found, selections = torch_subset(value)
+    if isinstance(found, str | os.PathLike):
+        path = os.fspath(found)
+        raise OptionError(f"the dataset is a path, {path!r}: open it, sa1bpack.open({path!r})")
     if not isinstance(found, Dataset):
         kind = type(found)
         inside = " inside a torch Subset" if selections else ""

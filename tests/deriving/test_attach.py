@@ -46,7 +46,7 @@ def test_a_torch_subset_of_complete_shards_is_taken_and_any_other_is_refused(ds,
     np.testing.assert_array_equal(stored(pack / "side" / "a", pack), expected)
     with pytest.raises(OptionError, match="is for a complete shard"):
         attach(Subset(ds, [0]), "b", rows, ids)
-    with pytest.raises(OptionError, match=r"choose a dataset of sa1bpack\.open"):
+    with pytest.raises(OptionError, match=r"sa1bpack\.open"):
         attach(Subset([1, 2], [0]), "b", rows, ids)
 
 

@@ -125,7 +125,7 @@ def test_a_value_that_cannot_be_used_by_a_dataloader_is_named(ds, options, named
 
 
 def test_only_a_dataset_is_taken(packed):
-    with pytest.raises(OptionError, match=r"is a builtins\.str: .* sa1bpack\.open"):
+    with pytest.raises(OptionError, match=r"is a path, .* sa1bpack\.open"):
         make_dataloader(str(packed.root), 2)
 
 
