@@ -148,7 +148,7 @@ def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]
     several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
     named = list(path) if several else [path]
     if not any(map(is_url, named)):
-        return paths_of("path", path)
+        return paths_of("path", named if several else path)
     named = [origin_url("path", each) if is_url(each) else each for each in named]
     if cache is None:
         raise OptionError(

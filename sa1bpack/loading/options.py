@@ -150,7 +150,7 @@ class ReadingOptions:
             )
         if self.trace is not None:
             _check_trace(self.trace)
-        _ = self.relate  # checks relations
+        object.__setattr__(self, "relations", self.relate or ())  # names may be an iterator
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
         _ = self.choices  # checks masks, max_masks, choose, pad_to_max and seed

@@ -54,6 +54,7 @@ def test_a_pattern_and_a_list_of_patterns_name_packs(several):
     expected = open_pack(several.roots).fingerprint
     assert open_pack(f"{several.folder}/[abc]").fingerprint == expected
     assert open_pack([f"{several.folder}/[ab]", several.folder / "c"]).fingerprint == expected
+    assert open_pack(root for root in several.roots).fingerprint == expected
     assert open_pack([several.roots[0]]).fingerprint == open_pack(several.roots[0]).fingerprint
 
 

@@ -26,7 +26,7 @@ def ds(request, layout_packs):
 def test_relations_of_a_batch_are_those_of_the_kept_masks(ds, make, layout):
     if "bits" in layout and ds.options.masks == "runs":
         pytest.skip("a dataset that yields runs has no bits")
-    loader = make(ds, 4, masks=layout, max_masks=7, relations=NAMES, order="sequential")
+    loader = make(ds, 4, masks=layout, max_masks=7, relations=iter(NAMES), order="sequential")
     seen = 0
     for batch in loader:
         most = max(batch["mask_counts"].tolist())
