@@ -9,7 +9,7 @@ import sys
 def main() -> int:
     """Run the command line and return its exit code."""
     try:
-        from sa1bpack.packing.interrupts import end_at_once, interrupts_held
+        from sa1bpack.interrupts import end_at_once, interrupts_held
 
         with interrupts_held():
             from sa1bpack.cli.main import main as run

@@ -5,11 +5,11 @@ import json
 import os
 import sys
 
+from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
-from sa1bpack.packing import interrupts
 from sa1bpack.progress import image_bar
 
 _DESCRIPTION = """\

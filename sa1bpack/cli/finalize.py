@@ -7,7 +7,7 @@ from shlex import quote
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.errors import FormatError, NotAPack, OutputRefused
-from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import TextIO
 
+from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import in_flags, parse
 from sa1bpack.errors import OptionError, PackError
-from sa1bpack.packing import interrupts
 from sa1bpack.wording import printable
 
 

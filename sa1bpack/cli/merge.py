@@ -5,7 +5,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
-from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\

@@ -9,7 +9,7 @@ from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
-from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import (
     EMPTY,
     FITS,

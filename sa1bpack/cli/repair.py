@@ -8,7 +8,7 @@ from sa1bpack.cli.arguments import part, user_path
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
-from sa1bpack.packing.interrupts import interrupts_held
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import paths_of
 from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cli import exits
@@ -14,7 +15,6 @@ from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
-from sa1bpack.packing import interrupts
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.wording import counted, printable
 

@@ -19,6 +19,7 @@ from sa1bpack.cloud.stores import (
 )
 from sa1bpack.cloud.web import changed
 from sa1bpack.errors import SourceError
+from sa1bpack.interrupts import result_of
 
 CHUNK_BYTES = 1 << 20  # which the library collects before it hands them over
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -89,7 +90,7 @@ class StoreBody:
         if self._cancelled:
             self._future.cancel()
         try:
-            return self._future.result(READ_SECONDS + CONNECT_SECONDS)
+            return result_of(self._future, READ_SECONDS + CONNECT_SECONDS)
         except CancelledError:
             raise Broken("cancelled") from None
         except TimeoutError:

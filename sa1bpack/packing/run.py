@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack import __version__
+from sa1bpack import __version__, interrupts
 from sa1bpack.cloud.addresses import shown
 from sa1bpack.cloud.bucket import BucketFolder
 from sa1bpack.environment import pil_in_force
@@ -14,7 +14,6 @@ from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackKeywords

@@ -13,10 +13,10 @@ from sa1bpack.format.append_file import page_aligned
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import rasterize
 from sa1bpack.masks.rle import parse_counts
 from sa1bpack.masks.select import select_masks
-from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations

@@ -36,7 +36,7 @@ def test_an_interruption_while_modules_load_shows_no_traceback(tar, tmp_path, na
 
 @pytest.mark.parametrize("by", ["script", "module"])
 @pytest.mark.parametrize(
-    "module", ["sa1bpack.packing.interrupts", "sa1bpack.cli.main", "numpy", "sa1bpack.cli.verify"]
+    "module", ["sa1bpack.interrupts", "sa1bpack.cli.main", "numpy", "sa1bpack.cli.verify"]
 )
 def test_ctrl_c_at_the_very_start_is_one_line(tmp_path, module, by):
     """Before the command line has been read, and with it what a signal should do."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
 
+from sa1bpack import interrupts
 from sa1bpack.errors import SourceError
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_inline
 from sa1bpack.packing.options import PackOptions

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from sa1bpack import interrupts
 from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import PackError, SourceError
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_with_processes
 from sa1bpack.packing.execution.shared_slots import SharedSlots
 from sa1bpack.packing.execution.source_reader import (

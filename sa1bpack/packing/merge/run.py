@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fcntl import LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import local_path, paths_of
 from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import open_shard
@@ -23,7 +24,6 @@ from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksum
 from sa1bpack.format.files import flush_folder, make_folder, temporary_beside
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.side.binding import ShardIdentity
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.merge.place_files import (
     CLONED,
     COPIED,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
+from sa1bpack import interrupts
 from sa1bpack.errors import OutputLocked, SourceError
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import sources_to_pack

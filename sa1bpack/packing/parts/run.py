@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import part_of_job, share_of
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.parts.outcomes import Plan

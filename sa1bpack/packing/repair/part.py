@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 from shlex import quote
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import Share
 from sa1bpack.errors import FormatError
 from sa1bpack.format import open_shard
 from sa1bpack.format.files import put_in_place, restore_set_aside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.pack_state import lock_folder
 from sa1bpack.packing.parts.work import WorkFolder, alone
 from sa1bpack.packing.records import check_shard_record

@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import local_path
 from sa1bpack.cloud.addresses import is_url
 from sa1bpack.format import Problem
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.repair.damage import sources_in_pack

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from sa1bpack import interrupts
 from sa1bpack.arguments import local_path, part_of_job, patterns_of
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import open_shard, remove_stale
@@ -20,7 +21,6 @@ from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
-from sa1bpack.packing import interrupts
 from sa1bpack.packing.pack_state import PackState, lock_folder
 from sa1bpack.packing.parts.work import remove_empty_notes
 from sa1bpack.packing.progress import report

@@ -3,13 +3,15 @@
 import ctypes
 import signal
 import threading
+from concurrent.futures import Future
 
 import pytest
 from small_tars import SMALL
 
+from sa1bpack import interrupts
 from sa1bpack.cli import exits
+from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing import sample
-from sa1bpack.packing.interrupts import interrupts_held
 from sa1bpack.packing.options import PackOptions
 
 
@@ -81,3 +83,30 @@ def test_other_threads_have_no_signals_to_hold():
     thread.start()
     thread.join()
     assert failed == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_was_lost_ends_a_wait():
+    def handle(number, frame):
+        interrupts.record(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        interrupt_in_a_callback()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.result_of(Future(), 600)
+    finally:
+        interrupts.forget()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_ends_with_the_result_the_error_or_the_time():
+    done, failed = Future(), Future()
+    done.set_result(3)
+    failed.set_exception(TimeoutError("of the work"))
+    assert interrupts.result_of(done, 600) == 3
+    with pytest.raises(TimeoutError, match="of the work"):
+        interrupts.result_of(failed, 600)
+    with pytest.raises(TimeoutError):
+        interrupts.result_of(Future(), 0.01)

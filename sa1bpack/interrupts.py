@@ -6,7 +6,7 @@ swallowed, and the program continues as if nobody had asked it to end. So
 
 - `interrupts_held` lets signals take effect after a block, not within it,
 - a handler calls `record` before it raises, and `check` raises again what was recorded: a run calls
-  it between any two samples, and before it publishes.
+  it between any two samples, before it publishes, and while it waits for an object store.
 
 Without such a handler, as in a Python session, nothing is recorded and `check` does nothing.
 """
@@ -14,7 +14,10 @@ Without such a handler, as in a Python session, nothing is recorded and `check` 
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -48,6 +51,20 @@ def check() -> None:
     """
     if _recorded:
         signal.raise_signal(_recorded[0])
+
+
+def result_of(future: Future, seconds: float) -> Any:
+    """`future.result(seconds)`, with a `check` every second if this is the main thread."""
+    limit = monotonic() + seconds
+    while True:
+        left = limit - monotonic()
+        try:
+            return future.result(min(left, 1.0))
+        except TimeoutError:
+            if left <= 1.0 or future.done():  # done: the error is that of the work
+                raise
+        if threading.current_thread() is threading.main_thread():
+            check()
 
 
 @contextmanager
