@@ -184,6 +184,18 @@ def local_path(name: str, value: str | os.PathLike[str]) -> Path:
     return path
 
 
+def check_can_be_folder(path: Path, choose: str) -> None:
+    """Raise OptionError if a path, or one above it, is there and is not a folder.
+
+    choose  what to give instead, for the message
+    """
+    above = (path.absolute(), *path.absolute().parents)
+    existing = next(place for place in above if os.path.lexists(place))
+    if not existing.is_dir():
+        what = "a file" if existing.exists() else "a link to what does not exist"
+        raise OptionError(f"{path}: {existing} is {what}; {choose}")
+
+
 def paths_of(name: str, value: Any) -> list[Path]:
     """Return the paths that a path, a glob pattern, or a list of both stands for, in order.
 

@@ -1,6 +1,7 @@
 """Numbers, and values found in files, as text for messages."""
 
 import reprlib
+from collections.abc import Collection
 
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = _brief.maxlong = 80
@@ -19,6 +20,13 @@ def counted(number: int, noun: str) -> str:
     """
     ending = "es" if noun.endswith("ch") else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def span_text(names: Collection[str]) -> str:
+    """The first and the last of some names, and their number: `sa_000000 to sa_000999 (1,000)`."""
+    if len(names) < 2:
+        return "".join(names) or "none"
+    return f"{min(names)} to {max(names)} ({len(names):,})"
 
 
 def size_text(nbytes: float) -> str:

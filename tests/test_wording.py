@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sa1bpack.wording import brief, counted, printable, size_text
+from sa1bpack.wording import brief, counted, printable, size_text, span_text
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,9 @@ def test_code_and_documents_use_the_words_of_a_native_engineer(avoided):
         for match in re.finditer(avoided, re.sub(r"\n[ #]*", " ", path.read_text()))
     ]
     assert found == []
+
+
+def test_names_are_shown_as_a_span():
+    assert span_text([]) == "none"
+    assert span_text({"sa_0"}) == "sa_0"
+    assert span_text({f"sa_{n:06}" for n in range(1000)}) == "sa_000000 to sa_000999 (1,000)"

@@ -65,8 +65,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
         for action in command._actions  # argparse has no public list of them
     }
-    for name in _NAMES_OF_PACKS if "packs" in options.shown_names else ():
-        options.shown_names.setdefault(name, options.shown_names["packs"])
+    for name, shown in tuple(options.shown_names.items()):
+        for other in _NAMES_OF_PACKS if shown == "PACK" else (f"{name}s",):
+            options.shown_names.setdefault(other, shown)
     return options
 
 
@@ -89,13 +90,29 @@ def one_or_several(paths: list[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else paths
 
 
-def number(text: str) -> int:
-    """The type of an option that takes several numbers, and everything that follows them."""
+def whole(text: str) -> int:
+    """The type of an option that is a whole number."""
     try:
         return int(text)
     except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def real(text: str) -> float:
+    """The type of an option that is a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def number(text: str) -> int:
+    """The type of an option that takes several numbers, and everything that follows them."""
+    try:
+        return whole(text)
+    except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a whole number; if it is an argument of its own, put it first"
+            f"{error}; if it is an argument of its own, put it first"
         ) from None
 
 
@@ -103,10 +120,10 @@ def part(text: str | None) -> tuple[int, int] | None:
     """What `--part` means: "3/8" is the third of eight parts of a job. Raises OptionError."""
     if text is None:
         return None
-    number, slash, count = text.partition("/")
-    if not (slash and all(half.isascii() and half.isdigit() for half in (number, count))):
-        raise OptionError(f"part is {text!r}: choose K/N, such as 3/8")
-    return part_of_job((int(number), int(count)))
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise OptionError(f"part is {text!r}: choose K/N with K from 1 to N, such as 3/8")
+    return part_of_job((int(found[1]), int(found[2])))
 
 
 def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
@@ -117,11 +134,12 @@ def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
         "--max-masks", or "name" → "NAME" for one without a flag.
     """
     choices = "|".join(map(re.escape, shown_names))
-    return re.sub(
+    message = re.sub(
         rf"(^|\n  )({choices})(?= is | must be |: the pack has | has the same )",
         lambda found: found[1] + shown_names[found[2]],
         message,
     )
+    return re.sub(rf"`({choices})`", lambda found: shown_names[found[1]], message)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

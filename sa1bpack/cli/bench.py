@@ -4,7 +4,7 @@ import argparse
 import json
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import real, user_path, whole
 from sa1bpack.progress import step_line
 from sa1bpack.wording import printable
 
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_loader_options(parser)
     parser.add_argument(
-        "--seconds", type=float, default=5.0, dest="duration", metavar="SECONDS",
+        "--seconds", type=real, default=5.0, dest="duration", metavar="SECONDS",
         help="per measurement (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
@@ -47,14 +47,14 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
         "--device", default="cpu", help="where batches go: cpu or cuda (default: %(default)s)"
     )
     parser.add_argument(
-        "--batch-size", type=int, default=32, metavar="N", help="samples per batch (default: 32)"
+        "--batch-size", type=whole, default=32, metavar="N", help="samples per batch (default: 32)"
     )
     parser.add_argument(
         "--masks", choices=LAYOUTS, default="padded",
         help="masks in the batches, as in Loader (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-masks", type=int, metavar="N", help="masks per sample at most (default: all)"
+        "--max-masks", type=whole, metavar="N", help="masks per sample at most (default: all)"
     )
 
 

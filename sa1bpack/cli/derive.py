@@ -7,7 +7,7 @@ import sys
 
 from sa1bpack import interrupts
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.arguments import part, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
 from sa1bpack.progress import image_bar
@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of the array (default: PACK/side/NAME)",
     )  # fmt: skip
     parser.add_argument(
-        "--batch-size", type=int, default=32, metavar="N",
+        "--batch-size", type=whole, default=32, metavar="N",
         help="images per batch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where the batches are: cpu, cuda, cuda:1 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=int, metavar="N",
+        "--threads", type=whole, metavar="N",
         help="number of reader threads (default: chosen by the Loader)",
     )  # fmt: skip
     parser.add_argument(
@@ -144,5 +144,5 @@ def _option(text: str) -> tuple[str, object]:
         raise OptionError(f"option is {text!r}: choose KEY=VALUE, such as scale=0.5")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value

@@ -3,7 +3,7 @@
 import argparse
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, user_path
+from sa1bpack.cli.arguments import one_or_several, user_path, whole
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--shard", action="append", default=[], metavar="NAME", help="those of one shard"
     )
     which.add_argument(
-        "--image-id", action="append", default=[], type=int, metavar="ID", help="one image"
+        "--image-id", action="append", default=[], type=whole, metavar="ID", help="one image"
     )
     parser.set_defaults(run=run_export)
 

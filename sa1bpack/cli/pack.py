@@ -5,7 +5,7 @@ import sys
 from dataclasses import fields
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.arguments import part, real, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     run = parser.add_argument_group("the run")
     run.add_argument(
-        "--workers", type=int, metavar="N", help="worker processes (default: all processors)"
+        "--workers", type=whole, metavar="N", help="worker processes (default: all processors)"
     )
     run.add_argument(
         "--links", type=user_path, metavar="FILE",
@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "room for four shards, and holds what a repeated command continues",
     )  # fmt: skip
     run.add_argument(
-        "--downloads", type=int, metavar="N",
+        "--downloads", type=whole, metavar="N",
         help="tars read at once if any is at a URL (default: 4, at most one per worker, at least "
         "one per 6 workers)",
     )  # fmt: skip
@@ -98,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument(
         "--max-rejects",
-        type=int,
+        type=whole,
         metavar="N",
         help="fail if more than N members are rejected (default: no limit)",
     )
@@ -116,7 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     images = parser.add_argument_group("images (part of the pack's identity)")
     images.add_argument(
-        "--image-size", type=int, default=default.image_size, metavar="S",
+        "--image-size", type=whole, default=default.image_size, metavar="S",
         help="side of the stored square in pixels, {} to {} (default: %(default)s)".format(
             *IMAGE_SIZES
         ),
@@ -144,7 +144,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "any size can be drawn when read (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
-        "--mask-size", type=int, default=default.mask_size, metavar="SM",
+        "--mask-size", type=whole, default=default.mask_size, metavar="SM",
         help="side of the mask grid in cells, a multiple of 8 up to "
         f"{MASK_SIZES[1]} (default: %(default)s)",
     )  # fmt: skip
@@ -163,24 +163,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--seed",
-        type=int,
+        type=whole,
         default=default.seed,
         help="seed of --select random (default: %(default)s)",
     )
     masks.add_argument(
-        "--min-area", type=int, default=default.min_area, metavar="PIXELS",
+        "--min-area", type=whole, default=default.min_area, metavar="PIXELS",
         help="drop masks smaller than this many source pixels (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
-        "--max-area-frac", type=float, default=default.max_area_frac, metavar="F",
+        "--max-area-frac", type=real, default=default.max_area_frac, metavar="F",
         help="drop masks larger than this fraction of the image, 0 to 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
-        "--min-iou", type=float, default=default.min_iou, metavar="X",
+        "--min-iou", type=real, default=default.min_iou, metavar="X",
         help="drop masks with a lower predicted IoU; some of SA-1B exceed 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
-        "--min-stability", type=float, default=default.min_stability, metavar="X",
+        "--min-stability", type=real, default=default.min_stability, metavar="X",
         help="drop masks with a lower stability score, up to 1 (default: keep all)",
     )  # fmt: skip
     masks.add_argument(
@@ -190,7 +190,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     shards = parser.add_argument_group("shards (part of the pack's identity)")
     shards.add_argument(
-        "--samples-per-shard", type=int, metavar="N",
+        "--samples-per-shard", type=whole, metavar="N",
         help=f"at most N images per shard (default: {SAMPLES_PER_SHARD}; with --fit native "
         f"{NATIVE_SAMPLES_PER_SHARD})",
     )  # fmt: skip

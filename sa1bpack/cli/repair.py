@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, user_path
+from sa1bpack.cli.arguments import part, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_engine(parser, "the shards of each tar are a task, and --workers is per task, by default 1")
     parser.add_argument(
         "--workers",
-        type=int,
+        type=whole,
         metavar="N",
         help="worker processes (default: all processors; per task of a Ray cluster 1)",
     )

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, user_path
+from sa1bpack.cli.arguments import one_or_several, user_path, whole
 from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
@@ -56,11 +56,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how much of the pack to check (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=int, default=12, metavar="N",
+        "--samples", type=whole, default=12, metavar="N",
         help="number of random samples to show, 1 to 400 (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N",
+        "--seed", type=whole, default=0, metavar="N",
         help="seed of every random choice (default: %(default)s)",
     )  # fmt: skip
     parser.set_defaults(run=run_report)

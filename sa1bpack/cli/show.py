@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import number, one_or_several, user_path
+from sa1bpack.cli.arguments import number, one_or_several, real, user_path, whole
 from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--samples", type=int, metavar="N",
+        "--samples", type=whole, metavar="N",
         help="number of random samples, 1 to 400 (default: 12, with --large 1)",
     )  # fmt: skip
     which.add_argument(
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--row", type=number, nargs="+", metavar="ROW", help="the samples in these rows, from 0"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N",
+        "--seed", type=whole, default=0, metavar="N",
         help="seed of the random choice; the same seed shows the same samples; of packs alone "
         "(default: %(default)s)",
     )  # fmt: skip
@@ -74,13 +74,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rule = parser.add_argument_group(
         "masks", "draw only those that pass, as `sa1bpack.open` with these options reads them"
     )
-    rule.add_argument("--min-area", type=int, default=0, metavar="PIXELS",
+    rule.add_argument("--min-area", type=whole, default=0, metavar="PIXELS",
                       help="masks of at least this many source pixels")  # fmt: skip
-    rule.add_argument("--max-area-frac", type=float, metavar="X",
+    rule.add_argument("--max-area-frac", type=real, metavar="X",
                       help="masks that cover at most this fraction of the image")  # fmt: skip
-    rule.add_argument("--min-iou", type=float, metavar="X",
+    rule.add_argument("--min-iou", type=real, metavar="X",
                       help="masks with at least this predicted IoU")  # fmt: skip
-    rule.add_argument("--min-stability", type=float, metavar="X",
+    rule.add_argument("--min-stability", type=real, metavar="X",
                       help="masks with at least this stability score")  # fmt: skip
     parser.set_defaults(run=run_show)
 

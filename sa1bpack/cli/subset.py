@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, user_path
+from sa1bpack.cli.arguments import one_or_several, real, user_path, whole
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -27,6 +27,8 @@ examples:
   sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
   sa1bpack subset '/data/packs/*' these.sel --ids ids.txt"""
 
+_LONGEST_LINE = 1000  # characters; the file may be anything, such as a tar
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the description and the arguments of the command to its parser."""
@@ -48,11 +50,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="keep samples of this tar, such as sa_000012; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--fraction", type=float, metavar="F",
+        "--fraction", type=real, metavar="F",
         help="keep this fraction of the samples, 0 to 1, by a hash of the image id",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of --fraction (default: %(default)s)"
+        "--seed",
+        type=whole,
+        default=0,
+        metavar="N",
+        help="seed of --fraction (default: %(default)s)",
     )
     parser.add_argument(
         "--ids", type=user_path, metavar="FILE",
@@ -77,7 +83,7 @@ def run_subset(arguments: argparse.Namespace) -> int:
     ds = everything
     if arguments.ids is not None:
         try:
-            ds = ds[ds.index_of(_read_ids(Path(arguments.ids)))]
+            ds = ds[ds.index_of(_read_ids(local_path("ids", arguments.ids)))]
         except KeyError as error:
             raise OptionError(f"ids is {arguments.ids!r}: {error.args[0]}") from None
     if arguments.source:
@@ -102,9 +108,17 @@ def _read_ids(path: Path):
 
     from sa1bpack.errors import OptionError
 
+    lines: list[str] = []
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            lines = [line for line in file if line.strip()]
+            while line := file.readline(_LONGEST_LINE):
+                if len(line) == _LONGEST_LINE:
+                    raise OptionError(
+                        f"ids is {str(path)!r}: a line has {_LONGEST_LINE} characters or more; "
+                        "write one id per line"
+                    )
+                if line.strip():
+                    lines.append(line)
     except OSError as error:
         raise OptionError(f"ids is {str(path)!r}: it cannot be read: {error.strerror}") from None
     try:

@@ -3,7 +3,7 @@
 import argparse
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import real, user_path
 from sa1bpack.cli.bench import add_loader_options
 from sa1bpack.progress import step_line
 from sa1bpack.wording import printable
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_loader_options(parser)
     parser.add_argument(
-        "--minutes", type=float, default=5.0, metavar="MINUTES",
+        "--minutes", type=real, default=5.0, metavar="MINUTES",
         help="for all measurements together; a round in progress is completed (default: 5)",
     )  # fmt: skip
     parser.add_argument(

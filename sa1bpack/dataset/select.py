@@ -10,6 +10,7 @@ from sa1bpack.dataset.conditions import parse_condition
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, concatenated, row_array
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import span_text
 
 
 def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) -> Rows:
@@ -21,9 +22,7 @@ def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) ->
     edges, entries = pack.shards.first_row, pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
     if unknown := sorted(wanted - known, key=str):
-        raise KeyError(
-            f"{unknown[0]!r}; {pack.name} has {min(known)} to {max(known)} ({len(known)})"
-        )
+        raise KeyError(f"{unknown[0]!r}; {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if isinstance(rows, range) and rows == range(len(pack)):
         return concatenated(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sa1bpack.arguments import flag, local_path, part_of_job, whole_number
+from sa1bpack.arguments import check_can_be_folder, flag, local_path, part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
@@ -187,6 +187,7 @@ def _folder(ds: Dataset, name: str) -> Path:
 def _outside(ds: Dataset, name: str, out: str | os.PathLike[str]) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
     folder = local_path("out", out)
+    check_can_be_folder(folder.parent, "choose another folder")
     found = folder.resolve()
     for pack in ds.pack.folders:
         root = pack.root.resolve()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sa1bpack.arguments import local_path
+from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
 
@@ -14,12 +14,7 @@ from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_besi
 def check_folder(out: str | Path, packs: Iterable[Path]) -> Path:
     """The folder to export to. Raises OptionError for a URL, a file or a folder in the pack."""
     path = _outside(local_path("out", out), packs)
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents)
-                    if folder.exists())  # fmt: skip
-    if not existing.is_dir():
-        raise OptionError(
-            f"{out}: {existing} is a file; name a new folder, or one of an earlier export"
-        )
+    check_can_be_folder(path, "name a new folder, or one of an earlier export")
     return path
 
 

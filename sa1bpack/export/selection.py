@@ -26,7 +26,7 @@ from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.selection import is_selection, packs_of, read_selection
-from sa1bpack.wording import brief, counted
+from sa1bpack.wording import brief, counted, span_text
 
 _log = logging.getLogger("sa1bpack")
 
@@ -141,10 +141,11 @@ class Selection:
         """
         self.roots = paths_of("pack", pack)
         saved, duplicates = None, "error"
-        if any(map(is_selection, self.roots)):
+        selection = next(filter(is_selection, self.roots), None)
+        if selection is not None:
             if len(self.roots) > 1 or sources or shards or image_ids:
                 raise OptionError(
-                    f"{self.roots[0]} is a selection: export it alone, without naming images"
+                    f"{selection} is a selection: export it alone, without naming images"
                 )
             _, saved = read_selection(self.roots[0])
             found, duplicates = packs_of(self.roots[0])
@@ -294,10 +295,7 @@ def _name(roots: list[Path]) -> str:
 
 def _check_known(what: str, given: set[str], known: set[str], where: str) -> None:
     if unknown := sorted(given - known):
-        raise OptionError(
-            f"{where} has no {what} {unknown[0]!r}; it has "
-            + (f"{min(known)} to {max(known)} ({len(known)})" if known else "none")
-        )
+        raise OptionError(f"{where} has no {what} {unknown[0]!r}; it has {span_text(known)}")
 
 
 def _check_files(shard: Shard, root: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sa1bpack.arguments import local_path, patterns_of, whole_number
+from sa1bpack.arguments import check_can_be_folder, local_path, patterns_of, whole_number
 from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
@@ -112,9 +112,7 @@ def existing_parent(path: Path) -> Path:
 
 def check_folder(out: Path) -> None:
     """Raise OptionError if the folder, or one above it, is a file, or if it lies in a pack."""
-    existing = existing_parent(out)
-    if not existing.is_dir():
-        raise OptionError(f"{out}: {existing} is a file; give a new folder, or that of a pack")
+    check_can_be_folder(out, "give a new folder, or that of a pack")
     refuse_in_pack("out", out)
 
 

@@ -254,3 +254,53 @@ def test_a_list_of_ids_that_cannot_be_read_is_wrong_usage(command, packed, tmp_p
     assert error.startswith(
         f"sa1bpack: --ids is '{tmp_path}/none': it cannot be read: No such file"
     )
+
+
+def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar, tmp_path):
+    for arguments, said in (
+        (("show", packed, "-o", tmp_path / "a.png", "--row", -1), "--row is -1: choose"),
+        (("export", packed, tmp_path / "x", "--image-id", 2**70), f"--image-id is {2**70}: choose"),
+        (("derive", "", "x", "--fn", "json:dumps"), "PACK is '': give a path"),
+        (("verify", packed, "--part", "1/0"), "--part is '1/0': choose K/N with K from 1 to N"),
+        (("verify", packed, "--part", "3/2"), "--part is '3/2': choose K/N with K from 1 to N"),
+        (("pack", tar, "-o", "s3://bucket/pack"), "name a folder as --staging"),
+        (("pack", tar, "-o", "x", "--workers", "two"), "--workers: 'two' is not a whole number;"),
+        (("pack", tar, "-o", "x", "--min-iou", "high"), "--min-iou: 'high' is not a number;"),
+        (("export", packed, tmp_path / "x", "--shard", "b"), "no shard 'b'; it has sa_000000-000"),
+        (("merge", packed / "m", packed), "choose a folder elsewhere"),
+    ):
+        code, out, error = command(*arguments)
+        assert (code, out, error.count("\n")) == (2, "", 1), (arguments, error)
+        assert said in error
+
+
+def test_an_output_that_is_a_link_to_nothing_is_wrong_usage(command, packed, tar, tmp_path):
+    """As that of a disk which is not mounted."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "not mounted")
+    for arguments in (
+        ("pack", tar, "-o", link, *SMALL_FLAGS),
+        ("pack", tar, "-o", link / "new", *SMALL_FLAGS),
+        ("merge", link, packed),
+        ("export", packed, link),
+        ("derive", packed, "x", "--fn", "json:dumps", "--out", link / "x"),
+    ):
+        code, _, error = command(*arguments)
+        assert code == 2 and f"{link} is a link to what does not exist; " in error
+
+
+def test_a_list_of_ids_that_is_something_else_is_not_read_to_its_end(command, packed, tmp_path):
+    code, _, error = command("subset", packed, tmp_path / "new", "--ids", "/dev/zero")
+    assert code == 2 and "--ids is '/dev/zero': a line has 1000 characters or more" in error
+
+
+def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
+    selection = tmp_path / "all.sel"
+    assert command("subset", packed, selection)[0] == 0
+    code, _, error = command("export", packed, selection, tmp_path / "new")
+    assert code == 2 and error.startswith(f"sa1bpack: {selection} is a selection: export it alone")
+
+
+def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path):
+    code, out, _ = command("export", packed, tmp_path / "\x1b[31m")
+    assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out

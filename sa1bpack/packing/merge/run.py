@@ -114,7 +114,10 @@ def merge(
     for pack in roots:
         one, other = root.resolve(), pack.resolve()
         if one.is_relative_to(other) or other.is_relative_to(one):
-            raise OptionError(f"out is {str(out)!r}: it is, holds or lies in the pack {pack}")
+            raise OptionError(
+                f"out is {str(out)!r}: it is, holds or lies in the pack {pack}; choose a folder "
+                "elsewhere"
+            )
     check_folder(root)
     plan = plan_merge(roots)
     sides = plan_sides(root, plan.roots)

@@ -40,6 +40,7 @@ from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.repair.unfinished import Unfinished, read_note
+from sa1bpack.wording import span_text
 
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")
@@ -134,8 +135,7 @@ def find_damage(
     known = {entry.name: (entry.source, entry.part) for entry in manifest.shards}
     folders = {folder.name for folder in shard_folders(root)}
     if unknown := sorted(only - known.keys() - folders):
-        names = known.keys() | folders
-        there = f"{min(names)} to {max(names)} ({len(names):,})" if names else "none"
+        there = span_text(known.keys() | folders)
         raise OptionError(f"{root} has no shard {unknown[0]!r}; it has {there}")
     first = share[0] == 1
     sources = frozenset(share_of(sources_of(manifest, folders), share))
