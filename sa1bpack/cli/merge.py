@@ -6,6 +6,7 @@ import sys
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
 from sa1bpack.interrupts import interrupts_held
+from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -43,7 +44,8 @@ def run_merge(arguments: argparse.Namespace) -> int:
         from sa1bpack.packing.merge.run import merge
 
     try:
-        result = merge(arguments.out, arguments.packs)
+        with byte_bar() as advance:
+            result = merge(arguments.out, arguments.packs, progress=advance)
     except (OSError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the command to continue")
         raise

@@ -158,14 +158,22 @@ def test_packs_on_two_file_systems_are_linked_where_possible_and_copied_where_no
     """Really two of them, where the tests above pretend it."""
     a, b, c = machines
     shutil.copytree(c, elsewhere / "c")
-    first = sa1bpack.merge(tmp_path / "pack", [a, b])
+    seen = []
+    first = sa1bpack.merge(tmp_path / "pack", [a, b], progress=lambda *counts: seen.append(counts))
+    assert seen == []  # links take no time
     assert first.linked > 100 and (first.cloned, first.copied) == (0, 0)
     second = sa1bpack.merge(tmp_path / "pack", [a, b, elsewhere / "c"])
     files_of_c = [path for path in (c / "shards").rglob("*") if path.is_file()]
     # All but the metadata of the folder `shards`.
     assert (second.linked, second.copied) == (0, len(files_of_c) - 1)
     assert contents(tmp_path / "pack") == undisturbed
-    back = sa1bpack.merge(elsewhere / "pack", [a, b, elsewhere / "c"])
+    back = sa1bpack.merge(
+        elsewhere / "pack", [a, b, elsewhere / "c"], progress=lambda *counts: seen.append(counts)
+    )
+    copied = [shard for pack in (a, b) for shard in (pack / "shards").glob("sa_*")]
+    total = sum(map(place_files.data_bytes, copied))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (total, total) and {whole for _, whole in seen} == {total}
     assert (back.linked, back.copied) == (second.copied, first.linked)
     assert contents(elsewhere / "pack") == undisturbed
     assert sa1bpack.verify(tmp_path / "pack").ok and sa1bpack.verify(elsewhere / "pack").ok

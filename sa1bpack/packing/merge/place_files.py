@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,10 +26,14 @@ _COPIED_BYTES = 8 << 20  # at a time
 LINKED, CLONED, COPIED = "linked", "cloned", "copied"
 
 
-def place_folder(source: Path, target: Path) -> Counter:
+def place_folder(
+    source: Path, target: Path, copied: Callable[[int], object] = lambda count: None
+) -> Counter:
     """Make a folder with the files and folders of another, flushed to disk.
 
     Symbolic links are followed: files become links to, or copies of, what they lead to.
+
+    copied  called with the number of bytes, whenever some are copied
 
     Returns how many files were LINKED, CLONED and COPIED. Raises OSError.
     """
@@ -36,14 +41,16 @@ def place_folder(source: Path, target: Path) -> Counter:
     target.mkdir()
     for entry in sorted(source.iterdir()):
         if entry.is_dir():
-            counts += place_folder(entry, target / entry.name)
+            counts += place_folder(entry, target / entry.name, copied)
         else:
-            counts[place_file(entry, target / entry.name)] += 1
+            counts[place_file(entry, target / entry.name, copied)] += 1
     flush_folder(target)
     return counts
 
 
-def place_file(source: Path, target: Path) -> str:
+def place_file(
+    source: Path, target: Path, copied: Callable[[int], object] = lambda count: None
+) -> str:
     """Make a file with the bytes of another; returns how. Raises OSError."""
     try:
         os.link(source, target, follow_symlinks=True)
@@ -58,7 +65,7 @@ def place_file(source: Path, target: Path) -> str:
             how = CLONED
             if not _clone(read, write):
                 how = COPIED
-                _copy(read, write, source, target)
+                _copy(read, write, source, target, copied)
             flush_file(write, target)
         finally:
             os.close(write)
@@ -78,7 +85,9 @@ def _clone(read: int, write: int) -> bool:
     return True
 
 
-def _copy(read: int, write: int, source: Path, target: Path) -> None:
+def _copy(
+    read: int, write: int, source: Path, target: Path, copied: Callable[[int], object]
+) -> None:
     """Copy a file, leaving out its holes."""
     with naming(source):
         size = os.fstat(read).st_size
@@ -94,6 +103,7 @@ def _copy(read: int, write: int, source: Path, target: Path) -> None:
                 raise OSError(errno.EIO, f"it ends at byte {at}, but had {size}", str(source))
             write_at(write, buffer[:count], at, target)
             at += count
+            copied(count)
 
 
 def _data(fd: int, at: int, size: int) -> tuple[int, int]:

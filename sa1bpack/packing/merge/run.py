@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fcntl import LOCK_NB, LOCK_SH, flock
@@ -83,7 +83,10 @@ class MergeResult:
 
 
 def merge(
-    out: str | os.PathLike[str], packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    out: str | os.PathLike[str],
+    packs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> MergeResult:
     """Make one pack of several that were made with the same options.
 
@@ -92,6 +95,8 @@ def merge(
         them, left there.
     packs
         Folders of packs, or glob patterns. They stay as they are, and may be removed afterwards.
+    progress
+        Called as progress(bytes copied, bytes to copy), again and again while files are copied.
 
     Nothing is decoded and no tar is read. Files are hard links where the file system can do that,
     else clones that share their blocks, else copies. Side arrays in PACK/side come along. The
@@ -126,10 +131,10 @@ def merge(
         missing = _missing(state, plan)
         before = len(state.shards)
         find_parts(sides, root, _identities(plan))
-        _check_space(state, plan, missing, sides)
+        copied = _Copied(_checked_space(state, plan, missing, sides), progress)
         state.publish(complete=False)
-        counts = _place_shards(state, plan, missing)
-        counts += _place_sides(root, sides)
+        counts = _place_shards(state, plan, missing, copied)
+        counts += _place_sides(root, sides, copied)
         interrupts.check()
         state.sources.update(plan.sources)
         state.publish(complete=plan.complete)
@@ -161,10 +166,10 @@ def _missing(state: PackState, plan: MergePlan) -> dict[Key, Taken]:
     return {key: taken for key, taken in plan.shards.items() if key not in state.shards}
 
 
-def _check_space(
+def _checked_space(
     state: PackState, plan: MergePlan, missing: dict[Key, Taken], sides: SidePlan
-) -> None:
-    """Raise OSError if folders must be copied that the disk has no room for."""
+) -> int:
+    """How many bytes must be copied. Raises OSError if the disk has no room for them."""
     make_folder(state.shards_dir)
     folders = [
         plan.roots[taken.pack] / SHARDS_NAME / taken.entry.name for taken in missing.values()
@@ -182,9 +187,24 @@ def _check_space(
             f"packs, but only {size_text(free)} are free",
             str(state.root),
         )
+    return needed
 
 
-def _place_shards(state: PackState, plan: MergePlan, missing: dict[Key, Taken]) -> Counter:
+class _Copied:
+    """Counts the bytes that are copied, and reports them."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None):
+        self._total, self._progress, self._done = total, progress, 0
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, max(self._done, self._total))
+
+
+def _place_shards(
+    state: PackState, plan: MergePlan, missing: dict[Key, Taken], copied: _Copied
+) -> Counter:
     """Publish the missing shards, one pack after another."""
     counts: Counter = Counter()
     parts = Counter(source for source, _ in missing)
@@ -195,31 +215,31 @@ def _place_shards(state: PackState, plan: MergePlan, missing: dict[Key, Taken]) 
         with _locked(root):
             for (source, _), taken in mine.items():
                 interrupts.check()
-                counts += _place_shard(state, root, taken)
+                counts += _place_shard(state, root, taken, copied)
                 parts[source] -= 1
                 if not parts[source] and source in plan.sources:
                     state.finish_source(plan.sources[source])
     return counts
 
 
-def _place_shard(state: PackState, root: Path, taken: Taken) -> Counter:
+def _place_shard(state: PackState, root: Path, taken: Taken, copied: _Copied) -> Counter:
     folder, name = root / SHARDS_NAME / taken.entry.name, taken.entry.name
     shard = open_shard(folder, state.options.layout)
     check_shard_record(shard.attributes, folder)
     if name != shard_name(taken.entry.source, taken.entry.part) or shard.entry != taken.entry:
         raise FormatError(f"{folder}: not the shard that the manifest lists; `sa1bpack verify`")
     staging = temporary_beside(state.shards_dir / name)
-    with _published(folder, staging, state.shards_dir / name) as counts:
+    with _published(folder, staging, state.shards_dir / name, copied) as counts:
         _check_placed(staging, taken.digest, folder)
     state.add_shard(PublishedShard(taken.entry, shard.attributes))
     return counts
 
 
 @contextmanager
-def _published(source: Path, staging: Path, target: Path) -> Iterator[Counter]:
+def _published(source: Path, staging: Path, target: Path, copied: _Copied) -> Iterator[Counter]:
     """Place a folder under a working name, and give it its own if the block does not fail."""
     try:
-        yield place_folder(source, staging)
+        yield place_folder(source, staging, copied)
         staging.rename(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
@@ -267,12 +287,12 @@ def _identities(plan: MergePlan) -> list[ShardIdentity]:
     ]
 
 
-def _place_sides(root: Path, plan: SidePlan) -> Counter:
+def _place_sides(root: Path, plan: SidePlan, copied: _Copied) -> Counter:
     """Publish the missing parts of side arrays."""
     create_sides(root, plan)
     counts: Counter = Counter()
     for source, target in plan.parts:
         interrupts.check()
-        with _published(source, working_name(target), target) as placed:
+        with _published(source, working_name(target), target, copied) as placed:
             counts += placed
     return counts
