@@ -34,7 +34,7 @@ from shuffle import FINGERPRINT, even_bounds, shards_of
 from sa1bpack.cache.blocks import samples_per_block
 from sa1bpack.cache.build import PART_BYTES
 from sa1bpack.cache.contents import LARGE
-from sa1bpack.cache.room import FREED_SHARE
+from sa1bpack.cache.folder import FREED_SHARE
 from sa1bpack.format import Layout
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.format.layout import Extent as Rows

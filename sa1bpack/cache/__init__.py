@@ -9,7 +9,7 @@ samples are read, `Group.hold` fetches what is missing, and keeps it until it is
     contents    which arrays of a shard, or of a part of a side array, are fetched sample by sample
     blocks      which samples are present: shared memory in a file
     locks       who reads, fetches or removes a block: locks of the system, which a kill releases
-    room        the folder of a cache: its limit, and what is removed to keep it
+    folder      the folder of a cache: its limit, and what is removed to keep it
     build       the folder of a shard, with everything but the large arrays
     fetch       one block on its way
     block_bytes the bytes of blocks: where they are, whether they are sound, how they are written

@@ -8,7 +8,7 @@ import numpy as np
 
 from sa1bpack.cache.blocks import Blocks, inode_of
 from sa1bpack.cache.contents import Contents
-from sa1bpack.cache.room import DISK_IS_FULL, Cache, disk_is_full
+from sa1bpack.cache.folder import DISK_IS_FULL, Cache, disk_is_full
 from sa1bpack.errors import StoreError
 from sa1bpack.format.files import read_at, write_at
 

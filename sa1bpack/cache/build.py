@@ -17,8 +17,8 @@ import xxhash
 
 from sa1bpack.cache.blocks import About, Blocks, create, samples_per_block
 from sa1bpack.cache.contents import Contents, check_edges
+from sa1bpack.cache.folder import DISK_IS_FULL, Cache, disk_is_full
 from sa1bpack.cache.requests import Requests, submit
-from sa1bpack.cache.room import DISK_IS_FULL, Cache, disk_is_full
 from sa1bpack.cache.store_origin import EndsEarly
 from sa1bpack.errors import FormatError, StoreError
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums

@@ -27,9 +27,9 @@ from sa1bpack.cache.blocks import ABSENT, PARTIAL, Blocks, now
 from sa1bpack.cache.build import changed, is_replaced
 from sa1bpack.cache.contents import Contents
 from sa1bpack.cache.fetch import Fetch
+from sa1bpack.cache.folder import SLOT_BLOCKS, Cache
 from sa1bpack.cache.locks import PATIENCE
 from sa1bpack.cache.requests import Requests, waits
-from sa1bpack.cache.room import SLOT_BLOCKS, Cache
 from sa1bpack.cache.uses import Damage, Uses
 from sa1bpack.errors import StoreError
 

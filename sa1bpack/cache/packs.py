@@ -19,10 +19,10 @@ import xxhash
 
 from sa1bpack.cache.build import TRIES, changed, digest_of, fetch_files, folder_of
 from sa1bpack.cache.contents import ShardContents, SideContents
+from sa1bpack.cache.folder import Cache
 from sa1bpack.cache.group import Group, shared
 from sa1bpack.cache.origin import open_origin
 from sa1bpack.cache.requests import Counts, Requests
-from sa1bpack.cache.room import Cache
 from sa1bpack.errors import FormatError, NotAPack
 from sa1bpack.format.checksums import CHECKSUMS_NAME, read_checksums
 from sa1bpack.format.files import flush_file, replace_file, temporary_beside

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 
 from sa1bpack.cache.blocks import PARTIAL, Blocks
-from sa1bpack.cache.room import SLOT_BLOCKS, Cache
+from sa1bpack.cache.folder import SLOT_BLOCKS, Cache
 from sa1bpack.errors import FormatError
 
 # Errors of samples, by row.

@@ -35,7 +35,7 @@ from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.room import on_device
+from sa1bpack.transforms.device_memory import on_device
 from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.

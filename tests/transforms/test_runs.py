@@ -75,7 +75,9 @@ def test_chunks_of_masks_do_not_change_the_result(device, sampling, turn, monkey
     for limit in (1, 20_000):  # one mask at a time, then several
         asked = []
         monkeypatch.setattr(
-            runs_module, "room", lambda on, limit=limit, asked=asked: asked.append(on) or limit
+            runs_module,
+            "chunk_bytes",
+            lambda on, limit=limit, asked=asked: asked.append(on) or limit,
         )
         found = draw_with_torch(runs, torch.from_numpy(maps), (12, 15), sampling)
         np.testing.assert_array_equal(found.cpu().numpy(), cells)

@@ -9,9 +9,9 @@ from math import ceil
 
 import torch
 
+from sa1bpack.transforms.device_memory import chunk_bytes
 from sa1bpack.transforms.geometry.affine import AffineMaps
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
-from sa1bpack.transforms.room import room
 
 Axis = tuple[torch.Tensor, torch.Tensor]
 
@@ -52,7 +52,7 @@ def turn(
     taps = ceil(2 * max(1.0, most))
     # Of a pixel: positions, filters, sums.
     row_bytes = max(1, samples) * canvas[1] * (64 + taps * (56 + 4 * channels) + 16 * channels)
-    band = max(1, room(planes.device) // row_bytes)
+    band = max(1, chunk_bytes(planes.device) // row_bytes)
     for start in range(0, canvas[0], band):
         stop = min(start + band, canvas[0])
         x, y = positions(steps, (start, stop), canvas[1])

@@ -9,8 +9,8 @@ from math import gcd
 import torch
 
 from sa1bpack.transforms import ways
+from sa1bpack.transforms.device_memory import chunk_bytes
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
-from sa1bpack.transforms.room import room
 
 TRITON = "cells.take_cells"
 TURNED = "cells.take_turned"
@@ -115,7 +115,7 @@ def take_turned(
     shift = (x & 7).to(torch.uint8)
     flat = masks.reshape(len(masks), -1).view(torch.uint8)
     out = torch.empty((len(masks), height, width), dtype=torch.uint8, device=masks.device)
-    chunk = max(1, room(masks.device) // (height * width * 12))
+    chunk = max(1, chunk_bytes(masks.device) // (height * width * 12))
     for start in range(0, len(masks), chunk):
         of = owner[start : start + chunk]
         cells = flat[start : start + chunk].gather(1, place[of]).view(-1, height, width)

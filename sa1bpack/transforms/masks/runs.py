@@ -16,13 +16,13 @@ from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
 from sa1bpack.masks.window import LEVELS, UNIT, check_maps, check_size
 from sa1bpack.transforms import ways
+from sa1bpack.transforms.device_memory import chunk_bytes
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.masks.cells import written_cells
 from sa1bpack.transforms.masks.compiled import draw_masks
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.masks.skew import SkewDrawer, point_steps
 from sa1bpack.transforms.masks.upright import UprightAxis, UprightDrawer
-from sa1bpack.transforms.room import room
 
 
 def draw_runs(
@@ -220,7 +220,7 @@ def _drawn(
     device = runs.run_ends.device
     out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
     chosen = first.to(device)[runs.owner][:, None, None] if len(drawers) == 2 else None
-    chunk = max(1, room(device) // max((drawer.mask_bytes for drawer in drawers), default=1))
+    chunk = max(1, chunk_bytes(device) // max((drawer.mask_bytes for drawer in drawers), default=1))
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
         drawn = [drawer.draw(start, stop) for drawer in drawers]

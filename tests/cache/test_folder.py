@@ -11,7 +11,7 @@ from cached_packs import disk_bytes, open_cached
 from same_samples import same_samples
 
 import sa1bpack
-from sa1bpack.cache import room
+from sa1bpack.cache import folder
 from sa1bpack.errors import CacheFull, OptionError
 
 # What the folders of both shards of the pack take that are always here, and its largest sample.
@@ -92,7 +92,7 @@ def test_a_limit_far_below_an_epoch_changes_no_batch(layout_packs, tmp_path, siz
 
 
 def test_no_room_is_an_error_that_names_the_limit(layout_packs, tmp_path, sizes, monkeypatch):
-    monkeypatch.setattr(room, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "WAIT_SECONDS", 0.0)
     metadata, each = sizes
     ds = open_cached(layout_packs(*LAYOUT), tmp_path / "cache", metadata + each[0])
     ds.shards.open(1)
@@ -156,7 +156,7 @@ def test_a_file_system_without_holes_is_refused(layout_packs, tmp_path, monkeypa
     def punch(path, low, high):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(room, "punch", punch)
+    monkeypatch.setattr(folder, "punch", punch)
     with pytest.raises(OptionError, match="cannot punch holes"):
         open_cached(layout_packs(), tmp_path)
 
@@ -164,9 +164,9 @@ def test_a_file_system_without_holes_is_refused(layout_packs, tmp_path, monkeypa
 def test_a_pack_is_no_place_for_a_cache(layout_packs):
     pack = layout_packs()
     before = sorted(path.name for path in pack.iterdir())
-    for folder in (pack, pack / "cache"):
+    for where in (pack, pack / "cache"):
         with pytest.raises(OptionError, match=f"in the pack {re.escape(str(pack))}, which must"):
-            open_cached(pack, folder)
+            open_cached(pack, where)
     assert sorted(path.name for path in pack.iterdir()) == before
 
 

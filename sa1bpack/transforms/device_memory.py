@@ -22,7 +22,7 @@ def on_device(nbytes: int, tensors: int = 1) -> int:
     return size + large * _UNCUT
 
 
-def room(device: torch.device) -> int:
+def chunk_bytes(device: torch.device) -> int:
     """Bytes that the temporary arrays of a part may take on a device."""
     if device.type != "cuda":
         return CHUNK_BYTES
