@@ -35,6 +35,14 @@ def test_every_page_is_in_the_navigation():
     assert named - pages == generated
 
 
+def test_search_from_the_disk_needs_no_script_of_another_host():
+    """Material's plugin `offline` adds one, unless a script of that name is given."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    scripts = re.search(r"^  polyfills: \[(.+)\]", settings, re.M)[1].split(", ")
+    assert "\n  - offline\n" in settings and [s for s in scripts if "iframe-worker" in s]
+    assert [script for script in scripts if not (DOCS / script).is_file()] == []
+
+
 def test_a_notebook_becomes_a_page_with_its_code_and_outputs(site):
     text = site("notebook").notebook_page(DOCS / "first_steps.ipynb")
     assert text.startswith("# First steps\n") and "\n```python\nimport torch\n" in text
