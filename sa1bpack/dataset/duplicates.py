@@ -52,7 +52,8 @@ def _rows_once(pack: Pack, duplicates: str) -> Rows:
         raise OptionError(
             f"{counted(len(np.unique(ids[other])), 'image id')} in more than one pack, such as "
             f"{ids[k]} in {pack.folders[given[k - 1]].root} and {pack.folders[given[k]].root}: "
-            "choose duplicates='first' to leave the later ones out"
+            "choose duplicates='first' to leave the later ones out (for commands: `sa1bpack subset "
+            "PACK... FILE --duplicates first`, and give them FILE)"
         )
     keep = np.ones(len(pack), bool)
     keep[repeated[again]] = False

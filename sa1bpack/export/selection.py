@@ -181,7 +181,8 @@ class Selection:
             raise OptionError(
                 f"{counted(found.count, 'image id')} in more than one pack, such as "
                 f"{found.example} in {self.roots[found.first]} and {self.roots[found.second]}: "
-                "export the packs one by one"
+                "export the packs one by one, or what `sa1bpack subset PACK... FILE --duplicates "
+                "first` selects"
             )
 
     def _index(self, number: int) -> Index | None:

@@ -107,9 +107,17 @@ def test_duplicates_are_refused_or_counted_by_choice(command, packs, tmp_path, c
     tar = write_tar(tmp_path / "sa_000009.tar", members(range(4, 8), masks=2))
     third = tmp_path / "packs" / "third"
     assert command("pack", tar, "--out", third, "--workers", 1, *SMALL_FLAGS)[0] == 0
-    code, _, error = command("subset", *packs, third, tmp_path / "a")
-    assert code == 2 and "4 image ids in more than one pack" in error
+    sheet, said = tmp_path / "sheet.png", "sa1bpack subset PACK... FILE --duplicates first`"
+    for line in (
+        ("subset", *packs, third, tmp_path / "a"),
+        ("show", *packs, third, "-o", sheet),
+        ("export", *packs, third, tmp_path / "json"),
+    ):
+        code, _, error = command(*line)
+        assert code == 2 and "4 image ids in more than one pack" in error and said in error
     assert command("subset", *packs, third, tmp_path / "a", "--duplicates", "first")[0] == 0
+    assert command("show", tmp_path / "a", "-o", sheet, "--image-id", 7)[0] == 0
+    assert command("export", tmp_path / "a", tmp_path / "json")[0] == 0
     assert "4 samples left out" in caplog.text
     assert sorted(ids_of(tmp_path / "a")) == list(range(12))
 
