@@ -17,6 +17,7 @@ from sa1bpack.format.zarr_metadata import canonical_json
 from sa1bpack.wording import brief
 
 MANIFEST_NAME = "manifest.json"
+SIDE_FORMAT_NAME = "sa1bpack-side"  # of side arrays, whose manifest has the same name
 SHARDS_NAME = "shards"
 MAX_NAME_BYTES = 200
 _INDEX = re.compile(r"index-[0-9a-f]{8}")
@@ -168,6 +169,11 @@ def is_index_name(name: str) -> bool:
 
 def check_version(data: Any, path: Path) -> None:
     """Check `format` and `version` of a decoded manifest before anything else in it is trusted."""
+    if isinstance(data, dict) and data.get("format") == SIDE_FORMAT_NAME:
+        raise NotAPack(
+            f"{path.parent}: not a pack, but a side array: name a pack; sa1bpack.open(PACK, "
+            "side=[FOLDER]) reads it, and `sa1bpack verify FOLDER` checks it"
+        )
     if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
         raise FormatError(f'{path}: it lacks "format": "{FORMAT_NAME}"; this is not a pack')
     version = data.get("version")

@@ -23,11 +23,10 @@ from sa1bpack.format.files import (
     write_durably,
 )
 from sa1bpack.format.layout import ArraySpec, Axis, Extent, array_spec
-from sa1bpack.format.manifest import MANIFEST_NAME, Count
+from sa1bpack.format.manifest import MANIFEST_NAME, SIDE_FORMAT_NAME, Count
 from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, group_metadata
 from sa1bpack.wording import brief
 
-SIDE_FORMAT_NAME = "sa1bpack-side"
 SIDE_FORMAT_VERSION = (1, 0)
 # The folder of a pack in which its own side arrays are.
 SIDES_NAME = "side"

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from side_arrays import side_rows, write_side
 
-from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, NotAPack, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format import read_manifest, verify
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.side.binding import coverage, part_names, shard_identities
@@ -224,6 +224,14 @@ def test_a_side_array_in_use_is_not_removed_and_a_writer_notices_that_it_is_anot
     assert is_unused(folder)
     remove_unused(folder)
     assert list(folder.parent.iterdir()) == []
+
+
+def test_a_side_array_is_not_taken_for_a_pack_and_a_pack_for_none(pack):
+    folder = write_side(pack, IMAGE)
+    with pytest.raises(NotAPack, match=r"teacher: not a pack, but a side .* side=\[FOLDER\]"):
+        read_manifest(folder)
+    with pytest.raises(NotAPack, match="this is not a side array"):
+        read_side_manifest(pack)
 
 
 def test_the_provenance_is_kept_and_is_not_needed(pack):
