@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ examples:
 
 exit status: 0 the pack is as it was written (the last line is NOT COMPLETE if there is more to
 pack), 1 something is damaged, missing or foreign, 2 wrong usage, or not a pack that this script
-can check
+can check, 130 interrupted
 
 The same checksums can be checked with the xxhash tools alone:
   cd /data/sa1b && xxh128sum -c --quiet checksums.xxh128
@@ -534,4 +535,9 @@ def check_sample(folder: Path, row: int, arrays: dict[str, Array],
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")  # names of files that it cannot encode
-    sys.exit(main())
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what reads the output may end first
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("verify_shards.py: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +280,20 @@ def test_script_explains_itself_and_refuses_wrong_usage():
     for word in ("exit status", "--quick", "xxh128sum -c"):
         assert word in done.stdout
     assert subprocess.run([sys.executable, str(SCRIPT)], capture_output=True).returncode == 2
+
+
+def test_script_that_is_interrupted_or_not_read_shows_no_traceback(pristine_pack):
+    start = f"sys.argv = ['', {str(pristine_pack)!r}]; runpy.run_path({str(SCRIPT)!r}, None, "
+    start += "'__main__')"
+    interrupted = "import json, os, runpy, sys; json.loads = lambda _: os.kill(os.getpid(), 2)"
+    unread = "import os, runpy, sys; end = os.pipe(); os.close(end[0]); os.dup2(end[1], 1)"
+    for code, ended, error in (
+        (interrupted, 130, "verify_shards.py: interrupted\n"),
+        (unread, -signal.SIGPIPE, ""),
+    ):
+        command = [sys.executable, "-c", f"{code}; {start}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (ended, "", error)
 
 
 def test_script_refuses_urls_and_expands_the_home_folder(pack, capsys, monkeypatch):
