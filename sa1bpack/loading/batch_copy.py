@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import NO_FILE, copy_samples, copy_spans
+from sa1bpack.batch.copy_samples import NO_FILE, copy_spans
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.side_rows import copy_sides
 from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.dataset import Dataset
@@ -219,27 +218,25 @@ class BatchCopy:
 
     def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy all of these samples, whose files are open, but masks that come from runs."""
-        found = self._lookup
-        self._read_samples(first, stop, buffer, reader)
-        self._copy_samples(
-            self._low, first, stop, buffer, found.addresses, found.files, found.spans,
-            found.mask_rows, found.offsets, found.sizes, found.scales,
-        )  # fmt: skip
-        if self._spec.sides:
-            self._read_sides(first, stop, buffer, reader)
-
-    def _read_sides(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
-        """Read and copy the rows of these samples in the side arrays, whose files are open."""
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        found, sides = self._lookup, self._lookup.sides
-        rest = (
-            found.local, found.mask_rows, found.offsets,
-            self.capacity if self._spec.layout.padded else -1, self._sides, self._side_status,
+        spec, found, images = self._spec, self._lookup, self.regions["images"]
+        capacity = self.capacity if spec.layout.padded else -1
+        bits = spec.masks.source == "bits"
+        reader.load(
+            self._low, first, stop, buffer, found.addresses, found.files, found.direct,
+            found.spans, found.mask_rows, found.mask_spans, found.offsets, capacity,
+            self.capacity if spec.pads_masks else -1, found.sizes, found.scales, spec.image.how,
+            spec.shards.image_size, spec.stored_side, images.start, prod(images.shape[1:]),
+            self.regions["masks"].start if bits else -1, spec.mask_bytes if bits else _RUN_BYTES,
+            spec.as_bool, self._fields, self._status,
         )  # fmt: skip
-        reader.read_sides(
-            self._low, first, stop, buffer, sides.addresses, sides.files, sides.direct, *rest
-        )
-        copy_sides(self._low, first, stop, buffer, sides.addresses, sides.files, *rest)
+        if spec.sides:
+            sides = found.sides
+            reader.load_sides(
+                self._low, first, stop, buffer, sides.addresses, sides.files, sides.direct,
+                found.local, found.mask_rows, found.offsets, capacity, self._sides,
+                self._side_status,
+            )  # fmt: skip
 
     def _open_files(self, first: int, stop: int, direct: bool) -> list[ShardFiles]:
         """Enter the files of samples into the lookup; they stay open as long as the list lives."""
@@ -259,37 +256,6 @@ class BatchCopy:
             except OSError as error:
                 self._failed[k] = without_frames(error)
         return held
-
-    def _read_samples(self, first: int, stop: int, buffer, reader: SampleReader) -> None:
-        """Bring what these samples need into memory, all of it at once; see `read_samples`."""
-        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, found, images = self._spec, self._lookup, self.regions["images"]
-        bits = spec.masks.source == "bits"
-        reader.read(
-            self._low, first, stop, buffer, found.addresses, found.files, found.direct,
-            found.spans, found.mask_rows, found.mask_spans, found.offsets,
-            self.capacity if spec.pads_masks else -1, spec.image.how, images.start,
-            prod(images.shape[1:]), self.regions["masks"].start if bits else -1,
-            spec.mask_bytes if bits else _RUN_BYTES, spec.as_bool, self._fields, self._status,
-        )  # fmt: skip
-
-    def _copy_samples(
-        self, low, first, stop, buffer, addresses, files, spans, chosen, offsets, sizes, scales,
-        with_images=True,
-    ) -> None:  # fmt: skip
-        """`copy_samples` for this batch; see there."""
-        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, images = self._spec, self.regions["images"]
-        stored_masks = spec.masks.source == "bits"
-        copy_samples(
-            low, first, stop, buffer, addresses, files, spans, chosen, offsets,
-            self.capacity if spec.layout.padded else -1,
-            self.capacity if spec.pads_masks else -1, sizes, scales,
-            spec.image.how, spec.shards.image_size, spec.stored_side, images.start,
-            prod(images.shape[1:]) if with_images else 0,
-            self.regions["masks"].start if stored_masks else -1,
-            spec.mask_bytes, spec.as_bool, self._fields, self._status,
-        )  # fmt: skip
 
     def _try_runs(self, k: int, size: np.ndarray, buffer: np.ndarray) -> None:
         """Put the masks of sample k that come from runs into the buffer; keep its error, if any."""

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.read_samples import read_samples
-from sa1bpack.batch.side_rows import read_sides
+from sa1bpack.batch.load_samples import load_samples, load_sides
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned
 
@@ -43,17 +42,18 @@ class SampleReader:
         """Raises ResourceShortage or OSError if the system refuses a context."""
         self.direct = direct
         self._counts = np.zeros(4, np.int64)  # see CACHED
+        self._spent = np.zeros(1, np.int64)  # nanoseconds
         self._reads: list[Read] = []
         self._scratch = aligned(_FIRST_SCRATCH)
         self._context: Context | None = CONTEXTS.take() if direct else None
 
-    def read(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """`read_samples` with this reader's context and scratch memory; see there."""
-        self._call(read_samples, low, first, stop, buffer, *rest)
+    def load(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
+        """`load_samples` with this reader's context and scratch memory; see there."""
+        self._call(load_samples, low, first, stop, buffer, *rest)
 
-    def read_sides(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """`read_sides` with this reader's context and scratch memory; see there."""
-        self._call(read_sides, low, first, stop, buffer, *rest)
+    def load_sides(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
+        """`load_sides` with this reader's context and scratch memory; see there."""
+        self._call(load_sides, low, first, stop, buffer, *rest)
 
     def _call(self, kernel, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
         """Call a kernel until its scratch memory suffices.
@@ -64,14 +64,16 @@ class SampleReader:
         context = 0 if self._context is None else self._context.value
         counts = self._counts
         counts[:] = 0
-        while outcome := kernel(context, low, first, stop, buffer, self._scratch, counts, *rest):
+        while outcome := kernel(
+            context, low, first, stop, buffer, self._scratch, counts, self._spent, *rest
+        ):
             if outcome < 0:
                 broken, self._context = self._context, None
                 broken.close()  # its requests write to the buffer until it is closed
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
             self._scratch = aligned(outcome * 5 // 4)
-        self._reads.append(Read(begin, time.perf_counter(), *counts.tolist()))
+        self._reads.append(Read(begin, begin + self._spent.item() / 1e9, *counts.tolist()))
 
     def taken(self) -> list[Read]:
         """The calls since this was asked last, in their order."""

@@ -20,7 +20,6 @@ from open_files import open_files
 from page_cache import drop, resident
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.copy_samples import IN_PLACE
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
@@ -188,7 +187,7 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     collate = Collate("flat_bits", sample_spec=ds.spec, on_error="drop")
     expected = tensors(collate([ds[row] for row in (0, 1, 3)]))
     del expected["dropped"]
-    real = SampleReader.read
+    real = SampleReader.load
 
     def failing(self, low, first, stop, buffer, addresses, files, opened, spans, *rest):
         real(self, low, first, stop, buffer, addresses, files, opened, spans, *rest)
@@ -196,9 +195,9 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
         for k in range(first, stop):
             begin, nbytes = spans[low + k]
             if begin == 2 * nbytes:  # the third image of the shard
-                status[k, array], files[low + k, array] = errno.EIO, IN_PLACE
+                status[k, array] = errno.EIO
 
-    monkeypatch.setattr(SampleReader, "read", failing)
+    monkeypatch.setattr(SampleReader, "load", failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")
     with Loader(ds, 4, masks="flat_bits", **SEQUENTIAL) as loader, failure as found:
         next(iter(loader))

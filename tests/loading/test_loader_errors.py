@@ -14,12 +14,12 @@ from sync_debug import Waits
 from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
-from sa1bpack.loading import batch_copy
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.epoch import BatchQueue
 from sa1bpack.loading.iteration import DroppedSamples, rows_of
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.sample_reader import SampleReader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
 
@@ -70,10 +70,10 @@ def test_a_shard_that_cannot_be_opened_is_an_error_with_the_samples_name(root):
 def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, monkeypatch):
     ds = open_pack(root)
 
-    def failing(low, first, stop, *arguments):
+    def failing(reader, low, first, stop, *arguments):
         arguments[-1][first:stop, 0] = errno.EIO
 
-    monkeypatch.setattr(batch_copy, "copy_samples", failing)
+    monkeypatch.setattr(SampleReader, "load", failing)
     expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")
     with Loader(ds, 4, order="sequential") as loader, expected as found:
         next(iter(loader))

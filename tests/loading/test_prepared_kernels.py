@@ -31,7 +31,7 @@ for pack in sys.argv[1:]:
             for options in ({}, {"max_masks": 2}, {"max_masks": 2, "choose": "balanced"}):
                 with sa1bpack.Loader(ds, 2, threads=2, **options) as loader:
                     assert sum(len(batch["indices"]) for batch in loader) == len(ds)
-assert any(kernel == "copy_samples" for _, kernel, _ in by_thread), by_thread
+assert any(kernel == "load_samples" for _, kernel, _ in by_thread), by_thread
 in_readers = [found for found in by_thread if found[0].startswith("sa1bpack-reader")]
 assert not in_readers, in_readers
 """
