@@ -64,7 +64,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     from sa1bpack.measuring.bench import bench
     from sa1bpack.report.destination import check_output
 
-    out = None if arguments.out is None else check_output(arguments.out, ".json", arguments.pack)
+    out = None if arguments.out is None else check_output(arguments.out, ".json")
     with step_line() as progress:
         result = bench(
             arguments.pack, device=arguments.device, batch_size=arguments.batch_size,

@@ -93,8 +93,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     from sa1bpack.report.show import draw_first, draw_samples
     from sa1bpack.report.tar import raw_source, refuse_among_several
 
-    for pack in arguments.packs:
-        path = check_output(arguments.out, ".png", pack)
+    path = check_output(arguments.out, ".png")
     rule = {name: getattr(arguments, name) for name in _RULE}
     chosen = {"samples": arguments.samples, "large": arguments.large}
     rows = {"image_ids": arguments.image_id, "rows": arguments.row}

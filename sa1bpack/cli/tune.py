@@ -48,12 +48,12 @@ def run_tune(arguments: argparse.Namespace) -> int:
     from sa1bpack.measuring.tune import tune
     from sa1bpack.report.destination import check_output
 
-    out = None if arguments.out is None else check_output(arguments.out, ".json", arguments.pack)
+    out = None if arguments.out is None else check_output(arguments.out, ".json")
     plot = None
     if arguments.plot is not None:
         from sa1bpack.measuring.plot import write_plot
 
-        plot = check_output(arguments.plot, ".png", arguments.pack)
+        plot = check_output(arguments.plot, ".png", "plot")
     with step_line() as progress:
         result = tune(
             arguments.pack, device=arguments.device, batch_size=arguments.batch_size,

@@ -13,6 +13,7 @@ import numpy as np
 from sa1bpack.arguments import check_can_be_folder, flag, local_path, part_of_job, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError, OutputRefused
+from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import (
@@ -93,7 +94,7 @@ class Target:
             )
         self.name = side_name(name)
         self.provenance = _json(provenance)
-        self.folder = _folder(ds, self.name) if out is None else _outside(ds, self.name, out)
+        self.folder = _folder(ds, self.name) if out is None else _outside(self.name, out)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
         self._found = is_side(self.folder) and not is_unused(self.folder)
@@ -184,18 +185,17 @@ def _folder(ds: Dataset, name: str) -> Path:
     return ds.root / SIDES_NAME / name
 
 
-def _outside(ds: Dataset, name: str, out: str | os.PathLike[str]) -> Path:
+def _outside(name: str, out: str | os.PathLike[str]) -> Path:
     """The folder that was asked for. Raises OptionError if it lies among the files of a pack."""
     folder = local_path("out", out)
     check_can_be_folder(folder.parent, "choose another folder")
     found = folder.resolve()
-    for pack in ds.pack.folders:
-        root = pack.root.resolve()
-        if found.is_relative_to(root) and found.parent != root / SIDES_NAME:
-            raise OptionError(
-                f"out is {str(out)!r}: this is in the pack {pack.root}, whose side arrays are in "
-                f"{SIDES_NAME}; choose {pack.root / SIDES_NAME / name}, or a folder elsewhere"
-            )
+    root = pack_above(found / "part")
+    if root is not None and found.parent != root / SIDES_NAME:
+        raise OptionError(
+            f"out is {str(out)!r}: this is in the pack {root}, whose side arrays are in "
+            f"{SIDES_NAME}; choose {root / SIDES_NAME / name}, or a folder elsewhere"
+        )
     return folder
 
 

@@ -65,7 +65,7 @@ def export_coco(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_file(out, selection.roots), complete=selection.complete)
+    result = ExportResult(check_file(out), complete=selection.complete)
     images = []
     for shard, rows in selection.shards(check=True):
         images.append(shard["image_id"][rows])

@@ -2,33 +2,30 @@
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sa1bpack.arguments import check_can_be_folder, local_path
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, temporary_beside
+from sa1bpack.format.manifest import refuse_in_pack
 
 
-def check_folder(out: str | Path, packs: Iterable[Path]) -> Path:
-    """The folder to export to. Raises OptionError for a URL, a file or a folder in the pack."""
-    path = _outside(local_path("out", out), packs)
+def check_folder(out: str | Path) -> Path:
+    """The folder to export to. Raises OptionError for a URL, a file or a folder in a pack."""
+    path = local_path("out", out)
+    refuse_in_pack("out", path, itself=True)
     check_can_be_folder(path, "name a new folder, or one of an earlier export")
     return path
 
 
-def check_file(out: str | Path, packs: Iterable[Path]) -> Path:
-    """The file to export to. Raises OptionError for a URL, a folder or a place in the pack."""
-    path = _outside(local_path("out", out), packs)
+def check_file(out: str | Path) -> Path:
+    """The file to export to. Raises OptionError for a URL, a folder or a place in a pack."""
+    path = local_path("out", out)
+    refuse_in_pack("out", path, itself=True)
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise OptionError(f"{out}: name a file, such as annotations.json, in a folder that exists")
-    return path
-
-
-def _outside(path: Path, packs: Iterable[Path]) -> Path:
-    if any(path.resolve().is_relative_to(pack.resolve()) for pack in packs):
-        raise OptionError(f"{path} is inside the pack; choose a place outside it")
     return path
 
 

@@ -54,7 +54,7 @@ def export_sa1b(
     """
     started = time.perf_counter()
     selection = Selection(pack, sources, shards, image_ids)
-    result = ExportResult(check_folder(out, selection.roots), complete=selection.complete)
+    result = ExportResult(check_folder(out), complete=selection.complete)
     cleaned: set[Path] = set()
     with image_steps(selection.images, progress) as advance:
         for shard, rows in selection.shards(check=True):

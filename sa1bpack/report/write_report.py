@@ -115,8 +115,8 @@ def write_report(
         PosixPath('report.html')
     """
     roots = tuple(paths_of("pack", pack))
+    path = check_output(out, ".html")
     for root in roots:
-        path = check_output(out, ".html", root)
         refuse_hollow(root)
     check_how(verify)
     samples = checked_count("samples", samples)

@@ -69,7 +69,7 @@ def test_what_cannot_be_measured_is_refused_before_it_takes_time(command, packed
         code, _, error = command(name, packed, "--device", "tpu")
         assert code == 2 and "--device is 'tpu'" in error
     code, _, error = command("tune", packed, "--plot", packed / "plot.png")
-    assert code == 2 and "inside the pack" in error
+    assert code == 2 and f"--plot is '{packed}/plot.png', in the pack {packed}" in error
     for name in ("bench", "tune"):
         code, _, error = command(name, packed, "-o", tmp_path / "absent" / "a.json")
         assert code == 2 and "does not exist" in error

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shutil
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -258,6 +259,13 @@ def test_a_folder_among_the_files_of_a_pack_is_refused(ds, pack, out):
     with pytest.raises(OptionError, match=r"this is in the pack .* choose .*/side/a, or a folder"):
         derive(ds, "a", embed, out=pack / out)
     assert verify(pack).ok and not (pack / out).exists()
+
+
+def test_so_is_one_among_the_files_of_another_pack(ds, pack, tmp_path):
+    other = shutil.copytree(pack, tmp_path / "other")
+    with pytest.raises(OptionError, match=r"this is in the pack .*other, whose side arrays are in"):
+        derive(ds, "a", embed, out=other / "a")
+    assert verify(other).ok
 
 
 def test_rows_of_changing_shape_are_refused(ds):

@@ -104,7 +104,7 @@ def test_what_may_not_be_read_is_not_called_damaged(small_pack, tmp_path, capsys
     [
         (["show", "PACK", "-o", "x.jpg"], "name it *.png"),
         (["show", "PACK", "-o", "x.png", "--image-id", "77"], "has the id 77"),
-        (["show", "PACK", "-o", "PACK/x.png"], "inside the pack"),
+        (["show", "PACK", "-o", "PACK/x.png"], "--out is 'PACK/x.png', in the pack PACK, "),
         (["report", "PACK", "-o", "x.html", "--samples", "999"], "from 1 to 400"),
     ],
 )
@@ -112,7 +112,7 @@ def test_wrong_usage_is_refused(small_pack, tmp_path, monkeypatch, capsys, argum
     monkeypatch.chdir(tmp_path)
     arguments = [word.replace("PACK", str(small_pack)) for word in arguments]
     assert main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert said.replace("PACK", str(small_pack)) in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
