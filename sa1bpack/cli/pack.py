@@ -162,11 +162,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="which masks to keep if there are more (default: %(default)s)",
     )  # fmt: skip
     masks.add_argument(
-        "--seed",
-        type=whole,
-        default=default.seed,
+        "--seed", type=whole, default=default.seed, metavar="N",
         help="seed of --select random (default: %(default)s)",
-    )
+    )  # fmt: skip
     masks.add_argument(
         "--min-area", type=whole, default=default.min_area, metavar="PIXELS",
         help="drop masks smaller than this many source pixels (default: %(default)s)",

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import bytes_of, choice, local_path, paths_of, refuse_dataset
+from sa1bpack.arguments import (
+    bytes_of,
+    check_can_be_folder,
+    choice,
+    local_path,
+    paths_of,
+    refuse_dataset,
+)
 from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cache.packs import open_pack
 from sa1bpack.dataset.dataset import Dataset
@@ -125,6 +132,7 @@ def open(
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
     folder = None if cache is None else local_path("cache", cache)
     if folder is not None:
+        check_can_be_folder(folder, "choose another folder for the cache")
         refuse_in_pack("cache", folder, itself=True)
     paths = _local_paths(path, folder, limit)
     saved = next(filter(is_selection, paths), None)

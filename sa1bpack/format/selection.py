@@ -14,7 +14,7 @@ import xxhash
 from zlib_ng import zlib_ng
 
 from sa1bpack.errors import FormatError, NotAPack, OptionError, VersionError
-from sa1bpack.format.files import read_metadata_file, replace_file
+from sa1bpack.format.files import naming, read_metadata_file, replace_file
 from sa1bpack.format.manifest import MANIFEST_NAME, Count
 from sa1bpack.wording import brief
 
@@ -49,7 +49,7 @@ def is_selection(path: Path) -> bool:
     """Whether a path is a file that begins as a selection does. Raises OSError if unreadable."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING
 
 

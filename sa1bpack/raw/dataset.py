@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import bytes_of, local_path, whole_number
+from sa1bpack.arguments import bytes_of, check_can_be_folder, local_path, whole_number
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
@@ -374,5 +374,6 @@ def _limit(name: str, value: Any) -> int:
 def _outside(name: str, folder: str | os.PathLike[str]) -> Path:
     """A folder to keep files in. Raises OptionError for one in a pack, which would be damaged."""
     found = local_path(name, folder)
+    check_can_be_folder(found, f"choose another {name}")
     refuse_in_pack(name, found, itself=True)
     return found

@@ -304,3 +304,9 @@ def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
 def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path):
     code, out, _ = command("export", packed, tmp_path / "\x1b[31m")
     assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out
+
+
+def test_a_selection_on_a_failing_disk_is_named(command):
+    """A file of the system that cannot be read from its start stands for it."""
+    code, _, error = command("export", "/proc/self/mem", "new")
+    assert code == 4 and "Input/output error: '/proc/self/mem'" in error

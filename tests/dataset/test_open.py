@@ -195,3 +195,9 @@ def test_a_subset_is_recognised_without_importing_torch(packed):
         "as_dataset(open(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(packed.root)], check=True)
+
+
+def test_a_cache_where_a_file_is_is_refused_before_anything_is_asked_for(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"file is a file; choose another folder for the cache"):
+        open_pack("s3://bucket/pack", cache=tmp_path / "file" / "cache")

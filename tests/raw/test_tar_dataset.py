@@ -297,6 +297,12 @@ def test_what_it_keeps_is_not_kept_in_a_pack(source, tmp_path, name):
     assert len(list((tmp_path / "pack").iterdir())) == 2
 
 
+def test_what_it_keeps_is_not_kept_in_a_file(source, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match=r"file is a file; choose another index_folder"):
+        sa1bpack.TarDataset(source("tar"), index_folder=tmp_path / "file" / "new")
+
+
 def test_a_source_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SourceError, match=r"no_such\.tar"):
         sa1bpack.TarDataset(tmp_path / "no_such.tar")
