@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from sa1bpack.dataset.present import Present
 from sa1bpack.dataset.sample import read_error
 from sa1bpack.disk.aio import CUT_SHORT
 from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
+from sa1bpack.format.array_reader import missing
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.loading.shard_files import ShardFiles, shard_files, side_files
@@ -253,6 +255,8 @@ class BatchCopy:
                     found.sides.direct[at] = *held[-1].direct, *held[-1].tells
             except ResourceShortage:
                 raise
+            except (FileNotFoundError, NotADirectoryError) as error:
+                self._failed[k] = missing(Path(error.filename))
             except OSError as error:
                 self._failed[k] = without_frames(error)
         return held

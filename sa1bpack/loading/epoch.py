@@ -13,6 +13,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -59,9 +60,11 @@ class BufferPool:
         self.changed = threading.Condition()
         self._allocate, self._count = allocate, count
         self._free = deque(allocate() for _ in range(count))
-        self._all = set(self._free)
+        # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
+        self._all = weakref.WeakSet(self._free)
         self._lent: set[Buffer] = set()
         self._has_grown = self._closed = False
+        self._collect_from = 0  # buffers; with fewer, garbage is not collected
 
     @property
     def free(self) -> int:
@@ -95,10 +98,33 @@ class BufferPool:
         self._lent.discard(buffer)
         if self._closed or len(self._free) >= self._count:
             self._all.discard(buffer)  # beyond the plan: the consumer had kept batches
+            self._collect_from = 0
             return
         self._free.appendleft(buffer)
         with self.changed:
             self.changed.notify_all()
+
+    def refill(self) -> None:
+        """Replace buffers that were lost, so that an epoch begins with as many as were planned.
+
+        Raises what `allocate` raises.
+        """
+        for _ in range(self._count - len(self._all)):
+            buffer = self._allocate()
+            self._all.add(buffer)
+            self.release(buffer)
+
+    def collect(self) -> None:
+        """Collect garbage: a batch in a reference cycle is not in use.
+
+        That takes as long as many batches. Where it frees none, the consumer keeps them, and it is
+        not done again until there are twice as many buffers. Call it without holding the lock.
+        """
+        if len(self._all) < self._collect_from:
+            return
+        lent = len(self._lent)
+        gc.collect()
+        self._collect_from = 0 if len(self._lent) < lent else 2 * len(self._all)
 
     def grow(self) -> None:
         """Add buffers for a consumer that keeps batches: as many as it takes to read ahead again.
@@ -258,7 +284,7 @@ class BatchQueue:
                     f"batch {self._taken} of {self.total} did not arrive within {timeout:g} s; "
                     f"{doing()}. If the storage is slow, raise `timeout` or `threads`"
                 )
-            gc.collect()  # a batch in a reference cycle is not in use
+            self._pool.collect()
             if self._starves():
                 self._pool.grow()
 

@@ -280,6 +280,7 @@ class Loader(BatchReader):
         if self._pool is None:
             plan = self.plan()
             self._pool = BufferPool(partial(_allocated, device, plan), plan.batches)
+        self._pool.refill()
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         choice = self._masks.at(0, 0)
         source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
@@ -293,15 +294,20 @@ class Loader(BatchReader):
         )  # fmt: skip
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
         self._end_threads = weakref.finalize(iteration, threads.end, END_SECONDS)
+        try:
+            threads.start()
+        except BaseException:  # the system refuses one, or Ctrl-C: the others have buffers
+            self._end_epoch()
+            raise
         _log.info("epoch %d begins: %r", batches.epoch, self)
         return threads
 
-    def _end_epoch(self, wait: float) -> None:
+    def _end_epoch(self) -> None:
         """End the threads of the current iteration, if any."""
         found = self._end_threads.detach() if self._end_threads is not None else None
         self._end_threads = None
         if found is not None:
-            found[1](wait)
+            found[1](CLOSE_SECONDS if self._closed else END_SECONDS)
 
     # ------------------------------------------------------------------------------------- end
 
@@ -309,7 +315,7 @@ class Loader(BatchReader):
         """End the threads and release the buffers. Batches already yielded stay valid."""
         self._closed = True
         self._cursor.end()
-        self._end_epoch(CLOSE_SECONDS)
+        self._end_epoch()
         if self._counts is not None and self._counts.here:
             self._counts.leave()
             self._counts.add_up()
@@ -369,6 +375,6 @@ def _ends_epoch_of(loader: Loader) -> Callable[[], None]:
 
     def end() -> None:
         if (loader := found()) is not None:
-            loader._end_epoch(END_SECONDS)
+            loader._end_epoch()
 
     return end

@@ -76,12 +76,16 @@ class ReaderThreads:
         self._doing: dict[str, tuple[BatchCopy | str, float]] = {}
         # Complete batches if there are enough for all threads: that needs the least locking.
         self._parts_per_batch = -(-count // (ahead + 1))
-        self._threads = [
-            threading.Thread(target=self._run, name=f"sa1bpack-reader-{n}", daemon=True)
-            for n in range(count)
-        ]
-        for thread in self._threads:
+        self._count = count
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
+        for n in range(self._count):
+            name = f"sa1bpack-reader-{n}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     # ------------------------------------------------------------------------------- in the threads
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderTimeout
+from sa1bpack.loading import epoch
 from sa1bpack.loading.epoch import BatchQueue, Buffer, BufferPool
 
 
@@ -109,6 +110,39 @@ def test_a_consumer_that_keeps_every_buffer_gets_more_and_one_warning(kept, capl
     for buffer in buffers:
         pool.release(buffer)
     assert pool.lent == 0 and pool.free == 2  # the added ones are gone with their batches
+
+
+def test_garbage_is_collected_seldom_for_a_consumer_that_keeps_every_batch(monkeypatch):
+    """A collection takes as long as many batches; `list(loader)` would spend its time on them."""
+    pool = pool_of(2)
+    queue, collections = BatchQueue(pool, total=200, ahead=1), []
+    monkeypatch.setattr(epoch.gc, "collect", lambda: collections.append(pool.lent))
+
+    def fill():
+        while not queue.over:
+            if (ticket := queue.begin(1)) is not None:
+                queue.commit(ticket, ticket)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    kept = []
+    for _ in range(200):
+        kept.append(queue.take(30, doing).batch.buffer)
+        pool.lend(kept[-1])
+    thread.join(30)
+    assert len(set(kept)) == 200 and 1 <= len(collections) <= 8
+    while kept:
+        pool.release(kept.pop())
+    collections.clear()
+    queue = BatchQueue(pool, total=9, ahead=1)
+    for _ in range(2):
+        kept.append(lent(pool, queue))
+    monkeypatch.setattr(epoch.gc, "collect", lambda: pool.release(kept.pop()))
+    for _ in range(4):  # where it frees batches, no buffer is added
+        with pytest.raises(LoaderTimeout):
+            queue.take(0.01, doing)
+        kept.append(lent(pool, queue))
+    assert pool.lent == 2
 
 
 def test_a_late_thread_alone_does_not_make_the_pool_grow():

@@ -19,7 +19,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading import epoch
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.loading.epoch import BufferPool
+from sa1bpack.loading.epoch import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
 
@@ -96,6 +96,48 @@ def test_a_reference_cycle_does_not_keep_threads(ds):
     del loader
     gc.collect()
     assert not readers()
+
+
+def test_threads_that_had_started_when_another_was_refused_leave_the_loader_as_it_was(
+    ds, monkeypatch
+):
+    started, start = [], threading.Thread.start
+
+    def refuse_the_second(thread):
+        started.append(thread)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Loader(ds, 1, threads=2, timeout=30) as loader:
+        for _ in range(2):
+            started.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse_the_second)
+                with pytest.raises(RuntimeError, match="can't start"):
+                    next(iter(loader))
+            assert not readers()
+        assert sum(1 for _ in loader) == len(ds) and loader.state_dict()["epoch"] == 1
+
+
+def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffer(
+    ds, monkeypatch, pools
+):
+    """A pool that lost one at each Ctrl-C would soon have none."""
+    take = BatchQueue.take
+
+    def interrupted(self, *arguments):
+        take(self, *arguments)
+        raise KeyboardInterrupt
+
+    with Loader(ds, 1, threads=1, timeout=30) as loader:
+        for _ in range(8):
+            with monkeypatch.context() as patch:
+                patch.setattr(BatchQueue, "take", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    next(iter(loader))
+        assert sum(1 for _ in loader) == len(ds)
+        assert pools[0].free == loader.plan().batches
 
 
 def test_two_loaders_run_at_once_without_disturbing_each_other(ds):

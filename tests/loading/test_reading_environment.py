@@ -142,7 +142,9 @@ def test_a_pack_that_is_moved_away_stays_readable_where_it_is_open(root, expecte
 
 def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path):
     """What is gone is named up to the highest folder, in samples as in batches."""
-    opened, begun = open_pack(root), Loader(open_pack(root), 2)
+    opened, begun, open_shards = (open_pack(root) for _ in range(3))
+    open_shards.shards.open_many(range(5))
+    begun, files_closed = Loader(begun, 2), Loader(open_shards, 2)
     root.rename(tmp_path / "away")
     gone = re.escape(f"missing, with all of {root} (if that was moved or is not mounted, open it")
     with pytest.raises(ReadError, match=gone):
@@ -151,6 +153,8 @@ def test_a_pack_that_is_gone_is_named_and_not_said_to_be_damaged(root, tmp_path)
         Loader(opened, 2)
     with pytest.raises(FormatError, match=gone):
         next(iter(begun))
+    with pytest.raises(ReadError, match=gone):
+        next(iter(files_closed))  # its shards are open, the files of images not yet
 
 
 def test_a_file_that_is_gone_alone_has_no_folder_named(root):
