@@ -81,7 +81,7 @@ def attach(
     todo = target.missing(target.shards)
     todo_parts = {shard.identity.part for shard in todo}
     total = sum(shard.identity.extent.samples for shard in target.shards)
-    done = 0
+    done, made = 0, []
     for shard in target.shards:
         positions = lookup.positions(shard, axis)
         counts = shard.samples.column("mask_count") if axis == "mask" else None
@@ -91,13 +91,14 @@ def attach(
             with PartWriter(target.folder, target.spec, shard.identity) as writer:
                 for found, part_counts in pieces:
                     writer.append(found, part_counts)
-                writer.publish()
+                if writer.publish():
+                    made.append(shard)
         else:
             _compare(target, shard, pieces)
         done += len(shard.samples)
         if progress is not None:
             progress(done, total)
-    return target.result(todo)
+    return target.result(made)
 
 
 def _probe(array: Any, dtype: str | None) -> tuple[Any, str]:

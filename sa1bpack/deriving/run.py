@@ -111,7 +111,7 @@ def derive(
             done += count
             if progress is not None:
                 progress(done, total)
-    return target.result(todo)
+    return target.result(work.made)
 
 
 def checked_target(
@@ -163,12 +163,16 @@ def function_name(fn: Function) -> str:
 
 
 class _Work:
-    """Makes the parts of one call of `derive`."""
+    """Makes the parts of one call of `derive`.
+
+    made  the shards whose parts it has published
+    """
 
     def __init__(self, target: Target, fn, options, axis, spatial, loading, batch_size: int):
         self._target, self._fn, self._options = target, fn, options
         self._axis, self._spatial = axis, spatial
         self._loading, self._batch_size = loading, batch_size
+        self.made: list[ShardToDo] = []
 
     def make(self, shard: ShardToDo):
         """Make the part of a shard; yields the number of images of each batch that is done."""
@@ -188,7 +192,8 @@ class _Work:
                         writer = PartWriter(self._target.folder, self._target.spec, shard.identity)
                     writer.append(rows, counts)
                     yield len(counts)
-            writer.publish()
+            if writer.publish():
+                self.made.append(shard)
         finally:
             if writer is not None:
                 writer.discard()

@@ -116,6 +116,19 @@ def test_numpy_rows_of_any_byte_order_are_taken(ds, pack):
     )
 
 
+def test_parts_that_another_call_published_meanwhile_are_not_said_to_be_made(ds):
+    def ids(batch):
+        if not others:
+            others.append(None)  # as another process would, which began a little later
+            others.append(derive(ds, "a", ids))
+        return batch["image_ids"]
+
+    others = []
+    result = derive(ds, "a", ids)
+    assert result.made == () and result.present == others[1].made and result.missing == ()
+    assert len(others[1].made) > 2 and others[1].present == ()
+
+
 def test_an_array_that_is_complete_is_not_taken_for_one_of_another_kind(ds, pack, tmp_path):
     """Repeated with `spatial`, an array that a pipeline does not move would seem to be one."""
 

@@ -95,11 +95,11 @@ class PartWriter:
         self._samples += len(counts)
         self._rows += len(rows)
 
-    def publish(self) -> None:
+    def publish(self) -> bool:
         """Complete the part, flush it and give it its name.
 
-        If another process has published it meanwhile, this one is discarded. Raises OptionError if
-        rows are missing, OSError if writing fails; the part then does not exist.
+        Returns False if another process has published it meanwhile: this one is discarded. Raises
+        OptionError if rows are missing, OSError if writing fails; the part then does not exist.
         """
         spec, extent = self.spec, self.shard.extent
         expected = (extent.samples, spec.values.rows(extent))
@@ -117,10 +117,11 @@ class PartWriter:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self.discard()
-            return
+            return False
         self._folder = self._final
         flush_folder(self._final.parent)
         self._close()
+        return True
 
     def discard(self) -> None:
         """Remove the working folder; does nothing after publication."""
