@@ -9,6 +9,7 @@ from sa1bpack import interrupts
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.cli.output import say
 from sa1bpack.errors import OptionError
 from sa1bpack.progress import image_bar
 
@@ -134,7 +135,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
                 None if arguments.out else "keep the array outside the pack: --out SIDE",
             )  # fmt: skip
             raise
-    print(result)
+    say(result)
     return exits.OK
 
 

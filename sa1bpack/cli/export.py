@@ -4,6 +4,7 @@ import argparse
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import one_or_several, user_path, whole
+from sa1bpack.cli.output import say
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -79,7 +80,7 @@ def run_export(arguments: argparse.Namespace) -> int:
         from sa1bpack.export.sa1b import export_sa1b
 
         result = export_sa1b(one_or_several(arguments.packs), arguments.out, **chosen)
-    print(_summary(result))
+    say(_summary(result))
     return exits.OK
 
 

@@ -6,6 +6,7 @@ from shlex import quote
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.output import say
 from sa1bpack.errors import FormatError, NotAPack, OutputRefused
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
@@ -48,21 +49,21 @@ def run_finalize(arguments: argparse.Namespace) -> int:
     except (OSError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the same command")
         raise
-    print(
+    say(
         f"{result.root}: {counted(result.images, 'image')}, {result.masks:,} of "
         f"{counted(result.annotations, 'mask')}, of {counted(result.sources, 'source')}"
     )
-    print(f"identity of the sources: {result.identity}")
+    say(f"identity of the sources: {result.identity}")
     if result.dropped:
-        print(f"dropped: no masks remained in {counted(result.dropped, 'image')}")
+        say(f"dropped: no masks remained in {counted(result.dropped, 'image')}")
     if result.rejects:
-        print(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
+        say(f"rejected: {counted(result.rejects, 'member')}, see {result.root / 'rejects.jsonl'}")
     for note in result.notes:
         print(f"sa1bpack: {printable(note)}", file=sys.stderr)
     for name, reason in result.missing.items():
         print(f"sa1bpack: {name} is missing: {printable(reason)}", file=sys.stderr)
     if not result.complete:
-        print(f"NOT COMPLETE: {_remedy(result)}")
+        say(f"NOT COMPLETE: {_remedy(result)}")
     elif not result.images:
         print("sa1bpack: no image was packed", file=sys.stderr)
     return exits.OK if result.complete and result.images else exits.FAILED

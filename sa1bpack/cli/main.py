@@ -50,7 +50,7 @@ def _open_closed_streams() -> None:
 
 
 class _Output:
-    """Standard output that escapes what a terminal should not get, and whose errors name it.
+    """Standard output that escapes what its encoding lacks, and whose errors name it.
 
     Those of a stream name no file. After an error, buffered output is discarded, so that the
     interpreter does not fail on it too.
@@ -61,7 +61,7 @@ class _Output:
 
     def write(self, text: str) -> int:
         encoding = self._stream.encoding or "utf-8"
-        shown = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
         return self._named(self._stream.write, shown)
 
     def flush(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, real, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.cli.output import say
 from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.interrupts import interrupts_held
@@ -240,8 +241,8 @@ def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -
         exits.advise(error, "repeat the same command to continue from here")
         raise
     if job_part is not None:
-        print("part {}/{} of a job, which `sa1bpack finalize` makes one pack".format(*job_part))
-    print(_summary(result))
+        say("part {}/{} of a job, which `sa1bpack finalize` makes one pack".format(*job_part))
+    say(_summary(result))
     for name, error in result.failed.items():
         print(f"sa1bpack: {name} was given up: {printable(error)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
@@ -271,7 +272,7 @@ def _dry_run(wanted: dict) -> int:
         from sa1bpack.packing.estimate import estimate
 
     forecast = estimate(**wanted)
-    print(forecast.as_text())
+    say(forecast.as_text())
     for name, error in forecast.unreadable.items():
         print(f"sa1bpack: {name} cannot be read: {printable(error)}", file=sys.stderr)
     return exits.OK if forecast.fits and not forecast.unreadable else exits.FAILED

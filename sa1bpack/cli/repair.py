@@ -6,6 +6,7 @@ import sys
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.cli.output import say
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
 from sa1bpack.interrupts import interrupts_held
@@ -119,15 +120,15 @@ def run_repair(arguments: argparse.Namespace) -> int:
     )
     if result.repaired:
         names = ", ".join(result.repaired)
-        print(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")
+        say(f"{rebuilt} {counted(len(result.repaired), 'shard')}: {names}")
     if result.rewritten:
-        print(f"{rewrote} the pack's own files")
+        say(f"{rewrote} the pack's own files")
     for name, reason in result.left.items():
         print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
     if not result.complete:
-        print(f"NOT COMPLETE: {remedy_of(result.root)}")
+        say(f"NOT COMPLETE: {remedy_of(result.root)}")
     of = "" if job_part is None else "part {}/{}: ".format(*job_part)
-    print(f"{result.root}: {of}{_verdict(result)}")
+    say(f"{result.root}: {of}{_verdict(result)}")
     return exits.OK if result.ok else exits.FAILED
 
 

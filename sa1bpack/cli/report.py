@@ -5,6 +5,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import one_or_several, user_path, whole
+from sa1bpack.cli.output import say
 from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
@@ -88,7 +89,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     for line in (*lines, *advice(pack, result.verification.problems)):
         print(f"sa1bpack: {printable(line)}", file=sys.stderr)
     state = "" if result.complete else ", NOT COMPLETE"
-    print(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}{state}")
+    say(f"{result.path}: {counted(result.images, 'image')}, {_verdict(result)}{state}")
     return exits.OK if result.ok else exits.FAILED
 
 

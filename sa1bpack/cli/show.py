@@ -5,6 +5,7 @@ import sys
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import number, one_or_several, real, user_path, whole
+from sa1bpack.cli.output import say
 from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
@@ -111,5 +112,5 @@ def run_show(arguments: argparse.Namespace) -> int:
     for sample in shown.unreadable:
         print(f"sa1bpack: {printable(sample)}", file=sys.stderr)
     missing = f", {len(shown.unreadable):,} NOT DRAWN" if shown.unreadable else ""
-    print(f"{path}: {shown.picture.width} x {shown.picture.height} pixels{missing}")
+    say(f"{path}: {shown.picture.width} x {shown.picture.height} pixels{missing}")
     return exits.FAILED if shown.unreadable else exits.OK

@@ -12,6 +12,7 @@ from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.cli.output import say
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
@@ -83,7 +84,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     bad = sum(not _verify(pack, arguments) for pack in packs)
     if len(packs) > 1 and not arguments.json:
         verdict = f"{bad:,} with problems" if bad else "no problem found"
-        print(f"{len(packs):,} checked: {verdict}")
+        say(f"{len(packs):,} checked: {verdict}")
     return exits.FAILED if bad else exits.OK
 
 
@@ -91,16 +92,16 @@ def _verify(pack: str | Path, arguments: argparse.Namespace) -> bool:
     """Verify one pack, print what was found, and return whether there was no problem."""
     report = _report(pack, arguments)
     if arguments.json:
-        print(_as_json(pack, arguments.part, report))
+        say(_as_json(pack, arguments.part, report))
         return report.ok
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:
-        print(f"NOT COMPLETE: {remedy_of(Path(pack))}")
+        say(f"NOT COMPLETE: {remedy_of(Path(pack))}")
     for line in advice(str(pack), report.problems):
-        print(line)
+        say(line)
     of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)
-    print(f"{pack}: {of}{_verdict(report, arguments.quick)}")
+    say(f"{pack}: {of}{_verdict(report, arguments.quick)}")
     return report.ok
 
 

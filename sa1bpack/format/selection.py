@@ -113,8 +113,8 @@ def _found(path: Path, folder: Path, place: PackPlace) -> Path | str:
         if (candidate / MANIFEST_NAME).is_file():
             return candidate.resolve()
     raise NotAPack(
-        f"{path}: a selection from the pack {place.absolute}, which is not there any more: open "
-        f"the pack where it is now, and take sa1bpack.open(PACK).select({str(path)!r})"
+        f"{path}: a selection from the pack {place.absolute}, which is not there any more: make a "
+        f"link there to where it is now, or take sa1bpack.open(PACK).select({str(path)!r})"
     )
 
 

@@ -301,9 +301,15 @@ def test_the_selection_among_several_paths_is_named(command, packed, tmp_path):
     assert code == 2 and error.startswith(f"sa1bpack: {selection} is a selection: export it alone")
 
 
-def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path):
+def test_what_would_colour_a_terminal_is_escaped_in_output(command, packed, tmp_path, monkeypatch):
     code, out, _ = command("export", packed, tmp_path / "\x1b[31m")
     assert code == 0 and r"\x1b[31m: " in out and "\x1b" not in out
+    shown = "def fn(batch):\n    print('\\t\\x1b[31mred')\n    return batch['indices'][:, None]\n"
+    (tmp_path / "shows.py").write_text(shown)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    code, out, error = command("derive", packed, "x", "--fn", "shows:fn")
+    assert (code, error) == (0, "") and "\t\x1b[31mred" in out  # what a user's function prints
 
 
 def test_a_selection_on_a_failing_disk_is_named(command):

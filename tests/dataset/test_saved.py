@@ -111,6 +111,8 @@ def test_a_pack_is_sought_beside_the_file_first_and_then_where_it_was(several, t
     with pytest.raises(NotAPack, match=r"one/pack, which is not there any more: .*\.select\("):
         open_pack(tmp_path / "file")
     assert len(open_pack(tmp_path / "three").select(tmp_path / "file")) == 4
+    pack.symlink_to(tmp_path / "three")
+    assert len(open_pack(tmp_path / "file")) == 4
 
 
 def test_missing_ids_are_counted_and_named(several, tmp_path, no_flush):
