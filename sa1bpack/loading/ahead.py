@@ -39,6 +39,9 @@ class Ahead:
         self._changed = threading.Condition()
         self._asked = self._reached = 0
         self._over = False
+
+    def start(self) -> None:
+        """Begin to ask."""
         threading.Thread(target=self._run, name="sa1bpack-ahead", daemon=True).start()
 
     def reach(self, number: int) -> int:

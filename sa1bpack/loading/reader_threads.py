@@ -81,6 +81,8 @@ class ReaderThreads:
 
     def start(self) -> None:
         """Start the threads. If that fails, or is interrupted, `end` ends those that began."""
+        if self._asking is not None:
+            self._asking.start()
         for n in range(self._count):
             name = f"sa1bpack-reader-{n}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
