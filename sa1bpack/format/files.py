@@ -287,9 +287,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class _Mapping:
     """A shared mapping that numpy arrays keep alive. (`mmap.mmap` keeps a descriptor.)"""
 
+    _address = None  # also where Ctrl-C comes before the first line of __init__
+
     def __init__(self, fd: int, nbytes: int, path: Path, writable: bool):
         self._nbytes = nbytes
-        self._address = None
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = _libc.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:

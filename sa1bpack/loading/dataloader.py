@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -156,14 +156,21 @@ class PackDataLoader(BatchReader, DataLoader):
             _loaders.add(self)
         try:
             with self.batch_sampler.yielding(batches):
-                return _TorchRun(DataLoader.__iter__(self))
+                return _TorchRun(DataLoader.__iter__(self), self._replace_workers)
         except BaseException as error:
             _end_half_made(error)
+            self._replace_workers()
             raise
 
     def end_workers(self) -> None:
         if self._iterator is not None and self._pid == os.getpid():
             self._iterator._shutdown_workers()
+
+    def _replace_workers(self) -> None:
+        """After an error, such as Ctrl-C: torch's iterator may be in the middle of something."""
+        if self._iterator is not None and self._pid == os.getpid():
+            self._iterator._shutdown_workers()
+            self._iterator = None
 
     def __repr__(self) -> str:
         return self._described(counted(self.num_workers, "worker"))
@@ -207,7 +214,13 @@ def _end_half_made(error: BaseException) -> None:
     while trace is not None:
         made = trace.tb_frame.f_locals.get("self")
         if isinstance(made, _MultiProcessingDataLoaderIter):
-            made._workers_done_event.set()
+            if getattr(made, "_worker_pids_set", False):  # it is complete
+                made._shutdown_workers()
+                break
+            if (done := getattr(made, "_workers_done_event", None)) is None:  # there are none yet
+                made._shutdown = True
+                break
+            done.set()
             for queue, worker in zip(made._index_queues, made._workers, strict=False):
                 queue.put(None)
                 worker.join(_END_SECONDS)
@@ -221,12 +234,17 @@ def _end_half_made(error: BaseException) -> None:
 class _TorchRun:
     """An epoch iterated by torch."""
 
-    def __init__(self, batches: Iterator[_SentBatch]):
-        self._batches = batches
+    def __init__(self, batches: Iterator[_SentBatch], failed: Callable[[], None]):
+        """failed: called when an error, raised in a worker or here, ends the epoch."""
+        self._batches, self._failed = batches, failed
 
     def take(self) -> Taken:
         """The next batch."""
-        sent = next(self._batches)
+        try:
+            sent = next(self._batches)
+        except BaseException:
+            self._failed()
+            raise
         nbytes = sum(_nbytes(value) for value in sent.values())
         return Taken(dict(sent) or None, list(sent.errors), nbytes, None)
 

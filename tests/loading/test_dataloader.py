@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from batches import same, tensors_of
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
@@ -196,6 +197,29 @@ def test_an_iteration_that_was_ended_reports_it_and_leaves_the_state_alone(ds, w
     assert made.state_dict() == state
     if ended_by == "a state":
         assert rows_of(new) == complete[1:]
+    stop(made)
+
+
+@pytest.mark.parametrize(("step", "taken"), [("_get_data", 0), ("_process_data", 1)])
+def test_an_interrupt_within_torchs_iterator_does_not_reach_the_next_epoch(
+    ds, step, taken, monkeypatch
+):
+    """Ctrl-C in a notebook, which goes on to use the loader: its workers persist."""
+    made = make_dataloader(ds, 4, workers=2, seed=1, timeout=30)
+    expected = [rows_of(made) for _ in range(2)]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    batches = iter(made)
+    for _ in range(taken):
+        next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(_MultiProcessingDataLoaderIter, step, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    made.set_epoch(0)
+    assert [rows_of(made) for _ in range(2)] == expected
     stop(made)
 
 
