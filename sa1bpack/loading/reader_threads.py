@@ -18,8 +18,8 @@ from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
+from sa1bpack.loading.statistics.activity import CONSUMER
 from sa1bpack.loading.statistics.counting import EpochCounts
-from sa1bpack.loading.statistics.work import CONSUMER
 from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait

@@ -18,11 +18,11 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.sample_reader import Read
+from sa1bpack.loading.statistics.activity import Activity
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.counting import EpochCounts
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.loading.statistics.trace import Trace
-from sa1bpack.loading.statistics.work import Work
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
@@ -387,7 +387,7 @@ def test_at_exit_the_trace_has_every_batch_that_was_taken(packed, tmp_path):
 
 def test_a_write_in_the_middle_of_a_write_leaves_its_events_to_that_one(tmp_path, monkeypatch):
     trace = Trace(tmp_path / "t.json")
-    dumps, meanwhile = json.dumps, [Work("wait", "consumer", 7, 1.0, 2.0)]
+    dumps, meanwhile = json.dumps, [Activity("wait", "consumer", 7, 1.0, 2.0)]
 
     def interrupted(event):
         if meanwhile:
@@ -395,7 +395,7 @@ def test_a_write_in_the_middle_of_a_write_leaves_its_events_to_that_one(tmp_path
         return dumps(event)
 
     monkeypatch.setattr(json, "dumps", interrupted)
-    trace.write(1, [Work("wait", "consumer", 3, 1.0, 2.0)])
+    trace.write(1, [Activity("wait", "consumer", 3, 1.0, 2.0)])
     assert [(e["args"]["epoch"], e["args"]["batch"]) for e in waits(trace.path)] == [(1, 3), (0, 7)]
 
 

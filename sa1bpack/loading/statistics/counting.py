@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from sa1bpack.cache.requests import Counts
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.loading.sample_reader import Read
+from sa1bpack.loading.statistics.activity import CONSUMER, Activity
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.loading.statistics.trace import Trace
-from sa1bpack.loading.statistics.work import CONSUMER, Work
 
 # Records that are added up together, while the epoch runs.
 _TOGETHER = 512
@@ -40,7 +40,7 @@ class EpochCounts:
         self.clock, self._begun = clock, begun
         self._epoch, self._trace, self._pid = epoch, trace, os.getpid()
         self._ended: float | None = None
-        # The fields of a Work, as a plain tuple: making one takes a fifth of the time.
+        # The fields of an Activity, as a plain tuple: making one takes a fifth of the time.
         self._records: deque[tuple] = deque()
         self._lock = threading.RLock()  # of what follows
         self._adding = False  # a finalizer may end the epoch in the middle of adding
@@ -132,7 +132,7 @@ class EpochCounts:
                     records.append(self._records.popleft())
                 self._add(records)
                 if self._trace is not None and records:
-                    self._trace.write(self._epoch, [Work(*record) for record in records])
+                    self._trace.write(self._epoch, [Activity(*record) for record in records])
             finally:
                 self._adding = False
 

@@ -1,4 +1,4 @@
-"""A trace of an epoch's work in the Trace Event Format, which chrome://tracing and Perfetto read.
+"""A trace of an epoch in the Trace Event Format, which chrome://tracing and Perfetto read.
 
 The format is described in "Trace Event Format", a document of the Chromium project: an object whose
 `traceEvents` are complete events (`"ph": "X"`) with a beginning and a duration in microseconds, in
@@ -15,7 +15,7 @@ from typing import Any
 
 from sa1bpack.arguments import local_path
 from sa1bpack.errors import OptionError
-from sa1bpack.loading.statistics.work import Work
+from sa1bpack.loading.statistics.activity import Activity
 
 _HEAD, _TAIL = '{"displayTimeUnit": "ms", "traceEvents": [\n', "\n]}\n"
 _RANK = "{rank}"
@@ -44,7 +44,7 @@ class Trace:
         self.path = Path(path.replace(_RANK, str(rank)))
         self._tracks: dict[str, int] = {}
         self._empty = True
-        self._pending: deque[tuple[int, Sequence[Work]]] = deque()
+        self._pending: deque[tuple[int, Sequence[Activity]]] = deque()
         self._writing = threading.Lock()  # nobody waits for it
         self.path.write_text(_HEAD + _TAIL)
         self._process = os.getpid()
@@ -56,7 +56,7 @@ class Trace:
         """Whether this process writes it."""
         return self._process == os.getpid()
 
-    def write(self, epoch: int, records: Sequence[Work]) -> None:
+    def write(self, epoch: int, records: Sequence[Activity]) -> None:
         """Add the events of an epoch. Raises OSError.
 
         A call in the middle of another one, by a finalizer or another thread, leaves its events to
@@ -70,49 +70,55 @@ class Trace:
             finally:
                 self._writing.release()
 
-    def _write(self, epoch: int, records: Sequence[Work]) -> None:
+    def _write(self, epoch: int, records: Sequence[Activity]) -> None:
         events: list[dict[str, Any]] = []
-        for work in records:
-            if work.thread not in self._tracks:
-                track = self._tracks[work.thread] = len(self._tracks)
-                events.append(self._metadata("thread_name", track, work.thread))
-            of = {"epoch": epoch, "batch": work.batch}
-            if work.kind == "copy":
-                events += self._copy_events(work, of)
+        for activity in records:
+            if activity.thread not in self._tracks:
+                track = self._tracks[activity.thread] = len(self._tracks)
+                events.append(self._metadata("thread_name", track, activity.thread))
+            of = {"epoch": epoch, "batch": activity.batch}
+            if activity.kind == "copy":
+                events += self._copy_events(activity, of)
                 continue
-            if work.kind == "wait":
-                of |= {"samples": work.samples, "bytes": work.nbytes, "dropped": work.dropped}
-                if work.ready is not None:
+            if activity.kind == "wait":
+                of |= {
+                    "samples": activity.samples,
+                    "bytes": activity.nbytes,
+                    "dropped": activity.dropped,
+                }
+                if activity.ready is not None:
                     events.append(
-                        self._event("C", "ready batches", work, work.begin)
-                        | {"args": {"batches": work.ready}}
+                        self._event("C", "ready batches", activity, activity.begin)
+                        | {"args": {"batches": activity.ready}}
                     )
-            events.append(self._complete(work.kind, work, work.begin, work.end, of))
+            events.append(self._complete(activity.kind, activity, activity.begin, activity.end, of))
         self._extend(events)
 
-    def _copy_events(self, work: Work, of: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reads of a piece of work, and the copying after each of them."""
-        events, last = [], work.begin
-        for read in work.reads:
+    def _copy_events(self, activity: Activity, of: dict[str, Any]) -> list[dict[str, Any]]:
+        """The reads of an activity, and the copying after each of them."""
+        events, last = [], activity.begin
+        for read in activity.reads:
             if read.begin > last:
-                events.append(self._complete("copy", work, last, read.begin, of))
+                events.append(self._complete("copy", activity, last, read.begin, of))
             found = of | {
                 "bytes in the page cache": read.cached, "bytes past it": read.past,
                 "bytes announced": read.through, "requests": read.requests,
             }  # fmt: skip
-            events.append(self._complete("read", work, read.begin, read.end, found))
+            events.append(self._complete("read", activity, read.begin, read.end, found))
             last = read.end
-        events.append(self._complete("copy", work, last, work.end, of))
+        events.append(self._complete("copy", activity, last, activity.end, of))
         return events
 
-    def _complete(self, name: str, work: Work, begin: float, end: float, args: dict) -> dict:
-        found = self._event("X", name, work, begin)
+    def _complete(
+        self, name: str, activity: Activity, begin: float, end: float, args: dict
+    ) -> dict:
+        found = self._event("X", name, activity, begin)
         return found | {"dur": round((end - begin) * 1e6, 3), "args": args}
 
-    def _event(self, kind: str, name: str, work: Work, at: float) -> dict[str, Any]:
+    def _event(self, kind: str, name: str, activity: Activity, at: float) -> dict[str, Any]:
         return {
             "ph": kind, "name": name, "cat": "loading", "ts": round(at * 1e6, 3),
-            "pid": self._process, "tid": self._tracks[work.thread],
+            "pid": self._process, "tid": self._tracks[activity.thread],
         }  # fmt: skip
 
     def _metadata(self, kind: str, track: int, name: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from sa1bpack.packing.parts.outcomes import (
     write_failed,
     write_plan,
 )
-from sa1bpack.packing.parts.work import WorkFolder, alone
+from sa1bpack.packing.parts.part_folder import PartFolder, alone
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.wording import printable
@@ -74,7 +74,7 @@ class PartState(PackState):
                 write_plan(root, plan)
             self._listed = frozenset(entry.name for entry in manifest.shards)
             self._enter(manifest, frozenset(sources))
-            self._work = WorkFolder(root)
+            self._work = PartFolder(root)
         except BaseException:
             os.close(lock)
             raise

@@ -15,7 +15,7 @@ from sa1bpack.format import open_shard
 from sa1bpack.format.files import put_in_place, restore_set_aside
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.packing.pack_state import lock_folder
-from sa1bpack.packing.parts.work import WorkFolder, alone
+from sa1bpack.packing.parts.part_folder import PartFolder, alone
 from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.repair.damage import Damage, find_damage
 from sa1bpack.packing.repair.rebuild import RebuiltShards
@@ -46,7 +46,7 @@ def repair_part(
     try:
         _refuse_unfinished(root)
         if lock is not None:
-            work = WorkFolder(root)
+            work = PartFolder(root)
             with alone(root):
                 restore_set_aside(root / SHARDS_NAME)
         with byte_bar(show_progress) as advance:
@@ -90,7 +90,7 @@ def _rebuild(
     result: RepairResult,
     damage: Damage,
     wanted: Wanted,
-    work: WorkFolder,
+    work: PartFolder,
     workers: int,
     show_progress: bool | None,
 ) -> None:

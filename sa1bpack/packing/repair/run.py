@@ -22,7 +22,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifes
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
 from sa1bpack.packing.pack_state import PackState, lock_folder
-from sa1bpack.packing.parts.work import remove_empty_notes
+from sa1bpack.packing.parts.part_folder import remove_empty_notes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.repair.damage import Damage, find_damage

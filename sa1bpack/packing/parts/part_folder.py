@@ -35,7 +35,7 @@ def remove_empty_notes(root: Path) -> None:
         shutil.rmtree(folder)
 
 
-class WorkFolder:
+class PartFolder:
     """A working folder under shards/, which a process keeps as long as it holds a lock.
 
     folder

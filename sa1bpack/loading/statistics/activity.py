@@ -8,7 +8,7 @@ from sa1bpack.loading.sample_reader import Read
 CONSUMER = "consumer"
 
 
-class Work(NamedTuple):
+class Activity(NamedTuple):
     """What a thread did from `begin` to `end`, in seconds of `time.perf_counter`.
 
     kind     "plan", "copy", "stage", "wait" or "deliver", which is a part of a wait
