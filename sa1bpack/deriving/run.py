@@ -1,6 +1,7 @@
 """`sa1bpack.derive`: a side array computed by a function, shard by shard through the Loader."""
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, Unpack
@@ -24,6 +25,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.loader import Loader
+from sa1bpack.wording import brief
 
 Function = Callable[..., torch.Tensor | np.ndarray]
 
@@ -132,6 +134,7 @@ def checked_target(
     check_side_name(name)
     if not callable(fn):
         raise OptionError(f"fn is {fn!r}: choose a function of a batch")
+    _check_call(fn, options)
     choice("axis", axis, SIDE_AXES)
     check_spatial(axis, spatial)
     known = LoadingKeywords.__annotations__
@@ -145,6 +148,21 @@ def checked_target(
         )
     provenance = {"function": function_name(fn), "options": options, "samples": ds.spec_text}
     return Target(ds, name, axis, spatial, out, provenance)
+
+
+def _check_call(fn: Function, options: dict[str, Any]) -> None:
+    """Raise OptionError if the function does not take a batch and these options."""
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some functions that are not written in Python have none
+        return
+    try:
+        signature.bind(None, **options)
+    except TypeError as error:
+        raise OptionError(
+            f"options is {brief(options)}: {getattr(fn, '__qualname__', fn)}{signature} cannot be "
+            f"called with a batch and these ({error})"
+        ) from None
 
 
 def function_name(fn: Function) -> str:
