@@ -16,7 +16,8 @@ BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows its downloads, except in CI. What setuptools
 # says of every editable installation concerns nobody here.
 PIP  := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip \
-        --disable-pip-version-check install $(if $(CI),--quiet) --constraint constraints.txt --build-constraint constraints.txt
+        --disable-pip-version-check install $(if $(CI),--quiet) \
+        --constraint constraints.txt --build-constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
