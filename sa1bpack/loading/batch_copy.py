@@ -221,24 +221,38 @@ class BatchCopy:
     def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy all of these samples, whose files are open, but masks that come from runs."""
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, found, images = self._spec, self._lookup, self.regions["images"]
-        capacity = self.capacity if spec.layout.padded else -1
-        bits = spec.masks.source == "bits"
+        found = self._lookup
         reader.load(
             self._low, first, stop, buffer, found.addresses, found.files, found.direct,
-            found.spans, found.mask_rows, found.mask_spans, found.offsets, capacity,
-            self.capacity if spec.pads_masks else -1, found.sizes, found.scales, spec.image.how,
-            spec.shards.image_size, spec.stored_side, images.start, prod(images.shape[1:]),
-            self.regions["masks"].start if bits else -1, spec.mask_bytes if bits else _RUN_BYTES,
-            spec.as_bool, self._fields, self._status,
+            found.spans, found.mask_rows, found.mask_spans, found.offsets, *self._capacities,
+            found.sizes, found.scales, *self._placement(),
         )  # fmt: skip
-        if spec.sides:
+        if self._spec.sides:
             sides = found.sides
             reader.load_sides(
                 self._low, first, stop, buffer, sides.addresses, sides.files, sides.direct,
-                found.local, found.mask_rows, found.offsets, capacity, self._sides,
+                found.local, found.mask_rows, found.offsets, self._capacities[0], self._sides,
                 self._side_status,
             )  # fmt: skip
+
+    @property
+    def _capacities(self) -> tuple[int, int]:
+        """Rows per sample in the arrays of the fields, and in that of the masks; -1: flat."""
+        spec = self._spec
+        return (
+            self.capacity if spec.layout.padded else -1, self.capacity if spec.pads_masks else -1
+        )  # fmt: skip
+
+    def _placement(self, with_images: bool = True) -> tuple:
+        """Where and how images and masks are put: the last arguments of `copy_samples`."""
+        spec, images = self._spec, self.regions["images"]
+        bits = spec.masks.source == "bits"
+        return (
+            spec.image.how, spec.shards.image_size, spec.stored_side, images.start,
+            prod(images.shape[1:]) if with_images else 0,
+            self.regions["masks"].start if bits else -1, spec.mask_bytes if bits else _RUN_BYTES,
+            spec.as_bool, self._fields, self._status,
+        )  # fmt: skip
 
     def _open_files(self, first: int, stop: int, direct: bool) -> list[ShardFiles]:
         """Enter the files of samples into the lookup; they stay open as long as the list lives."""

@@ -6,7 +6,6 @@ each of its values is compared with the sample's own rows.
 """
 
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -139,16 +138,10 @@ class CheckedBatchCopy(BatchCopy):
     def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Copy samples whose rows have been read."""
         assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        spec, images = self._spec, self.regions["images"]
-        stored_masks = spec.masks.source == "bits"
         copy_samples(
             0, first, stop, buffer, self._addresses, self._no_files, self._spans, self._chosen,
-            self._offsets, self.capacity if spec.layout.padded else -1,
-            self.capacity if spec.pads_masks else -1, self._sizes, self._scales, spec.image.how,
-            spec.shards.image_size, spec.stored_side, images.start,
-            0 if self._in_place else prod(images.shape[1:]),
-            self.regions["masks"].start if stored_masks else -1, spec.mask_bytes, spec.as_bool,
-            self._fields, self._status,
+            self._offsets, *self._capacities, self._sizes, self._scales,
+            *self._placement(with_images=not self._in_place),
         )  # fmt: skip
 
     def _announce(self, row: int, direct: bool) -> None:
