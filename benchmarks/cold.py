@@ -20,7 +20,8 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
 The ceiling reads the same images (and bits, if stored) in random order with O_DIRECT into aligned
 buffers, and does nothing else: by preadv in several numbers of threads, and by Linux AIO with
 several samples in flight per thread. The Loader has its defaults, except
-that masks stay bits or runs, as stored. `--peers` adds other loaders on the samples of the default
+that masks stay bits or runs, as stored; with `--io direct` also in a second epoch, which reads all
+images and masks from the disk again. `--peers` adds other loaders on the samples of the default
 pack, in their own formats, each with the setting that reads them fastest from the disk (see
 cold_peers.py); for them opening does not count, and what they read is compared with the pack. They
 need as many bytes in DIR as five such packs. The last table is a new process's first batch: from
@@ -62,6 +63,7 @@ class Line(NamedTuple):
     direct  of bytes: with O_DIRECT
     threads of bytes
     at_once samples of bytes that a thread asks for at once, with Linux AIO; 1: with `preadv`
+    again   of the Loader: the second epoch, in which the small arrays are in the page cache
     """
 
     reader: str | None
@@ -70,6 +72,7 @@ class Line(NamedTuple):
     direct: bool = False
     threads: int = 0
     at_once: int = 1
+    again: bool = False
 
     def __str__(self) -> str:
         if self.reader is None:
@@ -78,7 +81,7 @@ class Line(NamedTuple):
             way = "O_DIRECT preadv" if self.direct else "buffered preadv"
             return f"{way}, {self.threads} threads"
         io = "" if self.io is None else f", io={self.io}"
-        return f"Loader, {self.reader}, {self.order}{io}"
+        return f"Loader, {self.reader}, {self.order}{io}{', second epoch' * self.again}"
 
 
 def lines_of(kind: Kind, ways: list[str | None]) -> list[Line]:
@@ -90,6 +93,8 @@ def lines_of(kind: Kind, ways: list[str | None]) -> list[Line]:
         first, *others = kind.readers
         lines += [Line(first, order, io) for order in ("shuffle", "local", "sequential")]
         lines += [Line(reader, "shuffle", io) for reader in others]
+        if io == "direct":
+            lines += [Line(reader, "shuffle", io, again=True) for reader in kind.readers]
     return lines
 
 
@@ -131,6 +136,9 @@ def _loader(kind: str, line: Line, pack: Path, batch: int, seed: int) -> Loader:
 def _read_batches(kind: str, line: Line, pack: Path, batch: int, seed: int) -> Reading:
     """The clock starts when the pack is open, as the files of the ceiling are."""
     with _loader(kind, line, pack, batch, seed) as loader:
+        if line.again:
+            for _ in loader:
+                pass
         start, cpu = time.perf_counter(), time.process_time()
         samples = sum(len(found["image_ids"]) for found in loader)
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu

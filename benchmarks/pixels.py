@@ -6,7 +6,8 @@
 Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes per
 sample, their ratio to the bytes of the tars, and the total for 11,185,362 such samples. Then the
 PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back by the rules
-of docs/format.md, and CPU milliseconds per image, medians over repeats on one core.
+of docs/format.md, and CPU milliseconds per image, medians over repeats on one core. At last what a
+reader pays for images without a canvas: CPU milliseconds to put one on the canvas of a batch.
 """
 
 import argparse
@@ -22,12 +23,22 @@ from decode import BICUBIC, Photo, milliseconds, pil_full, psnr, read_photos
 from PIL import Image
 
 import sa1bpack
+from sa1bpack.batch.canvas import put_image
+from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
 from sa1bpack.format import Shard, open_shard
 from sa1bpack.format.image_bytes import canvas_spans
 from sa1bpack.pixels import decode_into, decode_yuv420_into, yuv420_to_rgb
 
 SA1B_IMAGES = 11_185_362
 Planes = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+COPIES = 48  # of an image and of its canvas, together larger than a processor's caches
+# Name → how, and bytes per pixel of the image and of the canvas.
+PLACED = {
+    "rgb": (RGB_ON_CANVAS, 3, 3),
+    "planes": (YUV_ON_CANVAS, 1.5, 1.5),
+    "planes to rgb": (RGB_OF_YUV, 1.5, 3),
+}
 
 PARTS = {"pixels": ("image",), "bits": ("mask_bits",), "runs": ("run_ends", "run_offset")}
 
@@ -164,6 +175,26 @@ def print_quality(photos: list[Photo], repeats: int) -> None:
     print()
 
 
+def print_placing(side: int, repeats: int) -> None:
+    """CPU ms to put native images on a canvas of `side`, from and to memory that is in no cache."""
+    print(f"\n{f'ms on a canvas of {side}':<32}" + "".join(f"{name:>16}" for name in PLACED))
+    for height, width in ((side * 2 // 3, side), (side, side * 2 // 3)):
+        print(f"{f'{width} x {height} in place':<32}", end="")
+        for how, stored, cell in PLACED.values():
+            nbytes, size = int(height * width * stored) + side, int(side * side * cell)
+            sources, canvases = (
+                np.ones((COPIES, nbytes), np.uint8),
+                np.ones((COPIES, size), np.uint8),
+            )
+
+            def place(k, how=how, sources=sources, canvases=canvases, shape=(height, width)):
+                address = sources[k].__array_interface__["data"][0]
+                put_image(how, address, *shape, shape[1], shape[0], side, canvases[k])
+
+            print(f"{milliseconds(place, range(COPIES), repeats):16.3f}", end="", flush=True)
+        print()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -178,6 +209,7 @@ def main() -> None:
     tars = [path for pattern in options.tars for path in sorted(glob.glob(pattern)) or [pattern]]
     print_storage(tars, options)
     print_quality(read_photos(tars, options.photos, options.size), options.repeats)
+    print_placing(options.size, options.repeats)
 
 
 if __name__ == "__main__":

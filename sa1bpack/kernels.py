@@ -12,4 +12,9 @@ ensure_kernel_cache()
 from numba import njit, types  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 
-__all__ = ["intrinsic", "njit", "types"]
+__all__ = ["intrinsic", "memcpy", "memset", "njit", "types"]
+
+_word = types.uintp
+# Of the C library, on addresses.
+memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
+memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))

@@ -18,11 +18,11 @@ import sys
 import numpy as np
 
 from sa1bpack.batch.canvas import put_image
-from sa1bpack.batch.stream_copy import memcpy, memset, stream_copy
+from sa1bpack.batch.stream_copy import stream_copy
 from sa1bpack.batch.unpack import unpack_words
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT, EINTR, errno
-from sa1bpack.kernels import njit, types
+from sa1bpack.kernels import memcpy, memset, njit, types
 
 _LINUX = sys.platform.startswith("linux")
 _RWF_NOWAIT = 8
@@ -171,13 +171,28 @@ def _copy_image(how, side, size, layout_stride, source, file, position, count, t
     """
     if how == AS_STORED:
         return copy_bytes(target.ctypes.data, source, file, position, count)
+    if file == IN_MEMORY or in_memory(file, position + count - 1):
+        _put_image(how, source, size, layout_stride, side, target)
+        return 0
+    # An array whose address is used must be someone's argument: numba may free its own before.
     stored = np.empty(count, np.uint8)
-    status = copy_bytes(stored.ctypes.data, source, file, position, count, False)
+    return _read_image(how, side, size, layout_stride, file, position, stored, target)
+
+
+@njit(nogil=True, cache=True)
+def _read_image(how, side, size, layout_stride, file, position, stored, target):
+    """Read one image into `stored`, uint8, and put it on its canvas."""
+    status = copy_bytes(stored.ctypes.data, 0, file, position, len(stored), False)
     if status == 0:
-        height, width = np.int64(size[2]), np.int64(size[3])
-        rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
-        put_image(how, stored, height, width, stride, rows, side, target)
+        _put_image(how, stored.ctypes.data, size, layout_stride, side, target)
     return status
+
+
+@njit(nogil=True, cache=True)
+def _put_image(how, source, size, layout_stride, side, target):
+    height, width = np.int64(size[2]), np.int64(size[3])
+    rows, stride = (layout_stride, layout_stride) if layout_stride else (height, width)
+    put_image(how, np.int64(source), height, width, stride, rows, side, target)
 
 
 @njit(nogil=True, cache=True)

@@ -145,7 +145,8 @@ def _put_on_canvas(sample: Sample, image: np.ndarray, canvas: np.ndarray) -> Non
         )
     how = YUV_ON_CANVAS if planes else RGB_ON_CANVAS
     stored = np.ascontiguousarray(image).reshape(-1)
-    put_image(how, stored, height, width, width, height, side, canvas.reshape(-1))
+    at = stored.__array_interface__["data"][0]
+    put_image(how, at, height, width, width, height, side, canvas.reshape(-1))
 
 
 def _copy_masks(field: Field, value: np.ndarray, rows: np.ndarray | None, target) -> None:

@@ -23,10 +23,9 @@ from sa1bpack.batch.read_samples import (
     request_rows,
     request_span,
 )
-from sa1bpack.batch.stream_copy import memset
 from sa1bpack.disk.aio import REQUEST_COLUMNS
 from sa1bpack.disk.direct import BLOCK
-from sa1bpack.kernels import njit
+from sa1bpack.kernels import memset, njit
 
 # Columns of the table of side arrays: where its region of the buffer begins, bytes of a row, and
 # whether it has a row per mask.

@@ -7,7 +7,7 @@ third faster than by memcpy, and all other code and data stay in the caches.
 
 from llvmlite import ir
 
-from sa1bpack.kernels import intrinsic, njit, types
+from sa1bpack.kernels import intrinsic, memcpy, njit, types
 
 # Bytes of one vector and of one step. Vectors wider than the machine's are split by LLVM.
 _VECTOR, _STEP = 32, 64
@@ -16,8 +16,6 @@ _VECTOR, _STEP = 32, 64
 LEAST = 4096
 
 _word = types.uintp
-memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
-memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
 
 def _pointer(builder, address, offset: int):
@@ -44,7 +42,7 @@ def _stream_step(typingctx, target, source):
 
 
 @intrinsic
-def _fence(typingctx):
+def stream_end(typingctx):
     """Order the preceding non-temporal stores for other cores."""
 
     def generate(context, builder, signature, arguments):
@@ -55,15 +53,21 @@ def _fence(typingctx):
 
 
 @njit(nogil=True, cache=True)
-def stream_copy(target, source, count):
-    """Copy `count` bytes between two addresses that do not overlap."""
-    if count < LEAST:
-        memcpy(target, source, count)
-        return
-    done = -target % _STEP
+def stream(target, source, count):
+    """Copy `count` bytes between two addresses that do not overlap; `stream_end` ends a series."""
+    done = min(-target % _STEP, count)
     memcpy(target, source, done)
     while done + _STEP <= count:
         _stream_step(target + done, source + done)
         done += _STEP
     memcpy(target + done, source + done, count - done)
-    _fence()
+
+
+@njit(nogil=True, cache=True)
+def stream_copy(target, source, count):
+    """Copy `count` bytes between two addresses that do not overlap, and end the series."""
+    if count < LEAST:
+        memcpy(target, source, count)
+        return
+    stream(target, source, count)
+    stream_end()

@@ -19,7 +19,7 @@ import numpy as np
 
 from sa1bpack.disk.direct import BLOCK
 from sa1bpack.errors import ResourceShortage
-from sa1bpack.kernels import njit, types
+from sa1bpack.kernels import memcpy, njit, types
 
 # Requests in flight per context. The system allows fs.aio-max-nr (65,536) in all contexts.
 DEPTH = 64
@@ -48,14 +48,13 @@ _syscall = types.ExternalFunction(
     "syscall", types.intp(types.intp, _word, _word, _word, _word, _word)
 )
 _errno_at = types.ExternalFunction("__errno_location" if _LINUX else "__error", _word())
-_memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
 
 
 @njit(nogil=True, cache=True)
 def errno():
     """The error number of this thread's last system call."""
     code = np.empty(1, np.int32)
-    _memcpy(code.ctypes.data, _errno_at(), 4)
+    memcpy(code.ctypes.data, _errno_at(), 4)
     return np.int64(code[0])
 
 

@@ -362,11 +362,12 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
 
 
 def _direct_ahead(threads: int, samples: int) -> int:
-    """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once.
+    """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once,
+    also while the consumer keeps one.
 
     A disk is faster the more is asked for at once, and smaller parts wait more often.
     """
-    return max(AHEAD, -(-threads // max(1, samples // OPEN_SAMPLES)) - 1)
+    return max(AHEAD, -(-threads // max(1, samples // OPEN_SAMPLES)))
 
 
 def _ends_epoch_of(loader: Loader) -> Callable[[], None]:

@@ -12,7 +12,9 @@ This module uses numpy and numba only, so that readers, which never decode a JPE
 import numpy as np
 
 from sa1bpack.errors import OptionError
-from sa1bpack.kernels import njit
+from sa1bpack.kernels import memcpy, njit
+from sa1bpack.pixels.vectors import PIXELS
+from sa1bpack.pixels.ycc import spread_chroma, ycc_to_rgb
 
 
 def half(side: int) -> int:
@@ -49,53 +51,60 @@ def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _chroma_row(near, far, sums, out):
-    """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
-    libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
-
-    near, far  uint8 (c,): the nearest row and the next nearest
-    sums       int32 (c + 2,), scratch
-    out        int32 (2 * c,)
-    """
-    count = len(near)
-    for j in range(count):
-        sums[j + 1] = 3 * np.int32(near[j]) + np.int32(far[j])
-    sums[0], sums[count + 1] = sums[1], sums[count]
-    for j in range(count):
-        out[2 * j] = ((3 * sums[j + 1] + sums[j] + 8) >> 4) - 128
-        out[2 * j + 1] = ((3 * sums[j + 1] + sums[j + 2] + 7) >> 4) - 128
+def row_scratch(width):
+    """The memory that `rgb_row` needs for rows of this width, used again for each."""
+    columns = max((width + 1) // 2, PIXELS)
+    short = np.empty((2, PIXELS), np.uint8)
+    return np.empty(columns + 2, np.int16), np.empty((2, 2 * columns), np.int16), short
 
 
 @njit(nogil=True, cache=True)
-def _convert_row(light, blue, red, out):
-    """One row of pixels. light uint8 (w,); blue, red int32 (w or w + 1,); out uint8 (3 * w,)."""
-    for j in range(len(light)):
-        y, cb, cr = np.int32(light[j]), blue[j], red[j]
-        out[3 * j] = min(max(y + ((91881 * cr + 32768) >> 16), 0), 255)
-        out[3 * j + 1] = min(max(y + ((-22554 * cb - 46802 * cr + 32768) >> 16), 0), 255)
-        out[3 * j + 2] = min(max(y + ((116130 * cb + 32768) >> 16), 0), 255)
+def rgb_row(source, i, height, width, stride, rows, scratch, out):
+    """Convert row `i` of the planes of one image.
+
+    source   address of uint8: Y in rows of `stride` bytes, `rows` of them including padding; then
+             chroma
+    scratch  of `row_scratch`
+    out      uint8 (3 * max(width, PIXELS) or more,): the row as RGB, unchanged or zero after it
+    """
+    # Addresses: a slice per row costs more than a vector.
+    sums, chroma, short = scratch
+    copied = np.int64(short.ctypes.data), np.int64(short.ctypes.data) + PIXELS
+    spread = np.int64(chroma.ctypes.data)
+    half_stride, half_rows = (stride + 1) // 2, (rows + 1) // 2
+    columns, line = (width + 1) // 2, 2 * chroma.shape[1]
+    other = min(max(i // 2 + (1 if i % 2 else -1), 0), (height + 1) // 2 - 1)
+    for plane in range(2):
+        start = source + rows * stride + plane * half_rows * half_stride
+        near, far = start + i // 2 * half_stride, start + other * half_stride
+        if columns < PIXELS:
+            for n, row in enumerate((near, far)):
+                memcpy(copied[n], row, columns)
+                short[n, columns:] = short[n, columns - 1]
+            near, far = copied
+        spread_chroma(near, far, max(columns, PIXELS), sums, spread + plane * line)
+    light = source + i * stride
+    if width < PIXELS:
+        memcpy(copied[0], light, width)
+        light = copied[0]
+    ycc_to_rgb(light, spread, spread + line, max(width, PIXELS), np.int64(out.ctypes.data))
+    if width < PIXELS:
+        out[3 * width : 3 * PIXELS] = 0
 
 
 @njit(nogil=True, cache=True)
 def planes_to_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
-    source  uint8 (n,): Y in rows of `stride` bytes, `rows` of them including padding; then chroma
-    target  uint8 (side * side * 3,), or the first `height` rows of it
+    source        uint8 (n,)
+    stride, rows  as in `rgb_row`
+    target        uint8 (side * side * 3,), or the first `height` rows of it
     """
-    half_stride, half_rows = (stride + 1) // 2, (rows + 1) // 2
-    planes, columns = half_rows * half_stride, (width + 1) // 2
-    sums = np.empty(columns + 2, np.int32)
-    blue, red = np.empty(2 * columns, np.int32), np.empty(2 * columns, np.int32)
+    base = np.int64(source.ctypes.data)
+    scratch, row = row_scratch(width), np.zeros(3 * max(side, PIXELS), np.uint8)
     for i in range(height):
-        other = min(max(i // 2 + (1 if i % 2 else -1), 0), (height + 1) // 2 - 1)
-        near, far = rows * stride + i // 2 * half_stride, rows * stride + other * half_stride
-        _chroma_row(source[near : near + columns], source[far : far + columns], sums, blue)
-        near, far = near + planes, far + planes
-        _chroma_row(source[near : near + columns], source[far : far + columns], sums, red)
-        out = target[i * side * 3 : (i + 1) * side * 3]
-        _convert_row(source[i * stride : i * stride + width], blue, red, out)
-        out[3 * width :] = 0
+        rgb_row(base, i, height, width, stride, rows, scratch, row)
+        target[i * side * 3 : (i + 1) * side * 3] = row[: 3 * side]
 
 
 @njit(nogil=True, cache=True)

@@ -306,7 +306,7 @@ def test_auto_reads_a_dataset_that_fits_in_memory_through_the_page_cache(root, m
 
 
 @pytest.mark.parametrize(
-    "threads, batch, ahead", [(4, 8, 3), (4, 2, 3), (12, 8, 11), (12, 12, 11), (2, 8, 2), (1, 8, 2)]
+    "threads, batch, ahead", [(4, 8, 4), (4, 2, 4), (12, 8, 12), (12, 12, 12), (2, 8, 2), (1, 8, 2)]
 )
 def test_past_the_page_cache_batches_ahead_are_as_many_as_let_each_thread_read_eight_samples(
     root, threads, batch, ahead

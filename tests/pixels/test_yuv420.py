@@ -105,9 +105,10 @@ def test_planes_match_the_documented_formulas(height, width, seed):
         np.testing.assert_array_equal(found, expected)
 
 
-@settings(max_examples=30, deadline=None)
-@given(sides, sides, st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 150), st.integers(0, 99))
 def test_rgb_matches_the_documented_formulas(height, width, seed):
+    """Rows shorter than the kernel's vectors, of several, and with a part of one at their end."""
     rng = np.random.default_rng(seed)
     planes = [rng.integers(0, 256, plane.shape, np.uint8) for plane in empty_planes(height, width)]
     np.testing.assert_array_equal(yuv420_to_rgb(*planes), documented_rgb(*planes))
@@ -130,7 +131,7 @@ def test_the_integers_match_bt601_to_half_a_level():
 
 
 @pytest.mark.skipif(not features.check_feature("libjpeg_turbo"), reason="another libjpeg scales")
-@pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 96), (33, 47), (2, 5)])
+@pytest.mark.parametrize(("height", "width"), [(64, 96), (64, 95), (63, 196), (33, 147), (2, 5)])
 def test_rgb_is_bit_for_bit_what_libjpeg_decodes(height, width):
     """From libjpeg's planes: luma at full size, and chroma at half size, as stored in the file."""
     data = jpeg(height, width)

@@ -1,0 +1,84 @@
+"""Stored images on their canvas: every pixel, zero elsewhere, and nothing else read or written.
+
+The image's bytes end, or begin, at a page that cannot be touched: reading beyond them ends pytest.
+"""
+
+import numpy as np
+import pytest
+from guard_pages import guarded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sa1bpack.batch.canvas import put_image
+from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS, YUV_ON_CANVAS
+from sa1bpack.pixels.yuv420 import half, yuv420_to_rgb
+
+AROUND = 96  # bytes of the target's memory on either side of the canvas
+
+shapes = st.tuples(st.integers(1, 40), st.integers(1, 200))
+
+
+def split(flat, height, width):
+    """The planes Y, Cb, Cr in a flat array."""
+    luma, chroma = height * width, half(height) * half(width)
+    y, cb, cr = np.split(flat, [luma, luma + chroma])
+    sides = half(height), half(width)
+    return y.reshape(height, width), cb.reshape(sides), cr.reshape(sides)
+
+
+def put(how, stored, shape, stride, rows, side, nbytes):
+    """Put an image on a canvas of so many bytes, and return that; what surrounds it is checked."""
+    height, width = shape
+    memory = np.full(nbytes + 2 * AROUND, 7, np.uint8)
+    at = stored.__array_interface__["data"][0]
+    put_image(how, at, height, width, stride, rows, side, memory[AROUND : AROUND + nbytes])
+    assert (memory[:AROUND] == 7).all() and (memory[AROUND + nbytes :] == 7).all()
+    return memory[AROUND : AROUND + nbytes]
+
+
+def padded(plane, rows, columns):
+    """The plane at the top left of a larger one that is zero elsewhere."""
+    extra = [(0, rows - plane.shape[0]), (0, columns - plane.shape[1])]
+    return np.pad(plane, extra + [(0, 0)] * (plane.ndim - 2))
+
+
+@pytest.mark.parametrize("guard", ["start", "end"])
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 30), st.integers(0, 99))
+def test_native_rgb(guard, shape, extra, seed):
+    side = max(shape) + extra
+    image = np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
+    stored = guarded(image.reshape(-1), guard)
+    found = put(RGB_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3)
+    np.testing.assert_array_equal(found.reshape(side, side, 3), padded(image, side, side))
+
+
+@pytest.mark.parametrize("guard", ["start", "end"])
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 30), st.integers(0, 99))
+def test_native_planes(guard, shape, extra, seed):
+    side = half(max(shape) + extra) * 2
+    nbytes = shape[0] * shape[1] + 2 * half(shape[0]) * half(shape[1])
+    stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
+    found = put(YUV_ON_CANVAS, stored, shape, shape[1], shape[0], side, side * side * 3 // 2)
+    for plane, expected in zip(split(found, side, side), split(stored, *shape), strict=True):
+        np.testing.assert_array_equal(plane, padded(expected, *plane.shape))
+
+
+@pytest.mark.parametrize("canvas", [False, True])
+@pytest.mark.parametrize("guard", ["start", "end"])
+@settings(max_examples=40, deadline=None)
+@given(shapes, st.integers(0, 30), st.integers(0, 99))
+def test_planes_to_rgb(guard, canvas, shape, extra, seed):
+    """The padding of a stored canvas does not bleed into the image."""
+    height, width = shape
+    side = half(max(shape) + extra) * 2
+    rows, stride = (side, side) if canvas else shape
+    nbytes = rows * stride + 2 * half(rows) * half(stride)
+    stored = guarded(np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8), guard)
+    found = put(RGB_OF_YUV, stored, shape, stride, rows, side, side * side * 3)
+    y, cb, cr = split(stored, rows, stride)
+    chroma = half(height), half(width)
+    planes = y[:height, :width], cb[: chroma[0], : chroma[1]], cr[: chroma[0], : chroma[1]]
+    expected = yuv420_to_rgb(*map(np.ascontiguousarray, planes))
+    np.testing.assert_array_equal(found.reshape(side, side, 3), padded(expected, side, side))
