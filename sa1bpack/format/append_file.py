@@ -9,6 +9,7 @@ import errno
 import fcntl
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from sa1bpack.format.files import flush_file, naming, write_at
 
 # Alignment of direct writes, in memory and in the file: no disk requires more.
 BLOCK = 4096
+HUGE_PAGE = 2 << 20  # of x86; larger ones of other processors are not used
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK
 # Shorter runs of zeros are written: a hole costs an extra write, and would save little.
@@ -28,9 +30,19 @@ CACHED_BYTES = 256 << 20
 
 
 def page_aligned(nbytes: int) -> np.ndarray:
-    """(nbytes,) uint8 zeros that start at a page boundary, as direct writes require."""
+    """(nbytes,) uint8 zeros that start at a page boundary, as direct writes require.
+
+    Large ones are of huge pages, if the system has some: a direct write looks up every page.
+    """
+    huge = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return np.frombuffer(mmap.mmap(-1, max(1, nbytes), flags=flags), np.uint8)[:nbytes]
+    memory = mmap.mmap(-1, max(1, nbytes) + 2 * huge, flags=flags)
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    data = np.frombuffer(memory, np.uint8)
+    start = -data.ctypes.data % huge if huge else 0
+    return data[start : start + nbytes]
 
 
 class AppendFile:

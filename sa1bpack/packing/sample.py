@@ -9,7 +9,7 @@ import simplejpeg
 
 from sa1bpack import pixels
 from sa1bpack.errors import AnnotationError, MaskError
-from sa1bpack.format.append_file import page_aligned
+from sa1bpack.format.append_file import HUGE_PAGE, page_aligned
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
@@ -67,7 +67,7 @@ class Buffers:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
         nbytes = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
-            self._bits = page_aligned(2 * nbytes)
+            self._bits = page_aligned(max(2 * nbytes, HUGE_PAGE))
         return self._bits[:nbytes].reshape(masks, *self._row_shape)
 
 
