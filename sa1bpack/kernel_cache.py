@@ -1,20 +1,28 @@
-"""Where numba keeps compiled kernels if neither the package nor the home folder is writable.
+"""Where numba keeps compiled kernels, and which of them are still of use.
 
-Both are often read-only in a container, and numba then refuses to define a kernel at all. It reads
-NUMBA_CACHE_DIR when it is imported, so sa1bpack.kernels sets it before that.
+The package and the home folder are often both read-only in a container, and numba then refuses to
+define a kernel at all. It reads NUMBA_CACHE_DIR when it is imported, so sa1bpack.kernels sets it
+before that.
+
+A compiled kernel contains those that it calls, but numba compiles it again only when the file that
+defines it has changed. After an update of a clone it would keep the old code of the others.
 """
 
 import atexit
+import hashlib
 import os
 import shutil
 import stat
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
+# In the package's __pycache__: of which sources the kernels in the package were compiled.
+STAMP = "kernels.stamp"
 
 
 def ensure_kernel_cache() -> None:
@@ -40,6 +48,36 @@ def ensure_kernel_cache() -> None:
     os.environ[VARIABLE] = str(folder)
     if (numba := sys.modules.get("numba")) is not None:  # it has read its settings already
         numba.config.CACHE_DIR = str(folder)
+
+
+def remove_outdated_kernels(package: Path | None = None) -> None:
+    """Remove the compiled kernels in the package if any of its modules has changed since.
+
+    Several processes may do so at once, also while others compile: what one of them misses is
+    compiled again.
+    """
+    package = Path(__file__).absolute().parent if package is None else package
+    modules, compiled = [], []
+    for path in package.rglob("*.*"):
+        if path.suffix == ".py":
+            found = path.stat()
+            modules.append(f"{path.relative_to(package)} {found.st_mtime_ns} {found.st_size}")
+        elif path.suffix in (".nbi", ".nbc"):
+            compiled.append(path)
+    stamp = package / "__pycache__" / STAMP
+    sources = hashlib.sha256("\n".join(sorted(modules)).encode("utf-8", "surrogateescape"))
+    with suppress(OSError):
+        if stamp.is_file() and stamp.read_text() == sources.hexdigest():
+            return
+        stamp.parent.mkdir(exist_ok=True)
+        made = stamp.with_name(f"{STAMP}.{os.getpid()}")
+        try:
+            made.write_text(sources.hexdigest())
+            for path in sorted(compiled, key=lambda path: path.suffix == ".nbc"):  # indices first
+                path.unlink(missing_ok=True)
+            made.rename(stamp)
+        finally:
+            made.unlink(missing_ok=True)
 
 
 def _keep_no_kernels() -> None:

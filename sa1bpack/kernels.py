@@ -5,9 +5,10 @@ is defined, so the place is chosen first. What needs no kernel imports neither t
 numba, and leaves the file system untouched.
 """
 
-from sa1bpack.kernel_cache import ensure_kernel_cache
+from sa1bpack.kernel_cache import ensure_kernel_cache, remove_outdated_kernels
 
 ensure_kernel_cache()
+remove_outdated_kernels()
 
 from numba import njit, types  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402

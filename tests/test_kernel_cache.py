@@ -1,6 +1,8 @@
-"""Compiled kernels are kept even if neither the package nor the home folder is writable."""
+"""Compiled kernels are kept even if neither the package nor the home folder is writable, and no
+longer than they are right."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -173,3 +175,40 @@ def test_the_place_is_chosen_before_numba_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\nTrue\n", "")
+
+
+COMPILE = """
+import sys
+import numpy as np
+from sa1bpack.pixels.rgbx import pack_rgb
+out = np.zeros((1, 64, 3), np.uint8)
+pack_rgb(np.full((1, 64), 7, np.uint32), out)
+print(np.count_nonzero(out))
+"""
+
+
+def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(tmp_path):
+    """As after `git pull`: pack_rgb calls a kernel of vectors.py, and its own file is the same."""
+    package = tmp_path / "sa1bpack"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(sa1bpack.__file__).parent, package, ignore=ignored)
+
+    def run() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE], cwd=tmp_path, capture_output=True, text=True,
+            check=True, env=os.environ | {"PYTHONPATH": str(tmp_path), kernel_cache.VARIABLE: ""},
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def compiled() -> dict[Path, int]:
+        return {path: path.stat().st_ino for path in package.rglob("rgbx*.nb[ic]")}
+
+    assert run() == "64", "one of three channels"
+    first = compiled()
+    assert first and run() == "64" and compiled() == first, "kept while nothing changes"
+    vectors = package / "pixels" / "vectors.py"
+    text = vectors.read_text()
+    end = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
+    assert end in text
+    vectors.write_text(text.replace(end, "return count"))
+    assert run() == "32", "the first vector alone"
