@@ -14,7 +14,7 @@ from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, row_array, rows_at
 from sa1bpack.errors import OptionError, OutputRefused
-from sa1bpack.format.manifest import pack_above
+from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import SelectionHead, is_selection, read_selection, write_selection
 from sa1bpack.wording import counted
 
@@ -30,8 +30,7 @@ def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
     pack, and for a sample that its id does not name, because
     another one has the same id.
     """
-    if (inside := pack_above(path)) is not None:
-        raise OptionError(f"{path}: this is in the pack {inside}; choose another folder")
+    refuse_in_pack("path", path)
     if path.exists() and not is_selection(path):
         raise OutputRefused(f"{path}: exists, and is not a selection; choose another name")
     ids = np.asarray(pack.image_ids(rows))

@@ -106,14 +106,14 @@ def derive(
     target = checked_target(ds, name, fn, axis, spatial, kwargs, out, loading)
     todo = target.missing(share(target.shards, part))
     total = sum(shard.identity.extent.samples for shard in todo)
-    work = _Work(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
+    maker = _PartMaker(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
     done = 0
     for shard in todo:
-        for count in work.make(shard):
+        for count in maker.make(shard):
             done += count
             if progress is not None:
                 progress(done, total)
-    return target.result(work.made)
+    return target.result(maker.made)
 
 
 def checked_target(
@@ -180,7 +180,7 @@ def function_name(fn: Function) -> str:
     return name
 
 
-class _Work:
+class _PartMaker:
     """Makes the parts of one call of `derive`.
 
     made  the shards whose parts it has published

@@ -156,9 +156,9 @@ def test_what_ids_do_not_tell_apart_is_not_saved(tmp_path, pack_writer, several,
 
 
 def test_a_place_inside_a_pack_is_refused(several):
-    with pytest.raises(OptionError, match=r"this is in the pack .*; choose another"):
+    with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
         open_pack(several.joined).save(several.joined / "file")
-    with pytest.raises(OptionError, match=r"this is in the pack .*; choose another"):
+    with pytest.raises(OptionError, match=r"path is .*, in the pack .*choose a place outside"):
         open_pack(several.joined).save(several.roots[0] / "file")  # of another pack
     with pytest.raises(OptionError, match="s3 URLs"):
         open_pack(several.joined).save("s3://bucket/file")
