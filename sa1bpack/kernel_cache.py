@@ -53,28 +53,31 @@ def ensure_kernel_cache() -> None:
 def remove_outdated_kernels(package: Path | None = None) -> None:
     """Remove the compiled kernels in the package if any of its modules has changed since.
 
-    Several processes may do so at once, also while others compile: what one of them misses is
-    compiled again.
+    Several processes may do so at once. What cannot be read or removed is left as it is. Kernels
+    that are kept elsewhere stay, and so does what a process compiles that was started before.
     """
     package = Path(__file__).absolute().parent if package is None else package
     modules, compiled = [], []
-    for path in package.rglob("*.*"):
-        if path.suffix == ".py":
-            found = path.stat()
-            modules.append(f"{path.relative_to(package)} {found.st_mtime_ns} {found.st_size}")
-        elif path.suffix in (".nbi", ".nbc"):
-            compiled.append(path)
     stamp = package / "__pycache__" / STAMP
-    sources = hashlib.sha256("\n".join(sorted(modules)).encode("utf-8", "surrogateescape"))
+    made = stamp.with_name(f"{STAMP}.{os.getpid()}")
     with suppress(OSError):
+        for path in package.rglob("*.*"):
+            if path.suffix == ".py":
+                with suppress(OSError):  # a dangling link, such as an editor's lock
+                    found = path.stat()
+                    place = path.relative_to(package)
+                    modules.append(f"{place} {found.st_mtime_ns} {found.st_size}")
+            elif path.suffix in (".nbi", ".nbc"):
+                compiled.append(path)
+        sources = hashlib.sha256("\n".join(sorted(modules)).encode("utf-8", "surrogateescape"))
         if stamp.is_file() and stamp.read_text() == sources.hexdigest():
             return
         stamp.parent.mkdir(exist_ok=True)
-        made = stamp.with_name(f"{STAMP}.{os.getpid()}")
         try:
             made.write_text(sources.hexdigest())
             for path in sorted(compiled, key=lambda path: path.suffix == ".nbc"):  # indices first
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
             made.rename(stamp)
         finally:
             made.unlink(missing_ok=True)

@@ -178,7 +178,6 @@ def test_the_place_is_chosen_before_numba_is_imported():
 
 
 COMPILE = """
-import sys
 import numpy as np
 from sa1bpack.pixels.rgbx import pack_rgb
 out = np.zeros((1, 64, 3), np.uint8)
@@ -206,6 +205,8 @@ def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(tmp_
     assert run() == "64", "one of three channels"
     first = compiled()
     assert first and run() == "64" and compiled() == first, "kept while nothing changes"
+    (package / "pixels" / ".#vectors.py").symlink_to("nowhere")  # as an editor locks a file
+    (package / "pixels" / "__pycache__" / "a.nbi").mkdir()  # cannot be removed
     vectors = package / "pixels" / "vectors.py"
     text = vectors.read_text()
     end = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
