@@ -6,7 +6,7 @@
 Packs the tars in every layout, with all masks, into a temporary folder, and prints the bytes per
 sample, their ratio to the bytes of the tars, and the total for 11,185,362 such samples. Then the
 PSNR against a full decode with antialiased bicubic in RGB, with yuv420 converted back by the rules
-of docs/format.md, and CPU milliseconds per image, medians over repeats on one core. At last what a
+of docs/format.md, and CPU milliseconds per image, medians over repeats on one core. Finally, what a
 reader pays for images without a canvas: CPU milliseconds to put one on the canvas of a batch.
 """
 

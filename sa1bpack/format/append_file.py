@@ -32,7 +32,7 @@ CACHED_BYTES = 256 << 20
 def page_aligned(nbytes: int) -> np.ndarray:
     """(nbytes,) uint8 zeros that start at a page boundary, as direct writes require.
 
-    Large ones are of huge pages, if the system has some: a direct write looks up every page.
+    Large ones use huge pages where the system has them: a direct write looks up every page.
     """
     huge = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

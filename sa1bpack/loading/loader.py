@@ -363,7 +363,7 @@ def _allocated(device: Host | Cuda, plan: LoadingPlan) -> Buffer:
 
 def _direct_ahead(threads: int, samples: int) -> int:
     """Batches of so many samples, as many as let each thread read OPEN_SAMPLES of one at once,
-    also while the consumer keeps one.
+    also while one is ready and waits for its turn.
 
     A disk is faster the more is asked for at once, and smaller parts wait more often.
     """
