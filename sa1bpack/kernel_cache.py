@@ -5,7 +5,8 @@ define a kernel at all. It reads NUMBA_CACHE_DIR when it is imported, so sa1bpac
 before that.
 
 A compiled kernel contains those that it calls, but numba compiles it again only when the file that
-defines it has changed. After an update of a clone it would keep the old code of the others.
+defines it has changed. After an update of a clone it would keep the old code of the others, so
+sa1bpack.kernels has it compare the digest of all modules as well.
 """
 
 import atexit
@@ -21,8 +22,6 @@ from importlib import import_module
 from pathlib import Path
 
 VARIABLE = "NUMBA_CACHE_DIR"
-# In the package's __pycache__: of which sources the kernels in the package were compiled.
-STAMP = "kernels.stamp"
 
 
 def ensure_kernel_cache() -> None:
@@ -50,37 +49,15 @@ def ensure_kernel_cache() -> None:
         numba.config.CACHE_DIR = str(folder)
 
 
-def remove_outdated_kernels(package: Path | None = None) -> None:
-    """Remove the compiled kernels in the package if any of its modules has changed since.
-
-    Several processes may do so at once. What cannot be read or removed is left as it is. Kernels
-    that are kept elsewhere stay, and so does what a process compiles that was started before.
-    """
-    package = Path(__file__).absolute().parent if package is None else package
-    modules, compiled = [], []
-    stamp = package / "__pycache__" / STAMP
-    made = stamp.with_name(f"{STAMP}.{os.getpid()}")
+def digest_of_sources() -> str:
+    """Hex SHA-256 of all modules of the package; those that cannot be read are left out."""
+    package, digest = Path(__file__).absolute().parent, hashlib.sha256()
     with suppress(OSError):
-        for path in package.rglob("*.*"):
-            if path.suffix == ".py":
-                with suppress(OSError):  # a dangling link, such as an editor's lock
-                    found = path.stat()
-                    place = path.relative_to(package)
-                    modules.append(f"{place} {found.st_mtime_ns} {found.st_size}")
-            elif path.suffix in (".nbi", ".nbc"):
-                compiled.append(path)
-        sources = hashlib.sha256("\n".join(sorted(modules)).encode("utf-8", "surrogateescape"))
-        if stamp.is_file() and stamp.read_text() == sources.hexdigest():
-            return
-        stamp.parent.mkdir(exist_ok=True)
-        try:
-            made.write_text(sources.hexdigest())
-            for path in sorted(compiled, key=lambda path: path.suffix == ".nbc"):  # indices first
-                with suppress(OSError):
-                    path.unlink()
-            made.rename(stamp)
-        finally:
-            made.unlink(missing_ok=True)
+        for path in sorted(package.rglob("*.py")):
+            with suppress(OSError):  # such as the dangling link with which an editor locks a file
+                content = path.read_bytes()
+                digest.update(os.fsencode(path.relative_to(package)) + b"\0" + content + b"\0")
+    return digest.hexdigest()
 
 
 def _keep_no_kernels() -> None:

@@ -180,36 +180,53 @@ def test_the_place_is_chosen_before_numba_is_imported():
 COMPILE = """
 import numpy as np
 from sa1bpack.pixels.rgbx import pack_rgb
+print("imported", flush=True)
+input()
 out = np.zeros((1, 64, 3), np.uint8)
 pack_rgb(np.full((1, 64), 7, np.uint32), out)
 print(np.count_nonzero(out))
 """
 
 
-def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(tmp_path):
-    """As after `git pull`: pack_rgb calls a kernel of vectors.py, and its own file is the same."""
+@pytest.mark.parametrize("place", ["", "kept"])
+def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(tmp_path, place):
+    """As after `git pull`: pack_rgb calls a kernel of vectors.py, and its own file is the same.
+
+    Also where numba keeps them in another folder, and a process that was started before writes its
+    own after the change.
+    """
     package = tmp_path / "sa1bpack"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(sa1bpack.__file__).parent, package, ignore=ignored)
+    kept = str(tmp_path / place) if place else ""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), kernel_cache.VARIABLE: kept}
 
-    def run() -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", COMPILE], cwd=tmp_path, capture_output=True, text=True,
-            check=True, env=os.environ | {"PYTHONPATH": str(tmp_path), kernel_cache.VARIABLE: ""},
+    def start() -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMPILE], cwd=tmp_path, env=environment, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        return done.stdout.strip()
+        assert process.stdout.readline() == "imported\n"
+        return process
+
+    def end(process: subprocess.Popen) -> str:
+        found, _ = process.communicate("\n")
+        assert process.returncode == 0
+        return found.strip()
 
     def compiled() -> dict[Path, int]:
-        return {path: path.stat().st_ino for path in package.rglob("rgbx*.nb[ic]")}
+        return {path: path.stat().st_ino for path in tmp_path.rglob("rgbx*.nb[ic]")}
 
-    assert run() == "64", "one of three channels"
+    assert end(start()) == "64", "one of three channels"
     first = compiled()
-    assert first and run() == "64" and compiled() == first, "kept while nothing changes"
+    assert first and end(start()) == "64" and compiled() == first, "kept while nothing changes"
     (package / "pixels" / ".#vectors.py").symlink_to("nowhere")  # as an editor locks a file
-    (package / "pixels" / "__pycache__" / "a.nbi").mkdir()  # cannot be removed
+    earlier = start()
     vectors = package / "pixels" / "vectors.py"
     text = vectors.read_text()
-    end = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
-    assert end in text
-    vectors.write_text(text.replace(end, "return count"))
-    assert run() == "32", "the first vector alone"
+    line = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
+    assert line in text
+    vectors.write_text(text.replace(line, "return count"))
+    assert end(start()) == "32", "the first vector alone"
+    assert end(earlier) == "64"
+    assert end(start()) == "32", "not what the earlier process keeps"
