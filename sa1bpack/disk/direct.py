@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 # Offsets, lengths and addresses of direct reads are multiples of this: the logical block of almost
 # every disk is 512 or 4096 bytes.
 BLOCK = 4096
+HUGE_PAGE = 2 << 20  # of x86; larger ones of other processors are not used
 
 _log = logging.getLogger("sa1bpack")
 # File systems that a warning of this process has named.
@@ -17,9 +20,25 @@ warned: set[int] = set()
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """New memory, uint8 (nbytes,), whose address is a multiple of BLOCK."""
-    data = np.empty(nbytes + BLOCK, np.uint8)
-    start = -data.__array_interface__["data"][0] % BLOCK
+    """New memory, uint8 (nbytes,), whose address is a multiple of BLOCK.
+
+    From HUGE_PAGE bytes on, it begins with a huge page where the system has them: the disk is given
+    a list of pages, and a list that is too long for it becomes several requests. Raises
+    MemoryError.
+    """
+    if nbytes < HUGE_PAGE:
+        data, step = np.empty(nbytes + BLOCK, np.uint8), BLOCK
+    else:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        try:
+            memory = mmap.mmap(-1, nbytes + 2 * HUGE_PAGE, flags=flags)
+        except OSError as error:
+            raise MemoryError(f"cannot allocate {nbytes:,} bytes: {error.strerror}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        data, step = np.frombuffer(memory, np.uint8), HUGE_PAGE
+    start = -data.__array_interface__["data"][0] % step
     return data[start : start + nbytes]
 
 

@@ -7,20 +7,16 @@ read back for the digest, which costs more than the rest of writing (docs/decisi
 
 import errno
 import fcntl
-import mmap
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.format.checksums import update_zeros
 from sa1bpack.format.files import flush_file, naming, write_at
 
-# Alignment of direct writes, in memory and in the file: no disk requires more.
-BLOCK = 4096
-HUGE_PAGE = 2 << 20  # of x86; larger ones of other processors are not used
 # Smaller appends are gathered before they are written.
 STAGE_BYTES = 64 * BLOCK
 # Shorter runs of zeros are written: a hole costs an extra write, and would save little.
@@ -29,26 +25,10 @@ HOLE_BYTES = 4 * BLOCK
 CACHED_BYTES = 256 << 20
 
 
-def page_aligned(nbytes: int) -> np.ndarray:
-    """(nbytes,) uint8 zeros that start at a page boundary, as direct writes require.
-
-    Large ones use huge pages where the system has them: a direct write looks up every page.
-    """
-    huge = HUGE_PAGE if nbytes >= HUGE_PAGE else 0
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, max(1, nbytes) + 2 * huge, flags=flags)
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    data = np.frombuffer(memory, np.uint8)
-    start = -data.ctypes.data % huge if huge else 0
-    return data[start : start + nbytes]
-
-
 class AppendFile:
     """A new file at `path`, and the running XXH3-128 of the appended bytes.
 
-    Long appends that start at a page boundary in memory (`page_aligned`) and at a block boundary in
+    Long appends that start at a block boundary in memory (`aligned`) and at a block boundary in
     the file are written without a copy; everything else is gathered first. For one thread at a
     time. Methods raise OSError, naming the file, if the disk fails.
     """
@@ -57,7 +37,7 @@ class AppendFile:
         """Create the file. Raises FileExistsError if it exists."""
         self.path = path
         self._digest = xxhash.xxh3_128()
-        self._stage = page_aligned(STAGE_BYTES)
+        self._stage = aligned(STAGE_BYTES)
         self._staged = 0  # bytes of the stage in use
         self._written = 0  # offset of the stage in the file: a block boundary, until the end
         self._cached = 0

@@ -5,18 +5,17 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sa1bpack.batch.stream_copy import stream_copy
 from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
-from sa1bpack.disk.direct import BLOCK, aligned
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.measuring.spans import Spans
 
-_HUGE = 16 << 20  # bytes of a buffer that numpy asks the system to make of huge pages
 _COPIED = 32 << 20  # bytes that each thread copies at once: more than the processor's caches hold
 _ROUNDS = 3
 _AT_ONCE = 8  # samples that a thread requests together
@@ -97,13 +96,15 @@ def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
 
 def read_spans(
     samples: Spans, threads: int, *, direct: bool = True, at_once: int = _AT_ONCE,
-    seconds: float | None = None,
+    kept: int = _AT_ONCE, seconds: float | None = None,
 ) -> Reading:  # fmt: skip
     """Read samples in this order into reused buffers, and do nothing else with them.
 
     threads  that read
     direct   with O_DIRECT, past the page cache
     at_once  samples that a thread requests together with Linux AIO; 1: one by one with `preadv`
+    kept     samples per thread that are in memory before the first of them is overwritten, rounded
+             up to a multiple of `at_once`; few of them stay in the processor's cache
     seconds  begin nothing more after this time; None: read all
 
     Raises OSError, also for a file that ends before a sample does.
@@ -123,10 +124,12 @@ def read_spans(
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
         places = max(map(len, jobs)) * at_once if at_once > 1 else 1
-        # Large enough for huge pages, as buffers of a Loader are: a request has fewer parts.
-        buffers = [aligned(max(place * places, _HUGE)) for _ in range(threads)]
-        for buffer in buffers:
+        turns, used = -(-kept // at_once), place * places
+        # At least of huge pages, as buffers of a Loader are.
+        memory = [aligned(max(turns * used, HUGE_PAGE)) for _ in range(threads)]
+        for buffer in memory:
             buffer[:] = 0  # no page is touched for the first time later
+        areas = [cycle(np.split(buffer[: turns * used], turns)) for buffer in memory]
         if at_once > 1:
             ready = Context()  # compiles, or loads what is compiled
             ready.read(np.empty((0, REQUEST_COLUMNS), np.int64))
@@ -135,9 +138,7 @@ def read_spans(
         waiting = _Until(iter(jobs), seconds)
         read = _read_one_by_one if at_once == 1 else _read_at_once
         cpu = time.process_time()
-        works = [
-            lambda buffer=buffer: read(waiting, buffer, place, at_once, done) for buffer in buffers
-        ]
+        works = [lambda each=each: read(waiting, each, place, at_once, done) for each in areas]
         taken = _in_threads(works)
         return Reading(taken, time.process_time() - cpu, len(done), sum(done))
     finally:
@@ -161,9 +162,9 @@ class _Until:
         return next(self._items)  # one step: it holds the GIL
 
 
-def _read_one_by_one(jobs: Iterator, buffer: np.ndarray, place: int, at_once: int, done) -> None:
-    view = memoryview(buffer)
-    for job in jobs:
+def _read_one_by_one(jobs: Iterator, areas: Iterator, place: int, at_once: int, done) -> None:
+    for job, area in zip(jobs, areas, strict=False):
+        view = memoryview(area)
         for file, start, stop, needed in job:
             got = os.preadv(file, [view[: stop - start]], start)
             if start + got < needed:
@@ -171,10 +172,11 @@ def _read_one_by_one(jobs: Iterator, buffer: np.ndarray, place: int, at_once: in
         done.append(sum(stop - start for _, start, stop, _ in job))
 
 
-def _read_at_once(jobs: Iterator, buffer: np.ndarray, place: int, at_once: int, done) -> None:
-    base, context = buffer.ctypes.data, Context()
+def _read_at_once(jobs: Iterator, areas: Iterator, place: int, at_once: int, done) -> None:
+    context = Context()
     try:
         while some := list(islice(jobs, at_once)):
+            base = next(areas).ctypes.data
             asked = [span for job in some for span in job]
             requests = [
                 (file, start, stop - start, base + number * place, needed - start)

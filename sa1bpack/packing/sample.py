@@ -8,8 +8,8 @@ import numpy as np
 import simplejpeg
 
 from sa1bpack import pixels
+from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.errors import AnnotationError, MaskError
-from sa1bpack.format.append_file import HUGE_PAGE, page_aligned
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
@@ -50,14 +50,14 @@ class Packed:
 class Buffers:
     """Reused memory for the large arrays of a sample: 3 MB of fresh memory cost 768 page faults.
 
-    Both start at a page boundary, so that they can be written to disk without a copy.
+    Both start at a block boundary, so that they can be written to disk without a copy.
     """
 
     def __init__(self, options: PackOptions):
         side = options.image_size
-        self._image = page_aligned(image_nbytes(options.layout, side, side))
+        self._image = aligned(image_nbytes(options.layout, side, side))
         self._row_shape = (options.mask_size, options.mask_size // 8)
-        self._bits = page_aligned(0)
+        self._bits = aligned(0)
 
     def image(self, nbytes: int) -> np.ndarray:
         """(nbytes,) uint8, with whatever the last sample left in it."""
@@ -67,7 +67,7 @@ class Buffers:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
         nbytes = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
-            self._bits = page_aligned(max(2 * nbytes, HUGE_PAGE))
+            self._bits = aligned(max(2 * nbytes, HUGE_PAGE))
         return self._bits[:nbytes].reshape(masks, *self._row_shape)
 
 

@@ -22,7 +22,7 @@ def test_every_line_of_a_pack_is_reported(tmp_path, sample_tar, complete_runs):
     assert done.returncode == 0, done.stderr
     found = json.loads(figures.read_text())
     lines = [line["line"] for line in found["lines"]]
-    assert len(lines) == len(set(lines)) == 12  # eight of bytes, and four Loaders
+    assert len(lines) == len(set(lines)) == 14  # ten of bytes, and four Loaders
     assert all(line["speed"][0] > 0 for line in found["lines"])
     for line in found["lines"]:
         if line["line"].startswith("O_DIRECT"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sa1bpack.disk import aio
 from sa1bpack.disk.aio import CUT_SHORT, DEPTH, Context
-from sa1bpack.disk.direct import BLOCK, aligned, open_direct
+from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned, open_direct
 from sa1bpack.errors import ResourceShortage
 from sa1bpack.kernels import njit
 
@@ -140,8 +140,8 @@ def variant(**changes):
     """`read_all`, compiled with other values of the module's constants."""
     found = {**vars(aio), **changes}
     if "MAX_READ_BYTES" in changes:
-        found["fill_block"] = njit(FunctionType(aio.fill_block.py_func.__code__, found))
-    return njit(FunctionType(aio.read_all.py_func.__code__, found))
+        found["fill_block"] = njit()(FunctionType(aio.fill_block.py_func.__code__, found))
+    return njit()(FunctionType(aio.read_all.py_func.__code__, found))
 
 
 def test_a_request_beyond_the_limit_of_a_read_takes_several(context, file, path):
@@ -224,8 +224,10 @@ def test_a_system_without_direct_files_is_an_error_that_names_the_file(monkeypat
     assert found.value.errno == errno.EINVAL and found.value.filename == str(tmp_path / "file")
 
 
-@given(st.integers(0, 3 * BLOCK))
+@given(st.integers(0, 3 * BLOCK) | st.integers(HUGE_PAGE - 9, 2 * HUGE_PAGE + 9))
 def test_aligned_memory_has_the_size_asked_for(nbytes):
     memory = aligned(nbytes)
     assert memory.shape == (nbytes,) and memory.dtype == np.uint8
     assert nbytes == 0 or memory.ctypes.data % BLOCK == 0
+    assert nbytes < HUGE_PAGE or memory.ctypes.data % HUGE_PAGE == 0
+    memory[-1:] = 1  # its last byte is there

@@ -10,8 +10,9 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sa1bpack.disk.direct import BLOCK, aligned
 from sa1bpack.format import append_file
-from sa1bpack.format.append_file import BLOCK, HOLE_BYTES, STAGE_BYTES, AppendFile, page_aligned
+from sa1bpack.format.append_file import HOLE_BYTES, STAGE_BYTES, AppendFile
 
 EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
 lengths = st.builds(
@@ -20,9 +21,9 @@ lengths = st.builds(
 steps = st.lists(st.tuples(st.sampled_from(["aligned", "anywhere", "zeros"]), lengths), max_size=7)
 
 
-def noise(nbytes: int, aligned: bool = True) -> np.ndarray:
+def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
     """Random bytes, none of them zero."""
-    data = page_aligned(nbytes) if aligned else page_aligned(nbytes + 1)[1:]
+    data = aligned(nbytes) if at_block else aligned(nbytes + 1)[1:]
     data[:] = np.random.default_rng(nbytes).integers(1, 256, nbytes, dtype=np.uint8)
     return data
 

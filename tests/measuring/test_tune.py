@@ -205,8 +205,9 @@ def test_spans_are_the_bytes_of_the_samples_and_reading_them_counts_them(packed,
                 low, high = (row, row + 1) if name == "image" else (first, stop)
                 assert file.read(count) == ds.shards[shard][name][low:high].tobytes()
     total = sum(count for sample in spans for _, _, count in sample)
-    found = read_spans(spans, 2, direct=False, at_once=1)
-    assert (found.samples, found.nbytes) == (len(ds), total)
+    for kept in (1, 3, len(ds) + 1):
+        found = read_spans(spans, 2, direct=False, at_once=1, kept=kept)
+        assert (found.samples, found.nbytes) == (len(ds), total)
     none = read_spans(spans, 1, direct=False, at_once=1, seconds=-1.0)
     assert (none.samples, none.nbytes) == (0, 0)
     with pytest.raises(OSError, match="expected"):
@@ -218,8 +219,10 @@ def test_past_the_page_cache_whole_blocks_are_read(direct_folder):
     path.write_bytes(bytes(100_000))
     drop_pages([path])
     assert resident_bytes([path]) == 0
-    found = read_spans([[(str(path), 5000, 10)], [(str(path), 4095, 2)]], 2)
-    assert (found.samples, found.nbytes) == (2, 3 * 4096)
+    spans = [[(str(path), 5000, 10)], [(str(path), 4095, 2)], [(str(path), 0, 1)]]
+    for at_once, kept in ((8, 1), (2, 5), (1, 1), (1, 2)):
+        found = read_spans(spans, 1, at_once=at_once, kept=kept)
+        assert (found.samples, found.nbytes) == (3, 4 * 4096)
     assert resident_bytes([path]) == 0
 
 
