@@ -1,6 +1,7 @@
 """The copy of one batch: where its samples are, and copying any part of them into a buffer."""
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -209,7 +210,8 @@ class BatchCopy:
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
-        self._copy_part(0, 0, np.empty(self.nbytes, np.uint8), SampleReader(direct=False))
+        reader = SampleReader(direct=False, kept=deque())
+        self._copy_part(0, 0, np.empty(self.nbytes, np.uint8), reader)
         if self._spec.masks.source != "bits":
             ends, offset, nothing = np.array([1], np.int32), np.array([0, 1]), np.empty(0, np.int64)
             copy_spans(ends, 0, NO_FILE, nothing, nothing)

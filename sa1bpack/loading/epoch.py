@@ -53,11 +53,13 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
+    scratch  memory that threads read into first, of those that have ended: the next ones take it
     """
 
-    def __init__(self, allocate: Callable[[], Buffer], count: int):
-        """Allocate `count` buffers. Raises what `allocate` raises."""
+    def __init__(self, allocate: Callable[[], Buffer], count: int, threads: int = 0):
+        """Allocate `count` buffers, for an epoch of `threads`. Raises what `allocate` raises."""
         self.changed = threading.Condition()
+        self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self._allocate, self._count = allocate, count
         self._free = deque(allocate() for _ in range(count))
         # Weak: an interrupt may lose one that changes hands; `refill` replaces it.

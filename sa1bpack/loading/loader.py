@@ -279,7 +279,8 @@ class Loader(BatchReader):
             self._pid, self._pool, self._end_threads = os.getpid(), None, None
         if self._pool is None:
             plan = self.plan()
-            self._pool = BufferPool(partial(_allocated, device, plan), plan.batches)
+            allocate = partial(_allocated, device, plan)
+            self._pool = BufferPool(allocate, plan.batches, self._threads)
         self._pool.refill()
         kind = CheckedPlanner if self._dataset.options.check == "read" else Planner
         choice = self._masks.at(0, 0)

@@ -49,9 +49,9 @@ class ReaderThreads:
     while planning, and files while copying, without holding a lock: other threads keep copying.
 
     Once the epoch has ended, a thread that is still reading has access only to the queue, which is
-    closed; to the buffer that it writes to, which it then releases to the pool; and to the caches
-    of open shards and files, which all epochs share. Holds no reference to the Loader, so that the
-    Loader can be collected.
+    closed; to the buffer and the scratch memory that it writes to, which it then releases to the
+    pool; and to the caches of open shards and files, which all epochs share. Holds no reference to
+    the Loader, so that the Loader can be collected.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ReaderThreads:
             begin = self._counts.clock()
             self._doing[name] = (job.copy, time.monotonic())
             try:
-                reader = reader or SampleReader(self._direct)
+                reader = reader or SampleReader(self._direct, self._pool.scratch)
                 if not self._queue.closed:
                     job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
             except BaseException as error:

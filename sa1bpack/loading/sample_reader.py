@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -38,13 +39,20 @@ class SampleReader:
     For one thread at a time, which calls `close` when it ends.
     """
 
-    def __init__(self, direct: bool):
-        """Raises ResourceShortage or OSError if the system refuses a context."""
+    def __init__(self, direct: bool, kept: deque[np.ndarray]):
+        """`kept`: scratch memory that no reader uses; `close` adds its own. All threads may use it.
+
+        Raises ResourceShortage or OSError if the system refuses a context.
+        """
         self.direct = direct
         self._counts = np.zeros(4, np.int64)  # see CACHED
         self._spent = np.zeros(1, np.int64)  # nanoseconds
         self._reads: list[Read] = []
-        self._scratch = aligned(_FIRST_SCRATCH)
+        self._kept = kept
+        try:
+            self._scratch = kept.pop()
+        except IndexError:
+            self._scratch = aligned(_FIRST_SCRATCH)
         self._context: Context | None = CONTEXTS.take() if direct else None
 
     def load(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
@@ -81,7 +89,8 @@ class SampleReader:
         return reads
 
     def close(self) -> None:
-        """Return the context."""
+        """Return the context and the scratch memory."""
+        self._kept.append(self._scratch)
         context, self._context = self._context, None
         if context is not None:
             CONTEXTS.give_back(context)

@@ -24,7 +24,7 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
-from sa1bpack.loading import page_cache
+from sa1bpack.loading import page_cache, sample_reader
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.sample_reader import SampleReader
@@ -133,6 +133,18 @@ def test_samples_that_are_in_memory_are_taken_from_there(root, layout_packs):
     warm = [resident(path) for path in files_of(root, *LARGE)]
     assert any(pages.any() and not pages.all() for pages in warm)
     equal(batches_of(root, {}, io="direct", masks="flat_bits"), expected)
+
+
+def test_the_threads_of_an_epoch_take_the_scratch_memory_of_the_one_before(root, monkeypatch):
+    made = []
+    monkeypatch.setattr(sample_reader, "aligned", lambda n: made.append(n) or direct.aligned(n))
+    monkeypatch.setattr(BatchCopy, "compile", lambda _: None)  # has a reader of its own
+    with Loader(open_pack(root), 2, threads=1, **SEQUENTIAL) as loader:
+        list(loader)
+        join_readers()
+        assert len(made) == 1
+        list(loader)
+    assert len(made) == 1
 
 
 def test_what_another_epoch_left_in_the_buffers_does_not_show(root, layout_packs):
