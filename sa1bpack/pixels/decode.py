@@ -60,7 +60,7 @@ _COMMON_SAMPLINGS = {
     ((2, 2), (1, 1), (1, 1)),
 }
 KEPT_SCRATCH = 64 * 2**20  # bytes; larger images get their own buffer
-HUGE_FROM = 4 * 2**20  # bytes from which on numpy asks the system for huge pages
+HUGE_FROM = 4 * 2**20  # numpy asks the system for huge pages for arrays of this size and more
 
 
 def decode_into(
