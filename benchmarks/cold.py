@@ -19,8 +19,8 @@ pack's pages are dropped, and it is an error if more than 1 % remain. All lines 
 
 The ceiling reads the same images (and bits, if stored) in random order with O_DIRECT into aligned
 buffers, and does nothing else: by preadv in several numbers of threads, and by Linux AIO with
-several samples in flight per thread. Few buffers may stay in the processor's cache, which no batch
-does; lines with "kept" overwrite a buffer only after so many others. The Loader has its defaults,
+several samples in flight per thread. A few buffers stay in the processor's cache, as batches
+cannot; lines with "kept" overwrite a buffer only after so many others. The Loader has its defaults,
 except that masks stay bits or runs, as stored; with `--io direct` also in a second epoch, which
 reads all images and masks from the disk again. `--peers` adds other loaders on the samples of the
 default pack, in their own formats, each with the setting that reads them fastest from the disk (see
@@ -54,7 +54,8 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.ceilings import read_spans
 from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
 
-# Of ceilings, samples per thread: batches are not read into memory that was used just before.
+# Samples that each thread of some ceilings keeps: no batch is read into memory that was used just
+# before.
 KEPT = 16
 
 

@@ -31,7 +31,8 @@ def njit(**options):
 
     def compiled(function):
         dispatcher = numba.njit(**options)(function)
-        if (file := getattr(dispatcher._cache, "_cache_file", None)) is not None:
+        cache = getattr(dispatcher, "_cache", None)  # with NUMBA_DISABLE_JIT there is none
+        if (file := getattr(cache, "_cache_file", None)) is not None:
             file._source_stamp = file._source_stamp, _SOURCES
         return dispatcher
 

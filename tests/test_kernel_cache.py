@@ -230,3 +230,9 @@ def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(tmp_
     assert end(start()) == "32", "the first vector alone"
     assert end(earlier) == "64"
     assert end(start()) == "32", "not what the earlier process keeps"
+
+
+def test_kernels_can_be_imported_without_compilation():
+    """As coverage-guided fuzzing does, which follows Python's lines."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-c", "import sa1bpack.masks.rle"], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""Files opened past the page cache, and memory that they can be read into."""
+"""Files opened past the page cache, and memory that they can be read into or written from."""
 
 import errno
 import logging
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-# Offsets, lengths and addresses of direct reads are multiples of this: the logical block of almost
-# every disk is 512 or 4096 bytes.
+# Offsets, lengths and addresses of direct reads and writes are multiples of this: the logical block
+# of almost every disk is 512 or 4096 bytes.
 BLOCK = 4096
 HUGE_PAGE = 2 << 20  # of x86; larger ones of other processors are not used
 

@@ -1,7 +1,6 @@
 """The copy of one batch: where its samples are, and copying any part of them into a buffer."""
 
 import os
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ class BatchCopy:
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""
-        reader = SampleReader(direct=False, kept=deque())
+        reader = SampleReader(direct=False)
         self._copy_part(0, 0, np.empty(self.nbytes, np.uint8), reader)
         if self._spec.masks.source != "bits":
             ends, offset, nothing = np.array([1], np.int32), np.array([0, 1]), np.empty(0, np.int64)

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ class BufferPool:
 
     changed  the lock and condition for a free buffer. The queues of epochs wait on it as well, so
              that a thread that waits for a buffer is also woken when its epoch ends
-    scratch  memory that threads read into first, of those that have ended: the next ones take it
+    scratch  scratch memory of threads that have ended, for the next ones to take; none once closed
     """
 
     def __init__(self, allocate: Callable[[], Buffer], count: int, threads: int = 0):
@@ -87,6 +88,12 @@ class BufferPool:
         """A free buffer, or None."""
         with self.changed:
             return self._free.popleft() if self._free else None
+
+    def take_scratch(self) -> np.ndarray | None:
+        """Scratch memory of a thread that has ended, or None."""
+        with suppress(IndexError):
+            return self.scratch.pop()
+        return None
 
     def lend(self, buffer: Buffer) -> None:
         """Note that the consumer holds this buffer, until `release`."""
@@ -152,6 +159,7 @@ class BufferPool:
         """Drop the buffers. Those of batches in use live as long as the batches."""
         self._closed = True
         self._free.clear()
+        self.scratch = deque(maxlen=0)
 
 
 class Ticket(NamedTuple):

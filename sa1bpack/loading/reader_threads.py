@@ -103,7 +103,7 @@ class ReaderThreads:
             begin = self._counts.clock()
             self._doing[name] = (job.copy, time.monotonic())
             try:
-                reader = reader or SampleReader(self._direct, self._pool.scratch)
+                reader = reader or SampleReader(self._direct, self._pool.take_scratch())
                 if not self._queue.closed:
                     job.copy.copy(first, stop, job.ticket.buffer.bytes, reader)
             except BaseException as error:
@@ -117,7 +117,7 @@ class ReaderThreads:
                 self._finish(name, job, reader)
             self._doing.pop(name, None)
         if reader is not None:
-            reader.close()
+            self._pool.scratch.append(reader.close())
 
     def _next_part(self, name: str) -> tuple[_Job, int, int] | None:
         """The next samples to copy; plans a batch if none are left. None after the last."""

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +38,8 @@ class SampleReader:
     For one thread at a time, which calls `close` when it ends.
     """
 
-    def __init__(self, direct: bool, kept: deque[np.ndarray]):
-        """`kept`: scratch memory that no reader uses; `close` adds its own. All threads may use it.
+    def __init__(self, direct: bool, scratch: np.ndarray | None = None):
+        """`scratch`: memory of a reader that was closed; None: new memory. It grows as needed.
 
         Raises ResourceShortage or OSError if the system refuses a context.
         """
@@ -48,11 +47,7 @@ class SampleReader:
         self._counts = np.zeros(4, np.int64)  # see CACHED
         self._spent = np.zeros(1, np.int64)  # nanoseconds
         self._reads: list[Read] = []
-        self._kept = kept
-        try:
-            self._scratch = kept.pop()
-        except IndexError:
-            self._scratch = aligned(_FIRST_SCRATCH)
+        self._scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
         self._context: Context | None = CONTEXTS.take() if direct else None
 
     def load(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
@@ -88,9 +83,9 @@ class SampleReader:
         reads, self._reads = self._reads, []
         return reads
 
-    def close(self) -> None:
-        """Return the context and the scratch memory."""
-        self._kept.append(self._scratch)
+    def close(self) -> np.ndarray:
+        """Give the context back, and return the scratch memory."""
         context, self._context = self._context, None
         if context is not None:
             CONTEXTS.give_back(context)
+        return self._scratch

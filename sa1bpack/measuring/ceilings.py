@@ -104,7 +104,7 @@ def read_spans(
     direct   with O_DIRECT, past the page cache
     at_once  samples that a thread requests together with Linux AIO; 1: one by one with `preadv`
     kept     samples per thread that are in memory before the first of them is overwritten, rounded
-             up to a multiple of `at_once`; few of them stay in the processor's cache
+             up to a multiple of `at_once`; a few fit in the processor's cache
     seconds  begin nothing more after this time; None: read all
 
     Raises OSError, also for a file that ends before a sample does.
@@ -123,9 +123,9 @@ def read_spans(
         most = max(stop - start for job in jobs for _, start, stop, _ in job)
         # Every span has a place of its own: a thread's requests are in flight together.
         place = -(-most // BLOCK) * BLOCK
-        places = max(map(len, jobs)) * at_once if at_once > 1 else 1
+        places = max(map(len, jobs)) * at_once
         turns, used = -(-kept // at_once), place * places
-        # At least of huge pages, as buffers of a Loader are.
+        # At least one huge page, so that it consists of them as buffers of a Loader do.
         memory = [aligned(max(turns * used, HUGE_PAGE)) for _ in range(threads)]
         for buffer in memory:
             buffer[:] = 0  # no page is touched for the first time later
@@ -165,8 +165,8 @@ class _Until:
 def _read_one_by_one(jobs: Iterator, areas: Iterator, place: int, at_once: int, done) -> None:
     for job, area in zip(jobs, areas, strict=False):
         view = memoryview(area)
-        for file, start, stop, needed in job:
-            got = os.preadv(file, [view[: stop - start]], start)
+        for number, (file, start, stop, needed) in enumerate(job):
+            got = os.preadv(file, [view[number * place :][: stop - start]], start)
             if start + got < needed:
                 raise OSError(f"{got} bytes at {start}, expected {stop - start}")
         done.append(sum(stop - start for _, start, stop, _ in job))

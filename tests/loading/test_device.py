@@ -1,6 +1,5 @@
 """Bringing a batch to a device: unpacking, padding, and the choice of the device."""
 
-from collections import deque
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ def test_a_sent_batch_becomes_the_batch_of_collate_on_its_device(packed, layout,
     [(copy, errors)] = Planner(BatchSource(ds, spec, MaskChoice(4), None)).plan([np.array(rows)], 0)
     buffer = np.full(copy.nbytes, 255, np.uint8)
     copy.write_heads(buffer)
-    copy.copy(0, len(copy), buffer, SampleReader(direct=False, kept=deque()))
+    copy.copy(0, len(copy), buffer, SampleReader(direct=False))
     assert not errors and not copy.errors()
     # Neither padding nor unpacked masks are sent.
     assert copy.regions["masks"].shape == (copy.total, 16, 2)
