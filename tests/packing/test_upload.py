@@ -261,6 +261,7 @@ def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_th
     assert any("sa_000000-001/image/c" in each["Key"] for each in left)
     keys = folder.keys("")
     assert "manifest.json" not in keys
+    assert first in keys
     assert "shards/sa_000000-001/checksums.xxh128" not in keys
     with pytest.raises(NotAPack):
         sa1bpack.open("s3://packs/killed", cache=tmp_path / "cache", cache_bytes="1 GB")
