@@ -1,39 +1,329 @@
 """numba, for the modules that define kernels: they import it from here alone.
 
-numba reads where to keep compiled kernels when it is imported, and checks the place when a kernel
-is defined, so the place is chosen first. What needs no kernel imports neither this module nor
-numba, and leaves the file system untouched.
+Compiled kernels are kept in files of our own, not by numba. numba compiles a kernel again only
+when the file that defines it has changed, although the code contains the kernels that it calls; a
+process that is killed between numba's two files leaves old code behind for good; and a damaged
+file of its cache is an error. Here the name of a file is a digest of everything that its code is
+compiled from: the bytecode of the kernel and of all that it calls, their constants, the types of
+the arguments, the processor, and the versions of Python, numpy, numba and LLVM. So a file is right
+or it is not found, whoever wrote it, and a changed comment compiles nothing again.
+
+What needs no kernel imports neither this module nor numba, and leaves the file system untouched.
 """
 
-from sa1bpack.kernel_cache import digest_of_sources, ensure_kernel_cache
+import atexit
+import dis
+import hashlib
+import os
+import pickle
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import types as python_types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import Enum
+from functools import cache
+from pathlib import Path
 
-ensure_kernel_cache()
-
-import numba  # noqa: E402
-from numba import types  # noqa: E402
-from numba.extending import intrinsic  # noqa: E402
+import llvmlite
+import llvmlite.ir
+import numba
+import numpy as np
+from numba import types
+from numba.core.caching import CompileResultCacheImpl, _Cache
+from numba.core.dispatcher import Dispatcher
+from numba.core.extending import _Intrinsic
+from numba.core.serialize import dumps
+from numba.extending import intrinsic
 
 __all__ = ["intrinsic", "memcpy", "memset", "njit", "types"]
+
+VARIABLE = "NUMBA_CACHE_DIR"
 
 _word = types.uintp
 # Of the C library, on addresses.
 memcpy = types.ExternalFunction("memcpy", _word(_word, _word, _word))
 memset = types.ExternalFunction("memset", _word(_word, types.intc, _word))
 
-_SOURCES = digest_of_sources()
+
+def njit(function: Callable | None = None, /, **options):
+    """`numba.njit` that releases the GIL, and keeps compiled code by its content.
+
+    Used as `@njit` or with numba's options, `@njit(error_model="numpy")`.
+    """
+    if function is None:
+        return lambda function: njit(function, **options)
+    kernel = numba.njit(**{"nogil": True, **options, "cache": False})(function)
+    if isinstance(kernel, Dispatcher):  # with NUMBA_DISABLE_JIT it is the function itself
+        kernel._cache = _KeptKernel(kernel)
+    return kernel
 
 
-def njit(**options):
-    """`numba.njit`, whose compiled code is kept only as long as no module of the package changes.
+class _KeptKernel(_Cache):
+    """The files of one kernel, one for each combination of argument types and processor.
 
-    numba has no public way to say so; without `cache` there is no file.
+    A file is the SHA-256 of the rest, 32 bytes, then numba's pickle of the compiled code.
     """
 
-    def compiled(function):
-        dispatcher = numba.njit(**options)(function)
-        cache = getattr(dispatcher, "_cache", None)  # with NUMBA_DISABLE_JIT there is none
-        if (file := getattr(cache, "_cache_file", None)) is not None:
-            file._source_stamp = file._source_stamp, _SOURCES
-        return dispatcher
+    def __init__(self, kernel: Dispatcher):
+        self._kernel = kernel
 
-    return compiled
+    @property
+    def cache_path(self) -> str | None:
+        folder = kernel_folder()
+        return None if folder is None else str(folder)
+
+    def load_overload(self, signature, target_context):
+        """The compiled code for these types, or None if it is not kept or the file is damaged."""
+        target_context.refresh()
+        if path := kernel_file(self._kernel, signature, target_context.codegen()):
+            try:
+                digest, content = (kept := path.read_bytes())[:32], kept[32:]
+                if hashlib.sha256(content).digest() == digest:
+                    reduced = pickle.loads(content)
+                    return CompileResultCacheImpl.rebuild(None, target_context, reduced)
+            except Exception:  # whatever a damaged file makes of numba: it is compiled again
+                pass
+        _announce(path)
+        return None
+
+    def save_overload(self, signature, compiled) -> None:
+        """Keep code that was compiled; a folder that cannot be written is no reason to fail."""
+        if (path := kernel_file(self._kernel, signature, compiled.codegen)) is None:
+            return
+        content = dumps(CompileResultCacheImpl.reduce(None, compiled))
+        with suppress(OSError):
+            _remove_older(path)
+            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+                try:
+                    file.write(hashlib.sha256(content).digest() + content)
+                    file.flush()
+                    Path(file.name).replace(path)
+                except BaseException:
+                    Path(file.name).unlink()
+                    raise
+
+    def enable(self) -> None:
+        """Nothing: kernels are always kept."""
+
+    disable = flush = enable
+
+
+def kernel_file(kernel: Dispatcher, signature, codegen) -> Path | None:
+    """Where the code of `kernel` for these types and this processor is kept; None for nowhere."""
+    if (folder := kernel_folder()) is None:
+        return None
+    function = kernel.py_func
+    variant = _digest(_described_type(signature), *map(repr, codegen.magic_tuple()))
+    name = f"{function.__module__}.{function.__qualname__}.{sys.implementation.cache_tag}"
+    return folder / f"{name}.{_code_digest(kernel)}.{variant}.nbc"
+
+
+def _remove_older(path: Path) -> None:
+    """Remove what was compiled of this kernel before it changed, if only this package writes there.
+
+    A folder of the user's may serve several versions of the package at once.
+    """
+    if path.parent == _package_folder():
+        name, content, _, _ = path.name.rsplit(".", 3)
+        for kept in path.parent.glob(f"{name}.*.nbc"):
+            if kept.name.rsplit(".", 3)[1] != content:
+                kept.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------- what code is compiled from
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+@cache
+def _code_digest(kernel: Dispatcher) -> str:
+    """A digest of all that the code of a kernel depends on, but its argument types."""
+    versions = sys.version, np.__version__, numba.__version__, llvmlite.__version__
+    settings = numba.config.OPT, numba.config.BOUNDSCHECK, numba.config.DEBUGINFO_DEFAULT
+    return _digest(repr(versions + settings), *_described(kernel, {}))
+
+
+def _described(value, seen: dict[int, int]) -> Iterator[str]:
+    """Texts that are the same for equal values in every process.
+
+    Raises TypeError for a value of which that is not known.
+    """
+    if id(value) in seen:  # a function that calls itself, or is called twice
+        yield f"again {seen[id(value)]}"
+    elif isinstance(value, (Dispatcher, _Intrinsic, python_types.FunctionType)):
+        seen[id(value)] = len(seen)
+        if isinstance(value, Dispatcher):
+            yield repr(sorted(value.targetoptions.items()))
+            value = value.py_func
+        yield from _described_function(getattr(value, "_defn", value), seen)
+    elif isinstance(value, (tuple, list)):
+        yield f"{type(value).__qualname__} {len(value)}"
+        for item in value:
+            yield from _described(item, seen)
+    elif isinstance(value, dict):
+        yield from _described(list(value.items()), seen)
+    elif isinstance(value, frozenset):
+        yield from _described(sorted(value, key=repr), seen)
+    elif isinstance(value, (np.ndarray, np.generic)):
+        yield f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    elif isinstance(value, types.ExternalFunction):
+        yield f"{value.symbol} {value.sig}"
+    elif isinstance(value, types.Type):
+        yield _described_type(value)
+    elif isinstance(value, (np.dtype, Enum, llvmlite.ir.Type)) or type(value) in _PLAIN:
+        yield f"{type(value).__qualname__} {value!r}"
+    elif isinstance(value, type) and issubclass(value, tuple):
+        yield f"{value.__module__}.{value.__qualname__} {getattr(value, '_fields', ())}"
+    elif _is_foreign(value):
+        yield f"{getattr(value, '__module__', '')}.{value.__name__}"
+    else:
+        raise TypeError(f"a kernel cannot use {value!r}: its digest is not defined in {__name__}")
+
+
+_PLAIN = bool, int, float, complex, str, bytes, range, slice, type(None), type(...)
+
+
+def _is_foreign(value) -> bool:
+    """Whether this is a module, class or builtin function that only a new version can change."""
+    kinds = python_types.ModuleType, python_types.BuiltinFunctionType, type, np.ufunc
+    where = value.__name__ if isinstance(value, python_types.ModuleType) else type(value).__module__
+    owner = getattr(value, "__module__", None) or where
+    package = __name__.partition(".")[0]
+    return isinstance(value, kinds) and package not in (owner.partition(".")[0], where)
+
+
+def _described_function(function: Callable, seen: dict[int, int]) -> Iterator[str]:
+    yield from _described_code(function.__code__, function.__doc__)
+    yield from _described((function.__defaults__, function.__kwdefaults__), seen)
+    for cell in function.__closure__ or ():
+        yield from _described(cell.cell_contents, seen)
+    for name in sorted(_global_names(function.__code__)):
+        if name in function.__globals__:  # otherwise it is a builtin
+            yield name
+            yield from _described(function.__globals__[name], seen)
+
+
+def _described_code(code: python_types.CodeType, documentation: str | None) -> Iterator[str]:
+    """What code does, without the lines it stands on."""
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    yield f"{code.co_code.hex()} {names} {code.co_argcount} {code.co_exceptiontable.hex()}"
+    for constant in code.co_consts:
+        if isinstance(constant, python_types.CodeType):
+            yield from _described_code(constant, None)
+        elif documentation is None or constant != documentation:
+            yield from _described(constant, {})
+
+
+def _global_names(code: python_types.CodeType) -> set[str]:
+    inner = (constant for constant in code.co_consts if isinstance(constant, python_types.CodeType))
+    loaded = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    return loaded.union(*map(_global_names, inner))
+
+
+def _described_type(kind) -> str:
+    """A type of numba's or a signature, with the fields of named tuples, which numba leaves out."""
+    if isinstance(kind, tuple):
+        return ", ".join(map(_described_type, kind))
+    if hasattr(kind, "return_type"):
+        return f"{_described_type(kind.args)} -> {_described_type(kind.return_type)}"
+    if isinstance(kind, types.BaseTuple):
+        record = getattr(kind, "instance_class", tuple)
+        inner = _described_type(tuple(kind))
+        return f"{record.__module__}.{record.__qualname__}{getattr(kind, 'fields', ())}({inner})"
+    return str(kind)
+
+
+# --------------------------------------------------------------------------------- where it is kept
+
+
+@cache
+def kernel_folder() -> Path | None:
+    """The folder of compiled kernels; None if there is no place for one.
+
+    It is NUMBA_CACHE_DIR if that is set, or beside the code, in the user's cache, or a private
+    temporary folder: package and home folder are often both read-only in a container.
+
+    Warns if no folder can be written: each process then compiles its kernels again.
+    """
+    if given := os.environ.get(VARIABLE):
+        return Path(given) if _writable(Path(given)) else None
+    for folder in (_package_folder(), _user_cache()):
+        if _writable(folder):
+            return folder
+    try:
+        return _private_folder(Path(tempfile.gettempdir()) / f"sa1bpack-kernels-{os.getuid()}")
+    except OSError as error:
+        warnings.warn(
+            f"compiled kernels cannot be kept in {_package_folder()}, in {_user_cache()} or in a "
+            f"temporary folder ({error}), so each process compiles them again; "
+            f"set {VARIABLE} to a writable folder",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def _package_folder() -> Path:
+    return Path(__file__).absolute().parent / "__pycache__"
+
+
+def _user_cache() -> Path:
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - keeps "~" for a user without a home
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "sa1bpack"
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be created in `folder`; creates the folder itself."""
+    if not folder.is_absolute():
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _private_folder(folder: Path) -> Path:
+    """Create `folder`, or another one if others can write to it.
+
+    Files found there are unpickled, so nobody else may have written them.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    private = found.st_uid == os.getuid() and not found.st_mode & 0o077
+    if private and stat.S_ISDIR(found.st_mode):
+        return folder
+    other = tempfile.mkdtemp(prefix="sa1bpack-kernels-")
+    atexit.register(shutil.rmtree, other, ignore_errors=True)
+    return Path(other)
+
+
+# ------------------------------------------------------------------------------------ the first use
+
+PATIENCE = 1.0  # seconds of compiling before a word is said
+
+_first_miss: float | None = None
+_announced = False
+
+
+def _announce(path: Path | None) -> None:
+    """Say on standard error, once per process, that kernels are compiled, if it takes long."""
+    global _first_miss, _announced
+    now = time.monotonic()
+    if _first_miss is None:
+        _first_miss = now
+    elif not _announced and now - _first_miss > PATIENCE:
+        _announced = True
+        kept = "in every process, since no folder can keep them" if path is None else "once"
+        print(
+            f"sa1bpack: compiling kernels for this processor, {kept}; takes up to half a minute",
+            file=sys.stderr,
+            flush=True,
+        )

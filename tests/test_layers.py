@@ -20,13 +20,13 @@ BASE = {"arguments", "errors", "environment", "interrupts", "progress", "schedul
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
-    **{layer: set() for layer in (*BASE, "kernel_cache")},
+    **{layer: set() for layer in BASE},
+    "kernels": set(),
     "arguments": {"errors"},
     "environment": {"errors"},
     "schedules": {"arguments", "errors"},
     "ray_cluster": {"errors"},
     "cloud": {"arguments", "environment", "errors", "interrupts", "wording"},
-    "kernels": {"kernel_cache"},
     **dict.fromkeys(CODECS, BASE),
     **dict.fromkeys(("masks", "pixels"), BASE | {"kernels"}),
     "format": BASE | {"disk", "ray_cluster"},

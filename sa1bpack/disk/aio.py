@@ -50,7 +50,7 @@ _syscall = types.ExternalFunction(
 _errno_at = types.ExternalFunction("__errno_location" if _LINUX else "__error", _word())
 
 
-@njit(nogil=True, cache=True)
+@njit
 def errno():
     """The error number of this thread's last system call."""
     code = np.empty(1, np.int32)
@@ -58,7 +58,7 @@ def errno():
     return np.int64(code[0])
 
 
-@njit(nogil=True, cache=True)
+@njit
 def set_up(depth):
     """A new context, or -errno."""
     context = np.zeros(1, np.int64)
@@ -67,12 +67,12 @@ def set_up(depth):
     return context[0]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _destroy(context):
     _syscall(_DESTROY, context, 0, 0, 0, 0)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def fill_block(blocks, requests, k):
     """Make the control block of request k, int64 (8,): struct iocb of linux/aio_abi.h."""
     for n in range(8):
@@ -84,7 +84,7 @@ def fill_block(blocks, requests, k):
     blocks[k, 5] = requests[k, POSITION]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def read_all(context, requests, count, status):
     """Read the first `count` requests, at most DEPTH at a time.
 

@@ -81,7 +81,7 @@ def check_offsets(name: str, offset: np.ndarray, length: int) -> None:
         )
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _first_bad_mask(run_ends, run_offset, pixels):
     """Return the first mask whose ends decrease, are negative or do not reach `pixels`, or -1."""
     for m in range(len(run_offset) - 1):

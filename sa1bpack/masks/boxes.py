@@ -6,7 +6,7 @@ from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import check_image_runs
 
 
-@njit(nogil=True, cache=True)
+@njit
 def bounds(ends, height):
     """Return x0, y0, x1, y1 around a mask's foreground, ends exclusive; zeros if it has none."""
     x0, y0, x1, y1 = np.int64(0), np.int64(height), np.int64(0), np.int64(0)
@@ -25,7 +25,7 @@ def bounds(ends, height):
     return (x0, y0, x1, y1) if x1 else (np.int64(0), np.int64(0), np.int64(0), np.int64(0))
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _boxes(run_ends, run_offset, height, boxes):
     for m in range(len(boxes)):
         x0, y0, x1, y1 = bounds(run_ends[run_offset[m] : run_offset[m + 1]], height)

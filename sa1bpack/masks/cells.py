@@ -19,7 +19,7 @@ _ONES = np.uint64(0x0101010101010101)
 _TOP = np.uint64(56)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _unpack_row(line, columns, table, words, cells, out):
     """Unpack the first `columns` cells of a row of bits into `out`. Returns how many are set.
 
@@ -39,7 +39,7 @@ def _unpack_row(line, columns, table, words, cells, out):
     return np.int64(count)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _is_empty(line):
     found = np.uint8(0)
     for b in range(len(line)):
@@ -47,7 +47,7 @@ def _is_empty(line):
     return found == 0
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _fill(bits, places, keep, table, words, cells, out, counts):
     for m in range(len(places)):
         mask = out[places[m]]
@@ -59,7 +59,7 @@ def _fill(bits, places, keep, table, words, cells, out, counts):
         counts[places[m]] = count
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _take(masks, packed, places, rows, columns, keep, out, counts):
     for m in range(len(places)):
         mask = out[places[m]]
@@ -83,7 +83,7 @@ def _take(masks, packed, places, rows, columns, keep, out, counts):
         counts[places[m]] = count
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _take_turned(masks, packed, places, steps, side, visible, out, counts):
     for m in range(len(places)):
         mask, grid = out[places[m]], masks[m]
@@ -101,7 +101,7 @@ def _take_turned(masks, packed, places, steps, side, visible, out, counts):
         counts[places[m]] = count
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _clear_hidden(places, visible, out, counts):
     for place in places:
         count = np.int64(0)

@@ -135,7 +135,7 @@ class CenterGrid(NamedTuple):
     column_center: np.ndarray
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _edge_tables(axis, edge_row, edge_below):
     """Write the row tables of `AreaGrid` from the vertical axis."""
     end = np.int64(axis.cells) * axis.cell
@@ -145,7 +145,7 @@ def _edge_tables(axis, edge_row, edge_below):
         edge_below[y] = axis.cell - position % axis.cell
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _column_tables(axis, column_cell, column_part, column_rest, block_begin, block_end):
     """Write the column tables of `AreaGrid` from the horizontal axis."""
     cell = np.int64(axis.cell)
@@ -168,7 +168,7 @@ def _column_tables(axis, column_cell, column_part, column_rest, block_begin, blo
             block_end[b - 1] = min(max(-(-position // axis.pixel), 0), axis.pixels)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _center_table(axis, numbers):
     """Count the cells whose centre is before each pixel edge, 0 to len(numbers) - 1."""
     for x in range(len(numbers)):

@@ -35,7 +35,7 @@ from sa1bpack.masks.grid import (
 FITS = ("pad", "native", "squash")
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _rasterize_center(run_ends, run_offset, grid, out):
     """Write the bits of all masks, sampled at the cells' centres.
 
@@ -78,7 +78,7 @@ def _rasterize_center(run_ends, run_offset, grid, out):
                 bits[i, b] ^= bits[i - 1, b]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, end_below):
     """Add a vertical stretch of foreground, `weight` wide, to the differences of a cell column.
 
@@ -92,7 +92,7 @@ def _add_segment(acc, lane, weight, cell_height, top_row, top_below, end_row, en
     acc[end_row + np.uint64(1), lane] -= weight * (cell_height - end_below)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _add_run(acc, grid, block, begin, end):
     """Add the part of the foreground run begin..end (pixels) that overlaps a block of cell columns.
 
@@ -129,7 +129,7 @@ def _add_run(acc, grid, block, begin, end):
         x += 1
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _mirror_byte(byte):
     """Return the byte with its bits reversed: swaps neighbours, pairs, then halves."""
     byte = (byte & 0x55) << 1 | (byte >> 1) & 0x55
@@ -137,7 +137,7 @@ def _mirror_byte(byte):
     return (byte & 0x0F) << 4 | byte >> 4
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _flush_block(acc, first_row, last_row, least, grid, bits, block):
     """Sum the differences down the rows, write one byte per row, and leave `acc` zero.
 
@@ -157,7 +157,7 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
         bits[grid.rows - 1 - i if grid.mirror_y else i, column] = byte
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _rasterize_area(run_ends, run_offset, grid, acc, out):
     """Write the bits of all masks by the covered area of each cell.
 

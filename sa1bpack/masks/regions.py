@@ -21,7 +21,7 @@ REGIONS = ("inside", "boundary", "outside")
 _WHOLE, _RIM = 1, 2  # which pixels of a stretch count: all, or those at the image's top and bottom
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _boundary_stretches(ends, height, begin, end, kind):
     """`_stretches` of the boundary.
 
@@ -51,7 +51,7 @@ def _boundary_stretches(ends, height, begin, end, kind):
     return found
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _stretches(ends, height, region, begin, end, kind):
     """Write the stretches of a region, sorted; return their number."""
     if region == 1:
@@ -64,7 +64,7 @@ def _stretches(ends, height, region, begin, end, kind):
     return found
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _in_box(position, height, box):
     """Count the pixels of a box x0, y0, x1, y1 before a position, column by column."""
     x = position // height
@@ -76,14 +76,14 @@ def _in_box(position, height, box):
     return (x - box[0]) * rows + min(max(position - x * height - box[1], 0), rows)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _on_rim(number, rows, top, bottom):
     """Count those of the first `number` pixels of a box that are at the image's top or bottom."""
     column = number // rows
     return column * (top + bottom) + (top if number > column * rows else 0)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _nth_on_rim(number, rows, top, bottom):
     """Return the n-th pixel of a box that is at the image's top or bottom."""
     column = number // (top + bottom)
@@ -91,7 +91,7 @@ def _nth_on_rim(number, rows, top, bottom):
     return column * rows + last * (rows - 1)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `nth_pixels`.
 

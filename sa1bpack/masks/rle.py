@@ -24,7 +24,7 @@ from sa1bpack.masks._arrays import MAX_RUN_END, check_offsets, mask_error, read_
 MAX_GROUPS = 12  # 60 bits, which cannot overflow int64; COCO writes at most 7 groups
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _scan_text(text, text_offset, run_offset, noncanonical):
     """Count the numbers of every text and check all characters.
 
@@ -54,7 +54,7 @@ def _scan_text(text, text_offset, run_offset, noncanonical):
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _decode_text(text, text_offset, pixels, run_offset, first, run_ends):
     """Write the run ends of texts that `_scan_text` accepted, those of mask m from `first[m]` on.
 
@@ -199,7 +199,7 @@ def parse_counts(
     return run_ends[: kept_offset[-1]], kept_offset, noncanonical
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _gather(run_offset, keep, first, kept_offset):
     """Fill `first` (n) with where the runs of each mask go, those in `keep` first and in its order,
     and `kept_offset` (k + 1). Returns False if an index is outside the masks or occurs twice."""
@@ -220,7 +220,7 @@ def _gather(run_offset, keep, first, kept_offset):
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _delta(run_ends, first, k):
     """Return the number that COCO writes for run k of a mask whose runs start at `first`."""
     count = np.int64(run_ends[k]) - (run_ends[k - 1] if k > first else 0)
@@ -229,7 +229,7 @@ def _delta(run_ends, first, k):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _text_offsets(run_ends, run_offset, text_offset):
     """Fill `text_offset` (n + 1) with the start and end of each mask's text."""
     text_offset[0] = 0
@@ -244,7 +244,7 @@ def _text_offsets(run_ends, run_offset, text_offset):
         text_offset[m + 1] = text_offset[m] + length
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _encode_text(run_ends, run_offset, text):
     """Write the concatenated texts of all masks."""
     p = 0
@@ -291,7 +291,7 @@ def encode_counts(run_ends: np.ndarray, run_offset: np.ndarray) -> tuple[np.ndar
     return text, text_offset
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _take(run_ends, first, run_offset, taken):
     for m in range(len(first)):
         shift = first[m] - run_offset[m]
@@ -328,7 +328,7 @@ def take_masks(
     return taken, taken_offset
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _area(run_ends, run_offset, area):
     for m in range(len(area)):
         total = np.int64(0)

@@ -8,7 +8,7 @@ from sa1bpack.masks.boxes import bounds
 FRACTION = 32  # fractional bits of a coordinate
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _steps_within(start, step, low, high, first, last):
     """Narrow first..last to the r with low <= start + step·r < high."""
     if step == 0:
@@ -20,7 +20,7 @@ def _steps_within(start, step, low, high, first, last):
     return max(first, inside), min(last, outside)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _run_at(ends, position):
     """Return the first k with ends[k] > position."""
     low, high = 0, len(ends) - 1
@@ -33,7 +33,7 @@ def _run_at(ends, position):
     return low
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _count_column(ends, height, box, x, y, x_step, y_step, level, hits):
     """Count the foreground points of one column of sample points into the cells of `hits`.
 
@@ -58,7 +58,7 @@ def _count_column(ends, height, box, x, y, x_step, y_step, level, hits):
     return (first >> level, ((last - 1) >> level) + 1) if first < last else (len(hits), 0)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def draw_skew(run_ends, run_offset, height, steps, level, columns, out):
     """Write the bits of all masks of one image.
 

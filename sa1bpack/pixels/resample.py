@@ -31,7 +31,7 @@ class Taps(NamedTuple):
         return len(self.weights) == 1
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _fill_taps(at, support, length, first, weights):
     """Fill the taps of an axis, weights float64 (n, k). Returns how many are in use."""
     used = 1
@@ -68,7 +68,7 @@ def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
     return Taps(first, np.ascontiguousarray(weights[:, :used].T, np.float32))
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _copy(image, rows, columns, table, keep, start, stop, out):
     """Rows start..stop of an output whose pixels are pixels of the image."""
     for i in range(start, min(stop, keep[0])):
@@ -81,7 +81,7 @@ def _copy(image, rows, columns, table, keep, start, stop, out):
             blue[j] = table[2, line[x, 2]]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _mix_rows(flat, first, weights, i, low, high, line):
     """Bytes low..high of the rows under the filter of row i, into `line`."""
     last = len(flat) - 1
@@ -100,7 +100,7 @@ def _mix_rows(flat, first, weights, i, low, high, line):
             line[p] += c * np.float32(more[p])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _mix_columns(line, first, weights, columns, mean, std, red, green, blue):
     """The pixels of one row, from `line`, three floats per pixel."""
     one, two = np.uint64(1), np.uint64(2)
@@ -126,7 +126,7 @@ def _mix_columns(line, first, weights, columns, mean, std, red, green, blue):
         blue[j] = (b - mean[2]) / std[2]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _resample(flat, y, y_weights, x, x_weights, mean, std, keep, start, stop, line, out):
     """Rows start..stop of an output under any filters. flat: the image, (H, W * 3)."""
     low, high = x[0], x[0]
@@ -138,7 +138,7 @@ def _resample(flat, y, y_weights, x, x_weights, mean, std, keep, start, stop, li
         _mix_columns(line, x, x_weights, keep[1], mean, std, out[0, i], out[1, i], out[2, i])
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _clear(keep, start, stop, out):
     """Set rows start..stop to 0 where there is no image."""
     for c in range(out.shape[0]):

@@ -20,7 +20,7 @@ def _drop_fourth(typingctx, source, target):
     return types.void(WORD, WORD), generate
 
 
-@njit(nogil=True, cache=True)
+@njit
 def pack_rgb(rgbx, out):
     """Copy pixels.
 

@@ -21,7 +21,7 @@ _HALF = np.int64(1) << (FRACTION - 1)
 _REST = (np.int64(1) << FRACTION) - 1
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _fill(position, support, length, weights):
     """The filter at a position: its first pixel, and the number of weights, float32 of each."""
     at = np.float64(position) * _ONE
@@ -40,7 +40,7 @@ def _fill(position, support, length, weights):
     return low, high - low
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _pair(position, length):
     """The two pixels next to a position, and their weights: the filter of a pixel's width."""
     moved = position - _HALF
@@ -52,7 +52,7 @@ def _pair(position, length):
     return first, first + 1, np.float32(1 - rest), np.float32(rest)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _wide(image, x, y, support, height, width, x_weights, y_weights):
     """Red, green and blue at a position, by filters of any width."""
     left, across = _fill(x, support[0], width, x_weights)
@@ -71,7 +71,7 @@ def _wide(image, x, y, support, height, width, x_weights, y_weights):
     return red, green, blue
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _turn(
     image, height, width, steps, support, window, mean, std, keep, start, stop,
     x_weights, y_weights, out,

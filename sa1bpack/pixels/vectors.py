@@ -51,7 +51,7 @@ def in_turn(builder, *channels):
     return shuffled(builder, first, last, turns)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def next_vector(k, count):
     """Where the vector after the one at `k` begins in a row; `count` after the last one."""
     return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)

@@ -98,7 +98,7 @@ def _convert(typingctx, light, cb, cr, target):
     return types.void(WORD, WORD, WORD, WORD), generate
 
 
-@njit(nogil=True, cache=True)
+@njit
 def spread_chroma(near, far, count, sums, out):
     """One row of chroma per pixel, minus 128: 3/4 of the nearest row and column, 1/4 of the next.
     libjpeg rounds up by 8/16 in even columns and by 7/16 in odd ones.
@@ -119,7 +119,7 @@ def spread_chroma(near, far, count, sums, out):
         k = next_vector(k, count)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def ycc_to_rgb(light, cb, cr, count, out):
     """Convert one row of pixels, as `sa1bpack.pixels.yuv420` says. All but `count` are addresses.
 

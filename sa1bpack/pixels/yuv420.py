@@ -50,7 +50,7 @@ def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
         )
 
 
-@njit(nogil=True, cache=True)
+@njit
 def row_scratch(width):
     """The memory that `rgb_row` needs for rows of this width, used again for each."""
     columns = max((width + 1) // 2, PIXELS)
@@ -58,7 +58,7 @@ def row_scratch(width):
     return np.empty(columns + 2, np.int16), np.empty((2, 2 * columns), np.int16), short
 
 
-@njit(nogil=True, cache=True)
+@njit
 def rgb_row(source, i, height, width, stride, rows, scratch, out):
     """Convert row `i` of the planes of one image.
 
@@ -92,7 +92,7 @@ def rgb_row(source, i, height, width, stride, rows, scratch, out):
         out[3 * width : 3 * PIXELS] = 0
 
 
-@njit(nogil=True, cache=True)
+@njit
 def planes_to_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, zero to their right.
 
@@ -107,7 +107,7 @@ def planes_to_rgb(source, height, width, stride, rows, side, target):
         target[i * side * 3 : (i + 1) * side * 3] = row[: 3 * side]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def rgbx_to_yuv420(rgbx, y, cb, cr):
     """Convert (h, w) uint32 RGBX, red in the lowest byte, into the top left of planes.
 

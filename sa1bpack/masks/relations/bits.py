@@ -37,7 +37,7 @@ def as_words(masks: np.ndarray) -> np.ndarray:
     return words
 
 
-@njit(nogil=True, cache=True)
+@njit
 def word_boxes(words, boxes):
     """Write the rows and words in which masks have bits: int64 (m, 4) w0, y0, w1, y1; ends
     exclusive, zeros for an empty mask."""
@@ -61,7 +61,7 @@ def word_boxes(words, boxes):
                     boxes[m, 0], boxes[m, 2] = min(boxes[m, 0], w), w + 1
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _common(first, second, left, top, right, bottom):
     """Count the common bits of two masks (h, words) within a box of words."""
     total = np.uint64(0)
@@ -77,7 +77,7 @@ def _common(first, second, left, top, right, bottom):
     return np.int64(total)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def intersect_bits(words, boxes, out):
     """Count the common cells of all pairs of masks: int64 (m, m); areas on the diagonal."""
     for m in range(len(words)):
@@ -90,7 +90,7 @@ def intersect_bits(words, boxes, out):
             out[m, n] = out[n, m] = total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _grow(mask, corners, out):
     """Write a mask and the neighbours of its cells, as far as they are on the words' grid."""
     height, width = mask.shape
@@ -116,7 +116,7 @@ def _grow(mask, corners, out):
                 out[y, w] |= mask[y + 1, w]
 
 
-@njit(nogil=True, cache=True)
+@njit
 def touch_bits(words, boxes, common, corners, out):
     """Whether masks without a common cell have cells that are neighbours: bool (m, m).
 
@@ -147,7 +147,7 @@ def touch_bits(words, boxes, common, corners, out):
 _NUMBERS = np.array([sum(1 << x for x in range(64) if x >> bit & 1) for bit in range(6)], np.uint64)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def measure_bits(words, numbers, sums, boxes):
     """Write where the cells of every mask are.
 

@@ -11,7 +11,7 @@ from sa1bpack.kernels import njit
 from sa1bpack.masks.boxes import bounds
 
 
-@njit(nogil=True, cache=True)
+@njit
 def foreground(run_ends, run_offset, height, stretches, offset, boxes):
     """Write the foreground stretches of every mask, without empty ones, and the box around each.
 
@@ -33,7 +33,7 @@ def foreground(run_ends, run_offset, height, stretches, offset, boxes):
     offset[len(run_offset) - 1] = found
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _first_after(stretches, low, high, position):
     """The first stretch of low..high that ends after a position."""
     while low < high:
@@ -45,7 +45,7 @@ def _first_after(stretches, low, high, position):
     return low
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _common(stretches, i, i_end, j, j_end):
     """Count the common positions of stretches i..i_end and j..j_end."""
     total = np.int64(0)
@@ -57,7 +57,7 @@ def _common(stretches, i, i_end, j, j_end):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def intersect_runs(stretches, offset, boxes, out):
     """Count the common pixels of all pairs of masks: int64 (m, m); areas on the diagonal."""
     masks = len(offset) - 1
@@ -79,7 +79,7 @@ def intersect_runs(stretches, offset, boxes, out):
             out[m, n] = out[n, m] = total
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _meet(stretches, i, i_end, grown, j, j_end, shift):
     """Whether a stretch i..i_end and one of `grown` j..j_end, moved by `shift`, have a position
     in common."""
@@ -97,7 +97,7 @@ def _meet(stretches, i, i_end, grown, j, j_end, shift):
     return False
 
 
-@njit(nogil=True, cache=True)
+@njit
 def touch_runs(stretches, offset, boxes, common, height, corners, out):
     """Whether masks without a common pixel have pixels that are neighbours: bool (m, m).
 
@@ -135,7 +135,7 @@ def touch_runs(stretches, offset, boxes, common, height, corners, out):
             out[m, n] = out[n, m] = touching
 
 
-@njit(nogil=True, cache=True)
+@njit
 def sum_runs(stretches, offset, height, sums):
     """Write twice the sums of x and of y of the centres of every mask's pixels: int64 (m, 2).
 

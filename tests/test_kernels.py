@@ -1,0 +1,331 @@
+"""Compiled kernels are kept even if neither the package nor the home folder is writable, and no
+longer than they are right."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import namedtuple
+from pathlib import Path
+
+import numba
+import pytest
+from small_tars import SMALL, members, write_tar
+
+import sa1bpack
+from sa1bpack import kernels
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch):
+    """Neither the package nor the home folder is writable; returns the temporary folder."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "file" / "kernels.py"))
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def chosen() -> Path | None:
+    """What a new process chooses."""
+    return kernels.kernel_folder.__wrapped__()
+
+
+def test_a_private_temporary_folder_is_the_last_resort(read_only):
+    folder = chosen()
+    assert folder == read_only / f"sa1bpack-kernels-{os.getuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert chosen() == folder, "the next run finds the kernels of this one"
+
+
+def test_a_folder_chosen_by_the_user_is_kept(read_only, monkeypatch, tmp_path):
+    monkeypatch.setenv(kernels.VARIABLE, str(tmp_path / "elsewhere"))
+    assert chosen() == tmp_path / "elsewhere"
+    assert list(read_only.iterdir()) == []
+
+
+def test_the_package_comes_before_the_users_cache(read_only, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert chosen() == tmp_path / "cache" / "sa1bpack"
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "package" / "kernels.py"))
+    assert chosen() == tmp_path / "package" / "__pycache__"
+    assert list(read_only.iterdir()) == []
+
+
+def test_a_user_without_a_home_folder_gets_no_folder_called_tilde(read_only, monkeypatch, tmp_path):
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    assert chosen().is_relative_to(read_only)
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize("planted", ["readable", "link"])
+def test_a_folder_that_others_could_have_written_is_not_used(read_only, tmp_path, planted):
+    folder = read_only / f"sa1bpack-kernels-{os.getuid()}"
+    if planted == "link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    found = chosen()
+    assert found != folder and found.parent == read_only
+    assert found.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_warning_names_the_remedy_if_there_is_no_writable_folder(
+    read_only, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="set NUMBA_CACHE_DIR to a writable folder"):
+        assert chosen() is None
+
+
+NOTHING_IS_WRITABLE = """
+import os, tempfile, warnings
+from pathlib import Path
+
+def refuse(*arguments, **options):
+    raise PermissionError("nothing is writable")
+
+Path.mkdir = os.mkdir = tempfile.TemporaryFile = refuse
+os.access = lambda path, mode: False
+tempfile.tempdir = "/"
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    import sa1bpack
+    assert not seen, seen
+    import sa1bpack.kernels
+    assert sa1bpack.kernels.kernel_folder() is None
+assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
+import numpy as np
+from sa1bpack.pixels.rgbx import pack_rgb
+pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
+print("alive")
+"""
+
+
+def test_kernels_compile_even_if_nothing_is_writable():
+    """A training run that only reads must not fail because of that."""
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", NOTHING_IS_WRITABLE],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert (done.stdout, done.stderr) == ("alive\n", "")
+
+
+READING_WRITES_NOTHING = """
+import os, sys
+
+changes = []
+WRITE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+def watch(event, arguments):
+    if event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink"):
+        changes.append((event, arguments))
+    elif event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITE:
+        changes.append((event, arguments))
+
+sys.addaudithook(watch)
+open("/dev/null", "w").close()
+assert changes.pop()[0] == "open", "the hook does not see changes"
+import sa1bpack
+dataset = sa1bpack.open(sys.argv[1])
+assert dataset[0]["masks"].any() and len(dataset.column("area", "sum")) == 2
+assert sa1bpack.verify(sys.argv[1]).ok and sa1bpack.info(sys.argv[1]).files
+print(changes, "numba" in sys.modules)
+"""
+
+
+def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_untouched(tmp_path):
+    tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2], masks=lambda n: n))
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
+    environment.pop("XDG_CACHE_HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", READING_WRITES_NOTHING, tmp_path / "pack"],
+        capture_output=True,
+        text=True,
+        env={**environment, "HOME": str(home)},
+    )
+    assert (done.stdout, done.stderr) == ("[] False\n", "")
+    assert list(home.iterdir()) == []
+
+
+COMPILE = """
+import numpy as np
+from sa1bpack.pixels.rgbx import pack_rgb
+print("imported", flush=True)
+input()
+out = np.zeros((1, 64, 3), np.uint8)
+pack_rgb(np.full((1, 64), 7, np.uint32), out)
+print(np.count_nonzero(out))
+"""
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A copy of the package without compiled code: the copy, and a function that runs it."""
+    package = tmp_path / "sa1bpack"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(sa1bpack.__file__).parent, package, ignore=ignored)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), kernels.VARIABLE: ""}
+
+    def start(**variables: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMPILE],
+            cwd=tmp_path,
+            env=environment | variables,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout.readline() == "imported\n"
+        return process
+
+    return package, start
+
+
+def end(process: subprocess.Popen) -> str:
+    found, _ = process.communicate("\n")
+    assert process.returncode == 0
+    return found.strip()
+
+
+def kept(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_ino for path in folder.rglob("*.rgbx.*.nbc")}
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize("place", ["", "kept"])
+def test_kernels_that_contain_old_code_of_another_module_are_compiled_again(copied, place):
+    """As after `git pull`: pack_rgb calls a kernel of vectors.py, and its own file is the same.
+
+    Also if a process that was started before writes its own after the change.
+    """
+    package, start = copied
+    chosen = {kernels.VARIABLE: str(package.parent / place)} if place else {}
+    folder = package.parent
+    assert end(start(**chosen)) == "64", "one of three channels"
+    first = kept(folder)
+    assert first and end(start(**chosen)) == "64" and kept(folder) == first, "nothing changed"
+    earlier = start(**chosen)
+    line = "return count if k + PIXELS >= count else min(k + PIXELS, count - PIXELS)"
+    edit(package / "pixels" / "vectors.py", line, "return count")
+    assert end(start(**chosen)) == "32", "the first vector alone"
+    assert end(earlier) == "64"
+    assert end(start(**chosen)) == "32", "not what the earlier process keeps"
+    if not place:
+        assert not first.keys() & kept(folder).keys(), "files of old code are removed"
+
+
+def test_a_comment_or_another_module_that_changes_compiles_nothing_again(copied):
+    package, start = copied
+    assert end(start()) == "64"
+    first = kept(package)
+    edit(package / "pixels" / "vectors.py", "@njit", "# A comment,\n# of two lines.\n@njit")
+    edit(package / "masks" / "rle.py", "@njit", "def another():\n    return 1\n\n\n@njit")
+    assert end(start()) == "64"
+    assert kept(package) == first
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "folder"])
+def test_a_damaged_file_is_compiled_again(copied, damage):
+    package, start = copied
+    assert end(start()) == "64"
+    damaged = kept(package)
+    for path in damaged:
+        content = path.read_bytes()
+        path.unlink()
+        if damage == "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        elif damage == "flipped":
+            path.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+        elif damage == "empty":
+            path.touch()
+        else:
+            path.mkdir()
+    assert end(start()) == "64"
+    if damage != "folder":
+        assert kept(package).keys() == damaged.keys() and kept(package) != damaged
+
+
+FULL = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # writing more is an OSError
+"""
+
+
+def test_a_full_disk_means_compiling_in_each_process(copied, monkeypatch):
+    package, start = copied
+    monkeypatch.setattr(sys.modules[__name__], "COMPILE", FULL + COMPILE)
+    assert end(start()) == "64"
+    assert not kept(package) and not list(package.rglob("*.tmp"))
+
+
+Point = namedtuple("Point", "x y")
+Swapped = namedtuple("Point", "y x")
+
+
+@pytest.mark.parametrize("values", [(1, 2), (1, 2.0)])
+def test_code_for_a_record_is_kept_apart_from_that_for_one_with_other_fields(tmp_path, values):
+    """numba gives both the same name."""
+    kinds = [numba.typeof(record(*values)) for record in (Point, Swapped)]
+    assert str(kinds[0]) == str(kinds[1])
+    first, second = (numba.types.int64(kind) for kind in kinds)
+    kernel = kernels.njit(lambda record: 0)
+    codegen = kernel.targetctx.codegen()
+    paths = [kernels.kernel_file(kernel, kind, codegen) for kind in (first, first, second)]
+    assert paths[0] == paths[1] != paths[2]
+
+
+def test_a_kernel_whose_value_has_no_digest_is_refused():
+    place = object()
+    kernel = kernels.njit(lambda: place)
+    with pytest.raises(TypeError, match="a kernel cannot use <object object"):
+        kernel()
+
+
+FIRST_USE = """
+import numpy as np
+from sa1bpack import kernels
+kernels.PATIENCE = 0.0
+from sa1bpack.pixels.rgbx import pack_rgb
+pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
+"""
+
+
+def test_the_first_use_says_once_that_it_compiles(tmp_path):
+    environment = os.environ | {kernels.VARIABLE: str(tmp_path)}
+
+    def said() -> str:
+        command = [sys.executable, "-c", FIRST_USE]
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environment
+        ).stderr
+
+    assert (
+        said()
+        == "sa1bpack: compiling kernels for this processor, once; takes up to half a minute\n"
+    )
+    assert said() == ""
+
+
+def test_kernels_can_be_imported_without_compilation():
+    """As coverage-guided fuzzing does, which follows Python's lines."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-c", "import sa1bpack.masks.rle"], env=environment, check=True)
