@@ -83,12 +83,18 @@ def imports_of(tree: ast.AST) -> list[tuple[str, int]]:
     return found
 
 
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), str(path))
+TREES = {path: ast.parse(path.read_text(), str(path)) for path in MODULES}
+IMPORTS = {path: imports_of(tree) for path, tree in TREES.items()}
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+def importers(*prefixes: str) -> set[str]:
+    """The modules that import one of these modules or packages, as paths in the package."""
+    return {
+        str(path.relative_to(PACKAGE))
+        for path, imports in IMPORTS.items()
+        for name, _ in imports
+        if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+    }
 
 
 def test_every_module_is_of_a_known_layer():
@@ -96,87 +102,79 @@ def test_every_module_is_of_a_known_layer():
     assert {"packing", "cli", "report"} | CODECS <= {layer_of(path) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_imports_from_below_only(path):
-    layer = layer_of(path)
+def test_modules_import_from_below_only():
     layers = {p.name if p.is_dir() else p.stem for p in PACKAGE.iterdir()}
-    for name, line in imports_of(parse(path)):
-        parts = name.split(".")
-        if parts[0] != "sa1bpack":
-            continue
-        target = parts[1] if parts[1] in layers else "__init__"
-        assert target == layer or target in ALLOWED[layer], f"{path}:{line} imports {name}"
+    wrong = []
+    for path, imports in IMPORTS.items():
+        layer = layer_of(path)
+        for name, line in imports:
+            parts = name.split(".")
+            if parts[0] == "sa1bpack":
+                target = parts[1] if parts[1] in layers else "__init__"
+                if target != layer and target not in ALLOWED[layer]:
+                    wrong.append(f"{path}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_torch_is_imported_by_what_makes_or_moves_tensors_alone(path):
-    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
+def test_torch_is_imported_by_what_makes_or_moves_tensors_alone():
     layers = {"transforms", "batch", "loading", "deriving", "adapters"}
-    allowed = layer_of(path) in layers or name_of(path) == "raw/streaming.py"
-    assert allowed or "torch" not in names
+    found = importers("torch")
+    assert {name for name in found if name.split("/")[0] not in layers} <= {"raw/streaming.py"}
 
 
 # Framework → the module that adapts to it, if one does.
 FRAMEWORKS = {
-    "torchvision": "torchvision", "lightning": "lightning", "pytorch_lightning": "lightning",
-    "training": None, "sam2": None, "transformers": None, "accelerate": None, "kornia": None,
-    "albumentations": None,
-}  # fmt: skip
+    "torchvision": {"adapters/torchvision.py"},
+    "lightning": {"adapters/lightning.py"},
+    "pytorch_lightning": {"adapters/lightning.py"},
+    **{
+        name: set()
+        for name in ("training", "sam2", "transformers", "accelerate", "kornia", "albumentations")
+    },
+}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_framework_is_imported_by_its_adapter_alone_and_an_adapter_by_nobody(path):
-    names = {name for name, _ in imports_of(parse(path))}
-    for framework in {name.split(".")[0] for name in names} & FRAMEWORKS.keys():
-        assert path == PACKAGE / f"adapters/{FRAMEWORKS[framework]}.py"
-    inside = path.parent == PACKAGE / "adapters"
-    assert inside or not any(name.startswith("sa1bpack.adapters") for name in names)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_is_imported_by_its_adapter_alone(framework):
+    assert importers(framework) <= FRAMEWORKS[framework]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_ray_is_imported_by_one_module_alone(path):
-    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
-    assert name_of(path) == "ray_cluster.py" or "ray" not in names
+def test_an_adapter_is_imported_by_nobody():
+    assert all(name.startswith("adapters/") for name in importers("sa1bpack.adapters"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_numba_is_imported_by_kernels_alone(path):
-    """It first chooses where compiled kernels are kept."""
-    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
-    assert layer_of(path) == "kernels" or "numba" not in names
+def test_numba_is_imported_by_kernels_alone():
+    """It keeps compiled code by its content."""
+    assert importers("numba") == {"kernels.py"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_library_for_object_stores_is_imported_by_nobody(path):
-    """`cloud.stores` loads them by name, once a URL of an object store is opened."""
-    names = {name.split(".")[0] for name, _ in imports_of(parse(path))}
-    assert not names & {"obstore", "botocore", "boto3", "s3fs", "fsspec"}
+def test_a_library_for_object_stores_is_imported_by_nobody():
+    """They are loaded by name, once a URL of an object store is opened."""
+    assert not importers("obstore", "botocore", "boto3", "s3fs", "fsspec")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_triton_is_imported_by_its_kernels_alone_and_they_by_nobody_else(path):
+def test_ray_is_imported_by_one_module_alone():
+    assert len(importers("ray")) == 1
+
+
+def test_triton_is_imported_by_its_kernels_alone_and_they_by_nobody_else():
     """`transforms.ways` imports them by name, once a batch is on a device that they run on."""
-    names = {name for name, _ in imports_of(parse(path))}
-    inside = path.parent == PACKAGE / "transforms/triton"
-    assert inside or not any(name.split(".")[0] == "triton" for name in names)
-    assert inside or not any(name.startswith("sa1bpack.transforms.triton") for name in names)
+    found = importers("triton", "sa1bpack.transforms.triton")
+    assert found and all(name.startswith("transforms/triton/") for name in found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_stand_at_the_top(path):
+def test_imports_stand_at_the_top():
     """In the command they may wait, to answer quickly; and where what is missing is the answer."""
-    tree = parse(path)
-    inner = [
-        f"{path}:{line} imports {name}"
+    inner = {
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path, tree in TREES.items()
+        if layer_of(path) not in ("cli", "__main__")
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for name, line in imports_of(function)
-    ]
-    if layer_of(path) in ("cli", "__main__"):
-        return
-    if layer_of(path) == "environment":  # it reports a PIL that cannot be imported
-        inner = [found for found in inner if not found.endswith(" PIL.features")]
-    assert inner == []
+        for name, _ in imports_of(function)
+    }
+    # It reports a PIL that cannot be imported.
+    assert inner <= {"environment.py imports PIL.features"}
 
 
 def test_reading_a_pack_loads_neither_the_packer_nor_pil_nor_torch():
