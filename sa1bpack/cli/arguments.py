@@ -55,12 +55,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not arguments:
         main.print_help()
         main.exit(exits.USAGE)
-    found = main.parse_args(arguments)
-    command = command_parser(found.command)
-    if "--" in found.arguments:  # only plain parsing treats what follows as arguments
-        options = command.parse_args(found.arguments)
-    else:
-        options = command.parse_intermixed_args(found.arguments)
+    name, words = arguments[0], arguments[1:]
+    if name not in COMMANDS:
+        main.refuse_unknown([name])
+        main.parse_args([name])  # --help and --version end here
+        _refuse_command(main, name)
+    command = command_parser(name)
+    command.refuse_unknown(words)
+    # Only plain parsing treats what follows "--" as arguments.
+    options = (command.parse_args if "--" in words else command.parse_intermixed_args)(words)
     options.shown_names = {
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
         for action in command._actions  # argparse has no public list of them
@@ -153,20 +156,63 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command line; `--help` has the usage."""
+    """Says in one line what is wrong with a command line, and what was meant.
+
+    An option is written out: an abbreviation would change its meaning, or fail, when another option
+    is added.
+    """
+
+    def __init__(self, **options):
+        super().__init__(**options, allow_abbrev=False, formatter_class=HelpFormatter)
+
+    def refuse_unknown(self, words: list[str]) -> None:
+        """Leave with exits.USAGE if one of the words is an option that there is not.
+
+        That is said before anything else: `--dry` must not be answered with what is missing.
+        """
+        for word in words:
+            if word == "--":
+                return
+            name = word.partition("=")[0]
+            short = name[:2]  # what follows it may be its value
+            known = name in self._option_string_actions or short in self._option_string_actions
+            if re.match(r"--?[A-Za-z]", name) and " " not in name and not known:
+                self.error(f"there is no option {name}{self._meant(name)}")
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exits.USAGE. An unknown option is answered with the nearest one."""
-        meant = [
-            near
-            for word in re.findall(r"(?<!\S)--[\w-]+", message.partition("unrecognized")[2])
-            for near in get_close_matches(word, self._option_string_actions, 1)
-        ]
-        see = f": is {meant[0]} meant? See" if meant else "; see"
+        """Leave with exits.USAGE; `--help` has the usage."""
+        see = " See" if message.endswith("?") else "; see"
         self.exit(exits.USAGE, f"sa1bpack: {message}{see} `{self.prog} --help`\n")
 
+    def _meant(self, name: str) -> str:
+        """The options nearest to an unknown one; also the arguments, which have no flag."""
+        known = {
+            flag.removeprefix("--"): flag
+            for flag in self._option_string_actions
+            if flag.startswith("--")
+        }
+        for action in self._actions:
+            if not action.option_strings:
+                known |= dict.fromkeys((action.dest, str(action.metavar).lower()), action)
+        word = name.lstrip("-").lower()
+        near = [each for each in known if each.startswith(word)]
+        near = near or get_close_matches(word, known, 1)
+        if not near:
+            return ""
+        if isinstance(action := known[near[0]], argparse.Action):
+            return f": {action.metavar} is given without a flag"
+        flags = [flag for flag in map(known.get, near) if isinstance(flag, str)]
+        return f": is {' or '.join(flags[:4])} meant?"
 
-def _main_parser() -> argparse.ArgumentParser:
+
+def _refuse_command(main: Parser, name: str) -> NoReturn:
+    """Leave with exits.USAGE, and name the command that is nearest to what was typed."""
+    near = get_close_matches(name.lower(), COMMANDS, 1)
+    meant = f"is {near[0]} meant?" if near else f"the commands are {', '.join(COMMANDS)}"
+    main.error(f"there is no command {name!r}: {meant}")
+
+
+def _main_parser() -> Parser:
     from sa1bpack import __version__
 
     parser = Parser(
@@ -174,23 +220,19 @@ def _main_parser() -> argparse.ArgumentParser:
         usage="sa1bpack [-h] [--version] COMMAND ...",
         description="Decode SA-1B tars once into memory-mapped Zarr v3 shards, and check them.",
         epilog=_FIRST_STEPS + exits.EXPLAINED,
-        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sa1bpack {__version__}")
     listed = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
     commands = parser.add_argument_group("commands", listed)
     commands.add_argument(
-        "command", choices=COMMANDS, metavar="COMMAND",
-        help="one of these; see `sa1bpack COMMAND --help`",
-    )  # fmt: skip
-    rest = commands.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    rest.required = False
+        "command", nargs="?", metavar="COMMAND", help="one of these; see `sa1bpack COMMAND --help`"
+    )
     return parser
 
 
-def command_parser(name: str) -> argparse.ArgumentParser:
+def command_parser(name: str) -> Parser:
     """The parser of one command, with its options: a key of COMMANDS."""
-    parser = Parser(prog=f"sa1bpack {name}", formatter_class=HelpFormatter)
+    parser = Parser(prog=f"sa1bpack {name}")
     import_module(f"sa1bpack.cli.{name}").add_options(parser)
     parser.epilog = f"{parser.epilog}\n\n{exits.SUMMARY}"
     return parser

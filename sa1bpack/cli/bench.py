@@ -5,8 +5,8 @@ import json
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import real, user_path, whole
+from sa1bpack.cli.output import add_json, say, say_json
 from sa1bpack.progress import step_line
-from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
 Measure your pack on this machine: how fast memory, disk and device are by
@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=user_path, metavar="FILE", help="write all figures to a JSON file"
     )
+    add_json(parser, "and all figures")
     parser.set_defaults(run=run_bench)
 
 
@@ -71,7 +72,10 @@ def run_bench(arguments: argparse.Namespace) -> int:
             masks=arguments.masks, max_masks=arguments.max_masks, duration=arguments.duration,
             progress=progress,
         )  # fmt: skip
-    print(printable(result.as_text()))
+    if arguments.json:
+        say_json(result.as_dict())
+    else:
+        say(result.as_text())
     if out is not None:
         text = json.dumps(result.as_dict(), indent=1) + "\n"
         replace_file(out, text.encode())

@@ -21,12 +21,14 @@ FAILED = 1  # the work was done, but its result is bad: damage found, a source g
 USAGE = 2  # argparse's own code: an argument is wrong, or names something that does not exist
 REFUSED = 3  # nothing was started: the folder is in use, or holds what must not be touched
 IO_ERROR = 4  # the disk, the machine or the network failed, or a package is missing
+INCOMPLETE = 5  # of verify: what there is of the pack is sound, but there is more to come
 INTERRUPTED = 130  # Ctrl-C (128 + SIGINT); 143 after SIGTERM
 TERMINATED = 143
 
 SUMMARY = """\
 exit codes: 0 done, 1 something failed, 2 wrong usage, 3 refused, 4 disk or
-machine error, 130 and 143 interrupted; see `sa1bpack --help`"""
+machine error, 5 not complete (verify), 130 and 143 interrupted; see
+`sa1bpack --help`"""
 
 EXPLAINED = """\
 exit codes:
@@ -36,6 +38,7 @@ exit codes:
   3  refused: the folder is in use, or holds something else, or a pack of
      another version, with other options, or damaged; it was left as it was
   4  disk, machine or network error, or a package is missing
+  5  of verify: sound, but the pack is not complete, or has no image
   130, 143  interrupted (repeat the command to continue)"""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import one_or_several, user_path
+from sa1bpack.cli.output import add_json, say, say_json
 from sa1bpack.wording import printable
 
 _DESCRIPTION = """\
@@ -30,6 +31,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "packs", type=user_path, metavar="PACK", nargs="*",
         help="folders of packs, or quoted globs",
     )  # fmt: skip
+    add_json(
+        parser,
+        "complete, counts, options, ...; of several, null with packs; of this machine, null with "
+        "machine",
+    )
     parser.set_defaults(run=run_info)
 
 
@@ -40,9 +46,16 @@ def run_info(arguments: argparse.Namespace) -> int:
         from sa1bpack.environment import describe
 
         found = describe() | describe_machine(Path.cwd())
-        print("\n".join(f"{key:<16} {printable(value)}" for key, value in found.items()))
+        if arguments.json:
+            say_json({"pack": None, "machine": found})
+        else:
+            print("\n".join(f"{key:<16} {printable(value)}" for key, value in found.items()))
     else:
         from sa1bpack.report.info import info
 
-        print(printable(info(one_or_several(arguments.packs)).as_text()))
+        result = info(one_or_several(arguments.packs))
+        if arguments.json:
+            say_json(result.as_dict())
+        else:
+            say(result.as_text())
     return exits.OK

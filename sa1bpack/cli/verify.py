@@ -1,7 +1,6 @@
 """`sa1bpack verify`: check a pack against its checksums."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -12,7 +11,7 @@ from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
-from sa1bpack.cli.output import say
+from sa1bpack.cli.output import add_json, say, say_json
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
@@ -23,7 +22,10 @@ _DESCRIPTION = """\
 Check a pack: that no file is missing and none is foreign, that structure and
 offsets are valid, and that the bytes are those that were written. A damaged
 sample is named by shard, row and image. Several packs are checked one after
-the other; the exit code is that of the worst."""
+the other; the exit code is that of the worst.
+
+Exit code 0 means that each pack is sound and complete, 1 that damage was
+found, 5 that a pack is sound, but not complete or without any image."""
 
 _EPILOG = """\
 examples:
@@ -63,11 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "checks the pack's own files",
     )  # fmt: skip
     add_engine(parser, "each shard is a task")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one line of JSON per pack: pack, part, ok, complete, counts, problems, notes",
-    )
+    add_json(parser, "part, ok, complete, counts, problems, notes; a line per pack")
     parser.set_defaults(run=run_verify)
 
 
@@ -81,19 +79,24 @@ def run_verify(arguments: argparse.Namespace) -> int:
         raise OptionError(
             f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
         )
-    bad = sum(not _verify(pack, arguments) for pack in packs)
+    codes = [_verify(pack, arguments) for pack in packs]
     if len(packs) > 1 and not arguments.json:
-        verdict = f"{bad:,} with problems" if bad else "no problem found"
-        say(f"{len(packs):,} checked: {verdict}")
-    return exits.FAILED if bad else exits.OK
+        counts = {
+            "with problems": codes.count(exits.FAILED),
+            "not complete": codes.count(exits.INCOMPLETE),
+        }
+        found = [f"{count:,} {what}" for what, count in counts.items() if count]
+        say(f"{len(packs):,} checked: {', '.join(found) or 'no problem found'}")
+    return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
 
 
-def _verify(pack: str | Path, arguments: argparse.Namespace) -> bool:
-    """Verify one pack, print what was found, and return whether there was no problem."""
+def _verify(pack: str | Path, arguments: argparse.Namespace) -> int:
+    """Verify one pack, print what was found, and return its exit code."""
     report = _report(pack, arguments)
+    code = _code(report, whole=arguments.part is None)
     if arguments.json:
-        say(_as_json(pack, arguments.part, report))
-        return report.ok
+        say_json(_as_dict(pack, arguments.part, report))
+        return code
     for line in (*report.problems, *report.notes):
         print(printable(line))
     if report.complete is False:
@@ -101,8 +104,16 @@ def _verify(pack: str | Path, arguments: argparse.Namespace) -> bool:
     for line in advice(str(pack), report.problems):
         say(line)
     of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)
-    say(f"{pack}: {of}{_verdict(report, arguments.quick)}")
-    return report.ok
+    say(f"{pack}: {of}{_verdict(report, code, arguments.quick)}")
+    return code
+
+
+def _code(report, whole: bool) -> int:
+    """The exit code of a report, on the whole of a pack or on a part, which may have no shard."""
+    if not report.ok:
+        return exits.FAILED
+    empty = whole and report.counts.get("samples") == 0  # a side array does not count samples
+    return exits.INCOMPLETE if empty or report.complete is False else exits.OK
 
 
 def _report(pack: str | Path, arguments: argparse.Namespace):
@@ -123,13 +134,12 @@ def _report(pack: str | Path, arguments: argparse.Namespace):
         )
 
 
-def _as_json(pack: str | Path, job_part: tuple[int, int] | None, report) -> str:
-    found = {
+def _as_dict(pack: str | Path, job_part: tuple[int, int] | None, report) -> dict:
+    return {
         "pack": str(pack), "part": job_part and "{}/{}".format(*job_part), "ok": report.ok,
         "complete": report.complete, "counts": report.counts,
         "problems": [asdict(problem) for problem in report.problems], "notes": report.notes,
     }  # fmt: skip
-    return json.dumps(found)
 
 
 def advice(pack: str, problems) -> list[str]:
@@ -156,7 +166,7 @@ def advice(pack: str, problems) -> list[str]:
     return lines
 
 
-def _verdict(report, quick: bool) -> str:
+def _verdict(report, code: int, quick: bool) -> str:
     problems = counted(len(report.problems), "problem")
     if "parts" in report.counts:
         verdict = "sound" if report.ok else f"DAMAGED: {problems}"
@@ -172,6 +182,8 @@ def _verdict(report, quick: bool) -> str:
         verdict = f"DAMAGED: {problems}"
     if not report.complete:
         verdict += ", NOT COMPLETE"
+    elif code == exits.INCOMPLETE:
+        verdict += ", NO IMAGE"
     depth = "quick check" if quick else "every byte read"
     if any(problem.denied for problem in report.problems):
         depth += ", except what may not be read"

@@ -91,7 +91,6 @@ class Progress:
             unit_scale=True,
             miniters=1,
             disable=hidden,
-            dynamic_ncols=True,
             bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {rate_fmt} "
             "{remaining} left{postfix}",
         )

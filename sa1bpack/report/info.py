@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -129,6 +130,34 @@ class PackInfo:
         lines.append("masks per image")
         lines += self._bars()
         return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: what `as_text` says, in numbers; "pack" is None for several."""
+        manifest, (images, edges) = self.manifest, self.histogram()
+        return {
+            "pack": None if self.packs else str(self.roots[0]),
+            "complete": manifest.complete,
+            "counts": {
+                "sources": len(manifest.sources),
+                "shards": len(manifest.shards),
+                "samples": manifest.samples,
+                "masks": manifest.masks,
+                **manifest.counts,
+                "files": self.files,
+                "folders": self.folders,
+                "bytes": self.bytes,
+                "disk_bytes": self.disk_bytes,
+            },
+            "masks_per_image": {"edges": edges.tolist(), "images": images.tolist()},
+            "options": manifest.options,
+            "identity": identity_text(manifest.sources),
+            "packed_by": self.packed_by,
+            "unknown_keys": self.unknown_keys,
+            "side_arrays": {side.name: side.text for side in self.sides},
+            "notes": ([] if manifest.complete else [str(self.completeness)])
+            + self.duplicates.lines(),
+            "packs": [each.as_dict() for each in self.packs],
+        }
 
     def _packs(self) -> list[str]:
         """What each of several packs holds, on one line."""

@@ -1,7 +1,7 @@
 """The command line, called within this process, and a small pack to call it with."""
 
 import pytest
-from commands import SMALL_FLAGS
+from commands import SMALL_FLAGS, without_note
 from small_tars import members, write_tar
 
 from sa1bpack.cli.main import main
@@ -26,7 +26,8 @@ def command(capsys):
             code = main([str(argument) for argument in arguments])
         except SystemExit as ended:
             code = ended.code
-        return code, *capsys.readouterr()
+        out, error = capsys.readouterr()
+        return code, out, without_note(error)
 
     return command
 

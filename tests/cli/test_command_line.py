@@ -335,7 +335,7 @@ def test_verify_says_that_a_sound_pack_is_not_complete(command, tar, root, tmp_p
     assert command("pack", tar, bad, "--out", root, "--workers", 1, *SMALL_FLAGS)[0] == 1
     (root / "shards" / ".tmp-sa_000001-000-0").mkdir()
     code, out, error = command("verify", root)
-    assert (code, error) == (0, "")
+    assert (code, error) == (5, "")
     *notes, advice, last = out.splitlines()
     assert advice == "NOT COMPLETE: repeat the pack command"
     assert last == f"{root}: sound, NOT COMPLETE; 6 images in 2 shards, every byte read"

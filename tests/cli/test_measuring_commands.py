@@ -39,6 +39,9 @@ def test_bench_prints_ceilings_and_loaders_and_writes_them_as_json(
     found = json.loads(out.read_text())
     assert found["batch_size"] == 2 and found["ceilings"]["disk"] is None
     assert found["lines"]["DataLoader, 0 workers"]["warm"]["samples_per_second"] == 100
+    code, text, error = command("bench", packed, "--batch-size", 2, "--json")
+    assert (code, error, text.count("\n")) == (0, "", 1)
+    assert json.loads(text) == found and next(iter(found)) == "pack"
 
 
 def test_tune_prints_the_recommendation_and_writes_file_and_plot(

@@ -23,10 +23,29 @@ def test_without_a_terminal_stderr_is_empty_unless_something_fails(tar, tmp_path
     assert "12 images" in out
 
 
-def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path):
+@pytest.mark.parametrize("size", [(30, 100), (0, 0)], ids=["100 columns", "unknown size"])
+def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path, size):
+    shown = shown_by(
+        "pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS, size=size
+    )
+    last = shown.rstrip().split("\r")[-1]
+    assert re.search(r"100%\|.*\d+ img/s", last), repr(shown)
+    assert re.search(r"B/s", last) and "left" in last
+
+
+@pytest.mark.parametrize("size", [(30, 100), (0, 0)], ids=["100 columns", "unknown size"])
+def test_derive_shows_a_bar_of_images(tar, tmp_path, monkeypatch, size):
+    assert run("pack", tar, "--out", tmp_path / "pack", "--workers", 1, *SMALL_FLAGS)[0] == 0
+    (tmp_path / "made.py").write_text("def ids(batch):\n    return batch['image_ids']\n")
+    monkeypatch.chdir(tmp_path)
+    shown = shown_by("derive", "pack", "ids", "--fn", "made:ids", "--batch-size", 3, size=size)
+    assert "images/s]" in shown, repr(shown)  # how far it gets depends on the time that it takes
+
+
+def shown_by(*arguments, size: tuple[int, int]) -> str:
+    """What a command that succeeds writes to a terminal that reports these rows and columns."""
     mine, its = pty.openpty()
-    termios.tcsetwinsize(its, (30, 100))
-    arguments = ("pack", tar, "--out", tmp_path / "pack", "--workers", "1", *SMALL_FLAGS)
+    termios.tcsetwinsize(its, size)
     with subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         stdout=subprocess.DEVNULL,
@@ -35,9 +54,7 @@ def test_a_terminal_shows_a_bar_with_images_and_bytes_per_second(tar, tmp_path):
         os.close(its)
         shown = _read_all(mine)
     assert process.returncode == 0
-    last = shown.rstrip().split("\r")[-1]
-    assert re.search(r"100%\|.*\d+ img/s", last), repr(shown)
-    assert re.search(r"B/s", last) and "left" in last
+    return shown
 
 
 def _read_all(descriptor: int) -> str:

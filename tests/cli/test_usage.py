@@ -28,7 +28,7 @@ COMMANDS = {
         "--address",
     },
     "export": {"--format", "--source", "--shard", "--image-id", "--renumber"},
-    "info": set(),
+    "info": {"--json"},
     "merge": set(),
     "subset": {"--where", "--source", "--fraction", "--seed", "--ids", "--duplicates"},
     "show": {"--out", "--samples", "--image-id", "--row", "--seed", "--large", "--min-area",
@@ -38,7 +38,7 @@ COMMANDS = {
         "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
         "--threads", "--part", "--engine", "--address",
     },
-    "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out"},
+    "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out", "--json"},
     "tune": {
         "--device", "--batch-size", "--masks", "--max-masks", "--minutes", "--out", "--plot",
     },
@@ -58,7 +58,7 @@ def test_help_names_every_option_in_80_columns(command, monkeypatch, name):
     for option in COMMANDS[name]:
         short = "-o, " if option == "--out" else ""
         assert re.search(rf"^  {short}{option}[ \n]", rest, re.M), option
-    assert rest.endswith("130 and 143 interrupted; see `sa1bpack --help`\n")
+    assert rest.endswith("130 and 143 interrupted; see\n`sa1bpack --help`\n")
 
 
 def test_the_main_help_names_every_command_in_80_columns(command, monkeypatch):
@@ -84,12 +84,43 @@ def test_wrong_usage_of_a_command_is_one_line_that_names_its_help(command, name)
     assert error.endswith(f"see `sa1bpack {name} --help`\n")
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest_one(command):
-    code, _, error = command("pack", "a.tar", "-o", "packed", "--fitt", "pad")
-    assert code == 2
-    assert error == (
-        "sa1bpack: unrecognized arguments: --fitt pad: is --fit meant? See `sa1bpack pack --help`\n"
-    )
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("pack a.tar -o packed --fitt pad", "--fitt: is --fit meant? See `sa1bpack pack --help`"),
+        ("pack a.tar --dry", "--dry: is --dry-run meant? See `sa1bpack pack --help`"),
+        ("pack a.tar --max-mask=50 -o x", "--max-mask: is --max-masks meant? See"),
+        ("pack a.tar --output x", "--output: is --out meant? See"),
+        ("pack a.tar --outdir x", "--outdir: is --out meant? See"),
+        ("pack a.tar -o x -workers 2", "-workers: is --workers meant? See"),
+        ("pack a.tar -o x -j 2", "-j; see `sa1bpack pack --help`"),
+        ("show a --mi 3", "--mi: is --min-area or --min-iou or --min-stability meant? See"),
+        ("merge --output x a", "--output: OUT is given without a flag; see"),
+        ("verify --packs a", "--packs: PACK is given without a flag; see"),
+        ("verify a --quik", "--quik: is --quick meant? See"),
+        ("--verison", "--verison: is --version meant? See `sa1bpack --help`"),
+    ],
+    ids=lambda text: text.split(";")[0],
+)
+def test_an_unknown_or_shortened_option_is_answered_with_the_one_that_is_meant(
+    command, words, said
+):
+    code, out, error = command(*words.split())
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith(f"sa1bpack: there is no option {said}")
+
+
+@pytest.mark.parametrize("word", ["pakc", "Pack", "packed"])
+def test_a_mistyped_command_is_answered_with_the_nearest_one(command, word):
+    assert command(word, "a.tar") == (
+        2, "", f"sa1bpack: there is no command '{word}': is pack meant? See `sa1bpack --help`\n"
+    )  # fmt: skip
+
+
+def test_a_command_like_no_other_is_answered_with_all_of_them(command):
+    code, _, error = command("stats", "packed")
+    assert code == 2 and error.startswith("sa1bpack: there is no command 'stats': the commands are")
+    assert all(f" {name}" in error for name in COMMANDS)
 
 
 def test_options_may_stand_among_the_sources(command, tar, root, tmp_path):

@@ -5,6 +5,7 @@ import shlex
 import shutil
 
 import pytest
+from commands import SMALL_FLAGS
 from small_tars import SMALL, members, write_tar
 from unprivileged import without_privileges
 
@@ -146,3 +147,49 @@ def test_parts_are_joined_by_exit_code_and_json(command, root):
     assert sum(part["counts"]["samples"] for part in found) == 6
     assert {problem["shard"] for problem in found[1]["problems"]} == {"sa_000000-001"}
     assert command("verify", root, "--part", "2/2")[1].count("part 2/2: DAMAGED") == 1
+
+
+def test_verify_and_train_is_safe_for_packs_that_are_not_whole(command, sound, root, tmp_path):
+    tar = write_tar(tmp_path / "sa_000001.tar", members([50, 51]))
+    tar.write_bytes(tar.read_bytes()[:-2000])
+    partial, empty = tmp_path / "partial", tmp_path / "empty"
+    flags = ("--workers", 1, *SMALL_FLAGS)
+    assert command("pack", tar, "--out", partial, *flags)[0] == 1
+    assert command("verify", partial)[0] == 5
+    assert command("verify", partial, "--quick")[0] == 5
+    assert command("verify", partial, "--part", "2/2")[0] == 5
+    tar = write_tar(tmp_path / "sa_000002.tar", {"sa_9.jpg": b"no image", "sa_9.json": b"{}"})
+    assert command("pack", tar, "--out", empty, *flags)[0] == 1
+    code, out, _ = command("verify", empty)
+    assert code == 5 and ": sound, NO IMAGE; 0 images in 0 shards" in out
+    # A part without a shard says nothing of the whole.
+    assert command("verify", sound, "--part", "9/9")[0] == 0
+    # Of several, damage counts more than what is missing.
+    code, out, _ = command("verify", sound, partial, empty)
+    assert code == 5 and out.endswith("3 checked: 2 not complete\n")
+    (root / "stray").write_text("")
+    code, out, _ = command("verify", partial, root, empty)
+    assert code == 1 and out.endswith("3 checked: 1 with problems, 2 not complete\n")
+
+
+def test_every_json_is_an_object_on_one_line_that_begins_with_the_pack(
+    command, root, tmp_path, monkeypatch
+):
+    several = shutil.copytree(root, tmp_path / "two") and (root, tmp_path / "two")
+    for arguments, packs in (
+        (("verify", root), [str(root)]),
+        (("verify", *several), [str(path) for path in several]),
+        (("info", root), [str(root)]),
+        (("info", *several), [None]),
+        (("info",), [None]),
+    ):
+        code, out, error = command(*arguments, "--json")
+        found = [json.loads(line) for line in out.splitlines()]
+        assert (code, error) == (0, "") and out.endswith("}\n")
+        assert [each["pack"] for each in found] == packs
+        assert all(next(iter(each)) == "pack" for each in found)
+    info = json.loads(command("info", *several, "--json")[1])
+    assert info["complete"] and info["counts"]["samples"] == 12
+    assert [each["pack"] for each in info["packs"]] == [str(path) for path in several]
+    assert sum(info["masks_per_image"]["images"]) == 12
+    assert "numpy" in json.loads(command("info", "--json")[1])["machine"]

@@ -1,6 +1,7 @@
 """The `sa1bpack` command in its own process."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -33,14 +34,19 @@ def start(*arguments, path: Path | None = None, **options) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    """Wait for a process: (exit code, stdout, stderr)."""
+    """Wait for a process: (exit code, stdout, stderr without the note on compiling kernels)."""
     with process:
         try:
             out, error = process.communicate(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return process.returncode, out, error
+    return process.returncode, out, without_note(error)
+
+
+def without_note(error: str) -> str:
+    """Standard error without the line which the first process that compiles kernels prints."""
+    return re.sub(r"^sa1bpack: compiling kernels .*\n", "", error, flags=re.MULTILINE)
 
 
 def run(*arguments, **options) -> tuple[int, str, str]:
