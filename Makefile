@@ -66,11 +66,13 @@ $(VENV)/.created:
 	  echo "$(PYTHON) cannot create environments (Debian: apt install python3-venv)" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py | $(VENV)/.created
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup_pillow.py scripts/compile_kernels.py \
+                | $(VENV)/.created
 	@echo "set-up: dependencies, as pinned in constraints.txt (PyTorch is large)"
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt pip
 	@$(PIP) --editable .
 	@$(BIN)/python scripts/setup_pillow.py --fresh
+	@$(BIN)/python scripts/compile_kernels.py
 	@touch $@
 
 $(VENV)/.ready-%: $(VENV)/.ready

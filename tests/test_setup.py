@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import runpy
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -189,3 +191,12 @@ def test_nothing_that_set_up_installs_requires_pillow():
         for line in lines:
             if re.match(r"pillow(-simd)?\b", line, re.IGNORECASE):
                 assert "extra ==" in line, f"{package} requires {line}"
+
+
+def test_set_up_compiles_what_packing_and_training_use(capsys):
+    shown = subprocess.run(
+        ["make", "--always-make", "--dry-run", "setup"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "python scripts/compile_kernels.py" in shown.stdout
+    runpy.run_path(str(ROOT / "scripts/compile_kernels.py"), run_name="__main__")
+    assert re.fullmatch(r"set-up: kernels are compiled \(\d+ s\)\n", capsys.readouterr().out)

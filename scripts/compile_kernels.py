@@ -1,0 +1,46 @@
+"""Compile the kernels that packing and training use, so that nobody waits for them later.
+
+The sample tar is packed in the common layouts, and batches of each are read and transformed. What
+is compiled is kept (sa1bpack/kernels.py says where), so a second call takes seconds.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+import sa1bpack
+from sa1bpack.transforms import ColorJitter, Pipeline, RandomAffine, RandomFlip, ScaleJitter
+
+TAR = Path(__file__).parent.parent / "tests" / "samples" / "sa_000000.tar"
+# Options of a pack, and what its masks are read as.
+PACKS = (
+    ({}, ("bits", "bool", "runs")),
+    ({"fit": "native", "pixels": "yuv420", "masks": "runs"}, ("bool", "runs")),
+)
+READ = (
+    {"masks": "padded", "max_masks": 16},
+    {"masks": "flat", "io": "cached"},
+    {"masks": "padded_bits", "max_masks": 16, "choose": "random"},
+)
+STEPS = ((), (RandomFlip(), ScaleJitter()), (RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)))
+
+
+def main() -> None:
+    """Compile all, and say how long it took."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (options, forms) in enumerate(PACKS):
+            root = Path(folder, str(number))
+            sa1bpack.pack(TAR, root, workers=1, **options)
+            for masks in forms:
+                ds = sa1bpack.open(root, masks=masks)
+                for read in READ if masks == "bits" else READ[:1] if masks == "bool" else ({},):
+                    with sa1bpack.Loader(ds, 2, **read) as loader:
+                        batch = next(iter(loader))
+                    for steps in STEPS:
+                        Pipeline(ds, steps)(batch, 0)
+    print(f"set-up: kernels are compiled ({time.monotonic() - start:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
