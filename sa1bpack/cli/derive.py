@@ -20,7 +20,8 @@ kept in a folder of its own, by default PACK/side/NAME; the pack does not
 change. sa1bpack.open(PACK, side=[NAME]) adds it to samples and batches.
 
 Work is published shard by shard. Interrupted? Repeat the command: shards that
-are done are kept. A shard that was packed again is computed again."""
+are done are kept, and so are complete batches of the one that is not. A shard
+that was packed again is computed again."""
 
 _EPILOG = """\
 examples:
@@ -73,6 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="rows are (C, h, w) and cover the canvas of the image: a Pipeline transforms them "
         "with it",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-nonfinite", action="store_true", help="store NaN and infinities, too"
+    )
     parser.add_argument(
         "-o", "--out", type=user_path, metavar="SIDE",
         help="folder of the array (default: PACK/side/NAME)",
@@ -127,11 +131,12 @@ def run_derive(arguments: argparse.Namespace) -> int:
             result = derive(
                 ds, arguments.name, fn, batch_size=arguments.batch_size, device=arguments.device,
                 axis=arguments.axis, spatial=arguments.spatial, options=options,
+                allow_nonfinite=arguments.allow_nonfinite,
                 out=arguments.out, progress=advance, threads=arguments.threads, **engine,
             )  # fmt: skip
         except (KeyboardInterrupt, exits.Terminated, OSError) as error:
             exits.advise(
-                error, "repeat the command: it resumes after the last complete shard",
+                error, "repeat the command: it resumes after the last complete batch",
                 None if arguments.out else "keep the array outside the pack: --out SIDE",
             )  # fmt: skip
             raise

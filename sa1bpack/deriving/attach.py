@@ -8,12 +8,12 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import choice, flag
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.run import stored_rows
-from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_spatial
+from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_finite, check_spatial
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.part import open_part
@@ -34,6 +34,7 @@ def attach(
     axis: str = "sample",
     spatial: bool = False,
     dtype: str | None = None,
+    allow_nonfinite: bool = False,
     out: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DeriveResult:
@@ -47,14 +48,14 @@ def attach(
             are read shard by shard.
         ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
             id.
-        axis, spatial, out, progress: as in `derive`.
+        axis, spatial, allow_nonfinite, out, progress: as in `derive`.
         dtype: "bfloat16" for an array of uint16 with such bits; None: the array's.
 
     Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
 
     Raises:
-        OptionError: a value that cannot be used, an id that is there twice, or samples without a
-            row.
+        OptionError: a value that cannot be used, an id that is there twice, samples without a row,
+            or a row with NaN or an infinity.
         OutputRefused: the folder holds something else, or other rows; OutputLocked: another process
             makes the same part.
         FormatError: a shard cannot be read, or a part that exists is damaged.
@@ -70,6 +71,7 @@ def attach(
     check_side_name(name)
     choice("axis", axis, SIDE_AXES)
     check_spatial(axis, spatial)
+    flag("allow_nonfinite", allow_nonfinite)
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
     provenance = {"function": "sa1bpack:attach", "options": {}}
@@ -90,6 +92,8 @@ def attach(
         if shard.identity.part in todo_parts:
             with PartWriter(target.folder, target.spec, shard.identity) as writer:
                 for found, part_counts in pieces:
+                    if not allow_nonfinite:
+                        check_finite(shard, target.spec, found, part_counts, writer.samples)
                     writer.append(found, part_counts)
                 if writer.publish():
                     made.append(shard)

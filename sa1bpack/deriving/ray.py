@@ -1,19 +1,17 @@
 """`derive_on_ray`: the parts of a side array as tasks of a Ray cluster."""
 
-import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.named import function_of
-from sa1bpack.deriving.run import Function, LoadingKeywords, checked_target, derive, function_name
-from sa1bpack.deriving.target import DeriveResult, check_options
+from sa1bpack.deriving.run import DeriveKeywords, Function, PartMaker, derive, function_name
+from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
-from sa1bpack.loading.loader import Loader
 from sa1bpack.ray_cluster import Died, Needs, connected, once_unlocked
 from sa1bpack.wording import counted
 
@@ -30,15 +28,9 @@ def derive_on_ray(
     fn: Function,
     *,
     address: str | None = None,
-    batch_size: int = 32,
-    device: str = "cpu",
-    axis: str = "sample",
-    spatial: bool = False,
-    options: Mapping[str, Any] | None = None,
-    out: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     check: Callable[[], None] = lambda: None,
-    **loading: Unpack[LoadingKeywords],
+    **call: Unpack[DeriveKeywords],
 ) -> DeriveResult:
     """Compute a side array on a Ray cluster, whose nodes see the pack under the same path.
 
@@ -49,12 +41,10 @@ def derive_on_ray(
         address: of the cluster, as in `ray.init`. Default: RAY_ADDRESS, or this machine alone.
         fn: of a module that every node has, or that is in the current folder on all of them; or of
             the program itself, which is sent.
-        device: "cpu", or "cuda": each task then asks Ray for a GPU.
         progress: called as progress(images done, images in all) after each shard.
         check: called at least twice a second.
-        loading: as in `derive`; threads (4 by default) are also the cores of a task.
-
-    Everything else is as in `derive`, and so is the array.
+        call: all else as in `derive`, and so is the array; device: "cpu", or "cuda": each task then
+            asks Ray for a GPU; threads (4 by default) are also the cores of a task.
 
     Raises:
         OptionError: also if ray is initialized in this process already.
@@ -63,21 +53,16 @@ def derive_on_ray(
         MissingPackage: without ray.
         Whatever else `derive` raises.
     """
-    choice("device", device, ("cpu", "cuda"))
-    kwargs = check_options(options)
-    cores = loading["threads"] = loading.get("threads") or THREADS
-    arguments = (ds, name, fn, axis, spatial, kwargs, out, loading)
-    target = checked_target(*arguments)
-    todo = target.missing(target.shards)
+    device = choice("device", call.setdefault("device", "cpu"), ("cpu", "cuda"))
+    cores = call["threads"] = call.get("threads") or THREADS
+    if (out := call.pop("out", None)) is not None:
+        call["out"] = Path(out).absolute()
+    maker = PartMaker(ds, name, fn, **call)
+    todo = maker.target.missing(maker.target.shards)
     if todo:
-        call = {
-            "batch_size": batch_size, "device": device, "axis": axis, "spatial": spatial,
-            "options": kwargs, "out": None if out is None else Path(out).absolute(), **loading,
-        }  # fmt: skip
-        with Loader(todo[0].samples, batch_size, order="sequential", rank=0, world_size=1,
-                    **loading) as loader:  # fmt: skip
+        with maker.loader(todo[0]) as loader:
             memory = BASE_BYTES + loader.plan().host_bytes
-        numbers = {shard.identity.name: k for k, shard in enumerate(target.shards, 1)}
+        numbers = {shard.identity.name: k for k, shard in enumerate(maker.target.shards, 1)}
         common = (as_dataset(ds), name, _as_sent(fn), str(Path.cwd()))
         tasks = {
             shard.identity.name: (*common, (numbers[shard.identity.name], len(numbers)), call)
@@ -86,13 +71,17 @@ def derive_on_ray(
         images = {shard.identity.name: shard.identity.extent.samples for shard in todo}
         needs = Needs(cores, memory, gpus=int(device == "cuda"))
         _run(address, tasks, needs, images, progress, check)
-    return checked_target(*arguments).result(todo)
+    return PartMaker(ds, name, fn, **call).target.result(todo)
 
 
 def _run(
-    address: str | None, tasks: dict[str, tuple], needs: Needs, images: dict[str, int],
-    progress: Callable[[int, int], None] | None, check: Callable[[], None],
-) -> None:  # fmt: skip
+    address: str | None,
+    tasks: dict[str, tuple],
+    needs: Needs,
+    images: dict[str, int],
+    progress: Callable[[int, int], None] | None,
+    check: Callable[[], None],
+) -> None:
     """Run the tasks. Raises ClusterError once all others are done if some died every time."""
     done, died = 0, {}
     with connected(address) as cluster:
@@ -112,9 +101,13 @@ def _run(
 
 
 def _make(
-    ds: Dataset, name: str, fn: str | Function, folder: str, part: tuple[int, int],
-    call: dict[str, Any],
-) -> None:  # fmt: skip
+    ds: Dataset,
+    name: str,
+    fn: str | Function,
+    folder: str,
+    part: tuple[int, int],
+    call: DeriveKeywords,
+) -> None:
     """The task: make one part."""
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -3,13 +3,16 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 import numpy as np
 import torch
+import xxhash
 
-from sa1bpack.arguments import choice
+from sa1bpack.arguments import choice, flag, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -17,6 +20,7 @@ from sa1bpack.deriving.target import (
     DeriveResult,
     ShardToDo,
     Target,
+    check_finite,
     check_options,
     check_spatial,
     share,
@@ -40,6 +44,18 @@ class LoadingKeywords(TypedDict, total=False):
     timeout: float
 
 
+class DeriveKeywords(LoadingKeywords, total=False):
+    """Options of `derive` that one process and a cluster have in common."""
+
+    batch_size: int
+    device: str
+    axis: str
+    spatial: bool
+    options: Mapping[str, Any] | None
+    out: str | os.PathLike[str] | None
+    allow_nonfinite: bool
+
+
 def derive(
     ds: Dataset,
     name: str,
@@ -52,15 +68,17 @@ def derive(
     options: Mapping[str, Any] | None = None,
     out: str | os.PathLike[str] | None = None,
     part: tuple[int, int] | None = None,
+    allow_nonfinite: bool = False,
     progress: Callable[[int, int], None] | None = None,
     **loading: Unpack[LoadingKeywords],
 ) -> DeriveResult:
     """Compute a side array: one row per image or per mask, by a function of batches.
 
-    One part per shard, each published when it is complete. Parts that exist are kept, so a call
-    that was killed is repeated to resume, and a shard that was packed again is the only one that is
-    computed again. Any number of processes may work on one side array at once, each on the shards
-    of its `part`.
+    One part per shard, each published when it is complete. Parts that exist are kept, and so are
+    the complete batches of one that is not, as long as the file of the function is the same. So a
+    call that was killed is repeated to resume, and a shard that was packed again is the only one
+    that is computed again. Any number of processes may work on one side array at once, each on the
+    shards of its `part`.
 
     Args:
         ds: a dataset of complete shards, without a transform: of a pack, `ds.source(...)`, or a
@@ -80,13 +98,14 @@ def derive(
         out: folder of the side array, not among the files of the pack. None: PACK/side/NAME.
         part: (K, N): make every N-th shard, from the K-th (from 1) on. None: by the rank in
             torch.distributed, or by RANK and WORLD_SIZE of the environment; else all.
-        progress: called as progress(images done, images in all) after each batch; those of parts
-            that exist are not counted.
+        allow_nonfinite: store NaN and infinities, too, in place of an error.
+        progress: called as progress(images done, images in all) after each batch, and after the
+            rows that a killed call has left; the images of parts that exist are not counted.
         loading: ahead, io, masks, threads and timeout of the Loader.
 
     Raises:
-        OptionError: a value that cannot be used, or rows of another shape, type or number than
-            expected.
+        OptionError: a value that cannot be used, rows of another shape, type or number than
+            expected, or a row with NaN or an infinity, whose image is named.
         OutputRefused: the folder holds something else, such as an array of another function, of
             other options, or of a dataset that was opened otherwise; OutputLocked: another
             process makes the same part.
@@ -102,52 +121,28 @@ def derive(
         >>> ds[0]["mean_grey"].shape, ds[0]["mean_grey"].dtype
         ((), dtype('float32'))
     """
-    kwargs = check_options(options)
-    target = checked_target(ds, name, fn, axis, spatial, kwargs, out, loading)
-    todo = target.missing(share(target.shards, part))
+    maker = PartMaker(
+        ds,
+        name,
+        fn,
+        batch_size=batch_size,
+        device=device,
+        axis=axis,
+        spatial=spatial,
+        options=options,
+        out=out,
+        allow_nonfinite=allow_nonfinite,
+        **loading,
+    )
+    todo = maker.target.missing(share(maker.target.shards, part))
     total = sum(shard.identity.extent.samples for shard in todo)
-    maker = _PartMaker(target, fn, kwargs, axis, spatial, loading | {"device": device}, batch_size)
     done = 0
     for shard in todo:
         for count in maker.make(shard):
             done += count
             if progress is not None:
                 progress(done, total)
-    return target.result(maker.made)
-
-
-def checked_target(
-    ds: Dataset,
-    name: str,
-    fn: Function,
-    axis: str,
-    spatial: bool,
-    options: dict[str, Any],
-    out: str | os.PathLike[str] | None,
-    loading: LoadingKeywords,
-) -> Target:
-    """What a call of `derive` with these arguments makes; sets the default of `loading`.
-
-    Raises OptionError, OutputRefused and FormatError as `derive` does.
-    """
-    ds = as_dataset(ds)
-    check_side_name(name)
-    if not callable(fn):
-        raise OptionError(f"fn is {fn!r}: choose a function of a batch")
-    _check_call(fn, options)
-    choice("axis", axis, SIDE_AXES)
-    check_spatial(axis, spatial)
-    known = LoadingKeywords.__annotations__
-    if unknown := sorted(loading.keys() - known.keys()):
-        raise OptionError(
-            f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(known)}"
-        )
-    if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
-        raise OptionError(
-            f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
-        )
-    provenance = {"function": function_name(fn), "options": options, "samples": ds.spec_text}
-    return Target(ds, name, axis, spatial, out, provenance)
+    return maker.target.result(maker.made)
 
 
 def _check_call(fn: Function, options: dict[str, Any]) -> None:
@@ -180,62 +175,146 @@ def function_name(fn: Function) -> str:
     return name
 
 
-class _PartMaker:
-    """Makes the parts of one call of `derive`.
+def _code_digest(fn: Function) -> str | None:
+    """XXH3-128 of the file that a function is written in; None if there is no such file."""
+    named = fn if hasattr(fn, "__qualname__") else type(fn)
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(named))
+        return None if path is None else xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+    except (TypeError, OSError):  # written in another language, or by another program
+        return None
 
-    made  the shards whose parts it has published
+
+class PartMaker:
+    """Makes the parts of a side array, as a call of `derive` with these arguments asks for.
+
+    target  the side array
+    made    the shards whose parts it has published
     """
 
-    def __init__(self, target: Target, fn, options, axis, spatial, loading, batch_size: int):
-        self._target, self._fn, self._options = target, fn, options
-        self._axis, self._spatial = axis, spatial
-        self._loading, self._batch_size = loading, batch_size
+    def __init__(
+        self,
+        ds: Dataset,
+        name: str,
+        fn: Function,
+        *,
+        batch_size: int = 32,
+        device: str = "cpu",
+        axis: str = "sample",
+        spatial: bool = False,
+        options: Mapping[str, Any] | None = None,
+        out: str | os.PathLike[str] | None = None,
+        allow_nonfinite: bool = False,
+        **loading: Unpack[LoadingKeywords],
+    ):
+        """Raises OptionError, OutputRefused and FormatError as `derive` does."""
+        ds = as_dataset(ds)
+        self._options = check_options(options)
+        check_side_name(name)
+        if not callable(fn):
+            raise OptionError(f"fn is {fn!r}: choose a function of a batch")
+        _check_call(fn, self._options)
+        choice("axis", axis, SIDE_AXES)
+        check_spatial(axis, spatial)
+        known = LoadingKeywords.__annotations__
+        if unknown := sorted(loading.keys() - known.keys()):
+            raise OptionError(
+                f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(known)}"
+            )
+        if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
+            raise OptionError(
+                f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
+            )
+        self._batch_size = whole_number("batch_size", batch_size, 1)
+        self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
+        self._fn, self._axis, self._spatial = fn, axis, spatial
+        self._loading = {**loading, "device": device}
+        provenance = {
+            "function": function_name(fn),
+            "options": self._options,
+            "samples": ds.spec_text,
+        }
+        self.target = Target(ds, name, axis, spatial, out, provenance)
         self.made: list[ShardToDo] = []
 
-    def make(self, shard: ShardToDo):
-        """Make the part of a shard; yields the number of images of each batch that is done."""
-        writer = None
-        loader = Loader(
-            shard.samples, self._batch_size, order="sequential", rank=0, world_size=1,
+    def loader(self, shard: ShardToDo) -> Loader:
+        """The batches of a shard."""
+        return Loader(
+            shard.samples,
+            self._batch_size,
+            order="sequential",
+            rank=0,
+            world_size=1,
             **self._loading,
-        )  # fmt: skip
-        try:
-            with loader:
-                for batch in loader:
-                    counts = batch["mask_counts"].cpu().numpy()
-                    if self._axis == "sample":
-                        counts = np.ones(len(counts), np.int64)
-                    rows = self._rows(shard, batch, int(counts.sum()))
-                    if writer is None:
-                        writer = PartWriter(self._target.folder, self._target.spec, shard.identity)
-                    writer.append(rows, counts)
-                    yield len(counts)
-            if writer.publish():
-                self.made.append(shard)
-        finally:
-            if writer is not None:
-                writer.discard()
+        )
 
-    def _rows(self, shard: ShardToDo, batch, count: int) -> np.ndarray:
+    def make(self, shard: ShardToDo) -> Iterator[int]:
+        """Make the part of a shard; yields the number of images of each batch that is done."""
+        counts = np.ones(len(shard.samples), np.int64)
+        if self._axis == "mask":
+            counts = shard.samples.column("mask_count").astype(np.int64)
+        with self.loader(shard) as loader:
+            writer = None if self.target.spec is None else self._writer(shard, counts)
+            try:
+                done = 0 if writer is None else writer.samples
+                if done:
+                    yield done
+                if 0 < done < len(counts):
+                    loader.load_state_dict(loader.batches.state_after(done // self._batch_size))
+                for batch in loader if done < len(counts) else ():
+                    of_batch = counts[done : done + len(batch["image_ids"])]
+                    rows = self._rows(shard, batch, of_batch, done)
+                    writer = self._writer(shard, counts) if writer is None else writer
+                    writer.append(rows, of_batch)
+                    done += len(of_batch)
+                    yield len(of_batch)
+                if writer.publish():
+                    self.made.append(shard)
+            except OptionError:  # the rows cannot be stored: what computed them will change
+                if writer is not None:
+                    writer.discard()
+                raise
+            finally:
+                if writer is not None:
+                    writer.leave()
+
+    def _writer(self, shard: ShardToDo, counts: np.ndarray) -> PartWriter:
+        code, origin = _code_digest(self._fn), None
+        if code is not None:
+            made_by = {**self.target.provenance, "masks": self._loading.get("masks"), "code": code}
+            origin = msgspec.json.encode(made_by, order="sorted")
+        return PartWriter(
+            self.target.folder,
+            self.target.spec,
+            shard.identity,
+            origin=origin,
+            counts=counts,
+            step=self._batch_size,
+        )
+
+    def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
         """What the function returns for a batch, as it is stored."""
+        fn = self._fn
         try:
             with torch.no_grad():
-                found = self._fn(batch, **self._options)
+                found = fn(batch, **self._options)
         except Exception as error:
             error.add_note(
-                f"raised by {function_name(self._fn)} for batch {batch['number']} of shard "
+                f"raised by {function_name(fn)} for batch {batch['number']} of shard "
                 f"{shard.identity.name}; the parts before it are kept"
             )
             raise
         rows, dtype = stored_rows(found)
-        if rows.ndim < 1 or len(rows) != count:
+        if rows.ndim < 1 or len(rows) != int(counts.sum()):
             raise OptionError(
-                f"{function_name(self._fn)} returned {dtype} {tuple(rows.shape)} for batch "
-                f"{batch['number']} of shard {shard.identity.name}: it must return {count} rows, "
-                f"one per {'image' if self._axis == 'sample' else 'mask'}"
+                f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
+                f"{batch['number']} of shard {shard.identity.name}: it must return "
+                f"{int(counts.sum())} rows, one per {'image' if self._axis == 'sample' else 'mask'}"
             )
-        spec = SideSpec(self._target.name, self._axis, dtype, tuple(rows.shape[1:]), self._spatial)
-        self._target.use(spec)
+        spec = SideSpec(self.target.name, self._axis, dtype, tuple(rows.shape[1:]), self._spatial)
+        self.target.use(spec)
+        if not self._allow_nonfinite:
+            check_finite(shard, spec, rows, counts, first)
         return rows
 
 

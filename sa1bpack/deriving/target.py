@@ -155,6 +155,32 @@ class Target:
         return DeriveResult(self.folder, done, present, missing)
 
 
+def check_finite(shard: ShardToDo, spec: SideSpec, rows: np.ndarray, counts, first: int) -> None:
+    """Raise OptionError, naming the sample, if rows have NaN or an infinity.
+
+    rows    (n, ...) as they are stored
+    counts  int64 (k,): rows of each of the k samples
+    first   number of the first of these samples in the shard
+    """
+    if spec.dtype == "bfloat16":
+        bad = rows & 0x7F80 == 0x7F80
+    elif rows.dtype.kind == "f":
+        bad = ~np.isfinite(rows)
+    else:
+        return
+    bad = bad.reshape(len(rows), -1).any(1)
+    if bad.any():
+        row, edges = int(bad.argmax()), np.cumsum(counts)
+        sample = int(np.searchsorted(edges, row, "right"))
+        place = f"image {shard.samples[first + sample : first + sample + 1].column('image_id')[0]}"
+        if spec.axis == "mask":
+            place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
+        raise OptionError(
+            f"{spec.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: mend "
+            "what computes it, or store such rows with allow_nonfinite=True (--allow-nonfinite)"
+        )
+
+
 def check_spatial(axis: str, spatial: Any) -> None:
     """Raise OptionError for masks that have no place on the canvas, and for what is not a bool."""
     if flag("spatial", spatial) and axis != "sample":

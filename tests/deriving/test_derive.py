@@ -1,8 +1,10 @@
 """derive: rows are those of the function, for every type; parts are kept, shared out and remade."""
 
 import functools
+import importlib
 import re
 import shutil
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -173,6 +175,120 @@ def test_a_call_that_failed_keeps_complete_parts_and_resumes_after_them(ds):
     assert [path for path in result.folder.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("axis", ["sample", "mask"])
+def test_complete_batches_of_an_unfinished_part_are_not_computed_again(ds, pack, tmp_path, axis):
+    """As long as nothing has changed that decides the rows, and the rows are whole."""
+    seen = []
+
+    def ids(batch, offset=0):
+        if stop_at in batch["image_ids"]:
+            raise KeyboardInterrupt
+        seen.append((batch["number"], *batch["image_ids"].tolist()))
+        key = "image_ids" if axis == "sample" else "annotation_ids"
+        return batch[key] + offset
+
+    def made(**change):
+        seen.clear()
+        return derive(ds.source("sa_000000"), "a", ids, axis=axis, **{"batch_size": 1} | change)
+
+    def interrupted():
+        shutil.rmtree(folder, ignore_errors=True)
+        with pytest.raises(KeyboardInterrupt):
+            made()
+        assert [path.name for path in folder.glob(".*")] == [f".tmp-{part}"] and len(seen) == 3
+
+    stop_at = -1
+    whole = made(out=tmp_path / "whole").folder
+    part, *_ = part_names(whole)
+    numbers = seen.copy()
+    folder, stop_at = pack / "side" / "a", numbers[3][1]
+    unfinished = folder / f".tmp-{part}"
+    values = unfinished / "values" / "c.0"
+
+    interrupted()
+    assert part_names(folder) == [] and verify(pack).ok
+    stop_at, stopped_at = -1, stop_at
+    steps = []
+    made(progress=lambda done, total: steps.append(done))
+    assert seen == numbers[3:] and steps[0] == 3
+    assert contents(folder / part) == contents(whole / part)
+    assert list(folder.glob(".*")) == []
+
+    rows = ds.column("mask_count") if axis == "mask" else np.ones(len(ds), int)
+    changed = int(np.searchsorted(np.cumsum(rows), rows[0], "right"))  # it may have no masks
+
+    def cut_rows():
+        values.write_bytes(values.read_bytes()[: 8 * 2])
+
+    def changed_row():
+        data = bytearray(values.read_bytes())
+        data[8 * int(rows[0])] ^= 1
+        values.write_bytes(data)
+
+    def other_code():
+        (unfinished / "origin").write_bytes(b"{}")
+
+    for damage, kept in ((cut_rows, None), (changed_row, changed), (other_code, 0)):
+        stop_at = stopped_at
+        interrupted()
+        damage()
+        stop_at = -1
+        made()
+        if kept is not None:
+            assert seen == numbers[kept:]
+        assert contents(folder / part) == contents(whole / part)
+
+    stop_at = stopped_at
+    interrupted()
+    with pytest.raises(OutputRefused, match="made with options"):
+        made(options={"offset": 1})
+    stop_at = -1
+    made(batch_size=2)  # batches begin where they would have without the interruption
+    assert seen[0][1:] == (numbers[2][1], numbers[3][1])
+    assert contents(folder / part) == contents(whole / part)
+
+
+def test_rows_of_a_function_whose_file_changed_are_computed_again(ds, tmp_path, monkeypatch):
+    code = "def ids(batch):\n    if batch['number'] == 2: raise KeyboardInterrupt\n"
+    code += "    return batch['image_ids'] * 2\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "changing.py").write_text(code)
+    changing = importlib.import_module("changing")
+    with pytest.raises(KeyboardInterrupt):
+        derive(ds, "a", changing.ids, batch_size=1)
+    monkeypatch.delitem(sys.modules, "changing")
+    (tmp_path / "changing.py").write_text("def ids(batch):\n    return batch['image_ids'] * 30\n")
+    importlib.invalidate_caches()
+    result = derive(ds, "a", importlib.import_module("changing").ids, batch_size=1)
+    monkeypatch.delitem(sys.modules, "changing")
+    np.testing.assert_array_equal(rows_of(result.folder, ds.root), ds.column("image_id") * 30)
+
+
+@pytest.mark.parametrize("axis", ["sample", "mask"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_nan_and_infinities_are_refused_with_the_name_of_the_image(ds, pack, axis, dtype, value):
+    image = int(ds.column("image_id")[-1])
+
+    def damaged(batch):
+        key = "image_ids" if axis == "sample" else "annotation_ids"
+        rows = torch.ones(len(batch[key]), 3, dtype=getattr(torch, dtype))
+        if image in batch["image_ids"]:
+            rows[-1, 1] = value
+        return rows
+
+    place = f"image {image}, shard sa_000002-000"
+    if axis == "mask":
+        place = f"mask {int(ds.column('mask_count')[-1]) - 1} of {place}"
+    with pytest.raises(OptionError, match=f"a of {place}, has NaN or an infinity: .*allow_nonfin"):
+        derive(ds, "a", damaged, axis=axis, batch_size=2)
+    assert len(part_names(pack / "side" / "a")) == 3
+    result = derive(ds, "a", damaged, axis=axis, batch_size=2, allow_nonfinite=True)
+    assert result.missing == () and len(result.made) == 1 and verify(pack).ok
+    with pytest.raises(OptionError, match="allow_nonfinite is 1"):
+        derive(ds, "a", damaged, axis=axis, allow_nonfinite=1)
+
+
 def test_parts_of_a_job_share_the_shards_and_make_the_same_bytes(ds, pack, tmp_path):
     whole = derive(ds, "teacher", embed, out=tmp_path / "whole").folder
     for number in (3, 1, 2):
@@ -231,7 +347,7 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
         ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
         ({"spatial": True, "axis": "mask"}, "spatial is True, but axis is 'mask'"),
-        ({"spatial": 1}, "spatial is 1"),
+        ({"spatial": 1}, "spatial is 1"), ({"batch_size": 0}, "batch_size is 0"),
         ({"fn": lambda batch: batch["image_ids"]}, "<lambda>, which does not tell"),
         ({"fn": functools.partial(embed, scale=2)}, "partial, which does not tell"),
     ],

@@ -18,7 +18,8 @@ EDGES = [0, 1, BLOCK, HOLE_BYTES, STAGE_BYTES, 2 * STAGE_BYTES + BLOCK]
 lengths = st.builds(
     lambda edge, more: max(0, edge + more), st.sampled_from(EDGES), st.integers(-3, 3)
 )
-steps = st.lists(st.tuples(st.sampled_from(["aligned", "anywhere", "zeros"]), lengths), max_size=7)
+kinds = st.sampled_from(["aligned", "anywhere", "zeros", "continued"])
+steps = st.lists(st.tuples(kinds, lengths), max_size=7)
 
 
 def noise(nbytes: int, at_block: bool = True) -> np.ndarray:
@@ -48,6 +49,12 @@ def test_the_file_holds_the_appended_bytes_and_returns_their_digest(path, steps)
         if kind == "zeros":
             file.skip(nbytes)
             expected += bytes(nbytes)
+        elif kind == "continued":  # by another process, after the first `nbytes` bytes
+            file.write_out()
+            assert path.read_bytes().rstrip(b"\0") == expected.rstrip(b"\0")
+            if 0 < nbytes <= len(expected):
+                file.close()
+                file, expected = AppendFile(path, nbytes), expected[:nbytes]
         else:
             data = noise(nbytes, kind == "aligned")
             expected += data.tobytes()

@@ -2,68 +2,137 @@
 
 import errno
 import fcntl
-import glob
 import os
-import secrets
 import shutil
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from sa1bpack.errors import OptionError, OutputLocked, OutputRefused
+from sa1bpack.errors import FormatError, OptionError, OutputLocked, OutputRefused
 from sa1bpack.format.append_file import AppendFile
-from sa1bpack.format.files import TEMPORARY_PREFIX, byte_view, flush_folder
+from sa1bpack.format.files import (
+    TEMPORARY_PREFIX,
+    byte_view,
+    flush_folder,
+    naming,
+    open_file,
+    read_at,
+    read_metadata_file,
+    write_durably,
+)
 from sa1bpack.format.group_files import complete_group
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.part import part_metadata
-from sa1bpack.format.side.spec import SideSpec, read_side_manifest
+from sa1bpack.format.side.spec import CHECKSUM, SideSpec, read_side_manifest
 from sa1bpack.format.zarr_metadata import canonical_json
 
 _LOCK_SUFFIX = ".lock"
+# In the working folder of a part that may be continued: what its rows are made by.
+_ORIGIN_NAME = "origin"
 
 
 class PartWriter:
     """An unpublished part: rows are appended to it, then it is published or discarded.
 
+    While it is unfinished it has a working name, `.tmp-` and its own, which a process owns that
+    holds the lock beside it. Rows are in the files when `append` returns, first the rows, then
+    their checksums. So the samples of a killed process whose rows agree with their checksums are
+    complete, and if the rows are made by the same `origin`, the next writer continues after them.
+
     A context manager that discards the part unless it was published. For one thread at a time.
+
+    samples  how many samples have their rows
     """
 
-    def __init__(self, folder: Path, spec: SideSpec, shard: ShardIdentity):
-        """Create the working folder of a part, and remove what a killed process left of it.
+    def __init__(
+        self,
+        folder: Path,
+        spec: SideSpec,
+        shard: ShardIdentity,
+        *,
+        origin: bytes | None = None,
+        counts: np.ndarray | None = None,
+        step: int = 1,
+    ):
+        """Continue the part that another process has left, if it may be, or begin it.
 
         folder  of the side array, which exists
+        origin  what decides the rows; None if nobody can know, and nothing is continued
+        counts  with `origin`: whole numbers (N,), the rows of each sample of the shard
+        step    samples of a batch: whole ones are kept, so that those to come are the same
 
         Raises OutputLocked if another process makes the same part; OutputRefused if the side array
         has other rows; NotAPack, FormatError and OSError if its manifest cannot be read.
         """
         self.spec, self.shard = spec, shard
+        self.samples = self._rows = 0
         self._final = Path(folder) / shard.part
-        self._folder = self._final.with_name(
-            f"{TEMPORARY_PREFIX}{shard.part}-{secrets.token_hex(4)}"
-        )
+        self._folder = self._final.with_name(TEMPORARY_PREFIX + shard.part)
         self._lock_path = self._folder.with_name(self._folder.name + _LOCK_SUFFIX)
-        self._samples = self._rows = 0
         self._files: dict[str, AppendFile] = {}
-        self._lock = -1
-        _remove_abandoned(self._final)
+        self._origin = origin
+        # On a file: NFS supports locks between machines on these, but not on folders.
+        self._lock = _locked(self._lock_path, self._final)
         try:
-            # On a file: NFS supports locks between machines on these, but not on folders.
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock = os.open(self._lock_path, flags, 0o666)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._folder.mkdir()
-            if (found := read_side_manifest(self._final.parent).spec) != spec:
+            if (there := read_side_manifest(self._final.parent).spec) != spec:
                 raise OutputRefused(
-                    f"{self._final.parent}: rows are {found.to_text()}, not {spec.to_text()}; "
+                    f"{self._final.parent}: rows are {there.to_text()}, not {spec.to_text()}; "
                     "choose another folder"
                 )
+            if origin is not None and origin == self._left_origin():
+                found = self._complete(counts)
+                self.samples = found if found == len(counts) else found // step * step
+                self._rows = int(np.sum(counts[: self.samples]))
+            if not self.samples:
+                self._begin()
+            kept = {"values": self._rows * spec.row_bytes, "checksum": 8 * self.samples}
             for array in spec.arrays(shard.extent):
-                (self._folder / array.name).mkdir()
-                self._files[array.name] = AppendFile(self._folder / array.chunk_path)
+                path = self._folder / array.chunk_path
+                if not kept[array.name]:
+                    path.unlink(missing_ok=True)
+                self._files[array.name] = AppendFile(path, kept[array.name])
         except BaseException:
             self.discard()
             raise
+
+    def _begin(self) -> None:
+        """Make the working folder anew."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for array in self.spec.arrays(self.shard.extent):
+            (self._folder / array.name).mkdir()
+        if self._origin is not None:
+            write_durably(self._folder / _ORIGIN_NAME, self._origin)
+
+    def _left_origin(self) -> bytes | None:
+        try:
+            return read_metadata_file(self._folder / _ORIGIN_NAME)
+        except (FileNotFoundError, FormatError):
+            return None
+
+    def _complete(self, counts: np.ndarray) -> int:
+        """How many samples, from the first on, have rows that agree with their checksums."""
+        sample = first = 0
+        row = np.empty(int(counts.max(initial=0)) * self.spec.row_bytes, np.uint8)
+        stored = np.empty(1, CHECKSUM.dtype)
+        paths = [self._folder / array.chunk_path for array in (self.spec.values, CHECKSUM)]
+        files: list[int] = []
+        try:
+            files.extend(map(open_file, paths))
+            while sample < len(counts):
+                data = row[: int(counts[sample]) * self.spec.row_bytes]
+                read_at(files[0], data, first, paths[0])
+                read_at(files[1], byte_view(stored), 8 * sample, paths[1])
+                if xxhash.xxh3_64_intdigest(data) != int(stored[0]):
+                    break
+                sample, first = sample + 1, first + data.size
+        except (FileNotFoundError, FormatError):
+            pass  # a file ends here, or is none
+        finally:
+            for file in files:
+                os.close(file)
+        return sample
 
     def append(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Append the rows of the next samples.
@@ -90,9 +159,11 @@ class PartWriter:
             end = first + int(count) * spec.row_bytes
             checksums[k] = xxhash.xxh3_64_intdigest(data[first:end])
             first = end
-        self._files["values"].append(data)
-        self._files["checksum"].append(byte_view(checksums))
-        self._samples += len(counts)
+        for name, added in (("values", data), ("checksum", byte_view(checksums))):
+            self._files[name].append(added)
+            if self._origin is not None:
+                self._files[name].write_out()
+        self.samples += len(counts)
         self._rows += len(rows)
 
     def publish(self) -> bool:
@@ -103,14 +174,17 @@ class PartWriter:
         """
         spec, extent = self.spec, self.shard.extent
         expected = (extent.samples, spec.values.rows(extent))
-        if (self._samples, self._rows) != expected:
+        if (self.samples, self._rows) != expected:
             raise OptionError(
-                f"{spec.name} has {self._rows} rows for {self._samples} samples of shard "
+                f"{spec.name} has {self._rows} rows for {self.samples} samples of shard "
                 f"{self.shard.name}, but must have {expected[1]} for {expected[0]}"
             )
         group = canonical_json(part_metadata(spec, self.shard))
         files = {array: self._files[array.name] for array in spec.arrays(extent)}
         complete_group(self._folder, group, files, extent)
+        if self._origin is not None:
+            (self._folder / _ORIGIN_NAME).unlink()
+            flush_folder(self._folder)
         try:
             self._folder.rename(self._final)
         except OSError as error:
@@ -118,21 +192,23 @@ class PartWriter:
                 raise
             self.discard()
             return False
-        self._folder = self._final
         flush_folder(self._final.parent)
-        self._close()
+        self.leave()
         return True
 
     def discard(self) -> None:
-        """Remove the working folder; does nothing after publication."""
-        if self._folder != self._final:
+        """Remove what is not published."""
+        if self._lock >= 0:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._close()
+        self.leave()
 
-    def _close(self) -> None:
+    def leave(self) -> None:
+        """Leave an unfinished part to another writer; there is nothing to leave without samples."""
         for file in self._files.values():
             file.close()
         if self._lock >= 0:
+            if not self.samples:
+                shutil.rmtree(self._folder, ignore_errors=True)
             self._lock_path.unlink(missing_ok=True)
             lock, self._lock = self._lock, -1
             os.close(lock)
@@ -144,22 +220,23 @@ class PartWriter:
         self.discard()
 
 
-def _remove_abandoned(final: Path) -> None:
-    """Remove what killed processes left of a part. Raises OutputLocked if one is at work on it."""
-    pattern = f"{TEMPORARY_PREFIX}{glob.escape(final.name)}-*{_LOCK_SUFFIX}"
-    for path in sorted(final.parent.glob(pattern)):
+def _locked(path: Path, final: Path) -> int:
+    """Lock the lock file of a part, which exists from then on; returns its descriptor."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # published meanwhile
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.with_name(path.name.removesuffix(_LOCK_SUFFIX)), ignore_errors=True)
-            path.unlink(missing_ok=True)
+            with naming(path):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), path.stat()):
+                owned, lock = lock, -1
+                return owned
+        except FileNotFoundError:
+            pass  # the owner before has removed it in between
         except BlockingIOError:
             raise OutputLocked(
                 f"{final}: another process makes this part; wait for it, or give each process "
                 "parts of its own (--part K/N)"
             ) from None
         finally:
-            os.close(lock)
+            if lock >= 0:
+                os.close(lock)
