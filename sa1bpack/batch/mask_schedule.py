@@ -54,8 +54,7 @@ class MaskSchedule:
 
         Raises OptionError for an array that does not have one weight per mask of the dataset.
         """
-        unlimited = self.max_masks.constant and self.max_masks.values[0] is None
-        if unlimited and self.choose != as_schedule("choose", "largest"):
+        if self.unlimited and self.choose != as_schedule("choose", "largest"):
             _log.warning("choose has no effect: max_masks is None, so all masks are kept")
         weigh = partial(_weighing, ds)
         return MaskSchedule(self.max_masks, self.choose.map(weigh), seed, self.pads)
@@ -67,6 +66,11 @@ class MaskSchedule:
     def capacity(self, choice: MaskChoice) -> int | None:
         """Masks per sample in padded arrays, if all batches have the same; else None."""
         return choice.max_masks if self.pads else None
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether all masks are kept, always."""
+        return self.max_masks.constant and self.max_masks.values[0] is None
 
     @property
     def constant(self) -> bool:

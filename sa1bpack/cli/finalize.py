@@ -53,6 +53,8 @@ def run_finalize(arguments: argparse.Namespace) -> int:
         f"{result.root}: {counted(result.images, 'image')}, {result.masks:,} of "
         f"{counted(result.annotations, 'mask')}, of {counted(result.sources, 'source')}"
     )
+    if result.left_out:
+        say(f"masks: {result.left_out}")
     say(f"identity of the sources: {result.identity}")
     if result.dropped:
         say(f"dropped: no masks remained in {counted(result.dropped, 'image')}")

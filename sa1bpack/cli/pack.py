@@ -156,7 +156,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     masks.add_argument(
         "--max-masks", type=_count_or_all, default=default.max_masks, metavar="N",
-        help="keep at most N masks per image, or 'all' (default: %(default)s)",
+        help="keep at most N masks per image, or 'all' (default: all; some images of SA-1B have "
+        "more than 400: cap the batches of a loader with max_masks)",
     )  # fmt: skip
     masks.add_argument(
         "--select", choices=("largest", "random", "iou", "stability"), default=default.select,
@@ -285,8 +286,8 @@ def _summary(result) -> str:
         _this_run(result),
         f"identity of the sources: {result.identity}",
     ]
-    if result.annotations and not result.masks:
-        lines.append("no mask was kept: filters and --max-masks dropped all")
+    if result.left_out:
+        lines.append(f"masks: {result.left_out}")
     if result.dropped:
         dropped = counted(result.dropped, "image")
         lines.append(f"dropped: no masks remained in {dropped}, not counted above")

@@ -200,7 +200,7 @@ class PackDataLoader(BatchReader, DataLoader):
             pinned_bytes=pinned,
             shared_bytes=shared,
             workers=workers,
-            **planned_batches(self.batches, masks, options.layout),
+            **planned_batches(self.batches, masks, options.layout, largest),
         )
 
 

@@ -237,7 +237,7 @@ class Loader(BatchReader):
             if ds.options.check == "read"
             else min(files, per_shard * len(ds.shards)),
             io=str(self._mode),
-            **planned_batches(self.batches, self._masks, options.layout),
+            **planned_batches(self.batches, self._masks, options.layout, largest),
         )
 
     def _scratch_bytes(self, largest: LargestBatch) -> int:

@@ -1,6 +1,6 @@
 """The memory, threads or workers, and files of a loader, in numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,10 @@ from sa1bpack.batch.spec import BatchSpec, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
+
+# The cap that a plan without one compares with. SA-1B has about 100 masks per image, and some
+# images have more than 400.
+USUAL_CAP = 64
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class LoadingPlan:
     workers       processes of a DataLoader
     files         the most files that a Loader holds open
     io            how a Loader reads what is not in the page cache, and why
+    uncapped      without max_masks: which image decides how large a batch gets, and what a batch
+                  would take with a cap
     schedules     what changes from epoch to epoch or from step to step; the figures are those of
                   the batch that takes the most bytes, of all epochs
     padding       with buckets: the part of mask rows, or of pixels, that is padding, 0 to 1, in the
@@ -60,6 +66,7 @@ class LoadingPlan:
     workers: int = 0
     files: int = 0
     io: str = ""
+    uncapped: str = ""
     schedules: str = ""
     padding: float | None = None
     padding_without: float | None = None
@@ -83,6 +90,7 @@ class LoadingPlan:
             text += f"; {counted(number, what)}" if number else ""
         text += f", up to {counted(self.files, 'open file')}" if self.files else ""
         text += f"; {self.io}" if self.io else ""
+        text += f"; {self.uncapped}" if self.uncapped else ""
         text += f"; the largest batch with {self.schedules}" if self.schedules else ""
         if self.padding is not None:
             text += (
@@ -100,6 +108,7 @@ class LargestBatch:
     regions   of the buffer, one per array
     capacity  masks per sample in padded arrays
     runs      ends of runs, usually
+    uncapped  see LoadingPlan
     """
 
     samples: int
@@ -108,6 +117,7 @@ class LargestBatch:
     regions: Regions
     capacity: int
     runs: int
+    uncapped: str = ""
 
     @classmethod
     def of(
@@ -118,7 +128,15 @@ class LargestBatch:
             cls._of(ds, spec, batches.part_of(size), choice, masks.capacity(choice))
             for size, choice in masks.with_sizes(batches.sizes)
         )
-        return max(of_sizes, key=lambda found: found.nbytes)
+        largest = max(of_sizes, key=lambda found: found.nbytes)
+        if not masks.unlimited or largest.most_masks <= USUAL_CAP:
+            return largest
+        capped = cls._of(ds, spec, largest.samples, MaskChoice(USUAL_CAP), None).nbytes
+        return replace(
+            largest,
+            uncapped=f"without max_masks the image with the most masks, {largest.most_masks:,}, "
+            f"decides: max_masks={USUAL_CAP} takes {size_text(capped)} each",
+        )
 
     @classmethod
     def _of(
@@ -142,13 +160,14 @@ class LargestBatch:
 
 
 def planned_batches(
-    batches: OrderedBatches, masks: MaskSchedule, layout: MaskLayout
+    batches: OrderedBatches, masks: MaskSchedule, layout: MaskLayout, largest: LargestBatch
 ) -> dict[str, Any]:
-    """What a LoadingPlan says of schedules and buckets."""
+    """What a LoadingPlan says of caps, schedules and buckets."""
     schedules = [*masks.schedules]
     if not batches.sizes.constant:
         schedules.insert(0, ("batch_size", batches.sizes))
-    found: dict[str, Any] = {"schedules": ", ".join(f"{name}={each}" for name, each in schedules)}
+    changes = ", ".join(f"{name}={each}" for name, each in schedules)
+    found: dict[str, Any] = {"schedules": changes, "uncapped": largest.uncapped}
     buckets = batches.buckets
     if buckets is not None and (layout.padded or not buckets.of_masks):
         epoch = batches.epoch

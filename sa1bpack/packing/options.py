@@ -1,5 +1,6 @@
 """The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,8 @@ class PackOptions:
         "area": a cell is 1 if the mask covers at least half of it. "center": if the mask contains
         the source pixel under the cell's centre.
     max_masks, select, seed
-        At most this many masks per image, 1 or more (None: all), chosen by `select` ("largest",
+        At most this many masks per image, 1 or more (None: all, of which some images of SA-1B have
+        more than 400; a loader's `max_masks` caps batches), chosen by `select` ("largest",
         "random", "iou" or "stability"); `seed` is that of "random".
     min_area, max_area_frac, min_iou, min_stability
         Masks outside these bounds are dropped before capping; the bounds themselves pass.
@@ -102,7 +104,7 @@ class PackOptions:
     masks: str = "bits+runs"
     mask_size: int = 256
     mask_sampling: str = "area"
-    max_masks: int | None = 100
+    max_masks: int | None = None
     select: str = "largest"
     seed: int = 0
     min_area: int = 0
@@ -183,8 +185,8 @@ class PackOptions:
         """Raise OptionsDiffer, naming every difference from what a pack recorded."""
         mine = self.to_json()
         differing = [
-            f"  {key if key in mine else brief(key)}: the pack has {_worded(key, recorded)}, "
-            f"this run asks for {_worded(key, mine)}"
+            f"  {key if key in mine else brief(key)}: the pack has {worded(key, recorded)}, "
+            f"this run asks for {worded(key, mine)}"
             for key in sorted(mine.keys() | recorded.keys())
             if mine.get(key) != recorded.get(key)
         ]
@@ -194,6 +196,28 @@ class PackOptions:
                 + "\n".join(differing[:20])
                 + "\nRepeat the options of the pack, or choose another output folder."
             )
+
+
+def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
+    """How many masks a pack does not hold, and which options left them out.
+
+    options  as a manifest records them; of several packs, those that they share
+    counts   of a manifest: "annotations" is the number of masks in the records of its images
+    masks    masks that are stored
+
+    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
+    """
+    if (total := counts["annotations"]) == masks:
+        return ""
+    bounds = ("min_area", "max_area_frac", "min_iou", "min_stability", "max_masks")
+    given = {name: options[name] for name in bounds if options.get(name) is not None}
+    if given.get("min_area") == 0:  # the default, which leaves out no mask
+        del given["min_area"]
+    by = [f"--{name.replace('_', '-')} {brief(value)}" for name, value in given.items()]
+    if not options.keys() >= set(bounds):
+        by.append("options that differ or are not recorded")
+    kept = " of the images that were kept" if counts.get("dropped_images") else ""
+    return f"{total - masks:,} of {total:,}{kept} left out by {', '.join(by)}"
 
 
 def checked_options(options: dict) -> PackOptions:
@@ -206,7 +230,7 @@ def checked_options(options: dict) -> PackOptions:
     return PackOptions(**options)
 
 
-def _worded(name: str, options: dict) -> str:
+def worded(name: str, options: dict) -> str:
     """The value of an option, for a message."""
     if options.get(name) is None:
         return "all" if name == "max_masks" else "none"

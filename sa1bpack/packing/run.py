@@ -16,7 +16,7 @@ from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.options import PackKeywords
+from sa1bpack.packing.options import PackKeywords, left_out_text
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.progress import Progress, RejectLimit
@@ -46,6 +46,9 @@ class PackResult:
         Name of each source that was given up → the error. Empty when the pack is complete.
     identity
         Which digests of its tars the pack records, in words.
+    left_out
+        How many masks of its images the pack does not hold, and which options left them out, in
+        words; empty if it holds all.
     notes
         What was reported to the user during the run.
     seconds
@@ -73,6 +76,7 @@ class PackResult:
     notes: list[str] = field(repr=False)
     seconds: float
     url: str | None = None
+    left_out: str = ""
 
     @property
     def complete(self) -> bool:
@@ -270,6 +274,7 @@ def result_of(
         identity=identity_text(state.sources.values()),
         notes=progress.notes,
         seconds=progress.seconds,
+        left_out=left_out_text(state.options.to_json(), counts, counts["masks"]),
     )
 
 

@@ -11,7 +11,7 @@ from sa1bpack import pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
 from sa1bpack.errors import AnnotationError, MaskError
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
-from sa1bpack.format.layout import FILE_NAME_BYTES, Extent
+from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.masks.raster import rasterize
@@ -20,10 +20,15 @@ from sa1bpack.masks.select import select_masks
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import Annotations, parse_annotations
+from sa1bpack.wording import size_text
 
 # Images of up to this size are resized in memory that malloc keeps. glibc's limit is 32 MiB, with
 # the header of the block.
 KEPT_MEMORY = (32 << 20) - (64 << 10)
+
+# The bits of a sample's masks take at most this, which is more than a record of MAX_ANNOTATIONS
+# masks takes on grids of up to 1024 x 1024.
+MAX_BITS = 2 << 30
 
 # Bit 15 of number_types: the RLE text differs from what COCO's own encoder writes for these runs.
 NONCANONICAL_BIT = np.uint16(1 << 15)
@@ -67,7 +72,7 @@ class Buffers:
         """(masks, Sm, Sm / 8) uint8, with whatever the last sample left in it; after `image`."""
         nbytes = masks * prod(self._row_shape)
         if self._bits.size < nbytes:
-            self._bits = aligned(max(2 * nbytes, HUGE_PAGE))
+            self._bits = aligned(max(nbytes + min(nbytes, 8 << 20), HUGE_PAGE))
         return self._bits[:nbytes].reshape(masks, *self._row_shape)
 
 
@@ -97,6 +102,7 @@ def make_sample(
         image_pixels,
         record.image_id,
     )
+    _check_bits(options.layout, record, len(kept))
     try:
         run_ends, run_offset, noncanonical = parse_counts(
             record.counts_text, record.counts_offset, image_pixels, kept
@@ -192,6 +198,18 @@ def warm_up(options: PackOptions) -> None:
         "annotations": [annotation],
     }
     make_sample("sa_1.jpg", jpeg, json.dumps(record).encode(), options, Buffers(options))
+
+
+def _check_bits(layout: Layout, record: Annotations, kept: int) -> None:
+    nbytes = layout.array("mask_bits").row_bytes * kept if layout.bits else 0
+    if nbytes > MAX_BITS:
+        side = layout.mask_size
+        raise AnnotationError(
+            f"image {record.image_id} has {kept:,} masks, whose bits on a grid of {side} x {side} "
+            f"take {size_text(nbytes)}, and the limit is {size_text(MAX_BITS)}; use a smaller "
+            "--mask-size, a cap (--max-masks) or --masks runs",
+            code="too-many-masks",
+        )
 
 
 def _check_name(recorded: str, found: str) -> None:

@@ -4,6 +4,7 @@ It is read here, rather than by a decoder, because size limits must be checked b
 allocated, and because decoders do not report a file that ends within its header as truncated.
 """
 
+import re
 from dataclasses import dataclass
 
 from sa1bpack.errors import ImageError
@@ -16,7 +17,11 @@ MAX_SCANS = 100
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP14 = 0xE0, 0xEE
 _STANDALONE = {0x01, *range(0xD0, 0xD8)}  # TEM and RST0-7 have no length
+_PROGRESSIVE = {0xC2, 0xCA}
 _START_OF_FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # except DHT, JPG and DAC
+
+# Where compressed data ends: there, ff occurs only before 00 and in restart markers.
+_MARKER = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,11 @@ class JpegHeader:
 
 
 def read_header(jpeg: bytes | memoryview) -> JpegHeader:
-    """Read the markers of `jpeg` up to its first scan.
+    """Read the markers of `jpeg` up to its first scan, and those of its other scans if it has any.
 
     Raises ImageError with code `not-jpeg` (wrong first bytes), `truncated-jpeg` (ends before the
-    first scan), `bad-jpeg` (invalid markers) or `too-large` (over MAX_PIXELS or MAX_SCANS).
+    first scan, or lacks scans), `bad-jpeg` (invalid markers) or `too-large` (over MAX_PIXELS or
+    MAX_SCANS).
     """
     if bytes(jpeg[:2]) != b"\xff\xd8":
         raise ImageError(
@@ -50,9 +56,9 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
     jfif, adobe = False, None
     for marker, body, end in _segments(jpeg):
         if marker == _SOS:
-            components, data_at = body[:1], end
+            scan, data_at = body, end
         elif marker in _START_OF_FRAME and frame is None:
-            frame = _frame(marker, body)
+            frame, frame_marker, components = _frame(marker, body), marker, body[6::3]
         elif marker == _APP0 and body[:5] == b"JFIF\0":
             jfif = True
         elif marker == _APP14 and body[:5] == b"Adobe" and len(body) >= 12:
@@ -67,8 +73,10 @@ def read_header(jpeg: bytes | memoryview) -> JpegHeader:
             "too-large",
         )
     # A sequential file whose first scan has all components is decoded in that one pass.
-    if not frame[0] or components != bytes([len(sampling)]):
-        _check_scans(jpeg, data_at)
+    if not frame[0] or scan[:1] != bytes([len(sampling)]):
+        _check_scans(
+            bytes(jpeg), scan, data_at, components[: len(sampling)], frame_marker in _PROGRESSIVE
+        )
     return JpegHeader(height, width, frame[0], sampling, jfif, adobe)
 
 
@@ -107,14 +115,55 @@ def _segments(jpeg):
             return
 
 
-def _check_scans(jpeg, at: int) -> None:
-    """Raise ImageError if there are too many scans. at: offset of the data of the first one."""
-    # In compressed data, ff occurs only before 00 and in markers.
-    scans = 1 + bytes(jpeg[at:]).count(bytes([0xFF, _SOS]))
-    if scans > MAX_SCANS:
+def _check_scans(jpeg: bytes, scan: bytes, at: int, components: bytes, progressive: bool) -> None:
+    """Raise ImageError if there are too many scans, or not all that the image needs.
+
+    scan, at    header of the first scan, and the offset of its data
+    components  their identifiers
+
+    Decoders take a file that was cut between two scans, and then ended by a marker, for whole: the
+    scans that it lacks would have added detail, or colour.
+    """
+    # Of each coefficient of each component, how many of its lowest bits are not known yet.
+    unknown = {component: [16] * 64 for component in components}
+    scans = 0
+    while scan is not None:
+        scans += 1
+        if scans > MAX_SCANS:
+            raise ImageError(
+                f"JPEG of {scans} scans or more, over the limit of {MAX_SCANS}; re-encode it",
+                "too-large",
+            )
+        count = scan[0] if scan else 0
+        first, last, low = 0, 63, 0
+        if progressive and len(scan) >= 2 * count + 4:
+            first, last, low = scan[2 * count + 1], scan[2 * count + 2], scan[2 * count + 3] & 15
+        for component in scan[1 : 1 + 2 * count : 2]:
+            if component in unknown:
+                for k in range(first, min(last, 63) + 1):
+                    unknown[component][k] = low
+        scan, at = _next_scan(jpeg, at)
+    if any(map(any, unknown.values())):
         raise ImageError(
-            f"JPEG of {scans} scans, over the limit of {MAX_SCANS}; re-encode it", "too-large"
+            f"JPEG ends too early, after {scans} of its scans: not all bits of all components are "
+            "in these; fetch it again, or re-encode it",
+            "truncated-jpeg",
         )
+
+
+def _next_scan(jpeg: bytes, at: int) -> tuple[bytes | None, int]:
+    """The header of the next scan, None if there is none, and the offset of its data."""
+    while (found := _MARKER.search(jpeg, at)) is not None:
+        marker, at = jpeg[found.end() - 1], found.end()
+        if marker == _EOI:
+            break
+        if marker in _STANDALONE:
+            continue
+        length = max(2, int.from_bytes(jpeg[at : at + 2]))
+        body, at = jpeg[at + 2 : at + length], at + length
+        if marker == _SOS:
+            return body, at
+    return None, at
 
 
 def _truncated(size: int) -> ImageError:

@@ -92,8 +92,8 @@ class TarDataset:
             on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
                 used, "raise" or "return" its ReadError.
             max_masks: at most this many of the masks that pass the thresholds, the largest, as the
-                Loader's `max_masks`; None: all that `options` keep, of which there are at most 100
-                by default.
+                Loader's `max_masks`; None: all that `options` keep, which is all masks by
+                default.
             min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`.
             index_folder: where indices of tars are kept; None: beside each tar.
             cache_bytes: keep decoded samples in memory, at most so much per process: bytes, or a

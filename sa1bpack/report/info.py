@@ -20,12 +20,12 @@ from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.packing.options import left_out_text
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
     TOTALS,
     check_attributes,
     check_records,
-    of_which_images,
     text_of,
 )
 from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest, name_of
@@ -91,7 +91,7 @@ class PackInfo:
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
         manifest, counts = self.manifest, self.manifest.counts
-        dropped = counts["annotations"] - manifest.masks
+        left_out = left_out_text(manifest.options, counts, manifest.masks)
         lines = [
             name_of(self.roots),
             *self._packs(),
@@ -102,8 +102,7 @@ class PackInfo:
             f"  identity   {identity_text(manifest.sources)}",
             *self._state(),
             f"  pixels     {_pixel_text(manifest.layout)}",
-            f"  masks      {manifest.masks:,}; {dropped:,} of {counts['annotations']:,}"
-            f"{of_which_images(counts)} dropped by filters and the cap",
+            f"  masks      {manifest.masks:,}; " + (left_out or "none left out"),
             f"  mask data  {_mask_text(manifest.layout)}",
             f"  size       {size_text(self.bytes)}, {size_text(self.disk_bytes)} on disk"
             + ("" if manifest.layout.flat else " (padding is stored as holes)"),

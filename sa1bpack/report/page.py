@@ -10,10 +10,11 @@ import numpy as np
 
 from sa1bpack.format import Completeness, Manifest
 from sa1bpack.format.duplicates import Duplicates
+from sa1bpack.packing.options import left_out_text
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts
-from sa1bpack.report.records import REJECTS_PREFIX, of_which_images, text_of
+from sa1bpack.report.records import REJECTS_PREFIX, text_of
 from sa1bpack.report.sides import SideInfo
 from sa1bpack.report.style import STYLE
 from sa1bpack.report.survey import Survey
@@ -127,15 +128,15 @@ def _totals(contents: Contents) -> Markup:
         f"{np.mean(counts):.1f} per image, median {np.median(counts):.0f}" if counts.size else None
     )
     annotations = sum(entry.annotations for entry in manifest.shards)
+    counted_masks = {**manifest.counts, "annotations": annotations}
+    left_out = left_out_text(manifest.options, counted_masks, manifest.masks)
     rejects = manifest.counts.get("rejects")
     return element(
         "dl",
         _total("Images", f"{manifest.samples:,}"),
         _total("Masks", f"{manifest.masks:,}", typical),
         _total(
-            "Masks dropped",
-            f"{annotations - manifest.masks:,}",
-            f"of {annotations:,}{of_which_images(manifest.counts)}, by filters and the cap",
+            "Masks left out", f"{annotations - manifest.masks:,}", left_out or f"of {annotations:,}"
         ),
         _total("Size", size_text(nbytes), _disk_text(contents.survey, nbytes)),
         _total("Shards", f"{len(manifest.shards):,}", _shard_text(manifest)),

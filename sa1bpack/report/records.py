@@ -61,11 +61,6 @@ def check_attributes(shard: Shard) -> None:
     _check(shard.attributes, _Attributes, f"{shard.folder}: attributes")
 
 
-def of_which_images(counts: dict[str, Any]) -> str:
-    """A remark on numbers of masks, which do not include the masks of dropped images."""
-    return " of the images that were kept" if counts.get("dropped_images") else ""
-
-
 def text_of(value: Any) -> str:
     """A recorded value: strings and numbers as they are, lists and objects shortened."""
     return brief(value) if isinstance(value, (list, dict)) else str(value)

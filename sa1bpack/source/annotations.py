@@ -35,6 +35,9 @@ NUMBER_NAMES = (
 MAX_RUN_END = 2**31 - 1  # pixels: a pack stores run ends as int32
 MAX_EXACT = 2**53 - 1  # float64 represents every integer up to here exactly
 MAX_FILE_NAME = 255  # characters; a pack stores fewer, see format.layout.FILE_NAME_BYTES
+# Masks of a record; those of SA-1B have some hundreds. Every array of a sample, and the memory that
+# packing and reading it take, grow with them.
+MAX_ANNOTATIONS = 10_000
 MAX_UNKNOWN_KEYS = 64  # reported per record
 _REMEDY = "correct or remove the record"
 
@@ -151,7 +154,8 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
 
     If a key occurs twice, the last value counts, as in Python's json.
 
-    Raises AnnotationError, naming the annotation, the field and the value, if the bytes are not
+    Raises AnnotationError, naming the annotation, the field and the value, if there are more than
+    MAX_ANNOTATIONS masks (code `too-many-masks`), if the bytes are not
     JSON (NaN and Infinity are not), a field is missing or has the wrong type, a number does not fit
     its array, `size` is not [height, width], `area` is negative or not a whole number,
     `point_coords` does not have exactly one point, or `counts` is not an ASCII string. The mask
@@ -159,6 +163,12 @@ def parse_annotations(data: bytes | bytearray | memoryview) -> Annotations:
     """
     record, unknown = _decode(data)
     image, masks = record.image, record.annotations
+    if len(masks) > MAX_ANNOTATIONS:
+        raise AnnotationError(
+            f"image {image.image_id} has {len(masks):,} masks, and the limit is "
+            f"{MAX_ANNOTATIONS:,}; remove the record, or some of its masks",
+            code="too-many-masks",
+        )
     if image.width * image.height > MAX_RUN_END:
         raise AnnotationError(
             f"image: width {image.width} x height {image.height} is more than {MAX_RUN_END} "

@@ -77,7 +77,17 @@ def test_a_run_that_keeps_no_mask_says_so(command, tar, root):
     code, out, error = command(*pack_command(tar, root, "--min-iou", 1.9))
     assert (code, error) == (0, "")
     assert "6 images, 0 of 15 masks\n" in out
-    assert "\nno mask was kept: filters and --max-masks dropped all\n" in out
+    assert "\nmasks: 15 of 15 left out by --min-iou 1.9\n" in out
+
+
+def test_masks_that_options_leave_out_are_counted_with_the_options(command, tar, root, tmp_path):
+    code, out, _ = command(*pack_command(tar, root, "--max-masks", 3, "--min-area", 1))
+    text = "3 of 15 left out by --min-area 1, --max-masks 3"
+    assert code == 0 and f"\nmasks: {text}\n" in out
+    assert f"  masks      12; {text}\n" in command("info", root)[1]
+    code, out, _ = command(*pack_command(tar, tmp_path / "all"))  # the default keeps every mask
+    assert code == 0 and "6 images, 15 of 15 masks\n" in out and "left out" not in out
+    assert "  masks      15; none left out\n" in command("info", tmp_path / "all")[1]
 
 
 def test_rejects_and_dropped_images_are_reported(command, root, tmp_path):
@@ -218,8 +228,8 @@ def test_a_folder_in_use_and_other_options_are_refused(command, tar, root):
     assert "\n  --fit: the pack has 'pad', this run asks for 'squash'\n" in error
     assert "\n  --min-iou: the pack has none, this run asks for 0.5\n" in error
     assert contents(root) == before
-    error = command(*pack_command(tar, root, "--max-masks", "all"))[2]
-    assert "\n  --max-masks: the pack has 100, this run asks for all\n" in error
+    error = command(*pack_command(tar, root, "--max-masks", 100))[2]
+    assert "\n  --max-masks: the pack has all, this run asks for 100\n" in error
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["pack", "dry run"])

@@ -85,7 +85,7 @@ def test_dropped_masks_are_counted_and_the_others_stay_in_order(pack_of, tmp_pat
     found = json.loads((tmp_path / "out" / "a" / "sa_3.json").read_text())
     kept = sorted(full["annotations"], key=lambda annotation: -annotation["area"])[:4]
     assert found["annotations"] == [a for a in full["annotations"] if a in kept]
-    assert "2 of 8 dropped by filters and the cap" in sa1bpack.info(root).as_text()
+    assert "2 of 8 left out by --max-masks 4" in sa1bpack.info(root).as_text()
 
 
 def test_counts_that_coco_encodes_differently_are_reported_and_written_as_by_coco(

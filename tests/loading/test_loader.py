@@ -7,7 +7,9 @@ import pytest
 import torch
 from batches import clone, same
 from simulated_cuda import SimulatedCuda
+from small_tars import SMALL, members, write_tar
 
+import sa1bpack
 from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
@@ -22,6 +24,7 @@ from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.planner import Planner
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.orders import LocalShuffleOrder, WeightedOrder
+from sa1bpack.wording import size_text
 
 
 @pytest.fixture
@@ -171,6 +174,22 @@ def test_the_plan_states_the_memory_before_any_is_allocated(ds, monkeypatch):
     least = 4 * (pixels + masks + numbers)
     assert least < plan.batch_bytes < least + 1100 + 4096  # masks begin at a block of the disk
     assert str(plan).startswith("5 batches at once, of up to 4 samples with up to 12 masks")
+
+
+def test_the_plan_says_what_a_batch_without_a_cap_takes(tmp_path):
+    """The image with the most masks decides, as those of SA-1B do that have more than 400."""
+    tar = write_tar(
+        tmp_path / "sa_000000.tar", members([1, 2], masks=lambda n: 410 if n == 2 else 3)
+    )
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, progress=False, **SMALL)
+    ds = sa1bpack.open(tmp_path / "pack")
+    for plan in (Loader(ds, 2).plan(), sa1bpack.make_dataloader(ds, 2).plan()):
+        assert "without max_masks the image with the most masks, 410, decides" in plan.uncapped
+        capped = Loader(ds, 2, max_masks=64).plan()
+        assert capped.uncapped == "" and capped.batch_bytes < plan.batch_bytes / 3
+        assert "max_masks=64 takes" in str(plan)
+    assert size_text(capped.batch_bytes) in Loader(ds, 2).plan().uncapped
+    assert Loader(ds, 2, max_masks=[4, 8]).plan().uncapped == ""
 
 
 @pytest.mark.parametrize("layout, row", [("padded", 16), ("flat", 16), ("flat_bits", 2)])

@@ -63,6 +63,12 @@ def cut(fraction: float) -> Callable[[Members], None]:
     return lambda found: found.update({JPEG: found[JPEG][: int(len(found[JPEG]) * fraction)]})
 
 
+def cut_between_scans() -> bytes:
+    """A progressive JPEG without its last scan, but with a marker at its end."""
+    jpeg = as_jpeg(pixels_of(2), progressive=True)
+    return jpeg[: jpeg.rindex(b"\xff\xda")] + b"\xff\xd9"
+
+
 def of_size(height: int, width: int) -> Callable[[Members], None]:
     """Lie about the size of the picture in its frame header, and in the record."""
 
@@ -109,6 +115,13 @@ CASES = {
     "a JPEG cut in its header": (cut(0.05), "sa_2.jpg", "truncated-jpeg", ""),
     "a JPEG cut at its half": (cut(0.5), "sa_2.jpg", "truncated-jpeg", "too early"),
     "a JPEG cut near its end": (cut(0.97), "sa_2.jpg", "truncated-jpeg", "too early"),
+    "a progressive JPEG cut between two scans": (
+        member(JPEG, cut_between_scans()), "sa_2.jpg", "truncated-jpeg", "of its scans",
+    ),
+    "too many masks": (
+        record_with(lambda record: record.update(annotations=record["annotations"][:1] * 10_065)),
+        "sa_2.json", "too-many-masks", "image 2 has 10,065 masks, and the limit is 10,000",
+    ),
     "a decompression bomb": (of_size(30000, 30000), "sa_2.jpg", "too-large", "30000"),
     "a large picture of few bytes": (of_size(8000, 8000), "sa_2.jpg", "", ""),
     "another file's record": (
@@ -138,6 +151,20 @@ def test_a_bad_input_becomes_a_line_and_nothing_else_is_lost(tmp_path, case):
         "sa_1.jpg", "sa_3.jpg",
     ]  # fmt: skip
     assert sa1bpack.verify(root).ok
+
+
+def test_masks_whose_bits_take_too_much_are_a_reject_before_memory_is_taken(tmp_path):
+    """Each takes 2 MiB on the largest grid. Without bits, or with a cap, the image is packed."""
+    found = members([1])
+    changed(found, 1, lambda record: record.update(annotations=record["annotations"][:1] * 1025))
+    tar = write_tar(tmp_path / "sa_000000.tar", found)
+    options = {"workers": 1, "image_size": 32, "mask_size": 4096}
+    assert sa1bpack.pack(tar, tmp_path / "runs", masks="runs", **options).images == 1
+    assert sa1bpack.pack(tar, tmp_path / "few", max_masks=3, **options).masks == 3
+    assert sa1bpack.pack(tar, tmp_path / "bits", **options).images == 0
+    (line,) = rejects_of(tmp_path / "bits")
+    assert line["reason"] == "too-many-masks" and "1,025 masks" in line["detail"]
+    assert "2.15 GB" in line["detail"] and "--max-masks" in line["detail"]
 
 
 def test_a_bad_mask_is_named_by_its_annotation_id(tmp_path):

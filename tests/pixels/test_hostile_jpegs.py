@@ -115,3 +115,32 @@ def test_scans_of_a_sequential_jpeg_with_one_per_component_are_counted():
     one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
     error = refused(jpeg[:at] + (one + b"\x00") * (MAX_SCANS + 1) + b"\xff\xd9")
     assert error.code == "too-large"
+
+
+def cuts_between_scans(jpeg: bytes) -> list[int]:
+    """The offsets of the markers after the first scan."""
+    first = jpeg.find(b"\xff\xda") + 2
+    found = re.finditer(rb"\xff[\xc4\xda]", jpeg[first:])
+    return [first + each.start() for each in found]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_cut_between_two_scans_is_refused_even_with_an_end_marker(mode):
+    jpeg = encoded(mode=mode, progressive=True)
+    out = np.empty((32, 32, 3), np.uint8)
+    assert decode_into(jpeg, 64, 96, out) == (21, 32)
+    cuts = cuts_between_scans(jpeg)
+    assert len(cuts) >= 5
+    for cut in cuts:
+        for end in (b"", b"\xff\xd9"):
+            error = refused(jpeg[:cut] + end)
+            assert error.code == "truncated-jpeg" and "fetch it again" in str(error)
+
+
+def test_a_sequential_jpeg_without_the_scan_of_a_colour_is_refused():
+    """One scan per component; the last two are those of colour."""
+    jpeg = encoded()
+    at = jpeg.find(b"\xff\xda")
+    one = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + b"\x00" * 40
+    error = refused(jpeg[:at] + one + b"\xff\xd9")
+    assert error.code == "truncated-jpeg" and "1 of its scans" in str(error)

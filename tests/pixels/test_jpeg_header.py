@@ -17,8 +17,14 @@ def frame(height, width, factors=(0x22, 0x11, 0x11), marker=0xC0):
     return segment(marker, body + b"".join(bytes([i, f, 0]) for i, f in enumerate(factors, 1)))
 
 
+def sos(components):
+    """The header of a scan that holds all of the first so many components."""
+    each = b"".join(bytes([i, 0]) for i in range(1, components + 1))
+    return segment(0xDA, bytes([components]) + each + bytes([0, 63, 0]))
+
+
 SOI = b"\xff\xd8"
-SOS = segment(0xDA, bytes(10))
+SOS = sos(3)
 JFIF = segment(0xE0, b"JFIF\0" + bytes(9))
 
 
@@ -35,14 +41,14 @@ def test_a_usual_header_is_read():
 
 def test_fill_bytes_and_markers_without_length_are_skipped():
     """T.81, B.1.1.2: any marker may be preceded by ff bytes."""
-    header = read_header(SOI + b"\xff\xff\xff" + JFIF + b"\xff\x01" + frame(3, 4, [0x11]) + SOS)
+    header = read_header(SOI + b"\xff\xff\xff" + JFIF + b"\xff\x01" + frame(3, 4, [0x11]) + sos(1))
     assert header.sampling == ((1, 1),)
 
 
 def test_progressive_and_adobe_are_reported():
     """They decide which decoder equals PIL bit for bit."""
     adobe = segment(0xEE, b"Adobe" + bytes([0, 100, 0, 0, 0, 0, 2]))
-    header = read_header(SOI + adobe + frame(3, 4, [0x11] * 4, marker=0xC2) + SOS)
+    header = read_header(SOI + adobe + frame(3, 4, [0x11] * 4, marker=0xC2) + sos(4))
     assert not header.sequential
     assert header.adobe_transform == 2
     assert not header.jfif

@@ -65,10 +65,10 @@ def test_sizes_are_in_a_unit_that_shows_them(pack):
 
 
 def test_masks_of_dropped_images_are_not_claimed_to_be_counted(pack, tmp_path):
-    assert "10 of 289 of the images that were kept dropped" in sa1bpack.info(pack).as_text()
+    assert "10 of 289 of the images that were kept left out by --m" in sa1bpack.info(pack).as_text()
     tar = write_tar(tmp_path / "sa_000000.tar", members([1, 2]))
     sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
-    assert "0 of 6 dropped by filters" in sa1bpack.info(tmp_path / "pack").as_text()
+    assert "masks      6; none left out" in sa1bpack.info(tmp_path / "pack").as_text()
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,11 @@ def test_numbers_are_those_of_info(report, small_pack):
     counts = info.manifest.counts
     for name, value in (
         ("Images", info.manifest.samples), ("Masks", info.manifest.masks),
-        ("Masks dropped", counts["annotations"] - info.manifest.masks),
+        ("Masks left out", counts["annotations"] - info.manifest.masks),
         ("Shards", len(info.manifest.shards)), ("Rejects", counts["rejects"]),
     ):  # fmt: skip
         assert re.search(rf"\b{name} +{value:,}\b", page.text), name
+    assert "3 of 55 left out by --max-masks 8" in page.text
     for name, value in info.manifest.options.items():
         shown = {"None": "none", "True": "yes", "False": "no"}.get(str(value), value)
         assert re.search(rf"\b{name} +{re.escape(str(shown))} ", page.text), name

@@ -7,7 +7,7 @@ from memory import peak_growth
 
 from sa1bpack.errors import AnnotationError
 from sa1bpack.source import parse_annotations
-from sa1bpack.source.annotations import MAX_FILE_NAME, MAX_UNKNOWN_KEYS
+from sa1bpack.source.annotations import MAX_ANNOTATIONS, MAX_FILE_NAME, MAX_UNKNOWN_KEYS
 
 PROGRAM = """
 from sa1bpack.errors import AnnotationError
@@ -23,9 +23,9 @@ cases = {
     "objects under an unknown key": (lambda: b'],"x":[' + b'{},' * (size // 3) + b'{}]}', True),
     "a number of very many digits": (lambda: mask + b',"area":' + b'7' * size + b'}]}', False),
     "an id that is a list": (lambda: mask + b',"id":[' + b'1,' * (size // 2) + b'1]}]}', False),
-    "very many masks": (lambda: b','.join([mask + b'}'] * many) + b']}', True),
+    "very many masks": (lambda: b','.join([mask + b'}'] * many) + b']}', False),
     "masks, and a number": (lambda: b','.join([mask + b'}'] * many) + b',3]}', False),
-    "masks with an unknown key": (lambda: b','.join([mask + b',"u":1}'] * many) + b']}', True),
+    "masks with an unknown key": (lambda: b','.join([mask + b',"u":1}'] * many) + b']}', False),
 }
 for name, (make, valid) in cases.items():
     data = b'{"image":' + image + b',"annotations":[' + make()
@@ -41,6 +41,20 @@ def test_records_of_the_largest_size_take_a_bounded_multiple_of_it():
     """The worst cases of 16 MB; the limit includes the record itself and its parts."""
     imports = "sa1bpack.source; from sa1bpack.source import parse_annotations"
     assert peak_growth(PROGRAM, imports=imports) < 350
+
+
+def test_a_record_of_too_many_masks_is_refused_with_image_count_and_limit(record):
+    def of(masks: int) -> bytes:
+        found = record()
+        found["annotations"] = found["annotations"][:1] * masks
+        return json.dumps(found).encode()
+
+    assert len(parse_annotations(of(MAX_ANNOTATIONS))) == MAX_ANNOTATIONS
+    with pytest.raises(
+        AnnotationError, match=r"image \d+ has 10,001 masks.*limit is 10,000"
+    ) as caught:
+        parse_annotations(of(MAX_ANNOTATIONS + 1))
+    assert caught.value.code == "too-many-masks"
 
 
 def test_the_last_value_of_a_repeated_key_counts_as_in_pythons_json(record):

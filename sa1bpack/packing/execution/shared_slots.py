@@ -13,7 +13,8 @@ from sa1bpack.format.files import naming
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.layout import Layout
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.sample import MAX_BITS, Packed
+from sa1bpack.source.annotations import MAX_ANNOTATIONS
 from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES
 
 # Memory is allocated a page at a time, when it is first written. What a slot holds beyond this
@@ -82,9 +83,11 @@ class SharedSlots:
 
     def _most_row_bytes(self, json_bytes: int) -> int:
         """Bytes that the rows of a record of so many bytes can take at most."""
-        masks = json_bytes // LEAST_ANNOTATION_BYTES
+        masks = min(json_bytes // LEAST_ANNOTATION_BYTES, MAX_ANNOTATIONS)
         if self._max_masks is not None:
             masks = min(masks, self._max_masks)
+        if self._layout.bits:
+            masks = min(masks, MAX_BITS // self._layout.array("mask_bits").row_bytes)
         side = self._layout.image_size
         extent = Extent(1, masks, json_bytes, image_nbytes(self._layout, side, side))
         return _row_offsets(self._layout, extent)[1]

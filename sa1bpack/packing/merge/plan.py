@@ -14,7 +14,7 @@ from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_digests import shard_digests
-from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.options import PackOptions, checked_options, worded
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_source_record
 from sa1bpack.wording import brief, counted
@@ -81,7 +81,7 @@ def plan_merge(roots: Sequence[Path]) -> MergePlan:
 def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -> None:
     own, other = one.options, two.options
     lines = [
-        f"  {brief(key)[1:-1]}: {brief(own.get(key))} in {first}, {brief(other.get(key))} in {root}"
+        f"  {brief(key)[1:-1]}: {worded(key, own)} in {first}, {worded(key, other)} in {root}"
         for key in sorted(own.keys() | other.keys())
         if own.get(key) != other.get(key)
     ]

@@ -11,7 +11,7 @@ from sa1bpack.format.files import flush_folder
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME
-from sa1bpack.packing.options import recorded_options
+from sa1bpack.packing.options import left_out_text, recorded_options
 from sa1bpack.packing.pack_state import PackState, check_can_write
 from sa1bpack.packing.parts.outcomes import (
     PARTS_NAME,
@@ -45,6 +45,9 @@ class FinalizeResult:
         was complete before.
     identity
         Which digests of its tars the pack records, in words.
+    left_out
+        How many masks of its images the pack does not hold, and which options left them out, in
+        words; empty if it holds all.
     notes
         Duplicate sources and image ids, and shards that were removed.
 
@@ -68,6 +71,7 @@ class FinalizeResult:
     known: bool
     identity: str
     notes: list[str]
+    left_out: str = ""
 
     @property
     def complete(self) -> bool:
@@ -113,6 +117,7 @@ def finalize(out: str | Path) -> FinalizeResult:
             root, counts["images"], counts["masks"], counts["annotations"],
             counts["dropped_images"], counts["rejects"], len(state.sources), missing,
             _parts_of(plans, missing), known, identity_text(state.sources.values()), notes,
+            left_out_text(state.options.to_json(), counts, counts["masks"]),
         )  # fmt: skip
     finally:
         state.release()

@@ -101,7 +101,7 @@ def pack_on_ray(
     return PackResult(
         found.root, found.images, found.masks, found.annotations, found.dropped, found.rejects,
         len(request.sources), before, show.images, failed, found.identity, show.notes,
-        show.seconds,
+        show.seconds, left_out=found.left_out,
     )  # fmt: skip
 
 
