@@ -140,7 +140,7 @@ class TarDataset:
         self._cache_options = caches
         memory, folder, limit = caches
         self._memory = MemoryCache(memory) if memory else None
-        self._disk = None if folder is None else DiskCache(folder, limit, self.layout)
+        self._disk = None if folder is None else DiskCache(folder, limit)
 
     # ------------------------------------------------------------------------------------- samples
 

@@ -7,18 +7,23 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from zipfile import BadZipFile
 
+import msgspec
 import numpy as np
+import xxhash
 
 from sa1bpack.errors import OptionError
 from sa1bpack.format.files import temporary_beside
-from sa1bpack.format.layout import Layout
-from sa1bpack.format.sample_rows import sample_checksum
 from sa1bpack.raw.decoding import Rows
 
 _EVICT_TO = 0.9  # of the limit of a folder, so that not every sample needs its list of files
+
+_SUFFIX = ".sample"
+_ALIGNED = 64  # bytes, of the beginning of each array in a file
+_DIGEST = 16  # bytes of an XXH3-128
+_HEAD = 1 << 16  # bytes that are more than the list of arrays of a file takes
 
 _log = logging.getLogger("sa1bpack")
 
@@ -70,11 +75,11 @@ class DiskCache:
     """The rows of samples as files of a folder, which processes share: at most `limit` bytes.
 
     Each process may add one sample above the limit before the oldest are removed. What is read is
-    compared with the checksum of the sample, and decoded again if it differs.
+    compared with its digest, and decoded again if it differs.
     """
 
-    def __init__(self, folder: Path, limit: int, layout: Layout):
-        self._folder, self._limit, self._layout = folder, limit, layout
+    def __init__(self, folder: Path, limit: int):
+        self._folder, self._limit = folder, limit
         self._full = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -89,18 +94,16 @@ class DiskCache:
         """The rows of a sample, which becomes the most recently used, or None."""
         path = self._path(key)
         try:
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                rows = {name: file[name] for name in file.files}
-            checksum = int(rows["checksum"][0])
-            given = {name: array for name, array in rows.items() if name != "checksum"}
-            if sample_checksum(self._layout, given) == checksum:
+            with path.open("rb") as file:
+                rows = _decoded(np.fromfile(file, np.uint8))
+            if rows is not None:
                 os.utime(path)
                 return rows
             reason = "its bytes are not those that were written"
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
-            reason = str(error)
+        except OSError as error:
+            reason = error.strerror
         _log.warning("%s: %s; the sample is decoded again", path, reason)
         path.unlink(missing_ok=True)
         return None
@@ -111,7 +114,7 @@ class DiskCache:
         temporary = temporary_beside(path)
         try:
             with temporary.open("wb") as file:
-                np.savez(file, **rows)
+                file.writelines(_encoded(rows))
                 size = file.tell()
             temporary.replace(path)
             self._count(size)
@@ -125,24 +128,24 @@ class DiskCache:
                 )  # fmt: skip
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.npz"
+        return self._folder / f"{key}{_SUFFIX}"
 
     def _count(self, size: int) -> None:
         """Add the bytes of a new file to those of the folder; remove the oldest if too many."""
         with _locked(self._folder / ".bytes") as file:
-            text = file.read()
-            total = int(text) + size if text.isdigit() else None
+            known, _, again = file.read(64).partition(b" ")  # twice, so that damage is seen
+            total = int(known) + size if known == again and known.isdigit() else None
             if total is None or total > self._limit:
                 total = self._evict()
             file.seek(0)
             file.truncate()
-            file.write(str(total))
+            file.write(b"%d %d" % (total, total))
 
     def _evict(self) -> int:
         """Remove the files that were used least recently; returns the bytes that are left."""
         found = []
         for entry in os.scandir(self._folder):
-            if entry.name.endswith(".npz"):
+            if entry.name.endswith((_SUFFIX, ".npz")):  # the latter of the first release
                 status = entry.stat()
                 found.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(size for _, size, _ in found)
@@ -157,9 +160,36 @@ class DiskCache:
 
 @contextmanager
 def _locked(path: Path) -> Iterator:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield file
+
+
+def _encoded(rows: Rows) -> list[bytes | memoryview]:
+    """The parts of a file: the digest of all others, a list of arrays, and their bytes."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in rows.items()}
+    listed = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    head = msgspec.json.encode(listed) + b"\n"
+    parts = [head, bytes(-(_DIGEST + len(head)) % _ALIGNED)]
+    for array in arrays.values():
+        parts += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % _ALIGNED)]
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part)
+    return [digest.digest(), *parts]
+
+
+def _decoded(data: np.ndarray) -> Rows | None:
+    """The rows in the bytes of a file, uint8 (n,), or None if these are not as written."""
+    if xxhash.xxh3_128_digest(data[_DIGEST:]) != data[:_DIGEST].tobytes():
+        return None
+    head = data[_DIGEST : _DIGEST + _HEAD].tobytes().partition(b"\n")[0]
+    at, rows = -(-(_DIGEST + len(head) + 1) // _ALIGNED) * _ALIGNED, {}
+    for name, dtype, shape in msgspec.json.decode(head):
+        array = data[at : at + prod(shape) * np.dtype(dtype).itemsize]
+        rows[name] = array.view(dtype).reshape(shape)
+        at += -(-array.nbytes // _ALIGNED) * _ALIGNED
+    return rows
 
 
 def _nbytes(rows: Rows) -> int:

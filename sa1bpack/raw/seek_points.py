@@ -69,7 +69,9 @@ class SeekPoints:
         points["window"] = np.where(has_window, np.cumsum(has_window) - 1, -1)
         digests = [xxhash.xxh3_64_intdigest(window) for window in windows]
         points["digest"][has_window] = digests
-        return cls(points, windows)
+        # An empty gzip member adds nothing to the stream: of points at one place of it, the last.
+        last = np.append(points["stream"][1:] > points["stream"][:-1], True)
+        return cls(points[last[: len(points)]], windows)
 
     def read(self, file: int, path: Path, start: int, count: int) -> bytes:
         """Bytes of the inflated stream from `start`, exactly so many.

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, c
     folder = tmp_path / "cache"
     more = {"options": OPTIONS, "cache_folder": folder, "cache_folder_bytes": 1 << 24}
     first = sa1bpack.TarDataset(tar, **more)[0]
-    (path,) = folder.glob("*.npz")
+    (path,) = folder.glob("*.sample")
     sound = path.read_bytes()
     middle = len(sound) // 2
     for damaged in (b"", sound[:100], sound[:middle] + b"xyz" + sound[middle + 3 :]):
@@ -128,16 +129,39 @@ def test_a_damaged_file_of_the_folder_is_decoded_again(tar, tmp_path, decoded, c
         assert "decoded again" in caplog.text and path.read_bytes() == sound
 
 
+def test_a_flipped_bit_anywhere_in_the_cache_is_never_another_error(tar, tmp_path, caplog):
+    """In the list of arrays too, which says how the bytes are read, and in the count of bytes."""
+    folder = tmp_path / "cache"
+    more = {"options": OPTIONS, "cache_folder": folder, "cache_folder_bytes": 1 << 24}
+    first = sa1bpack.TarDataset(tar, **more)[0]
+    (path,) = folder.glob("*.sample")
+    sound = path.read_bytes()
+    places = [*range(600), *range(600, len(sound), 97), len(sound) - 1]
+    for place in places:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        caplog.clear()
+        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+        assert "decoded again" in caplog.text
+    count = folder / ".bytes"
+    for text in (b"\xb2\xff", b"9" * 5000, b"12", b""):
+        count.write_bytes(text)
+        path.unlink()
+        assert same_samples(sa1bpack.TarDataset(tar, **more)[0], first)
+        assert count.read_bytes() == b"%d %d" % ((path.stat().st_size,) * 2)
+
+
 def test_a_folder_stays_within_its_bytes(tar, tmp_path, decoded):
     folder = tmp_path / "cache"
     more = {"options": OPTIONS, "cache_folder": folder}
     sa1bpack.TarDataset(tar, cache_folder_bytes=1 << 24, **more)[0]
-    (path,) = folder.glob("*.npz")
+    (path,) = folder.glob("*.sample")
     limit = int(path.stat().st_size * 3.5)
     ds = sa1bpack.TarDataset(tar, cache_folder_bytes=limit, **more)
     for index in range(6):
         ds[index]
-        assert sum(path.stat().st_size for path in folder.glob("*.npz")) <= limit
+        assert sum(path.stat().st_size for path in folder.glob("*.sample")) <= limit
     del decoded[:]
     ds[5]
     assert decoded == []
@@ -153,7 +177,7 @@ def test_a_folder_that_is_full_is_said_once(tar, tmp_path, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sa1bpack.raw.sample_cache.np.savez", full)
+    monkeypatch.setattr(Path, "replace", full)
     caplog.set_level(logging.WARNING, "sa1bpack")
     assert len([ds[index] for index in range(3)]) == 3
     assert caplog.text.count("No space left on device") == 1

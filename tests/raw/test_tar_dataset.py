@@ -315,3 +315,24 @@ def test_a_folder_in_which_a_file_changed_says_so(source):
     changed.write_text(json.dumps(record(1, 20)))
     with pytest.raises(SourceError, match=rf"{changed.name}: has \d+ bytes, but had \d+"):
         ds[0]
+
+
+@pytest.mark.parametrize("place", ["first", "in the middle", "last", "many"])
+def test_a_tar_in_gzip_members_of_which_some_are_empty_is_read_as_the_packer_reads_it(
+    tmp_path, place
+):
+    """As bgzip ends a file; an empty member adds nothing to the stream."""
+    tar = write_tar(tmp_path / "sa_000000.tar", members(range(4)))
+    stream, empty = gzip.decompress(tar.read_bytes()), gzip.compress(b"")
+    one, two = gzip.compress(stream[:5000]), gzip.compress(stream[5000:])
+    data = {
+        "first": empty + one + two, "in the middle": one + empty + two,
+        "last": one + two + empty, "many": 20 * empty + one + 20 * empty + two + 20 * empty,
+    }[place]  # fmt: skip
+    tar.write_bytes(data)
+    sa1bpack.pack(tar, tmp_path / "pack", workers=1, **SMALL)
+    packed = sa1bpack.open(tmp_path / "pack")
+    ds = sa1bpack.TarDataset(tar, options=sa1bpack.PackOptions(**SMALL))
+    assert len(ds) == len(packed) == 4
+    for index in range(4):
+        assert (ds[index]["image"] == packed.by_id(ds[index]["image_id"])["image"]).all()
