@@ -1,13 +1,16 @@
 """Which masks of an image are kept: first thresholds, then a cap on their number."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.wording import brief
 
 ORDERS = ("largest", "random", "iou", "stability")
 MAX_MASKS = MAX_AREA = 2**31 - 1
@@ -144,3 +147,25 @@ def select_masks(
         # A stable sort of the negated score: among equals the lower index comes first.
         order = np.argsort(-score[kept].astype(np.float64), kind="stable")
     return np.sort(kept[order[: rule.max_masks]])
+
+
+def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
+    """How many masks a pack does not hold, and which options left them out.
+
+    options  as a manifest records them; of several packs, those that they share
+    counts   of a manifest: "annotations" is the number of masks in the records of its images
+    masks    masks that are stored
+
+    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
+    """
+    if (total := counts["annotations"]) == masks:
+        return ""
+    bounds = ("min_area", "max_area_frac", "min_iou", "min_stability", "max_masks")
+    given = {name: options[name] for name in bounds if options.get(name) is not None}
+    if given.get("min_area") == 0:  # the default, which leaves out no mask
+        del given["min_area"]
+    by = [f"--{name.replace('_', '-')} {brief(value)}" for name, value in given.items()]
+    if not options.keys() >= set(bounds):
+        by.append("options that differ or are not recorded")
+    kept = " of the images that were kept" if counts.get("dropped_images") else ""
+    return f"{total - masks:,} of {total:,}{kept} left out by {', '.join(by)}"

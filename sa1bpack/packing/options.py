@@ -1,6 +1,5 @@
 """The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -196,28 +195,6 @@ class PackOptions:
                 + "\n".join(differing[:20])
                 + "\nRepeat the options of the pack, or choose another output folder."
             )
-
-
-def left_out_text(options: Mapping[str, Any], counts: Mapping[str, int], masks: int) -> str:
-    """How many masks a pack does not hold, and which options left them out.
-
-    options  as a manifest records them; of several packs, those that they share
-    counts   of a manifest: "annotations" is the number of masks in the records of its images
-    masks    masks that are stored
-
-    As in "172 of 2,027 left out by --max-masks 100"; empty if all are stored.
-    """
-    if (total := counts["annotations"]) == masks:
-        return ""
-    bounds = ("min_area", "max_area_frac", "min_iou", "min_stability", "max_masks")
-    given = {name: options[name] for name in bounds if options.get(name) is not None}
-    if given.get("min_area") == 0:  # the default, which leaves out no mask
-        del given["min_area"]
-    by = [f"--{name.replace('_', '-')} {brief(value)}" for name, value in given.items()]
-    if not options.keys() >= set(bounds):
-        by.append("options that differ or are not recorded")
-    kept = " of the images that were kept" if counts.get("dropped_images") else ""
-    return f"{total - masks:,} of {total:,}{kept} left out by {', '.join(by)}"
 
 
 def checked_options(options: dict) -> PackOptions:

@@ -14,9 +14,10 @@ from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
-from sa1bpack.packing.options import PackKeywords, left_out_text
+from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.progress import Progress, RejectLimit

@@ -20,7 +20,7 @@ from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
 from sa1bpack.format.side.spec import SIDES_NAME
-from sa1bpack.packing.options import left_out_text
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
     TOTALS,

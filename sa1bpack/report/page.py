@@ -10,7 +10,7 @@ import numpy as np
 
 from sa1bpack.format import Completeness, Manifest
 from sa1bpack.format.duplicates import Duplicates
-from sa1bpack.packing.options import left_out_text
+from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.run_log import Run
 from sa1bpack.report.markup import Markup, element, facts, table
 from sa1bpack.report.page_charts import charts

@@ -11,7 +11,8 @@ from sa1bpack.format.files import flush_folder
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME
-from sa1bpack.packing.options import left_out_text, recorded_options
+from sa1bpack.masks.select import left_out_text
+from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.pack_state import PackState, check_can_write
 from sa1bpack.packing.parts.outcomes import (
     PARTS_NAME,
