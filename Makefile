@@ -11,6 +11,14 @@ TEST_FLAGS ?=
 # be several words, so the shell splits it, with its quotes.
 export COLD OUT TARS PYTHON
 
+# A mistyped variable would leave the one that was meant at its default, and pack the sample tar.
+KNOWN := PYTHON TARS OUT COLD PACK_FLAGS TEST_FLAGS VENV BIN PIP FRAMEWORKS RAY
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
+$(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars or folders to pack), \
+OUT, PACK_FLAGS, TEST_FLAGS, COLD and PYTHON, see `make help`)
+endif
+
 VENV := .venv
 BIN  := $(VENV)/bin
 # Every version comes from constraints.txt. pip shows its downloads, except in CI. What setuptools

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import runpy
+import shutil
 import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, requires
@@ -200,3 +201,17 @@ def test_set_up_compiles_what_packing_and_training_use(capsys):
     assert "python scripts/compile_kernels.py" in shown.stdout
     runpy.run_path(str(ROOT / "scripts/compile_kernels.py"), run_name="__main__")
     assert re.fullmatch(r"set-up: kernels are compiled \(\d+ s\)\n", capsys.readouterr().out)
+
+
+def test_a_mistyped_variable_is_named_and_nothing_is_packed():
+    """The sample tar would be packed in place of the one that was meant."""
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("no make")
+    found = subprocess.run(
+        [make, "-n", "pack", "TAR=/data/sa_000001.tar"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert found.returncode == 2 and found.stdout == ""
+    assert "TAR: no such variable; there are TARS" in found.stderr
+    meant = [make, "-n", "pack", "TARS='/my data/*.tar' b.tar", "OUT=a b", "PACK_FLAGS=--md5 x=y"]
+    assert subprocess.run(meant, cwd=ROOT, capture_output=True).returncode == 0

@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -49,8 +50,8 @@ def find_sources(
     """Turn paths and globs into sources, sorted by name.
 
     A pattern is a path, or a glob such as `/data/sa_*.tar`; `~` is expanded. A folder is one
-    source and must hold `.jpg`, `.jpeg` or `.json` files at some depth. A path matched by several
-    patterns counts once.
+    source and must hold `.jpg`, `.jpeg` or `.json` files at some depth; one that holds none, but
+    tars, stands for these. A path matched by several patterns counts once.
 
     links
         Tars at these addresses as well; patterns may then be URLs too (of an object store also
@@ -75,7 +76,7 @@ def find_sources(
             raise OptionError(
                 f"source is {pattern!r}: give a URL as text; a Path joins its slashes"
             )
-        for path in _expand(pattern):
+        for path in chain.from_iterable(map(_tars_or_itself, _expand(pattern))):
             paths.setdefault(os.path.realpath(path), path)  # of a loop of links, too
     sources: dict[str, Source] = {}
     for path in paths.values():
@@ -149,6 +150,20 @@ def _is_there(path: str) -> bool:
     return True
 
 
+def _tars_or_itself(path: Path) -> list[Path]:
+    """The tars in a folder that holds no images, else the path itself."""
+    try:
+        names = sorted(os.listdir(path)) if path.is_dir() else []  # noqa: PTH208 - names alone
+    except OSError:  # said when it is opened
+        return [path]
+    tars = [
+        path / name
+        for name in names
+        if name.lower().endswith(_TAR_SUFFIXES) and not name.startswith(".")
+    ]
+    return tars if tars and not list_folder(path) else [path]
+
+
 def _stem(path: Path | Address) -> str:
     for suffix in _TAR_SUFFIXES:
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
@@ -165,8 +180,8 @@ def _folder_source(path: Path) -> Source:
     files = list_folder(path)
     if not files:
         raise SourceError(
-            f"{path}: the folder holds no .jpg, .jpeg or .json file; for a folder of tars give "
-            f"the tars: '{path}/*.tar'"
+            f"{path}: the folder holds no .jpg, .jpeg or .json file, and no .tar, .tar.gz or .tgz "
+            "file in their place; name tars, or the folder that holds them"
         )
     # Path.name is empty for '.', and '/' has no better name than its own.
     return Source(path.resolve().name or "root", path, "folder", sum(file.size for file in files))

@@ -59,9 +59,21 @@ def test_a_folder_is_one_source_with_the_size_of_its_members(tmp_path):
 
 
 def test_a_folder_without_images_is_refused_with_a_remedy(tmp_path):
-    (tmp_path / "sa_1.tar").write_bytes(b"")
-    with pytest.raises(SourceError, match=r"give the tars: '.*/\*\.tar'"):
-        open_source(tmp_path)
+    (tmp_path / "sa_1.txt").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"no \.jpg, .* name tars, or the folder"):
+        find_sources([tmp_path])
+
+
+def test_a_folder_of_tars_stands_for_its_tars(make_tar, write, tmp_path):
+    data = make_tar([("sa_1.jpg", b"")])
+    (tmp_path / "tars").mkdir()
+    for name in ("sa_2.tar", "sa_1.TAR", "sa_3.tar.gz", "notes.txt", ".sa_4.tar"):
+        write(data, f"tars/{name}")
+    sources = find_sources([tmp_path / "tars", tmp_path / "tars/sa_2.tar"])
+    assert [source.name for source in sources] == ["sa_1", "sa_2", "sa_3"]
+    assert {source.kind for source in sources} == {"tar"}
+    (tmp_path / "tars/sa_5.jpg").touch()  # a folder of images, as it was
+    assert [source.kind for source in find_sources([tmp_path / "tars"])] == ["folder"]
 
 
 def test_a_pack_is_refused_as_a_source(tmp_path):
