@@ -1,9 +1,9 @@
 """Check that sa1bpack installs from its wheel and its sdist into empty environments.
 
-Outside the checkout, each installation packs the sample tar, verifies it, loads a batch, and shows
-what `sa1bpack info` says. `make test-install` runs it. With --lowest, every direct dependency has
-the lowest version that pyproject.toml allows, which uv finds (`pip install uv`), and the tests
-named on the command line run as well.
+Outside the checkout, each installation packs the sample tar, verifies it, loads a batch, writes a
+report, and shows what `sa1bpack info` says. `make test-install` runs it. With --lowest, every
+direct dependency has the lowest version that pyproject.toml allows, which uv finds (`pip install
+uv`), and the tests named on the command line run as well.
 """
 
 import argparse
@@ -24,6 +24,7 @@ assert sa1bpack.pack(sys.argv[1], "packed", workers=1, progress=False).images ==
 assert sa1bpack.verify("packed").ok
 with sa1bpack.Loader(sa1bpack.open("packed"), 2, max_masks=8) as loader:
     assert next(iter(loader))["images"].shape == (2, 1024, 1024, 3)
+assert sa1bpack.write_report("packed", "report.html", samples=1).ok
 """
 
 

@@ -96,9 +96,10 @@ def with_summary(readme: str, text: str) -> str:
 def draw_picture(path: Path) -> None:
     """The sample tar, which is freely licensed (tests/samples/ATTRIBUTION.md): its photographs
     under their masks, boxes and points, as `sa1bpack.show` draws them, at one height in a row."""
+    from PIL import Image
+
     import sa1bpack
     from sa1bpack.report.drawing import drawn
-    from sa1bpack.report.pil import Image
     from sa1bpack.report.subject import read_subject
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

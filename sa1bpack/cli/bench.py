@@ -63,7 +63,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     """Measure, and print the tables."""
     from sa1bpack.format.files import replace_file
     from sa1bpack.measuring.bench import bench
-    from sa1bpack.report.destination import check_output
+    from sa1bpack.report.output import check_output
 
     out = None if arguments.out is None else check_output(arguments.out, ".json")
     with step_line() as progress:

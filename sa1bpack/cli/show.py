@@ -89,8 +89,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_show(arguments: argparse.Namespace) -> int:
     """Draw and write the picture, and print to stderr what could not be drawn."""
     from sa1bpack.dataset.open_pack import open as open_pack
-    from sa1bpack.report.destination import check_output
-    from sa1bpack.report.output import write_png
+    from sa1bpack.report.drawing import write_png
+    from sa1bpack.report.output import check_output
     from sa1bpack.report.show import draw_first, draw_samples
     from sa1bpack.report.tar import raw_source, refuse_among_several
 

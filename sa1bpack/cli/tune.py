@@ -46,7 +46,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     """Measure, print the table, and write the files."""
     from sa1bpack.format.files import replace_file
     from sa1bpack.measuring.tune import tune
-    from sa1bpack.report.destination import check_output
+    from sa1bpack.report.output import check_output
 
     out = None if arguments.out is None else check_output(arguments.out, ".json")
     plot = None

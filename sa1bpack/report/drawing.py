@@ -1,14 +1,31 @@
 """The picture of a sample: its image under translucent masks with outlines, boxes and points."""
 
+import colorsys
+import io
+from functools import lru_cache
+from pathlib import Path
+
 import numpy as np
 
-from sa1bpack.report.palette import mask_colours
-from sa1bpack.report.pil import Image, ImageDraw
+from sa1bpack.environment import missing_pil
+from sa1bpack.format.files import replace_file
 from sa1bpack.report.subject import Subject
+
+try:
+    from PIL import Image, ImageDraw, ImageFont, features
+except ImportError as error:
+    raise missing_pil(error) from error
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _FILL = 0.45  # opacity of a mask's inside; its outline is opaque
 _BOX_OPACITY, _CROWD = 0.6, 50  # of a box; with more masks than this, boxes fade
 _POINT, _POINT_RIM = (255, 255, 255), (20, 20, 20)
+# A golden-ratio step on the hue circle: each new hue falls into one of the widest gaps.
+_HUE_STEP = 0.6180339887498949
+_FIRST_HUE = 0.58
+# Lightness and saturation alternate, so that consecutive colours differ in more than hue.
+_SHADES = ((0.62, 0.95), (0.52, 0.85), (0.70, 0.90))
 
 
 def fitted(height: int, width: int, box_height: int, box_width: int) -> tuple[int, int]:
@@ -148,3 +165,67 @@ def _on_image(corners: np.ndarray, size: tuple[int, int]) -> list[int]:
     first = np.clip(np.floor(corners[0]), 0, last)
     end = np.clip(np.ceil(corners[1]) - 1, first, last)
     return [int(value) for value in (*first, *end)]
+
+
+def mask_colours(count: int) -> np.ndarray:
+    """uint8 (count, 3): RGB colours; colour k does not depend on `count`."""
+    colours = np.empty((count, 3), np.uint8)
+    for number in range(count):
+        lightness, saturation = _SHADES[number % len(_SHADES)]
+        hue = (_FIRST_HUE + number * _HUE_STEP) % 1
+        colours[number] = np.rint(255 * np.array(colorsys.hls_to_rgb(hue, lightness, saturation)))
+    return colours
+
+
+def write_png(picture: Image.Image, path: Path) -> None:
+    """Write a picture atomically. Raises OSError if the disk fails."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    replace_file(path, buffer.getvalue())
+
+
+@lru_cache(maxsize=8)
+def font(size: int) -> Font:
+    """PIL's own font, `size` pixels high; its small bitmap font if PIL lacks FreeType."""
+    if features.check("freetype2"):
+        return ImageFont.load_default(size)
+    return ImageFont.load_default()
+
+
+def plain_text(text: str) -> str:
+    r"""`text` in printable ASCII, the characters of PIL's font; all others as \x, \u."""
+    return ascii(text)[1:-1].replace("\\'", "'").replace("\\\\", "\\")
+
+
+def shortened(text: str, letters: Font, width: float) -> str:
+    """`text`, with the middle replaced by "..." if it is wider than `width` pixels."""
+    if letters.getlength(text) <= width:
+        return text
+    for kept in range(len(text) - 1, 0, -1):
+        head = (kept + 1) // 2
+        short = f"{text[:head]}...{text[len(text) - (kept - head) :]}"
+        if letters.getlength(short) <= width:
+            return short
+    return "..."
+
+
+def wrapped(text: str, letters: Font, width: float, most: int) -> list[str]:
+    """`text` in at most `most` lines of at most `width` pixels, the last one shortened if needed.
+
+    Lines break between words, and within a word, such as a path, only if it is wider than a line.
+    """
+    lines: list[str] = []
+    while text and len(lines) < most - 1:
+        fits = len(text)
+        while fits > 1 and letters.getlength(text[:fits]) > width:
+            fits -= 1
+        gap = text.rfind(" ", 1, fits + 1) if fits < len(text) else -1
+        end = gap if gap > 0 else fits
+        lines.append(text[:end])
+        text = text[end:].lstrip()
+    return [*lines, shortened(text, letters, width)] if text and most > 0 else lines
+
+
+def write_right(draw: ImageDraw.ImageDraw, right: float, top: float, text: str, **options) -> None:
+    """Draw text that ends at `right`; options are those of `ImageDraw.text`."""
+    draw.text((right - options["font"].getlength(text), top), text, **options)

@@ -24,12 +24,17 @@ from sa1bpack.masks.select import left_out_text
 from sa1bpack.report.records import (
     REJECTS_PREFIX,
     TOTALS,
+    SideInfo,
     check_attributes,
     check_records,
+    joined_completeness,
+    joined_index,
+    joined_manifest,
+    joined_sides,
+    name_of,
+    side_infos,
     text_of,
 )
-from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest, name_of
-from sa1bpack.report.sides import SideInfo, joined_sides, side_infos
 from sa1bpack.wording import counted, size_text
 
 # Bins of the histogram, at most: a bin is a tenth of the largest mask count, rounded up.

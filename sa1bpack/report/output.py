@@ -1,14 +1,32 @@
-"""Writing pictures."""
+"""Where a picture, a page or figures may be written to."""
 
-import io
 from pathlib import Path
 
-from sa1bpack.format.files import replace_file
-from sa1bpack.report.pil import Image
+from sa1bpack.arguments import local_path
+from sa1bpack.errors import OptionError
+from sa1bpack.format.files import naming, temporary_beside
+from sa1bpack.format.manifest import refuse_in_pack
 
 
-def write_png(picture: Image.Image, path: Path) -> None:
-    """Write a picture atomically. Raises OSError if the disk fails."""
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    replace_file(path, buffer.getvalue())
+def check_output(out: str | Path, suffix: str, name: str = "out") -> Path:
+    """The path to write to. An existing file will be replaced; no folder is created.
+
+    name  of the option, for messages
+
+    Raises OptionError for a URL, another suffix, a missing folder, a folder in place of the file,
+    and a path inside a pack, where a check reports every foreign file; OSError if no file can be
+    made there. So nothing is drawn or measured whose result could not be written.
+    """
+    path = local_path(name, out)
+    if path.suffix.lower() != suffix:
+        raise OptionError(f"{out}: the file is written as {suffix[1:].upper()}; name it *{suffix}")
+    if path.is_dir():
+        raise OptionError(f"{out} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OptionError(f"{out}: the folder {path.parent} does not exist; create it first")
+    refuse_in_pack(name, path)
+    probe = temporary_beside(path)
+    with naming(path):
+        probe.touch()
+        probe.unlink()
+    return path

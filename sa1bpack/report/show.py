@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sa1bpack.arguments import torch_subset
+import numpy as np
+
+from sa1bpack.arguments import MAX_WORD, torch_subset, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.raw.dataset import TarDataset
 from sa1bpack.report.batch import batch_rows, subjects_of
-from sa1bpack.report.choose import checked_count, chosen
-from sa1bpack.report.contact_sheet import contact_sheet, tile_width
-from sa1bpack.report.large_picture import SIDE, large_picture
-from sa1bpack.report.pil import Image
-from sa1bpack.report.subject import Subject, read_subject
+from sa1bpack.report.drawing import Image
+from sa1bpack.report.sheets import SIDE, contact_sheet, large_picture, tile_width
+from sa1bpack.report.subject import Subject, Unreadable, read_subject
 from sa1bpack.report.tar import first_subjects, raw_source, refuse_among_several
-from sa1bpack.report.unreadable import Unreadable
 from sa1bpack.source.find import Source
 from sa1bpack.wording import counted
 
 DEFAULT_SAMPLES = 12
+_MOST_SAMPLES = 400  # a sheet of more than a hundred rows is of no use
 
 _log = logging.getLogger("sa1bpack")
 
@@ -200,3 +200,63 @@ def _subject(dataset: Dataset, index: int, side: int) -> Subject | Unreadable:
         return read_subject(dataset, index, side)
     except (FormatError, OSError) as error:
         return Unreadable.of(dataset, index, error)
+
+
+def chosen(
+    dataset: Dataset,
+    samples: int | None,
+    image_ids: Sequence[int] | None,
+    rows: Sequence[int] | None,
+    seed: int,
+) -> list[int]:
+    """Indices of the samples asked for: by id, by index, or `samples` at random.
+
+    A random choice depends on the seed and the size of the dataset alone. Its samples are distinct
+    and in the order of the dataset; if the dataset has fewer, it is all of them.
+
+    Raises OptionError if more than one way of choosing is used, for an id or an index that the
+    dataset does not have, and for fewer than 1 or more than 400 samples.
+    """
+    given = {"samples": samples, "image_ids": image_ids, "rows": rows}
+    if sum(value is not None for value in given.values()) != 1:
+        raise OptionError("choose by one of samples, image_ids and rows, not by several")
+    seed = whole_number("seed", seed, 0, MAX_WORD)
+    if image_ids is not None:
+        indices = [_index_of(dataset, image_id) for image_id in image_ids]
+    elif rows is not None:
+        indices = [_checked_row(dataset, row) for row in rows]
+    else:
+        return random_indices(len(dataset), checked_count("samples", samples), seed)
+    checked_count("the number of samples asked for", len(indices))
+    return indices
+
+
+def random_indices(size: int, count: int, seed: int) -> list[int]:
+    """`count` distinct indices below `size`, ascending; all of them if there are fewer."""
+    rng = np.random.default_rng(seed)
+    return sorted(rng.choice(size, min(count, size), replace=False).tolist())
+
+
+def checked_count(name: str, count: int) -> int:
+    """Return the number. Raises OptionError unless it is a whole number from 1 to 400."""
+    return whole_number(name, count, 1, _MOST_SAMPLES)
+
+
+def _index_of(dataset: Dataset, image_id: int) -> int:
+    try:
+        return dataset.index_of(image_id)
+    except KeyError:
+        size = counted(len(dataset), "image")
+        raise OptionError(
+            f"{dataset.pack.name}: none of its {size} has the id {image_id}"
+        ) from None
+
+
+def _checked_row(dataset: Dataset, row: int) -> int:
+    row = whole_number("rows", row, 0)
+    if row >= len(dataset):
+        raise OptionError(
+            f"{dataset.pack.name}: row {row} does not exist; the pack has "
+            f"{counted(len(dataset), 'image')}, rows 0 to {len(dataset) - 1}"
+        )
+    return row

@@ -9,8 +9,9 @@ from sa1bpack.dataset.open_shard import held_shard
 from sa1bpack.errors import FormatError, MaskError, OptionError
 from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY
+from sa1bpack.format.problems import reason_of
 from sa1bpack.masks import passes, rasterize
-from sa1bpack.report.pixels import rgb_of
+from sa1bpack.pixels import yuv420_to_rgb
 
 _LARGEST_GRID = 4096  # of `rasterize`
 
@@ -59,6 +60,31 @@ class Subject:
     def masks(self) -> int:
         """m, the number of masks."""
         return len(self.areas)
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A sample that could not be read.
+
+    index, image_id
+        Row in the pack and id, from the index of the pack.
+    reason
+        Text of the error.
+    """
+
+    index: int
+    image_id: int
+    reason: str
+
+    @classmethod
+    def of(cls, dataset: Dataset, index: int, error: FormatError | OSError) -> "Unreadable":
+        """The sample at an index of a dataset, and the error of reading it."""
+        row = int(dataset.rows_at(np.array([index]))[0])
+        image_id = dataset.pack.image_id(row)
+        return cls(row, image_id, reason_of(error))
+
+    def __str__(self) -> str:
+        return f"row {self.index:,}, id {self.image_id}: {self.reason}"
 
 
 def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
@@ -121,3 +147,13 @@ def _bits(shard: Shard, sample: dict[str, np.ndarray], side: int) -> np.ndarray:
     except (MaskError, OptionError) as error:  # a sound pack raises neither
         name = file_name_of(sample)
         raise FormatError(f"{shard.folder / 'run_ends'}: {name}: {error}; {REMEDY}") from error
+
+
+def rgb_of(shard: Shard, row: int) -> np.ndarray:
+    """The stored part of an image, without padding: uint8 (stored height, stored width, 3), RGB.
+
+    Read-only if it is a view of the memory map. Raises IndexError for a row outside the shard,
+    FormatError or OSError if a file cannot be mapped or the image has another size.
+    """
+    planes = shard.planes(row)
+    return planes["rgb"] if "rgb" in planes else yuv420_to_rgb(**planes)

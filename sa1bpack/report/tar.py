@@ -14,8 +14,7 @@ from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.selection import is_selection
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.raw.decoding import Decoder
-from sa1bpack.report.subject import Subject
-from sa1bpack.report.unreadable import Unreadable
+from sa1bpack.report.subject import Subject, Unreadable
 from sa1bpack.source.find import Source, open_source
 from sa1bpack.source.pairs import PairReader
 

@@ -25,15 +25,19 @@ from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.run_log import Run, read_runs
-from sa1bpack.report.choose import checked_count, random_indices
-from sa1bpack.report.contact_sheet import mask_text, size_text
-from sa1bpack.report.destination import check_output
 from sa1bpack.report.drawing import drawn, fitted
-from sa1bpack.report.markup import Markup, element
-from sa1bpack.report.page import SHOWN_REJECTS, Contents, page
-from sa1bpack.report.records import check_records
-from sa1bpack.report.several import joined_completeness, joined_index, joined_manifest
-from sa1bpack.report.sides import joined_sides, side_infos
+from sa1bpack.report.output import check_output
+from sa1bpack.report.page import SHOWN_REJECTS, Contents, Picture, page
+from sa1bpack.report.records import (
+    check_records,
+    joined_completeness,
+    joined_index,
+    joined_manifest,
+    joined_sides,
+    side_infos,
+)
+from sa1bpack.report.sheets import mask_text, size_text
+from sa1bpack.report.show import checked_count, random_indices
 from sa1bpack.report.subject import read_subject
 from sa1bpack.report.survey import Survey, survey
 from sa1bpack.report.verification import Progress, Verification, check_how, verification
@@ -180,40 +184,25 @@ def _reject(line: str) -> dict[str, Any]:
     return reject if isinstance(reject, dict) else {"detail": f"not a record: {line.strip()}"}
 
 
-def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Markup]:
-    """Figures of random samples; errors are shown in the figure and added to the list."""
-    figures = []
+def _pictures(dataset: Dataset, count: int, seed: int, unreadable: list[str]) -> list[Picture]:
+    """Random samples; errors are shown in place of a picture and added to the list."""
+    pictures = []
     for index in random_indices(len(dataset), count, seed):
         try:
-            figures.append(_picture(dataset, index))
+            pictures.append(_picture(dataset, index))
         except (FormatError, OSError) as error:
             reason = reason_of(error)
             if reason not in unreadable:
                 unreadable.append(reason)
-            figures.append(element("figure", element("figcaption", f"Row {index:,}: {reason}")))
-    return figures
+            pictures.append(Picture(f"Row {index:,}: {reason}"))
+    return pictures
 
 
-def _picture(dataset: Dataset, index: int) -> Markup:
+def _picture(dataset: Dataset, index: int) -> Picture:
     subject = read_subject(dataset, index, max(_TILE))
     height, width = fitted(*subject.rgb.shape[:2], *_TILE)
     buffer = io.BytesIO()
     drawn(subject, height, width).save(buffer, "JPEG", quality=_QUALITY)
-    data = base64.b64encode(buffer.getvalue()).decode()
-    masks = mask_text(subject)
-    return element(
-        "figure",
-        element(
-            "img", src=f"data:image/jpeg;base64,{data}", width=width, height=height,
-            alt=f"{subject.file_name}, {masks} drawn over the image",
-        ),
-        element(
-            "figcaption",
-            subject.file_name,
-            element(
-                "div",
-                f"id {subject.image_id}, row {subject.index:,}, {size_text(subject)}, {masks}",
-                class_="faint",
-            ),
-        ),
-    )  # fmt: skip
+    facts = f"id {subject.image_id}, row {subject.index:,}, {size_text(subject)}"
+    jpeg = base64.b64encode(buffer.getvalue()).decode()
+    return Picture(subject.file_name, facts, mask_text(subject), jpeg, width, height)

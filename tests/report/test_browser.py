@@ -53,6 +53,6 @@ def test_a_screenshot_has_charts_and_pictures(page, tmp_path):
     with Image.open(shot) as picture:
         words = np.asarray(picture.convert("RGBA")).view("<u4")[..., 0] & 0xFFFFFF
     assert words.shape == (3000, 1440)
-    bars = words == 0xA8763A  # the colour of bars in style.py, blue first
+    bars = words == 0xA8763A  # the colour of bars in report.css, blue first
     assert bars.sum() > 3000 and np.ptp(np.flatnonzero(bars.any(axis=0))) > 700
     assert len(set(words[::4, ::4].reshape(-1).tolist())) > 2000  # photographs

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.report.drawing import by_size, drawn, fitted, plain
-from sa1bpack.report.palette import mask_colours
+from sa1bpack.report.drawing import by_size, drawn, fitted, mask_colours, plain
 from sa1bpack.report.subject import Subject
 
 NOWHERE = 1e9  # of a box or a point that must not be visible

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.report.histogram import histogram, log_histogram, round_step
+from sa1bpack.report.charts import histogram, round_step
 
 FLOATS = st.floats(-1e6, 1e6, allow_subnormal=False)
 
@@ -38,7 +38,7 @@ def test_whole_numbers_are_counted_as_numpy_counts_them(values):
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=50))
 def test_areas_are_counted_by_decades_and_zeros_are_skipped(values):
     values = np.array(values)
-    shape = log_histogram(values)
+    shape = histogram(values, logarithmic=True)
     assert shape.counts.sum() + shape.left_out == len(values)
     assert shape.left_out == (values == 0).sum()
     counts, _ = np.histogram(values[values > 0], shape.edges)

@@ -13,11 +13,10 @@ from torch.utils.data import Subset, TensorDataset
 
 import sa1bpack
 from sa1bpack.errors import FormatError, OptionError
-from sa1bpack.report import lettering
-from sa1bpack.report.choose import chosen
-from sa1bpack.report.contact_sheet import columns_of
-from sa1bpack.report.lettering import font, plain_text, shortened, wrapped
-from sa1bpack.report.show import draw_samples
+from sa1bpack.report import drawing
+from sa1bpack.report.drawing import font, plain_text, shortened, wrapped
+from sa1bpack.report.sheets import columns_of
+from sa1bpack.report.show import chosen, draw_samples
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
@@ -196,7 +195,7 @@ def test_a_large_picture_says_what_its_masks_are(tmp_path, monkeypatch):
 
 
 def test_without_freetype_the_bitmap_font_writes(small_pack, monkeypatch):
-    monkeypatch.setattr(lettering.features, "check", lambda name: False)
+    monkeypatch.setattr(drawing.features, "check", lambda name: False)
     monkeypatch.setattr(ImageFont, "load_default", lambda: ImageFont.load_default_imagefont())
     font.cache_clear()
     try:

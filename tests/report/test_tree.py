@@ -3,7 +3,7 @@
 import numpy as np
 
 from sa1bpack.masks import pack_bits
-from sa1bpack.report.tree import as_tree
+from sa1bpack.report.sheets import as_tree
 
 
 def squares(*corners: tuple[int, int, int]) -> np.ndarray:
