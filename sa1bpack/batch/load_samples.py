@@ -1,20 +1,161 @@
-"""Samples into a batch, in one compiled call: what is not in memory is read, then all is copied.
+"""Samples into the buffer of a batch, in one compiled call: planned, read, and put in place.
 
-Two calls, with Python in between, would make a thread wait for the GIL twice, and a batch of a few
-samples takes hardly longer than that.
+Everything that a sample has in large files is planned together: its image, its masks or their runs,
+and its rows of side arrays. The plan is a list of pieces, each one span of a file that goes to one
+place:
+
+1. For each array of a sample the system is asked, once, whether its bytes are in memory. The answer
+   decides the source of its pieces, and nothing asks again: it may change at any moment.
+2. What is not in memory is read: past the page cache if its file was opened so, all of it at once,
+   straight to its place where the alignment allows, else into scratch memory. Otherwise it is
+   announced to the system, and read with `pread`: one large request instead of a page fault every
+   few pages, and a truncated file or a failing disk is an error with a name. Through a memory map
+   it would be a SIGBUS, which ends the process; that remains for a file that is truncated between
+   the answer and the end of the copy.
+3. Pieces that are in memory, or in scratch memory, are copied, converted or unpacked.
+
+Addresses in scratch memory exist in the plan alone, which ends with the call. The small arrays,
+under a hundredth of a pack, are always read through the page cache, by their memory maps.
+
+Nothing is checked here: the planner has checked every row, span and size against its array.
 """
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import copy_samples
-from sa1bpack.batch.read_samples import read_samples
-from sa1bpack.batch.side_rows import copy_sides, read_sides
-from sa1bpack.kernels import njit, types
+from sa1bpack.batch.canvas import put_image
+from sa1bpack.batch.stream_copy import stream_copy
+from sa1bpack.batch.unpack import unpack_rows
+from sa1bpack.disk.aio import (
+    ADDRESS,
+    COUNT,
+    CUT_SHORT,
+    EBADF,
+    EINTR,
+    FILE,
+    NEEDED,
+    POSITION,
+    REQUEST_COLUMNS,
+    errno,
+    read_all,
+)
+from sa1bpack.disk.direct import BLOCK
+from sa1bpack.disk.page_cache import in_memory, map_in_memory, read_ahead, read_ahead_map
+from sa1bpack.kernels import memcpy, memset, njit, types
 
-_gettime = types.ExternalFunction("clock_gettime", types.intc(types.intc, types.uintp))
+# Columns of `Samples.files`: where the memory map of an array begins; its open file, or one of the
+# following; whether that is opened past the page cache; and whether the system reports truly which
+# pages of its map are in memory.
+MAP, OPEN, PAST, TELLS = range(4)
+IN_MEMORY = -1  # not a file: the bytes at the address are in memory
+NO_FILE = -2  # nothing can be read: EBADF
+IN_PLACE = -3  # the bytes are in the buffer already
+
+# Columns of `Place.arrays`: where the array's region of the buffer begins, bytes of a row in the
+# file and in the buffer, whether it has a row per mask, rows per sample if it is padded (-1: it is
+# flat), and what becomes of its bytes.
+START, ROW_BYTES, OUT_BYTES, PER_MASK, CAPACITY, KIND = range(6)
+AS_IT_IS, ON_CANVAS, UNPACKED, RUNS = range(4)
+
+# The first two arrays of a sample; its side arrays follow.
+IMAGE, MASKS = range(2)
+
+# Values of `Place.status` besides 0, errno and CUT_SHORT: spans are not within the array.
+BAD_SPANS = -2
+
+# What is counted: bytes in the page cache, bytes read past it, bytes read through it, and requests
+# past it.
+CACHED, READ_PAST, THROUGH, REQUESTS = range(4)
+
+# Columns of a piece: its sample and array, counted as `sample * arrays + array`; its span of the
+# file; the address of its bytes and that of its place; and the file to read it from, or IN_MEMORY.
+_OWNER, _BEGIN, _BYTES, _SOURCE, _TARGET, _FROM = range(6)
+
+# Pieces of one array that are closer than this are read together: a request costs more.
+_GAP = 1 << 16
+
+# pread transfers at most 2 GiB - 4 KiB per call.
+_MOST = 1 << 30
+
 _CLOCK = time.CLOCK_MONOTONIC
+_word = types.uintp
+_gettime = types.ExternalFunction("clock_gettime", types.intc(types.intc, _word))
+_pread = types.ExternalFunction("pread", types.intp(types.intc, _word, _word, types.int64))
+
+
+class Samples(NamedTuple):
+    """Where n samples are, with T kept masks and p arrays in large files: see IMAGE.
+
+    local       int64 (n,): rows in their shards
+    spans       int64 (n, 2): first byte and number of bytes of each image
+    offsets     int64 (n + 1,): where each sample's masks begin in the following two
+    mask_rows   int64 (T,): rows of the kept masks in their shards
+    mask_spans  int64 (T, 2): rows of each mask in mask_bits, or in run_ends; -1 if those are out of
+                order
+    sizes       int32 (n, 4): source height and width, stored height and width
+    scales      float64 (n, 2): factors of x and y
+    fields      int64 (n, f): addresses of the small arrays of masks
+    files       int64 (n, p, 4): see MAP
+    """
+
+    local: np.ndarray
+    spans: np.ndarray
+    offsets: np.ndarray
+    mask_rows: np.ndarray
+    mask_spans: np.ndarray
+    sizes: np.ndarray
+    scales: np.ndarray
+    fields: np.ndarray
+    files: np.ndarray
+
+
+class Place(NamedTuple):
+    """Where samples go: a batch of B samples in its buffer.
+
+    buffer      uint8 (n,)
+    low         the batch's first sample, of `Samples`
+    how         images are put on their canvases: see `canvas.put_image`
+    side        of a canvas, in pixels
+    stored_side  of a stored canvas; 0 if images have none
+    arrays      int64 (p, 6): see START
+    fields      int64 (f, 4): where the region begins, columns, whether it is float, whether it is
+                scaled
+    capacity    rows per sample of the regions of the fields; -1 if they are flat
+    run_ends    int32 (r,): where runs go
+    run_offset  int64 (m + 1,): where those of each mask begin in it, from the first mask of the
+                samples that are loaded
+    status      int64 (B, p), out: 0, an errno, CUT_SHORT or BAD_SPANS
+    """
+
+    buffer: np.ndarray
+    low: int
+    how: int
+    side: int
+    stored_side: int
+    arrays: np.ndarray
+    fields: np.ndarray
+    capacity: int
+    run_ends: np.ndarray
+    run_offset: np.ndarray
+    status: np.ndarray
+
+
+class Means(NamedTuple):
+    """What a thread reads with.
+
+    context  of `disk.aio`; not used if no file is opened past the page cache
+    scratch  uint8 (s,), its address a multiple of BLOCK
+    counts   int64 (4,): see CACHED; added to, unless scratch memory is too small. What is in the
+             page cache is judged by the last page of each array of a sample
+    spent    int64 (1,), out: nanoseconds until all was read that is read past the page cache
+    """
+
+    context: int
+    scratch: np.ndarray
+    counts: np.ndarray
+    spent: np.ndarray
 
 
 @njit(nogil=True, cache=True)
@@ -24,49 +165,315 @@ def _nanoseconds():
     return now[0] * 1_000_000_000 + now[1]
 
 
+# ------------------------------------------------------------------------------------- the plan
+
+
 @njit(nogil=True, cache=True)
-def load_samples(
-    context, low, first, stop, buffer, scratch, counts, spent, addresses, files, direct, spans,
-    chosen, mask_spans, offsets, capacity, mask_capacity, sizes, scales, how, side, layout_stride,
-    images_at, image_bytes, masks_at, mask_bytes, as_bool, fields, status,
-):  # fmt: skip
-    """`read_samples`, then `copy_samples`, with the arguments that are described there.
+def _span(samples, arrays, at, c, n):
+    """The bytes of array c that sample `at` has, or that its mask n has: begin, end."""
+    width = arrays[c, ROW_BYTES]
+    if c == IMAGE:
+        return samples.spans[at, 0], samples.spans[at, 0] + samples.spans[at, 1]
+    if c == MASKS:
+        return samples.mask_spans[n, 0] * width, samples.mask_spans[n, 1] * width
+    row = samples.mask_rows[n] if arrays[c, PER_MASK] else samples.local[at]
+    return row * width, (row + 1) * width
 
-    spent  int64 (1,), out: nanoseconds that the first of them took
 
-    Returns as `read_samples`; unless that is 0, nothing was copied.
+@njit(nogil=True, cache=True)
+def _list_pieces(samples, place, at, c, first_mask, pieces, n):
+    """List the pieces of one array of a sample from piece n on; neighbours are one piece.
+
+    first_mask  of the samples that are loaded: of `run_offset`
+
+    Returns (how many there are then, the end of the highest in the file), or (-1, 0) if one begins
+    before the file.
+    """
+    arrays, k = place.arrays, at - place.low
+    start, stop, row = at, at + 1, k
+    if arrays[c, PER_MASK]:
+        start, stop = samples.offsets[at], samples.offsets[at + 1]
+        row = start - samples.offsets[place.low]
+        if arrays[c, CAPACITY] >= 0:
+            row = k * arrays[c, CAPACITY]
+    into = np.int64(place.buffer.ctypes.data) + arrays[c, START]
+    before, highest = n, 0
+    for m in range(start, stop):
+        begin, end = _span(samples, arrays, at, c, m)
+        if begin < 0:
+            return -1, 0
+        if end <= begin:
+            continue
+        highest = max(highest, end)
+        if n > before and pieces[n - 1, _BEGIN] + pieces[n - 1, _BYTES] == begin:
+            pieces[n - 1, _BYTES] += end - begin
+            continue
+        pieces[n, _OWNER] = k * len(arrays) + c
+        pieces[n, _BEGIN], pieces[n, _BYTES] = begin, end - begin
+        if arrays[c, KIND] == RUNS:
+            runs = place.run_offset[m - first_mask]
+            pieces[n, _TARGET] = np.int64(place.run_ends.ctypes.data) + 4 * runs
+        else:
+            pieces[n, _TARGET] = into + (row + m - start) * arrays[c, OUT_BYTES]
+        n += 1
+    return n, highest
+
+
+@njit(nogil=True, cache=True)
+def _cached(files, end):
+    """Whether the bytes of an array that end here are in memory. The only place that asks."""
+    if files[PAST]:  # not by trying to read, which begins to read ahead
+        return files[TELLS] != 0 and map_in_memory(files[MAP] + end - 1, files[OPEN], end - 1)
+    return in_memory(files[OPEN], end - 1)
+
+
+@njit(nogil=True, cache=True)
+def _block_floor(position):
+    return position // BLOCK * BLOCK
+
+
+@njit(nogil=True, cache=True)
+def _block_ceil(position):
+    return (position + BLOCK - 1) // BLOCK * BLOCK
+
+
+@njit(nogil=True, cache=True)
+def _plan_reads(pieces, first, stop, files, straight, free, requests, n):
+    """Plan how the pieces of one array of a sample, not in memory, are read.
+
+    pieces    from `first` to `stop`; one that is read to its place past the page cache has no bytes
+              left to copy
+    files     int64 (4,), of the array
+    straight  its bytes go to their place as they are
+    free      address of the scratch memory that is not taken
+    requests  int64 (r, 5), of `disk.aio`; n of them are made already
+
+    Returns (the address of what scratch memory is left, how many requests are made then).
+    """
+    while first < stop:
+        begin, end = pieces[first, _BEGIN], pieces[first, _BEGIN] + pieces[first, _BYTES]
+        following = first + 1
+        while following < stop and 0 <= pieces[following, _BEGIN] - end <= _GAP:
+            end = pieces[following, _BEGIN] + pieces[following, _BYTES]
+            following += 1
+        if files[PAST]:
+            target = pieces[first, _TARGET]
+            in_place = straight and following == first + 1
+            in_place = in_place and (begin | (end - begin) | target) % BLOCK == 0
+            low = _block_floor(begin)
+            requests[n, FILE], requests[n, POSITION] = files[OPEN], low
+            requests[n, ADDRESS] = target if in_place else free
+            requests[n, COUNT], requests[n, NEEDED] = _block_ceil(end) - low, end - low
+            n += 1
+            for m in range(first, following):
+                pieces[m, _FROM], pieces[m, _SOURCE] = IN_MEMORY, free + pieces[m, _BEGIN] - low
+            if in_place:
+                pieces[first, _BYTES] = 0
+            else:
+                free += _block_ceil(end) - low
+        else:
+            read_ahead(files[OPEN], begin, end - begin)
+            for m in range(first, following):
+                pieces[m, _FROM], pieces[m, _SOURCE] = files[OPEN], pieces[m, _TARGET]
+                if not straight:
+                    pieces[m, _SOURCE] = free
+                    free += _block_ceil(pieces[m, _BYTES])
+        first = following
+    return free, n
+
+
+@njit(nogil=True, cache=True)
+def _read_ahead_fields(samples, place, at):
+    """Begin to read the small arrays of one sample's masks."""
+    rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
+    if len(rows):
+        for f in range(len(place.fields)):
+            width = place.fields[f, 1] * 8
+            low = rows[0] * width
+            read_ahead_map(samples.fields[at, f] + low, (rows[-1] + 1) * width - low)
+
+
+@njit(nogil=True, cache=True)
+def _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners):
+    """Plan samples `first` to `stop` of a batch.
+
+    scratch   its address
+    counts    int64 (4,), out
+    pieces    int64 (q, 6), out
+    requests  int64 (r, 5), out
+    owners    int64 (r,), out: the owner of each request
+
+    Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
+    """
+    arrays, low = place.arrays, place.low
+    first_mask = samples.offsets[low + first]
+    n, made, free = 0, 0, scratch
+    for k in range(first, stop):
+        for c in range(len(arrays)):
+            files = samples.files[low + k, c]
+            if files[OPEN] == IN_PLACE:
+                continue
+            end, highest = _list_pieces(samples, place, low + k, c, first_mask, pieces, n)
+            if end < 0:
+                place.status[k, c] = BAD_SPANS
+            if end <= n:
+                continue
+            if files[OPEN] == NO_FILE:
+                place.status[k, c] = EBADF
+                continue
+            known = files[OPEN] == IN_MEMORY
+            nbytes = 0 if known else pieces[n:end, _BYTES].sum()
+            if known or _cached(files, highest):
+                counts[CACHED] += nbytes
+                for m in range(n, end):
+                    pieces[m, _FROM] = IN_MEMORY
+                    pieces[m, _SOURCE] = files[MAP] + pieces[m, _BEGIN]
+            else:
+                counts[READ_PAST if files[PAST] else THROUGH] += nbytes
+                if c == IMAGE:
+                    _read_ahead_fields(samples, place, low + k)
+                kind, before = arrays[c, KIND], made
+                straight = kind in (AS_IT_IS, RUNS)
+                free, made = _plan_reads(pieces, n, end, files, straight, free, requests, made)
+                owners[before:made] = k * len(arrays) + c
+            n = end
+    counts[REQUESTS] = made
+    return n, made, free - scratch
+
+
+# ------------------------------------------------------------------------- reading and putting
+
+
+@njit(nogil=True, cache=True)
+def read_bytes(file, position, count, target):
+    """Read bytes from a position of an open file to an address: 0, an errno, or CUT_SHORT."""
+    done = 0
+    while done < count:
+        got = _pread(file, target + done, min(count - done, _MOST), position + done)
+        if got > 0:
+            done += got
+        elif got == 0:
+            return CUT_SHORT
+        else:
+            code = errno()
+            if code != EINTR:  # a signal came before any byte did
+                return code
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _put(piece, samples, place, k, c):
+    """Put the bytes of a piece, which are in memory, in their place."""
+    kind, source, count = place.arrays[c, KIND], piece[_SOURCE], piece[_BYTES]
+    if kind == RUNS:  # which the processor needs soon
+        memcpy(piece[_TARGET], source, count)
+    elif kind == AS_IT_IS:
+        stream_copy(piece[_TARGET], source, count)
+    else:
+        width, out = place.arrays[c, ROW_BYTES], place.arrays[c, OUT_BYTES]
+        at = piece[_TARGET] - np.int64(place.buffer.ctypes.data)
+        if kind == UNPACKED:
+            rows = count // width
+            words = place.buffer[at : at + rows * out].view(np.uint64)
+            unpack_rows(source, words.reshape(rows, width))
+        else:
+            size, side = samples.sizes[place.low + k], place.stored_side
+            height, columns = np.int64(size[2]), np.int64(size[3])
+            rows, stride = (side, side) if side else (height, columns)
+            canvas = place.buffer[at : at + out]
+            put_image(place.how, source, height, columns, stride, rows, place.side, canvas)
+
+
+@njit(nogil=True, cache=True)
+def _gather_rows(source, rows, width, target):
+    """Gather rows of `width` bytes from an address, adjacent ones at once."""
+    start = 0
+    while start < len(rows):
+        stop = start + 1
+        while stop < len(rows) and rows[stop] == rows[stop - 1] + 1:
+            stop += 1
+        memcpy(target + start * width, source + rows[start] * width, (stop - start) * width)
+        start = stop
+
+
+@njit(nogil=True, cache=True)
+def _copy_fields(samples, place, k):
+    """The small arrays of one sample's masks, float64 as float32; zero after them if padded."""
+    at, capacity, buffer = place.low + k, place.capacity, place.buffer
+    rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
+    masks, row = len(rows), samples.offsets[at] - samples.offsets[place.low]
+    if capacity >= 0:
+        row = k * capacity
+    for n in range(len(place.fields)):
+        columns, is_float = place.fields[n, 1], place.fields[n, 2] != 0
+        width = (4 if is_float else 8) * columns
+        start = place.fields[n, 0] + row * width
+        if is_float:
+            found = np.empty((masks, columns), np.float64)
+            _gather_rows(samples.fields[at, n], rows, 8 * columns, found.ctypes.data)
+            out = buffer[start : start + masks * width].view(np.float32)
+            for j in range(masks):
+                for c in range(columns):
+                    value = found[j, c]
+                    if place.fields[n, 3]:
+                        value *= samples.scales[at, c % 2]
+                    out[j * columns + c] = value
+        else:
+            _gather_rows(samples.fields[at, n], rows, width, buffer.ctypes.data + start)
+        if capacity > masks:
+            end = buffer.ctypes.data + start + masks * width
+            memset(end, 0, (capacity - masks) * width)
+
+
+@njit(nogil=True, cache=True)
+def _clear_padding(samples, place, k):
+    """Zero the rows after a sample's own masks in the arrays that are padded."""
+    masks = samples.offsets[place.low + k + 1] - samples.offsets[place.low + k]
+    for c in range(len(place.arrays)):
+        capacity, width = place.arrays[c, CAPACITY], place.arrays[c, OUT_BYTES]
+        if capacity > masks:
+            start = place.arrays[c, START] + (k * capacity + masks) * width
+            memset(place.buffer.ctypes.data + start, 0, (capacity - masks) * width)
+
+
+@njit(nogil=True, cache=True)
+def load_samples(means, samples, place, first, stop):
+    """Load samples `first` to `stop` of a batch: `Means`, `Samples`, `Place`.
+
+    Returns 0; or the bytes of scratch memory that are needed, if that is too small, and nothing was
+    read; or -errno if the context is unusable, and nothing was put in place.
     """
     begin = _nanoseconds()
-    outcome = read_samples(
-        context, low, first, stop, buffer, scratch, counts, addresses, files, direct, spans,
-        chosen, mask_spans, offsets, mask_capacity, how, images_at, image_bytes, masks_at,
-        mask_bytes, as_bool, fields, status,
-    )  # fmt: skip
-    spent[0] = _nanoseconds() - begin
-    if outcome == 0:
-        copy_samples(
-            low, first, stop, buffer, addresses, files, spans, chosen, offsets, capacity,
-            mask_capacity, sizes, scales, how, side, layout_stride, images_at, image_bytes,
-            masks_at, mask_bytes, as_bool, fields, status,
-        )  # fmt: skip
-    return outcome
-
-
-@njit(nogil=True, cache=True)
-def load_sides(
-    context, low, first, stop, buffer, scratch, counts, spent, addresses, files, direct, local,
-    chosen, offsets, capacity, sides, status,
-):  # fmt: skip
-    """`read_sides`, then `copy_sides`; as `load_samples`."""
-    begin = _nanoseconds()
-    outcome = read_sides(
-        context, low, first, stop, buffer, scratch, counts, addresses, files, direct, local,
-        chosen, offsets, capacity, sides, status,
-    )  # fmt: skip
-    spent[0] = _nanoseconds() - begin
-    if outcome == 0:
-        copy_sides(
-            low, first, stop, buffer, addresses, files, local, chosen, offsets, capacity, sides,
-            status,
-        )  # fmt: skip
-    return outcome
+    count, arrays = stop - first, place.arrays
+    most = count * len(arrays)
+    most += (samples.offsets[place.low + stop] - samples.offsets[place.low + first]) * (
+        arrays[:, PER_MASK].sum()
+    )
+    pieces = np.empty((most, 6), np.int64)
+    requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
+    counts, scratch = np.zeros(4, np.int64), np.int64(means.scratch.ctypes.data)
+    n, made, used = _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners)
+    if used > len(means.scratch):
+        return used
+    means.counts[:] += counts
+    status, width = place.status, len(arrays)
+    if made:
+        results = np.empty(made, np.int64)
+        code = read_all(means.context, requests, made, results)
+        if code:
+            return -code
+        for r in range(made):
+            if results[r]:
+                status[owners[r] // width, owners[r] % width] = results[r]
+    means.spent[0] = _nanoseconds() - begin
+    for m in range(n):
+        piece = pieces[m]
+        k, c = piece[_OWNER] // width, piece[_OWNER] % width
+        if status[k, c] == 0 and piece[_FROM] != IN_MEMORY:
+            status[k, c] = read_bytes(piece[_FROM], piece[_BEGIN], piece[_BYTES], piece[_SOURCE])
+        if status[k, c] == 0 and piece[_BYTES] and piece[_SOURCE] != piece[_TARGET]:
+            _put(piece, samples, place, k, c)
+    for k in range(first, stop):
+        _copy_fields(samples, place, k)
+        _clear_padding(samples, place, k)
+    return 0

@@ -6,8 +6,8 @@ array holds, no address outside an array results.
 
 import numpy as np
 
-from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.open_shard import IMAGE_BYTES, IMAGE_OFFSET, MASKS, RUN_OFFSET, RUNS, SIZE
+from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.kernels import memcpy, njit
 
 # What is wrong with a sample.

@@ -27,12 +27,12 @@ LARGE_ARRAYS = frozenset(("images", "masks", "run_ends"))
 
 _UINT8, _BOOL, _INT32, _INT64, _FLOAT32 = map(np.dtype, ("u1", "?", "i4", "i8", "f4"))
 
-# The numeric per-mask fields of a batch. `copy_samples` converts float64 to float32 and copies
+# The numeric per-mask fields of a batch. `load_samples` converts float64 to float32 and copies
 # int64, so no other type is possible here.
 COPIED_FIELDS = tuple(field for field in NUMBER_FIELDS if field.batch)
 assert all(field.dtype in (_FLOAT32, _INT64) for field in COPIED_FIELDS)
 
-# For `copy_samples`, with the start of each region still to be written to column 0.
+# For `load_samples`, with the start of each region still to be written to column 0.
 FIELD_TABLE = np.array(
     [(0, field.columns, field.dtype == _FLOAT32, field.scaled) for field in COPIED_FIELDS], np.int64
 )
@@ -133,7 +133,7 @@ class BatchSpec:
 
     @property
     def arrays(self) -> tuple[str, ...]:
-        """The arrays of a shard whose addresses `copy_samples` takes, in this order."""
+        """The arrays of a shard whose addresses `load_samples` takes, in this order."""
         masks = "mask_bits" if self.masks.source == "bits" else "run_ends"
         return ("image", masks, *(field.array for field in COPIED_FIELDS))
 

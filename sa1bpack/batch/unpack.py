@@ -2,25 +2,36 @@
 
 import numpy as np
 
-from sa1bpack.kernels import njit
+from sa1bpack.kernels import memcpy, njit
 
 
 @njit(nogil=True, cache=True)
-def unpack_words(bits, rows, out):
-    """The kernel: bits (n, b) uint8, rows (k,) int64, out (k, b) uint64. Checks nothing.
+def _unpack_row(source, target):
+    """Unpack (b,) uint8 to (b,) uint64: a word is eight bools, from one byte of the bits."""
+    for i in range(len(source)):
+        # The byte eight times, with byte j keeping bit j only; adding 127 carries every nonzero
+        # byte into its top bit.
+        word = (np.uint64(source[i]) * np.uint64(0x0101010101010101)) & np.uint64(
+            0x8040201008040201
+        )
+        word = (word + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7)
+        target[i] = word & np.uint64(0x0101010101010101)
 
-    A word of `out` is eight bools, from one byte of the bits.
-    """
+
+@njit(nogil=True, cache=True)
+def _unpack_words(bits, rows, out):
+    """The rows (k,) int64 of bits (n, b) uint8 to out (k, b) uint64. Checks nothing."""
     for k in range(len(rows)):
-        source, target = bits[rows[k]], out[k]
-        for i in range(len(source)):
-            # The byte eight times, with byte j keeping bit j only; adding 127 carries every nonzero
-            # byte into its top bit.
-            word = (np.uint64(source[i]) * np.uint64(0x0101010101010101)) & np.uint64(
-                0x8040201008040201
-            )
-            word = (word + np.uint64(0x7F7F7F7F7F7F7F7F)) >> np.uint64(7)
-            target[i] = word & np.uint64(0x0101010101010101)
+        _unpack_row(bits[rows[k]], out[k])
+
+
+@njit(nogil=True, cache=True)
+def unpack_rows(source, out):
+    """Unpack k rows of b bytes, one after the other at an address, to out (k, b) uint64."""
+    row = np.empty(out.shape[1], np.uint8)
+    for k in range(len(out)):
+        memcpy(row.ctypes.data, source + k * len(row), len(row))
+        _unpack_row(row, out[k])
 
 
 def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = None) -> None:
@@ -44,4 +55,4 @@ def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = Non
     flat = np.ascontiguousarray(bits).reshape(len(bits), -1).view()
     flat.flags.writeable = False
     words = out.reshape(len(out), -1).view(np.uint64)  # little-endian: byte j is cell j
-    unpack_words(flat, rows, words)
+    _unpack_words(flat, rows, words)

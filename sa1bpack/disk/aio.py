@@ -39,7 +39,7 @@ _SETUP, _DESTROY, _SUBMIT, GET_EVENTS = _NUMBERS.get(platform.machine(), (0, 0, 
 _LINUX = sys.platform.startswith("linux")
 SUPPORTED = _LINUX and platform.machine() in _NUMBERS
 
-EINTR, _EAGAIN, _EIO = 4, 11, 5
+EINTR, EBADF, _EAGAIN, _EIO = 4, 9, 11, 5
 # A read transfers at most 2 GiB - 4 KiB.
 MAX_READ_BYTES = 1 << 30
 

@@ -9,26 +9,23 @@ from functools import partial
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import IN_MEMORY, copy_samples
-from sa1bpack.batch.read_samples import read_ahead_map
+from sa1bpack.batch.load_samples import IMAGE, IN_MEMORY, IN_PLACE, MAP, OPEN, Samples
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
 from sa1bpack.loading.batch_copy import (
     OPEN_SAMPLES,
     BatchCopy,
-    BatchSource,
     Lookup,
-    SideLookup,
     without_frames,
 )
-from sa1bpack.loading.planner import Planner, masks_outside, masks_to_choose
+from sa1bpack.loading.planner import Planner, address, masks_outside, masks_to_choose
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.masks import passes
-from sa1bpack.masks.rle import take_masks
 
 # Arrays of which a sample's rows are large.
 _LARGE = ("image", "mask_bits")
@@ -51,15 +48,22 @@ class CheckedPlanner(Planner):
         rows = self.source.ds.rows_at(indices)
         counts = self.source.choice.counts(masks[good])
         offsets = offsets_of(counts)
-        unknown = np.zeros((len(rows), 0))  # CheckedBatchCopy reads these from the samples
-        return Lookup(
-            indices, rows, self.source.ds.pack.image_ids(rows), numbers, local,
-            [shards[number] for number in numbers.tolist()], counts, offsets,
-            mask_rows=unknown, mask_spans=np.zeros((int(offsets[-1]), 2), np.int64),
-            sizes=np.zeros((len(rows), 4), np.int32), scales=unknown, addresses=unknown,
-            files=unknown, direct=unknown, spans=unknown, epoch=epoch,
-            sides=SideLookup.of([], len(self.source.spec.sides)),
-        )  # fmt: skip
+        total, sides = int(offsets[-1]), len(self.source.spec.sides)
+        # What CheckedBatchCopy reads of each sample, and enters when it has been compared.
+        samples = Samples(
+            local,
+            spans=np.zeros((len(rows), 2), np.int64),
+            offsets=offsets,
+            mask_rows=np.zeros(total, np.int64),
+            mask_spans=np.zeros((total, 2), np.int64),
+            sizes=np.zeros((len(rows), 4), np.int32),
+            scales=np.ones((len(rows), 2)),
+            fields=np.zeros((len(rows), len(self.source.spec.arrays) - 2), np.int64),
+            files=np.full((len(rows), 2 + sides, 4), IN_MEMORY),
+        )
+        found = [shards[number] for number in numbers.tolist()]
+        ids = self.source.ds.pack.image_ids(rows)
+        return Lookup(indices, rows, ids, numbers, found, counts, samples, epoch)
 
     def _count_masks(self, numbers, local, first, stop, shards, wrong) -> np.ndarray:
         """int64 (n,): how many masks of each sample pass the rule; 0 for those in `wrong`, to which
@@ -98,19 +102,6 @@ class CheckedPlanner(Planner):
 class CheckedBatchCopy(BatchCopy):
     """One batch to be copied, each sample compared with its checksum."""
 
-    def __init__(self, source: BatchSource, lookup: Lookup, low: int, high: int):
-        super().__init__(source, lookup, low, high)
-        count = high - low
-        # As in `copy_samples`, but counted from this batch's first sample.
-        self._offsets = lookup.offsets[low : high + 1] - self._first_mask
-        self._chosen = np.empty(self.total, np.int64)
-        self._addresses = np.zeros((count, len(self._spec.arrays)), np.int64)
-        self._sizes = np.zeros((count, 4), np.int32)
-        self._scales = np.ones((count, 2))
-        self._spans = np.zeros((count, 2), np.int64)
-        self._in_place = self._spec.image.how == AS_STORED  # pixels are read to their place
-        self._no_files = np.full((count, 2), IN_MEMORY)
-
     def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Read samples `first` to `stop` of the batch into the buffer."""
         through_cache = self._source.ds.pack.reads_through_cache
@@ -129,20 +120,9 @@ class CheckedBatchCopy(BatchCopy):
                         self._failed[k] = without_frames(error)
 
     def compile(self) -> None:
-        """Like BatchCopy.compile, and the functions that announce reads."""
+        """Like BatchCopy.compile, and the function that announces reads."""
         super().compile()
         read_ahead_map(0, 0)
-        if self._spec.masks.source == "drawn":
-            take_masks(np.array([1], np.int32), np.array([0, 1]), np.array([0]))
-
-    def _copy_part(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
-        """Copy samples whose rows have been read."""
-        assert len(buffer) >= self.nbytes, (len(buffer), self.nbytes)
-        copy_samples(
-            0, first, stop, buffer, self._addresses, self._no_files, self._spans, self._chosen,
-            self._offsets, *self._capacities, self._sizes, self._scales,
-            *self._placement(with_images=not self._in_place),
-        )  # fmt: skip
 
     def _announce(self, row: int, direct: bool) -> None:
         """Let the system begin to read a sample's rows into the page cache, all of them at once.
@@ -165,46 +145,50 @@ class CheckedBatchCopy(BatchCopy):
                     read_ahead_map(base + low * spec.row_bytes, count)
 
     def _copy_sample(self, k: int, buffer: np.ndarray, reader: SampleReader) -> None:
-        ds, spec = self._source.ds, self._spec
-        row = int(self._lookup.rows[self._low + k])
+        """Read sample k, enter what was compared into the lookup, and load it from there."""
+        ds, spec, found, at = self._source.ds, self._spec, self._samples, self._low + k
+        row, local = int(self._lookup.rows[at]), int(found.local[at])
+        in_place = spec.image.how == AS_STORED  # pixels are read to their place
         images = self.regions["images"].view(buffer)
-        out = {"image": images[k : k + 1]} if self._in_place else None
+        out = {"image": images[k : k + 1]} if in_place else None
         rows = ds.pack.read_rows(row, out, reader.direct)
+        # Arrays, so that each has memory of its own: one row may be a number.
+        sides = {
+            name: np.ascontiguousarray(value)
+            for name, value in ds.pack.read_sides(row, reader.direct).items()
+        }
         size = rows["size"][0]
-        self.regions["sizes"].view(buffer)[k] = self._sizes[k] = size
+        self.regions["sizes"].view(buffer)[k] = found.sizes[at] = size
         if ds.options.coordinates == "stored":
-            self._scales[k] = size[[3, 2]] / size[[1, 0]]
+            found.scales[at] = size[[3, 2]] / size[[1, 0]]
         kept = self._kept(k, rows)
-        self._chosen[self._offsets[k] : self._offsets[k + 1]] = kept
-        self._addresses[k] = [rows[name].ctypes.data for name in spec.arrays]
-        self._spans[k] = 0, rows["image"].nbytes
-        self._copy_part(k, k + 1, buffer, reader)
-        self._put_sides(k, ds.pack.read_sides(row, reader.direct), kept, buffer)
+        masks = slice(*found.offsets[at : at + 2])
+        found.mask_rows[masks] = kept  # of the sample's own, as all of the following
+        edges = np.arange(len(rows["area"]) + 1)
         if spec.masks.source == "drawn":
-            offset = rows["run_offset"] - rows["run_offset"][0]
-            self._draw_runs(k, *take_masks(rows["run_ends"], offset, kept), size, buffer)
-
-    def _put_sides(self, k: int, rows: dict[str, np.ndarray], kept: np.ndarray, buffer) -> None:
-        """Copy the rows of sample k in the side arrays, which have been read."""
-        for side in self._spec.sides:
-            target, found = self.regions[side.name].view(buffer), rows[side.name]
-            if side.axis == "sample":
-                target[k] = found
-            elif self._spec.layout.padded:
-                target[k, : len(kept)] = found[kept]
-                target[k, len(kept) :] = 0
-            else:
-                target[self._offsets[k] : self._offsets[k + 1]] = found[kept]
+            edges = rows["run_offset"] - rows["run_offset"][0]
+        found.mask_spans[masks] = np.stack([edges[kept], edges[kept + 1]], 1)
+        found.spans[at] = 0, rows["image"].nbytes
+        found.fields[at] = [address(rows[name]) for name in spec.arrays[2:]]
+        files = found.files[at]
+        files[:2, MAP] = [address(rows[name]) for name in spec.arrays[:2]]
+        files[IMAGE, OPEN] = IN_PLACE if in_place else IN_MEMORY
+        for c, side in enumerate(spec.sides, 2):
+            skipped = local * side.row_bytes if side.axis == "sample" else 0
+            files[c, MAP] = address(sides[side.name]) - skipped
+        self._load(k, k + 1, buffer, reader)
 
     def _kept(self, k: int, rows: dict[str, np.ndarray]) -> np.ndarray:
         """The masks of sample k that are kept, exactly as many as were planned."""
-        planned, masks = int(self._offsets[k + 1] - self._offsets[k]), len(rows["area"])
+        planned, masks = int(self._lookup.counts[self._low + k]), len(rows["area"])
         image_id, choice = int(rows["image_id"][0]), self._source.choice
         passing, rule = np.arange(masks), self._source.ds.options.rule
         if rule is not None:
             height, width = rows["size"][0, :2].tolist()
             passing = np.flatnonzero(passes(rule, *(rows[n] for n in _SCORES), height * width))
-        sample = masks_to_choose(choice, image_id, rows, passing, self._scales[k])
+        sample = masks_to_choose(
+            choice, image_id, rows, passing, self._samples.scales[self._low + k]
+        )
         chosen = choice.rows(sample, len(passing), self._lookup.epoch)
         kept = passing if chosen is None else passing[chosen]
         if len(kept) != planned:

@@ -37,6 +37,8 @@ from sa1bpack.wording import size_text
 class Lease:
     """The buffer of a batch on the CPU, for as long as any tensor of the batch lives."""
 
+    _pid: int | None = None  # an interrupt may come before it is known
+
     def __init__(self, buffer: Buffer, nbytes: int, pool: BufferPool):
         self._buffer, self._pool, self._pid = buffer, pool, os.getpid()
         pool.lend(buffer)

@@ -63,9 +63,9 @@ class BufferPool:
         self.scratch: deque[np.ndarray] = deque(maxlen=threads)
         self._allocate, self._count = allocate, count
         self._free = deque(allocate() for _ in range(count))
-        # Weak: an interrupt may lose one that changes hands; `refill` replaces it.
-        self._all = weakref.WeakSet(self._free)
-        self._lent: set[Buffer] = set()
+        # Weak: an interrupt may lose one that changes hands, or that is given back by a finalizer,
+        # which then ends in the middle; `refill` replaces it.
+        self._all, self._lent = weakref.WeakSet(self._free), weakref.WeakSet[Buffer]()
         self._has_grown = self._closed = False
         self._collect_from = 0  # buffers; with fewer, garbage is not collected
 

@@ -1,9 +1,9 @@
 """Batches of a pack with at most one copy: threads fill reused buffers, in order.
 
-`Planner.plan` looks up where the samples of a batch are. Reader threads fill a buffer: bytes in the
-page cache are copied from there (`copy_samples`); others are read from the disk, past the cache
-straight to their place in the buffer where that is possible (`read_samples`). A device takes the
-buffer over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
+`Planner.plan` looks up where the samples of a batch are. Reader threads fill a buffer
+(`load_samples`): bytes in the page cache are copied from there; others are read from the disk, past
+the cache straight to their place in the buffer where that is possible. A device takes the buffer
+over (`devices`), and the consumer receives the batches in order (`BatchQueue`).
 """
 
 import logging
@@ -241,13 +241,21 @@ class Loader(BatchReader):
         )
 
     def _scratch_bytes(self, largest: LargestBatch) -> int:
-        """At most what all threads read at once outside of buffers: see `read_samples`."""
-        if not self._mode.direct:
-            return 0
-        spec = self._spec
-        placed = {"images"} if spec.image.how == AS_STORED and not spec.shards.flat else set()
+        """At most what all threads read at once outside of buffers: see `load_samples`.
+
+        Through the page cache that is what is converted or unpacked, and past it all that may not
+        begin and end with a block.
+        """
+        spec, direct = self._spec, self._mode.direct
+        placed = set()
+        if spec.image.how == AS_STORED and not (direct and spec.shards.flat):
+            placed.add("images")
         part = min(OPEN_SAMPLES, largest.samples) / max(largest.samples, 1)
-        outside = (LARGE_ARRAYS - placed) | {side.name for side in spec.sides}
+        if not direct:
+            placed |= {"run_ends"} if spec.as_bool else LARGE_ARRAYS - {"images"}
+        outside = LARGE_ARRAYS - placed
+        if direct:
+            outside |= {side.name for side in spec.sides}
         outside &= largest.regions.keys()
         return int(self._threads * part * sum(largest.regions[key].nbytes for key in outside))
 

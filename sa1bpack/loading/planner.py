@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.batch.copy_samples import NO_FILE
+from sa1bpack.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.batch.look_up import FINE, look_up, passing_masks, run_spans
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.mask_schedule import MaskSchedule
-from sa1bpack.batch.read_samples import read_ahead_map
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
 from sa1bpack.dataset.rows import offsets_of
+from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
@@ -33,7 +33,6 @@ from sa1bpack.loading.batch_copy import (
     BatchCopy,
     BatchSource,
     Lookup,
-    SideLookup,
     without_frames,
 )
 
@@ -118,7 +117,7 @@ class Planner:
         """
         for folder in self.source.ds.pack.folders:
             for array in (folder.index.image_id, folder.index.mask_offset):
-                read_ahead_map(array.__array_interface__["data"][0], array.nbytes)
+                read_ahead_map(address(array), array.nbytes)
         [(copy, _)] = self.plan([np.empty(0, np.int64)], 0)
         copy.compile()
 
@@ -159,17 +158,33 @@ class Planner:
         counts = self.source.choice.counts(passing)
         offsets = offsets_of(counts)
         if self.source.ds.options.coordinates == "stored":
-            scales = sizes[:, [3, 2]] / sizes[:, [1, 0]]
+            scales = np.ascontiguousarray(sizes[:, [3, 2]] / sizes[:, [1, 0]])
         else:
             scales = np.ones((len(rows), 2))
         mask_rows = self._mask_rows(found, ids, candidates, passing, offsets, scales, epoch)
-        return Lookup(
-            indices, rows, ids, numbers, local, found, counts, offsets, mask_rows,
-            self._mask_spans(table, offsets, mask_rows), sizes, scales,
-            np.ascontiguousarray(table[:, FIRST_ADDRESS:]),
-            np.full((len(rows), 2), NO_FILE), np.full((len(rows), 3), NO_FILE), spans, epoch,
-            SideLookup.of(found, len(self.source.spec.sides)),
-        )  # fmt: skip
+        samples = Samples(
+            local,
+            spans,
+            offsets,
+            mask_rows,
+            self._mask_spans(table, offsets, mask_rows),
+            sizes,
+            scales,
+            np.ascontiguousarray(table[:, FIRST_ADDRESS + 2 :]),
+            self._files(table, found),
+        )
+        return Lookup(indices, rows, ids, numbers, found, counts, samples, epoch)
+
+    def _files(self, table: np.ndarray, shards: list[OpenShard]) -> np.ndarray:
+        """int64 (n, p, 4): `Samples.files`, of which none is open yet."""
+        sides = len(self.source.spec.sides)
+        files = np.full((len(shards), 2 + sides, 4), NO_FILE)
+        files[:, :2, MAP] = table[:, FIRST_ADDRESS : FIRST_ADDRESS + 2]
+        if sides:
+            files[:, 2:, MAP] = np.reshape(
+                [address(part.values) for shard in shards for part in shard.sides], (-1, sides)
+            )
+        return files
 
     def _candidates(self, table, first, stop, sizes) -> tuple[np.ndarray, np.ndarray]:
         """The masks to choose from: rows in their shards, int64 (C,), and how many each sample has,
@@ -230,6 +245,11 @@ def masks_to_choose(
             with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
                 sample[key] = sample[key] * np.tile(scale, field.columns // 2)
     return sample
+
+
+def address(array: np.ndarray) -> int:
+    """Of its first byte, in this process."""
+    return array.__array_interface__["data"][0]
 
 
 def _table(shards: list[OpenShard], columns: np.ndarray) -> np.ndarray:

@@ -37,8 +37,8 @@ class LoadingPlan:
                   planes, relations), and what making them takes; with runs, for typical batches.
                   In addition, a batch that was dropped takes memory until the device has reached
                   that point: as many of them as the program runs ahead of the device. 0 on a CPU
-    scratch_bytes  at most this much in addition, for what threads read past the page cache and
-                  cannot read straight into place
+    scratch_bytes  at most this much in addition, for what threads cannot read straight into place:
+                  what is converted or unpacked, and past the page cache what is not whole blocks
     threads       threads that fill the buffers of a Loader
     workers       processes of a DataLoader
     files         the most files that a Loader holds open

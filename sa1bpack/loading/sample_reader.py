@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import load_samples, load_sides
+from sa1bpack.batch.load_samples import Means, Place, Samples, load_samples
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned
 
@@ -44,31 +44,23 @@ class SampleReader:
         Raises ResourceShortage or OSError if the system refuses a context.
         """
         self.direct = direct
-        self._counts = np.zeros(4, np.int64)  # see CACHED
+        self._counts = np.zeros(4, np.int64)  # see load_samples.CACHED
         self._spent = np.zeros(1, np.int64)  # nanoseconds
         self._reads: list[Read] = []
         self._scratch = aligned(_FIRST_SCRATCH) if scratch is None else scratch
         self._context: Context | None = CONTEXTS.take() if direct else None
 
-    def load(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """`load_samples` with this reader's context and scratch memory; see there."""
-        self._call(load_samples, low, first, stop, buffer, *rest)
-
-    def load_sides(self, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """`load_sides` with this reader's context and scratch memory; see there."""
-        self._call(load_sides, low, first, stop, buffer, *rest)
-
-    def _call(self, kernel, low: int, first: int, stop: int, buffer: np.ndarray, *rest) -> None:
-        """Call a kernel until its scratch memory suffices.
+    def load(self, samples: Samples, place: Place, first: int, stop: int) -> None:
+        """Load samples `first` to `stop` of a batch: `load_samples`, until its scratch memory
+        suffices.
 
         Raises OSError if the context is unusable, MemoryError if there is no scratch memory.
         """
         begin = time.perf_counter()
         context = 0 if self._context is None else self._context.value
-        counts = self._counts
-        counts[:] = 0
-        while outcome := kernel(
-            context, low, first, stop, buffer, self._scratch, counts, self._spent, *rest
+        self._counts[:] = 0
+        while outcome := load_samples(
+            Means(context, self._scratch, self._counts, self._spent), samples, place, first, stop
         ):
             if outcome < 0:
                 broken, self._context = self._context, None
@@ -76,7 +68,8 @@ class SampleReader:
                 self._context = CONTEXTS.take()
                 raise OSError(-outcome, f"io_getevents: {os.strerror(-outcome)}")
             self._scratch = aligned(outcome * 5 // 4)
-        self._reads.append(Read(begin, begin + self._spent.item() / 1e9, *counts.tolist()))
+        counts = self._counts.tolist()
+        self._reads.append(Read(begin, begin + self._spent.item() / 1e9, *counts))
 
     def taken(self) -> list[Read]:
         """The calls since this was asked last, in their order."""

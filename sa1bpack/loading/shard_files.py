@@ -11,7 +11,9 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
-from sa1bpack.batch.copy_samples import NO_FILE
+import numpy as np
+
+from sa1bpack.batch.load_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.resources import is_shortage
 from sa1bpack.dataset.shard_cache import CACHE
@@ -34,28 +36,27 @@ def most_open_shards() -> int:
 class ShardFiles:
     """Files of a shard and of its side arrays, open as long as this object lives.
 
-    descriptors  of each; NO_FILE for an array without rows
-    direct       the same files if they were opened past the page cache, else NO_FILE
-    tells        whether the system tells this process which of their pages are in memory: 1 or 0;
-                 known of the files in `direct`
+    table  int64 (k, 3): the last columns of `load_samples.Samples.files` for each: its descriptor,
+           NO_FILE for an array without rows; whether it is opened past the page cache; and, known
+           of those, whether the system tells this process which of its pages are in memory
     """
 
     def __init__(self, files: Files, direct: bool):
         """Open them. Raises OSError."""
-        count = len(files)
-        self.descriptors, self.direct = [NO_FILE] * count, [NO_FILE] * count
-        self.tells = [0] * count
-        for number, (path, rows) in enumerate(files):
+        self.table = np.tile(np.array([NO_FILE, 0, 0]), (len(files), 1))
+        for (path, rows), entry in zip(files, self.table, strict=True):
             if not rows:
                 continue
             if direct and (file := open_direct_if_possible(path)) is not None:
-                self.direct[number] = self.descriptors[number] = file
-                self.tells[number] = int(tells_what_is_in_memory(path, file))
+                entry[:] = file, True, tells_what_is_in_memory(path, file)
             else:
-                self.descriptors[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                entry[0] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __len__(self) -> int:
+        return len(self.table)
 
     def __del__(self, close=os.close):  # bound: at interpreter exit `os` may be gone
-        for descriptor in self.descriptors:
+        for descriptor in self.table[:, 0].tolist():
             if descriptor >= 0:
                 close(descriptor)
 
@@ -100,10 +101,10 @@ class _Cache:
         most, dropped = most_open_shards(), []
         with self._lock:
             self._files[key] = (reference, files)
-            count = sum(len(held[1].descriptors) for held in list(self._files.values()))
+            count = sum(len(held[1]) for held in list(self._files.values()))
             while count > 2 * most and len(self._files) > 1:
                 dropped.append(self._files.popitem(last=False)[1])
-                count -= len(dropped[-1][1].descriptors)
+                count -= len(dropped[-1][1])
         return files
 
     def _drop_half(self) -> None:

@@ -201,13 +201,12 @@ def test_an_error_of_the_disk_is_an_error_with_the_samples_name(root, array, mon
     del expected["dropped"]
     real = SampleReader.load
 
-    def failing(self, low, first, stop, buffer, addresses, files, opened, spans, *rest):
-        real(self, low, first, stop, buffer, addresses, files, opened, spans, *rest)
-        status = rest[-1]
+    def failing(self, samples, place, first, stop):
+        real(self, samples, place, first, stop)
         for k in range(first, stop):
-            begin, nbytes = spans[low + k]
+            begin, nbytes = samples.spans[place.low + k]
             if begin == 2 * nbytes:  # the third image of the shard
-                status[k, array] = errno.EIO
+                place.status[k, array] = errno.EIO
 
     monkeypatch.setattr(SampleReader, "load", failing)
     failure = pytest.raises(ReadError, match=r"Input/output error")

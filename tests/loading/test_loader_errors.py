@@ -70,8 +70,8 @@ def test_a_shard_that_cannot_be_opened_is_an_error_with_the_samples_name(root):
 def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, monkeypatch):
     ds = open_pack(root)
 
-    def failing(reader, low, first, stop, *arguments):
-        arguments[-1][first:stop, 0] = errno.EIO
+    def failing(reader, samples, place, first, stop):
+        place.status[first:stop, 0] = errno.EIO
 
     monkeypatch.setattr(SampleReader, "load", failing)
     expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")

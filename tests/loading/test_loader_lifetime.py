@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from batches import readers
+from batches import join_readers, readers
 from open_files import open_files
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading import epoch
 from sa1bpack.loading.batch_copy import BatchCopy
+from sa1bpack.loading.devices import Lease
 from sa1bpack.loading.epoch import BatchQueue, BufferPool
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import size_text
@@ -136,6 +137,43 @@ def test_an_interrupt_while_a_batch_changes_hands_costs_the_next_epochs_no_buffe
                 patch.setattr(BatchQueue, "take", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     next(iter(loader))
+        assert sum(1 for _ in loader) == len(ds)
+        assert pools[0].free == loader.plan().batches
+
+
+def test_an_interrupt_anywhere_while_a_buffer_is_lent_or_given_back_leaves_no_lease(
+    ds, monkeypatch, pools
+):
+    """At each call within the functions that do so, one after the other: signals arrive there."""
+    lost, left, step = [], [0], 0  # calls until the interrupt; 0 or less once it has come
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: lost.append(found.exc_type))
+    steps = {
+        function.__code__
+        for function in (Lease.__init__, Lease.__del__, BufferPool.lend, BufferPool.release)
+    }
+
+    def profile(frame, event, _):
+        if frame.f_code in steps and event in ("call", "c_return"):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    with Loader(ds, 1, threads=1, timeout=30) as loader:
+        while left[0] <= 0:
+            left[0], step = step + 1, step + 1
+            batches = iter(loader)
+            sys.setprofile(profile)
+            try:
+                next(batches)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.setprofile(None)
+            del batches
+            assert pools[0].lent == 0
+        assert step > 6 and lost
+        assert set(lost) <= {KeyboardInterrupt}
+        join_readers()
         assert sum(1 for _ in loader) == len(ds)
         assert pools[0].free == loader.plan().batches
 

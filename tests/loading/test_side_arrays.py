@@ -171,6 +171,30 @@ def test_rows_are_the_same_wherever_they_are_read_from(on_disk, io, cold, masks)
         assert loader.plan().files > 2 * len(ds.shards)
 
 
+@pytest.mark.parametrize("how", [{"masks": "runs"}, {"mask_size": 24}], ids=str)
+@pytest.mark.parametrize("io", ["direct", "cached"])
+@pytest.mark.parametrize("names", [NAMES, ["teacher"], ["odd"], ["features"], ["level"]], ids=str)
+def test_masks_from_runs_are_read_together_with_side_arrays(
+    real_masks, direct_folder, how, io, names
+):
+    """Both are read to scratch memory, where neither may be in the way of the other."""
+    root = direct_folder / "runs-and-sides"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(real_masks, root)
+    drop(*root.glob("side/*/*/values/c*"), *root.glob("shards/*/*/c*"))
+    ds = sa1bpack.open(root, side=names, **how)
+    with sa1bpack.Loader(ds, 6, io=io, threads=1, order="sequential") as loader:
+        [found] = loader
+    [expected] = sa1bpack.make_dataloader(ds, 6, workers=0, order="sequential")
+    for name in (*names, "bboxes", "image_ids"):
+        assert torch.equal(found[name], expected[name]), name
+    if how == {"masks": "runs"}:
+        assert torch.equal(found["runs"].run_ends, expected["runs"].run_ends)
+        assert torch.equal(found["runs"].run_offset, expected["runs"].run_offset)
+    else:
+        assert torch.equal(found["masks"], expected["masks"])
+
+
 @pytest.mark.parametrize("io", ["direct", "cached"])
 @pytest.mark.parametrize("name", ["teacher", "features"])
 def test_a_file_that_is_cut_short_while_it_is_open_is_a_read_error(on_disk, io, name):

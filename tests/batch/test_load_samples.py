@@ -1,0 +1,354 @@
+"""Samples come into the buffer as `os.pread` reads them, wherever their bytes are."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from page_cache import drop, resident
+
+from sa1bpack.batch.load_samples import (
+    AS_IT_IS,
+    BAD_SPANS,
+    IN_MEMORY,
+    IN_PLACE,
+    MAP,
+    NO_FILE,
+    OPEN,
+    PAST,
+    RUNS,
+    TELLS,
+    UNPACKED,
+    Means,
+    Place,
+    Samples,
+    load_samples,
+)
+from sa1bpack.dataset.specs import RGB_ON_CANVAS
+from sa1bpack.disk.aio import CUT_SHORT, Context
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
+
+IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
+GAP = 1 << 16  # spans that are farther apart are read separately
+UNTOUCHED = 7  # what buffers hold before
+
+
+@pytest.fixture(scope="module")
+def paths(direct_folder) -> tuple[Path, Path]:
+    rng = np.random.default_rng(0)
+    found = direct_folder / "image", direct_folder / "masks"
+    for path, size in zip(found, (IMAGE_FILE, MASK_FILE), strict=True):
+        rng.integers(0, 256, size, np.uint8).tofile(path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = Context()
+    yield context.value
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def opened(paths):
+    """opened[how]: int64 (2, 4), what `Samples.files` says of the two files.
+
+    "past": opened past the page cache, "through": not; "memory": in memory. In place of memory maps
+    there are copies of the files: pages that are mapped cannot be dropped.
+    """
+    copies = [np.fromfile(path, np.uint8) for path in paths]
+    table = np.zeros((2, 4), np.int64)
+    table[:, MAP] = [found.ctypes.data for found in copies]
+    found = {how: table.copy() for how in ("past", "through", "memory")}
+    found["past"][:, OPEN] = [open_direct(str(path)) for path in paths]
+    found["past"][:, PAST] = 1
+    found["through"][:, OPEN] = [os.open(path, os.O_RDONLY) for path in paths]
+    found["memory"][:, OPEN] = IN_MEMORY
+    yield found
+    for how in ("past", "through"):
+        for file in found[how][:, OPEN].tolist():
+            os.close(file)
+    del copies
+
+
+class Batch:
+    """A batch of images (begin, bytes) and, per sample, rows of masks, in two files.
+
+    Its buffer has all images in `image_bytes` each, then the masks without padding.
+    """
+
+    def __init__(self, images, masks, files, image_bytes=9 * BLOCK, mask_bytes=64, kind=AS_IT_IS):
+        self.count, self.rows, self.kind = len(images), masks, kind
+        self.image_bytes, self.mask_bytes = image_bytes, mask_bytes
+        self.out_bytes = 8 * mask_bytes if kind == UNPACKED else mask_bytes
+        self.masks_at = -(-self.count * image_bytes // BLOCK) * BLOCK
+        chosen = np.array([row for own in masks for row in own], np.int64)
+        self.samples = Samples(
+            local=np.arange(self.count),
+            spans=np.array(images, np.int64).reshape(-1, 2),
+            offsets=np.cumsum([0, *map(len, masks)]),
+            mask_rows=chosen,
+            mask_spans=np.stack([chosen, chosen + 1], 1),
+            sizes=np.ones((self.count, 4), np.int32),
+            scales=np.ones((self.count, 2)),
+            fields=np.zeros((self.count, 0), np.int64),
+            files=np.tile(files, (self.count, 1, 1)),
+        )
+        self.status = np.zeros((self.count, 2), np.int64)
+        self.buffer = aligned(self.masks_at + len(chosen) * self.out_bytes)
+        self.buffer[:] = UNTOUCHED
+        self.run_ends, self.counts = np.zeros(0, np.int32), np.zeros(4, np.int64)
+
+    def load(self, context=0, first=0, stop=None, scratch=IMAGE_FILE + 20 * MASK_FILE) -> int:
+        masks = (self.masks_at, self.mask_bytes, self.out_bytes, True, -1, self.kind)
+        width = self.mask_bytes // 4 if self.kind == RUNS else 0
+        place = Place(
+            buffer=self.buffer,
+            low=0,
+            how=RGB_ON_CANVAS,
+            side=8,
+            stored_side=0,
+            arrays=np.array([(0, self.image_bytes, self.image_bytes, False, -1, AS_IT_IS), masks]),
+            fields=np.zeros((0, 4), np.int64),
+            capacity=-1,
+            run_ends=self.run_ends,
+            run_offset=np.arange(len(self.samples.mask_rows) + 1) * width,
+            status=self.status,
+        )
+        means = Means(context, aligned(scratch), self.counts, np.zeros(1, np.int64))
+        stop = self.count if stop is None else stop
+        return load_samples(means, self.samples, place, first, stop)
+
+    def image(self, k: int) -> bytes:
+        return self.buffer[k * self.image_bytes :][: self.samples.spans[k, 1]].tobytes()
+
+    def masks(self, k: int) -> list[bytes]:
+        width, first = self.out_bytes, int(self.samples.offsets[k])
+        at = [self.masks_at + (first + n) * width for n in range(len(self.rows[k]))]
+        if self.kind == RUNS:
+            runs, width = self.run_ends.tobytes(), self.mask_bytes
+            return [runs[(first + n) * width :][:width] for n in range(len(self.rows[k]))]
+        return [self.buffer[start : start + width].tobytes() for start in at]
+
+    def check(self, paths, first=0, stop=None) -> None:
+        """These samples are what the files hold."""
+        images, masks = (path.read_bytes() for path in paths)
+        for k in range(self.count)[first:stop]:
+            assert not self.status[k].any()
+            begin, count = self.samples.spans[k].tolist()
+            assert self.image(k) == images[begin : begin + count], k
+            width = self.mask_bytes
+            expected = [masks[n * width : (n + 1) * width] for n in self.rows[k]]
+            if self.kind == UNPACKED:
+                expected = [
+                    np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").tobytes()
+                    for bits in expected
+                ]
+            assert self.masks(k) == expected, k
+
+
+@st.composite
+def any_image(draw) -> tuple[int, int]:
+    begin = draw(st.integers(0, IMAGE_FILE - 1))
+    return begin, draw(st.integers(1, min(IMAGE_FILE - begin, 9 * BLOCK)))
+
+
+def mask_rows(width: int):
+    return st.lists(st.integers(0, MASK_FILE // width - 1), max_size=6)
+
+
+@given(st.data(), st.sampled_from([64, 512, BLOCK, 5 * BLOCK]))
+@settings(deadline=None, max_examples=60)
+def test_any_samples_are_those_that_pread_reads(context, paths, opened, data, width):
+    kind = data.draw(st.sampled_from([AS_IT_IS, UNPACKED, RUNS]))
+    how = data.draw(st.sampled_from(["past", "through", "memory"]))
+    if how == "through" and data.draw(st.booleans()):
+        drop(*paths)
+    samples = st.lists(st.tuples(any_image(), mask_rows(width)), min_size=1, max_size=8)
+    images, masks = zip(*data.draw(samples), strict=True)
+    batch = Batch(list(images), list(masks), opened[how], mask_bytes=width, kind=kind)
+    batch.run_ends = np.zeros(batch.samples.offsets[-1] * width // 4, np.int32)
+    assert batch.load(context) == 0
+    batch.check(paths)
+
+
+@given(st.data(), st.sampled_from([BLOCK, 3 * BLOCK]))
+@settings(deadline=None, max_examples=30)
+def test_whole_blocks_are_read_to_their_place(context, paths, opened, data, size):
+    """Canvases, and masks that adjoin each other, need no scratch memory."""
+    rows = data.draw(st.lists(st.integers(0, 40 * BLOCK // size - 1), min_size=1, max_size=6))
+    most = MASK_FILE // size
+    ranges = [sorted((n % most, data.draw(st.integers(0, most)))) for n in rows]
+    masks = [list(range(*found)) for found in ranges]
+    batch = Batch([(n * size, size) for n in rows], masks, opened["past"], size, size)
+    assert batch.load(context, scratch=0) == 0
+    batch.check(paths)
+
+
+@pytest.mark.parametrize("why", ["position", "size", "place", "unpacked"])
+def test_what_cannot_be_read_to_its_place_is_read_to_scratch_memory(context, paths, opened, why):
+    begin = 512 if why == "position" else BLOCK
+    count = 4608 if why == "size" else BLOCK
+    kind = UNPACKED if why == "unpacked" else AS_IT_IS
+    batch = Batch([(begin, count)], [[2]], opened["past"], count, BLOCK, kind)
+    if why == "place":
+        batch.buffer = aligned(len(batch.buffer) + BLOCK)[8:]
+    batch.buffer[:] = UNTOUCHED
+    needed = batch.load(context, scratch=0)
+    blocks = {"position": 2, "size": 2, "place": 2, "unpacked": 1}
+    assert needed == blocks[why] * BLOCK
+    assert (batch.buffer == UNTOUCHED).all()
+    assert batch.load(context, scratch=needed) == 0
+    batch.check(paths)
+
+
+def test_masks_that_are_far_apart_are_read_without_what_is_between(context, paths, opened):
+    far = GAP // BLOCK + 2
+    batch = Batch([(0, BLOCK)], [[0, 2, 2 + far, 1]], opened["past"], BLOCK, BLOCK)
+    assert batch.load(context, scratch=0) == 3 * BLOCK  # one goes to its place, and another
+    assert batch.load(context) == 0
+    assert batch.counts[3] == 4
+    batch.check(paths)
+
+
+def test_only_the_samples_that_were_asked_for_are_read(context, paths, opened):
+    images = [(100 * k, 50) for k in range(4)]
+    batch = Batch(images, [[1], [2, 3], [4], [5]], opened["past"], 64)
+    assert batch.load(context, 1, 3) == 0
+    batch.check(paths, 1, 3)
+    assert (batch.buffer[:64] == UNTOUCHED).all()
+    assert (batch.buffer[3 * 64 : 4 * 64] == UNTOUCHED).all()
+
+
+def test_scratch_memory_that_is_too_small_is_asked_for_and_nothing_is_read(context, paths, opened):
+    images, masks = [(BLOCK - 1, 2), (5 * BLOCK, BLOCK)], [[0], [63, 70]]
+    batch = Batch(images, masks, opened["past"], BLOCK)
+    needed = batch.load(context, scratch=5 * BLOCK - 1)
+    assert needed == (2 + 1 + 2) * BLOCK  # the second image goes to its place
+    assert (batch.buffer == UNTOUCHED).all() and not batch.counts.any()
+    assert batch.load(context, scratch=needed) == 0
+    assert batch.counts.tolist() == [0, 2 + BLOCK + 3 * 64, 0, 4]
+    batch.check(paths)
+
+
+@pytest.mark.parametrize("how", ["past", "through"])
+def test_an_error_is_the_status_of_its_sample_and_file(context, paths, opened, how):
+    images = [(10, 20), (30, 40), (IMAGE_FILE - 5, 10), (50, 60)]
+    batch = Batch(images, [[0], [1], [2], [MASK_FILE // 64]], opened[how])
+    batch.samples.files[[0, 1], [1, 0], OPEN] = 1 << 20
+    assert batch.load(context) == 0
+    expected = np.zeros((4, 2), np.int64)
+    expected[0, 1] = expected[1, 0] = errno.EBADF
+    expected[2, 0] = expected[3, 1] = CUT_SHORT
+    assert (batch.status == expected).all()
+    content = paths[0].read_bytes()
+    assert [batch.image(k) for k in (0, 3)] == [content[10:30], content[50:110]]
+
+
+def test_masks_whose_rows_are_unknown_and_files_that_are_not_open_are_errors(context, opened):
+    batch = Batch([(0, 10), (0, 10), (0, 10)], [[1, 2], [3], []], opened["past"])
+    batch.samples.mask_spans[1] = -1
+    batch.samples.files[1:, :, OPEN] = NO_FILE
+    assert batch.load(context) == 0
+    errors = [[0, BAD_SPANS], [errno.EBADF, errno.EBADF], [errno.EBADF, 0]]
+    assert batch.status.tolist() == errors
+
+
+def test_what_is_in_place_is_left_there(context, paths, opened):
+    batch = Batch([(0, 10)], [[1]], opened["past"])
+    batch.samples.files[0, 0, OPEN] = IN_PLACE
+    assert batch.load(context) == 0
+    assert (batch.buffer[:10] == UNTOUCHED).all()
+    assert batch.masks(0) == [paths[1].read_bytes()[64:128]]
+
+
+# ------------------------------------------------------------------------------- the page cache
+
+
+@pytest.fixture
+def mapped(paths):
+    return [np.memmap(path, np.uint8, "r") for path in paths]
+
+
+def test_what_is_in_memory_is_copied_from_its_map(context, paths, opened, mapped):
+    for path in paths:
+        path.read_bytes()
+    batch = Batch([(BLOCK, BLOCK)], [[3, 4]], opened["past"], BLOCK)
+    batch.samples.files[:, :, MAP] = [found.ctypes.data for found in mapped]
+    batch.samples.files[:, :, TELLS] = 1
+    assert batch.load(context, scratch=0) == 0
+    assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
+    batch.check(paths)
+
+
+def test_what_is_in_the_page_cache_is_copied_from_its_map(paths, opened):
+    """A map that, unlike any real one, holds other bytes."""
+    for path in paths:
+        path.read_bytes()
+    batch, other = Batch([(BLOCK, BLOCK)], [[3, 4]], opened["through"], BLOCK), aligned(MASK_FILE)
+    other[:] = 9
+    batch.samples.files[:, :, MAP] = other.ctypes.data
+    assert batch.load(scratch=0) == 0
+    assert batch.counts.tolist() == [BLOCK + 2 * 64, 0, 0, 0]
+    assert batch.image(0) == bytes([9]) * BLOCK and batch.masks(0) == [bytes([9]) * 64] * 2
+
+
+def test_what_is_not_in_memory_is_read_past_the_page_cache(context, paths, opened, mapped):
+    drop(*paths)
+    batch = Batch([(BLOCK, 5 * BLOCK), (0, 7)], [[3, 40], [999]], opened["past"], 5 * BLOCK)
+    batch.samples.files[:, :, MAP] = [found.ctypes.data for found in mapped]
+    batch.samples.files[:, :, TELLS] = 1
+    assert batch.load(context) == 0
+    assert not any(resident(path).any() for path in paths)
+    assert batch.counts[:3].tolist() == [0, 5 * BLOCK + 7 + 3 * 64, 0]
+    batch.check(paths)
+
+
+def test_what_is_read_through_the_page_cache_is_there_afterwards(paths, opened):
+    drop(*paths)
+    batch = Batch([(10 * BLOCK, BLOCK)], [[64, 65]], opened["through"])
+    assert batch.load() == 0  # and needs no context
+    # Asking for a byte begins to read it, and a fast disk may have it by then.
+    cached, past, through, requests = batch.counts.tolist()
+    assert (cached + through, past, requests) == (BLOCK + 2 * 64, 0, 0)
+    assert resident(paths[0])[10] and resident(paths[1])[1]
+    batch.check(paths)
+
+
+def test_a_file_system_that_cannot_say_what_is_in_memory_is_read(opened):
+    content = Path("/proc/version").read_bytes()
+    file = os.open("/proc/version", os.O_RDONLY)
+    batch = Batch([(3, len(content) - 3)], [[]], opened["through"], len(content))
+    batch.samples.files[0, 0, OPEN], batch.samples.files[0, 0, MAP] = file, 0
+    assert batch.load() == 0
+    os.close(file)
+    assert batch.image(0) == content[3:] and not batch.status.any()
+
+
+def test_an_error_of_the_system_is_returned_as_its_number(tmp_path, opened):
+    (tmp_path / "file").write_bytes(bytes(100))
+    files = [os.open(tmp_path / "file", os.O_WRONLY), os.open(tmp_path, os.O_RDONLY)]
+    batch = Batch([(0, 20), (0, 20)], [[], []], opened["through"])
+    batch.samples.files[:, 0, OPEN] = files
+    assert batch.load() == 0
+    for file in files:
+        os.close(file)
+    assert batch.status[:, 0].tolist() == [errno.EBADF, errno.EISDIR]
+
+
+def test_a_span_beyond_the_end_of_a_file_is_not_taken_for_memory(context, direct_folder, opened):
+    """The rest of its last page is in memory, and zero: that is not what was there."""
+    path = direct_folder / "short"
+    path.write_bytes(bytes([5]) * BLOCK)
+    mapped = np.memmap(path, np.uint8, "r")
+    os.truncate(path, 1000)
+    assert mapped[0] == 5 and resident(path).tolist() == [True]
+    for how, file in (("past", open_direct(str(path))), ("through", os.open(path, os.O_RDONLY))):
+        batch = Batch([(0, 1000), (0, 1001)], [[], []], opened[how])
+        batch.samples.files[:, 0] = mapped.ctypes.data, file, how == "past", 1
+        assert batch.load(context) == 0
+        os.close(file)
+        assert batch.status[:, 0].tolist() == [0, CUT_SHORT]

@@ -1,0 +1,84 @@
+"""What is in memory may change at any moment: each answer of the system is asked for once."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# The system's answers come from here: of `preadv2` that it would have to wait, and of `mincore`
+# that a page is not in memory, to the first questions about a byte, and the opposite to the others.
+# So what a process is told changes between two questions, where it asks twice.
+PROGRAM = """
+import collections, ctypes, sys
+import llvmlite.binding
+
+RWF_NOWAIT = 8
+io, roots = sys.argv[1], sys.argv[2:]
+asked = collections.Counter()
+
+
+def refused(question):
+    asked[question] += 1
+    return asked[question] <= later
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int
+)
+def preadv2(file, vectors, count, position, flags):
+    assert flags == RWF_NOWAIT
+    return -1 if refused((file, position)) else 1
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+def mincore(address, count, pages):
+    ctypes.memset(pages, 0 if refused(address) else 1, 1)
+    return 0
+
+
+for name, function in (("preadv2", preadv2), ("mincore", mincore)):
+    llvmlite.binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+
+import torch
+import sa1bpack
+
+cases = [(root, given) for root in roots for given in ({}, {"masks": "bool"})]
+for later in range(3):
+    for root, given in cases:
+        print(later, root, given, file=sys.stderr, flush=True)
+        ds = sa1bpack.open(root, **given)
+        expected = sa1bpack.make_dataloader(ds, 3, order="sequential", workers=0)
+        asked.clear()
+        with sa1bpack.Loader(ds, 3, order="sequential", threads=1, io=io) as loader:
+            for found, wanted in zip(loader, expected, strict=True):
+                for key in ("images", "masks", "bboxes", "image_ids"):
+                    if key in wanted:
+                        assert torch.equal(found[key], wanted[key]), key
+        assert asked
+        if io == "cached":  # `mincore` tells of pages, which neighbours share
+            assert set(asked.values()) == {1}, asked
+"""
+
+LAYOUTS = [
+    ("native", "yuv420", "runs"),
+    ("native", "rgb", "bits"),
+    ("pad", "yuv420", "bits+runs"),
+    ("pad", "rgb", "bits"),
+]
+
+
+def test_samples_whose_bytes_arrive_while_they_are_read_are_read_whole(layout_packs):
+    run("cached", [layout_packs(*layout) for layout in LAYOUTS])
+
+
+def test_past_the_page_cache_as_well(layout_packs, direct_folder):
+    root = direct_folder / "answers"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(layout_packs("native", "yuv420", "bits+runs"), root)
+    run("direct", [root])
+
+
+def run(io: str, roots: list[Path]) -> None:
+    command = [sys.executable, "-c", PROGRAM, io, *map(str, roots)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
