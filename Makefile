@@ -39,7 +39,7 @@ help:
 	@echo "make test-alone"
 	@echo "              run every file of tests in a process of its own"
 	@echo "make frameworks"
-	@echo "              test with torchvision, Albumentations, transformers and torchdata, in"
+	@echo "              test with torchvision, transformers and torchdata, in"
 	@echo "              $(VENV)-frameworks"
 	@echo "make ray      test the commands on a Ray cluster of several nodes, in $(VENV)-ray"
 	@echo "make test-install"

@@ -39,8 +39,8 @@ def check_array(
     """Check that an argument is an array of a dtype and a shape.
 
     Args:
-        dtype: its name, which is the same in numpy and torch.
-        shape: a letter stands for any length.
+        dtype: its name, which is the same in numpy and torch, or several, "float32 or float64".
+        shape: a letter stands for any length, "..." at its start for any number of axes.
         what: text after dtype and shape in the message.
         kind: np.ndarray or torch.Tensor.
 
@@ -49,11 +49,13 @@ def check_array(
     """
     if isinstance(array, kind):
         found_dtype, found_shape = str(array.dtype).removeprefix("torch."), tuple(array.shape)
-        fits = len(found_shape) == len(shape) and all(
+        ends = shape[1:] if shape[:1] == ("...",) else shape
+        compared = found_shape if ends is shape else found_shape[len(found_shape) - len(ends) :]
+        fits = len(compared) == len(ends) and all(
             isinstance(expected, str) or length == expected
-            for length, expected in zip(found_shape, shape, strict=True)
+            for length, expected in zip(compared, ends, strict=True)
         )
-        if found_dtype == dtype and fits:
+        if found_dtype in dtype.split(" or ") and fits:
             return
         found = f"{found_dtype} {found_shape}"
     else:

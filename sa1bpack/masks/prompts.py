@@ -116,15 +116,16 @@ def jitter_boxes(
     exceeds 4.33 standard deviations.
 
     Args:
-        boxes: float64 (n, 4), x0, y0, x1, y1, edges in pixels of the training input, to which the
-            limit of 20 pixels applies.
-        extent: float64 (2,) or (n, 2), width and height of the image in the same pixels.
-        ids: int64 (n,), for example annotation ids; the noise depends on them.
+        boxes: float32 or float64 (..., 4), x0, y0, x1, y1, edges in pixels of the training input,
+            to which the limit of 20 pixels applies; "..." is (n,), or any other shape.
+        extent: float32 or float64, width and height of the image in the same pixels: (2,), or
+            (..., 2) with the first axes of the boxes, such as (B, 2) for boxes (B, M, 4).
+        ids: int64 (...), for example annotation ids; the noise depends on them.
         seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
 
     Returns:
-        float32 (n, 4).
+        float32 (..., 4).
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong, or a side of a box or of the image is
@@ -137,27 +138,38 @@ def jitter_boxes(
         >>> moved.dtype, bool((abs(moved - boxes) <= 20).all())
         (dtype('float32'), True)
     """
-    check_boxes(boxes, extent)
+    check_boxes(boxes, extent, ids)
     check_box_sides(boxes, extent)
-    check_ids(ids, len(boxes))
-    drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> np.uint64(64 - NORMAL_BITS)
-    noise = normal_quantiles()[drawn.astype(np.int64)] * BOX_NOISE
-    sides = np.tile(boxes[:, 2:] - boxes[:, :2], 2)
-    moved = boxes + np.clip(noise * sides, -BOX_SHIFT, BOX_SHIFT)
-    return np.clip(moved, 0, np.tile(extent, 2)).astype(np.float32)
+    drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4)
+    drawn = (drawn >> np.uint64(64 - NORMAL_BITS)).astype(np.int64).reshape(boxes.shape)
+    noise = normal_quantiles()[drawn] * BOX_NOISE
+    edges = boxes.astype(np.float64)
+    sides = np.concatenate([edges[..., 2:] - edges[..., :2]] * 2, -1)
+    limit = np.concatenate([box_limit(boxes, extent).astype(np.float64)] * 2, -1)
+    moved = edges + np.clip(noise * sides, -BOX_SHIFT, BOX_SHIFT)
+    return np.clip(moved, 0, limit).astype(np.float32)
 
 
-def check_boxes(boxes: Any, extent: Any, kind: type = np.ndarray) -> None:
-    """Check dtypes and shapes of boxes and of their images' extent, see `jitter_boxes`.
+def check_boxes(boxes: Any, extent: Any, ids: Any, kind: type = np.ndarray) -> None:
+    """Check dtypes and shapes of boxes, of their images' extent and of their ids.
+
+    See `jitter_boxes`.
 
     Raises:
         OptionError: one is wrong, or they are not arrays of this kind, see `check_array`.
     """
-    check_array("boxes", boxes, "float64", ("n", 4), kind=kind)
-    of_each = getattr(extent, "ndim", 1) == 2
-    shape = (len(boxes), 2) if of_each else (2,)
-    what = "" if of_each else f" or ({len(boxes)}, 2)"
-    check_array("extent", extent, "float64", shape, what, kind)
+    floats = "float32 or float64"
+    check_array("boxes", boxes, floats, ("...", 4), kind=kind)
+    lead = tuple(boxes.shape[:-1])
+    axes = min(getattr(extent, "ndim", 1) - 1, len(lead))
+    what = "" if axes else f" or {(*lead, 2)}"
+    check_array("extent", extent, floats, (*lead[:axes], 2), what, kind)
+    check_array("ids", ids, "int64", lead, ", one per box", kind)
+
+
+def box_limit(boxes: Any, extent: Any) -> Any:
+    """The extent of the image of each box, broadcast to (..., 2); numpy's or torch's."""
+    return extent.reshape(*extent.shape[:-1], *[1] * (boxes.ndim - extent.ndim), 2)
 
 
 def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:
@@ -166,6 +178,7 @@ def check_box_sides(boxes: np.ndarray, extent: np.ndarray) -> None:
     Raises:
         OptionError: they are not; the message names the first such box.
     """
+    boxes = boxes.reshape(-1, 4)
     turned = np.flatnonzero(~(boxes[:, 2:] >= boxes[:, :2]).all(1))  # true for NaN as well
     if len(turned):
         raise OptionError(

@@ -220,6 +220,19 @@ def test_box_noise_depends_on_seed_epoch_id_and_draw():
         assert (moved(**key) != first).all()
 
 
+def test_boxes_of_any_leading_shape_and_floating_type_are_moved_alike():
+    random = np.random.default_rng(0)
+    boxes = np.sort(random.uniform(0, 99, (2, 3, 2, 2)).astype(np.float32), 2).reshape(2, 3, 4)
+    extent, ids = np.array([[100.0, 90], [80, 100]]), np.arange(6).reshape(2, 3)
+    found = jitter_boxes(boxes, extent, ids, seed=1, epoch=2)
+    flat = boxes.reshape(-1, 4).astype(np.float64), extent.repeat(3, 0), ids.reshape(-1)
+    np.testing.assert_array_equal(
+        found.reshape(-1, 4), jitter_boxes(*flat, seed=1, epoch=2), strict=True
+    )
+    each = np.repeat(extent[:, None], 3, 1).astype(np.float32)
+    np.testing.assert_array_equal(found, jitter_boxes(boxes, each, ids, seed=1, epoch=2))
+
+
 def test_edges_of_boxes_follow_the_documented_convention(reference, sample_tar):
     """(x, y, x + w, y + h) of mask_bbox are the edges of the outermost pixels."""
     height, width, texts = reference.records(sample_tar)[0]
@@ -269,10 +282,12 @@ def test_wrong_numbers_and_boxes_are_refused(reference):
     runs = reference.flat([[480]])
     with pytest.raises(OptionError, match=r"numbers must be int64 \(1, k\), got int64 \(2, 3\)"):
         nth_pixels(*runs, 20, 24, np.zeros((2, 3), np.int64))
-    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got float64 \(1, 3\)"):
+    with pytest.raises(
+        OptionError, match=r"boxes must be float32 or .* \(\.\.\., 4\), got float64 \(1, 3\)"
+    ):
         jitter_boxes(np.zeros((1, 3)), np.ones(2), np.array([1]), seed=0, epoch=0)
-    with pytest.raises(OptionError, match=r"boxes must be float64 \(n, 4\), got float32 \(1, 4\)"):
-        jitter_boxes(np.zeros((1, 4), np.float32), np.ones(2), np.array([1]), seed=0, epoch=0)
+    with pytest.raises(OptionError, match=r"boxes must be float32 or .*, got float16 \(1, 4\)"):
+        jitter_boxes(np.zeros((1, 4), np.float16), np.ones(2), np.array([1]), seed=0, epoch=0)
     with pytest.raises(OptionError, match="ids must be int64"):
         jitter_boxes(np.zeros((1, 4)), np.ones(2), np.array([1, 2]), seed=0, epoch=0)
 

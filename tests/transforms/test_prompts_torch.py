@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layout_packs import layout_packs  # noqa: F401 - a fixture
 from made_runs import random_sample
 
-from sa1bpack import masks
+import sa1bpack
+from sa1bpack import masks, transforms
 from sa1bpack.errors import MaskError, OptionError
 from sa1bpack.transforms import RunBatch
 from sa1bpack.transforms.masks import prompts
@@ -94,6 +96,61 @@ def test_box_noise_is_the_same_as_on_the_cpu(device):
 
 
 @either_way
+@pytest.mark.parametrize("masks_as", ["padded", "flat"])
+def test_prompts_are_drawn_from_what_a_pipeline_returns(device, layout_packs, masks_as):  # noqa: F811
+    """float32 boxes and padded ids, with the numbers that each mask has in any batch."""
+    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs")
+    key = {"seed": 1, "epoch": 2}
+    with sa1bpack.Loader(ds, 3, order="sequential", masks=masks_as, max_masks=7) as loader:
+        batch = transforms.Pipeline(ds, [transforms.RandomFlip()], size=96)(next(iter(loader)))
+    counts, runs = batch["mask_counts"].tolist(), batch["runs"]
+    ids, extent = batch["annotation_ids"], torch.tensor(batch["images"].shape[:-3:-1]).double()
+    assert batch["boxes"].dtype == torch.float32 and len(set(counts)) > 1
+    arrays = (tensor.to(device) for tensor in (batch["boxes"], extent, ids))
+    boxes = transforms.jitter_boxes(*arrays, **key).cpu()
+    points, valid = transforms.draw_points(runs.to(device), ids.to(device), 2, "inside", **key)
+    points, valid = points.cpu(), valid.cpu()
+    assert boxes.shape == batch["boxes"].shape and boxes.dtype == torch.float32
+    assert points.shape == (*ids.shape, 2, 2) and valid.shape == ids.shape
+    if masks_as == "padded":
+        present = torch.arange(ids.shape[1]) < batch["mask_counts"][:, None]
+        assert not points[~present].any() and not valid[~present].any()
+        ids, boxes, points, valid, before = (
+            tensor[present] for tensor in (ids, boxes, points, valid, batch["boxes"])
+        )
+    else:
+        before = batch["boxes"]
+    for mask, number in enumerate(ids.tolist()):
+        one = torch.tensor([number])
+        alone = transforms.jitter_boxes(before[mask][None].double(), extent, one, **key)
+        assert torch.equal(boxes[mask][None], alone)
+    by_id = {}
+    for sample in (ds[k] for k in range(3)):
+        drawn = masks.draw_points(
+            sample["run_ends"],
+            sample["run_offset"],
+            *sample["size"][:2].tolist(),
+            sample["annotation_ids"],
+            2,
+            **key,
+        )
+        by_id |= dict(zip(sample["annotation_ids"].tolist(), zip(*drawn, strict=True), strict=True))
+    for number, *found in zip(ids.tolist(), points.numpy(), valid.tolist(), strict=True):
+        np.testing.assert_array_equal(found[0], by_id[number][0])
+        assert found[1] == by_id[number][1]
+
+
+def test_padded_ids_that_do_not_fit_the_batch_are_refused():
+    _, runs = batch_of(np.random.default_rng(0), 2)
+    for shape, message in (((2, 5), "a sample has 6 masks"), ((3, 6), r"ids must be int64 \(2, M")):
+        with pytest.raises(OptionError, match=message):
+            prompts.draw_points(runs, torch.zeros(shape).long(), 1, seed=0, epoch=0)
+    ids, boxes = torch.zeros(2, 7).long(), torch.zeros(2, 6, 4).long()
+    with pytest.raises(OptionError, match=r"boxes must be int64 \(2, 7, 4\)"):
+        prompts.draw_points(runs, ids, 1, seed=0, epoch=0, boxes=boxes)
+
+
+@either_way
 def test_the_largest_images_do_not_overflow(device):
     """Many masks of nearly 2**31 pixels, whose keys are sorted together."""
     height, width = 65_535, 32_767
@@ -159,8 +216,9 @@ def test_a_wrong_argument_is_refused_by_name(option, message):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"boxes": torch.zeros((2, 4))}, r"boxes must be float64 \(n, 4\), got float32 \(2, 4\)"),
-        ({"extent": (5, 5)}, r"extent must be a torch.Tensor of float64 \(2,\) or .* tuple"),
+        ({"boxes": torch.zeros((2, 3))}, r"boxes must be float32 or .* 4\), got float32 \(2, 3\)"),
+        ({"extent": (5, 5)}, r"extent must be a torch.Tensor of .*float64 \(2,\) or .* tuple"),
+        ({"ids": torch.arange(3)}, r"ids must be int64 \(2,\), one per box, got int64 \(3,\)"),
         ({"extent": torch.tensor([9.0, -1]).double()}, "extent must be widths and heights of 0 or"),
         ({"boxes": torch.tensor([[0, 0, 1, 1], [5, 0, 4, 9]]).double()}, "box 1 of 2 .*x, y, w, h"),
     ],

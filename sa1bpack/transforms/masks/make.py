@@ -131,7 +131,7 @@ class MaskMaker:
         maps = self._cells_to_source(batch["sizes"], frame)
         numbers = place = torch.arange(runs.masks, device=owner.device)
         if runs.masks != len(owner):  # padding has no runs
-            place = numbers + runs.owner * shape[1] - runs.mask_offset[runs.owner]
+            place = runs.padded_rows(shape[1])
         keep = frame.kept(self.grid) if self.geometric else None
         turned = isinstance(maps, AffineMaps)
         visible = frame.visible(self.grid) if turned else None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sa1bpack.arguments import choice, whole_number
+from sa1bpack.errors import OptionError
 from sa1bpack.masks import boxes as box_kernels
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
@@ -18,6 +19,7 @@ from sa1bpack.masks._arrays import check_array
 from sa1bpack.masks.prompts import (
     BOX_NOISE,
     BOX_SHIFT,
+    box_limit,
     check_box_sides,
     check_boxes,
     check_ids,
@@ -111,17 +113,19 @@ def draw_points(
     """Draw points uniformly from a region of every mask, with replacement.
 
     Args:
-        ids: int64 (T,), for example annotation ids; the points depend on them.
+        ids: int64 (T,), for example annotation ids; the points depend on them. Or (B, M) with
+            padding, as a batch has them: then "..." below is (B, M), otherwise (T,).
         points: k, the number per mask.
         seed, epoch: 0 to 2**64 - 1; the points depend on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws from one region in one epoch.
-        runs, region, boxes: as in `count_pixels`.
+        runs, region: as in `count_pixels`.
+        boxes: int64 (..., 4), as in `count_pixels`.
 
     Returns:
-        points: float32 (T, k, 2), x and y of pixel centres in source coordinates. Zero where not
+        points: float32 (..., k, 2), x and y of pixel centres in source coordinates. Zero where not
             valid.
-        valid: bool (T,), False if the region has no pixels: the mask is empty or padding, or covers
-            the complete image or box, or the box is outside the image.
+        valid: bool (...), False if the region has no pixels: the mask is empty or padding, or
+            covers the complete image or box, or the box is outside the image.
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong.
@@ -136,6 +140,10 @@ def draw_points(
         >>> points.shape, points.dtype, valid.dtype
         (torch.Size([104, 3, 2]), torch.float32, torch.bool)
     """
+    if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+        check_array("ids", ids, "int64", (len(runs.sizes), "M"), kind=torch.Tensor)
+        key = {"seed": seed, "epoch": epoch, "draw": draw}
+        return _draw_padded(runs, ids, points, region, boxes, key)
     _check_region(runs, region, boxes)
     check_ids(ids, runs.masks, torch.Tensor)
     points = whole_number("points", points, 0, 2**31 - 1)
@@ -148,6 +156,32 @@ def draw_points(
         chosen.append(part.nth(drawn[masks] % part.count.clamp(min=1)[:, None]))
     valid, pixels = torch.cat(counts) > 0, torch.cat(chosen)
     return torch.where(valid[:, None, None], pixels + 0.5, 0.0).float(), valid
+
+
+def _draw_padded(
+    runs: RunBatch,
+    ids: torch.Tensor,
+    points: int,
+    region: str,
+    boxes: torch.Tensor | None,
+    key: dict[str, int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`draw_points` with ids, and boxes, that are padded to (B, M)."""
+    if (
+        on_cpu(runs)
+        and (most := int(runs.mask_offset.diff().amax()) if len(ids) else 0) > ids.shape[1]
+    ):
+        raise OptionError(f"ids is {tuple(ids.shape)}, but a sample has {most} masks")
+    rows = runs.padded_rows(ids.shape[1])
+    if boxes is not None:
+        check_array("boxes", boxes, "int64", (*ids.shape, 4), kind=torch.Tensor)
+        boxes = boxes.reshape(-1, 4)[rows]
+    drawn, valid = draw_points(runs, ids.reshape(-1)[rows], points, region, boxes=boxes, **key)
+    padded = drawn.new_zeros((ids.numel(), *drawn.shape[1:]))
+    padded[rows] = drawn
+    flags = valid.new_zeros(ids.numel())
+    flags[rows] = valid
+    return padded.view(*ids.shape, *drawn.shape[1:]), flags.view(ids.shape)
 
 
 def _draw_compiled(runs, ids, points, region, boxes, **key) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,14 +245,16 @@ def jitter_boxes(
     """Move the edges of boxes at random, as SAM does for training; see `masks.jitter_boxes`.
 
     Args:
-        boxes: float64 (T, 4), x0, y0, x1, y1, edges in pixels of the training input.
-        extent: float64 (2,) or (T, 2), width and height of the image in the same pixels.
-        ids: int64 (T,), for example annotation ids; the noise depends on them.
+        boxes: float32 or float64 (..., 4), x0, y0, x1, y1, edges in pixels of the training input,
+            as a `Pipeline` returns them: "..." is (T,), or (B, M) with padding.
+        extent: float32 or float64, width and height of the image in the same pixels: (2,), or
+            (..., 2) with the first axes of the boxes, such as (B, 2).
+        ids: int64 (...), for example annotation ids; the noise depends on them.
         seed, epoch: 0 to 2**64 - 1; the noise depends on them as well.
         draw: 0 to 2**32 - 1, distinguishes several draws for one id in one epoch.
 
     Returns:
-        float32 (T, 4).
+        float32 (..., 4).
 
     Raises:
         OptionError: an option, a dtype or a shape is wrong, or on a CPU a side of a box or of an
@@ -230,15 +266,16 @@ def jitter_boxes(
         >>> T.jitter_boxes(boxes, extent, ids, seed=0, epoch=0).dtype
         torch.float32
     """
-    check_boxes(boxes, extent, torch.Tensor)
+    check_boxes(boxes, extent, ids, torch.Tensor)
     if boxes.device.type == extent.device.type == "cpu":
         check_box_sides(boxes.numpy(), extent.numpy())
-    check_ids(ids, len(boxes), torch.Tensor)
-    drawn = words(seed, epoch, ids, prompt_draw("boxes", draw), 4) >> (64 - NORMAL_BITS)
-    noise = _quantiles().on(boxes.device)[drawn & ((1 << NORMAL_BITS) - 1)] * BOX_NOISE
-    sides = (boxes[:, 2:] - boxes[:, :2]).repeat(1, 2)
-    moved = boxes + (noise * sides).clamp(-BOX_SHIFT, BOX_SHIFT)
-    limit = extent.repeat(1, 2) if extent.ndim == 2 else extent.repeat(2)
+    drawn = words(seed, epoch, ids.reshape(-1), prompt_draw("boxes", draw), 4).view(boxes.shape)
+    drawn = (drawn >> (64 - NORMAL_BITS)) & ((1 << NORMAL_BITS) - 1)
+    noise = _quantiles().on(boxes.device)[drawn] * BOX_NOISE
+    edges = boxes.double()
+    sides = torch.cat([edges[..., 2:] - edges[..., :2]] * 2, -1)
+    limit = torch.cat([box_limit(boxes, extent).double()] * 2, -1)
+    moved = edges + (noise * sides).clamp(-BOX_SHIFT, BOX_SHIFT)
     return torch.minimum(moved.clamp(min=0), limit).float()
 
 

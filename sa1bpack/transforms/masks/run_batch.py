@@ -84,6 +84,12 @@ class RunBatch:
         samples = torch.arange(len(self.sizes), device=self.mask_offset.device)
         return samples.repeat_interleave(self.mask_offset.diff(), output_size=self.masks)
 
+    def padded_rows(self, columns: int) -> torch.Tensor:
+        """int64 (T,): the row of each mask if each sample has `columns` rows, one after another."""
+        owner = self.owner
+        numbers = torch.arange(self.masks, device=owner.device)
+        return numbers + owner * columns - self.mask_offset[owner]
+
     def part(self, start: int, stop: int) -> "RunBatch":
         """The masks start..stop, without waiting for the device. All samples remain."""
         first, last = (int(self.host_offset[mask]) for mask in (start, stop))
