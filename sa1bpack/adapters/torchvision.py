@@ -41,13 +41,13 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         item: a sample of a Dataset, or a batch of Loader, make_dataloader or Collate, with masks
             of the image's size: `sa1bpack.open(pack, masks="bool", mask_size=1024)`.
         coordinates: those of the boxes and points in `item`, "source" or "stored". None: as the
-            `spec` of a batch says; otherwise "source", as `sa1bpack.open` does, unless the boxes
+            `spec` of a batch says; otherwise "stored", as `sa1bpack.open` does, unless the boxes
             cannot be that.
 
     Raises:
         OptionError: the masks are runs or have another size than the image, the pixels are planes,
             `item` is neither a sample nor a batch, or it does not say which coordinates it has, and
-            a box has fewer source pixels than its mask or leaves the image.
+            a box has fewer pixels than its mask or leaves the image.
     """
     if not isinstance(item, Mapping) or not ("image" in item or "images" in item):
         raise OptionError(
@@ -56,8 +56,8 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
     key, sizes = ("image", "size") if "image" in item else ("images", "sizes")
     assumed = coordinates is None and "spec" not in item
     if coordinates is None:
-        stored = ", stored coordinates" in item.get("spec", "")
-        coordinates = "stored" if stored else "source"
+        source = ", source coordinates" in item.get("spec", "")
+        coordinates = "source" if source else "stored"
     choice("coordinates", coordinates, COORDINATES)
     found = {name: _tensor(value) for name, value in item.items()}
     image = _channels_first(key, found[key])
@@ -72,7 +72,7 @@ def as_tv_tensors(item: Mapping[str, Any], coordinates: str | None = None) -> di
         first, extent = boxes[..., :2], boxes[..., 2:]
         edges = torch.cat([first * scale, (first + extent) * scale + pixel], -1)
         if assumed:
-            _check_source(found, extent, edges[..., 2:], width, height)
+            _check_stored(found, edges, pixel, width, height)
         found["boxes"] = tv_tensors.BoundingBoxes(
             edges.float().reshape(-1, 4), format="XYXY", canvas_size=canvas
         )
@@ -121,22 +121,28 @@ def _masks(found: Mapping[str, Any], height: int, width: int) -> torch.Tensor:
     return masks[..., :height, :width]
 
 
-def _check_source(
-    found: Mapping[str, Any], extent: torch.Tensor, ends: torch.Tensor, width: int, height: int
+def _check_stored(
+    found: Mapping[str, Any], edges: torch.Tensor, pixel: torch.Tensor, width: int, height: int
 ) -> None:
-    """Raise OptionError for boxes that cannot be in source coordinates, which were assumed.
+    """Raise OptionError for boxes that cannot be in stored coordinates, which were assumed.
 
-    extent  float64 (..., 2): width and height of the boxes, one less than the pixels of each
-    ends    float64 (..., 2): their ends in pixels of the image, if they are in source coordinates
+    edges  float64 (..., 4): of the boxes, in pixels of the image if they are in stored coordinates
+    pixel  float64 (..., 2): extent of a source pixel in pixels of the image
     """
-    areas = found.get("areas")
-    small = areas is not None and bool((areas.double() > (extent + 1).prod(-1) * 1.01 + 1).any())
-    outside = bool((ends > ends.new_tensor([width, height]) + 1).any())
-    if small or outside:
-        how = "leaves the image" if outside else "has fewer source pixels than its mask"
+    ends, extent = edges[..., 2:], (edges[..., 2:] - edges[..., :2]).prod(-1)
+    small = False
+    if "areas" in found:  # of the masks, in source pixels
+        each = pixel.prod(-1)
+        small = bool((found["areas"].double() * each > extent * 1.01 + each).any())
+    outside = ends > ends.new_tensor([width, height]) + 1
+    if "crop_boxes" in found:  # of a sample: most are the whole image
+        crops = found["crop_boxes"].double()
+        outside |= crops[..., :2] + crops[..., 2:] > ends.new_tensor([width, height]) + 1
+    if small or outside.any():
+        how = "leaves the image" if outside.any() else "has fewer pixels than its mask"
         raise OptionError(
-            f"coordinates is None, which means source coordinates here, but a box {how}: pass "
-            "coordinates='stored' if the pack was opened so"
+            f"coordinates is None, which means stored coordinates here, but a box {how}: pass "
+            "coordinates='source' if the pack was opened so"
         )
 
 

@@ -34,8 +34,8 @@ from sa1bpack.format import Layout, Manifest
 class Dataset(Selectable):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
-    `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied, and what is not
-    used is not read. With `check="read"` it is a dict of read-only copies that were compared with
+    `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and
+    points, which are scaled, and what is not used is not read. With `check="read"` it is a dict of read-only copies that were compared with
     the sample's checksum. m is the number of masks, S and Sm are the layout's image and mask size:
 
     ========================  ===================  ==========================================
@@ -49,7 +49,7 @@ class Dataset(Selectable):
                               bool (m, Sm, Sm)     with masks="bool", a new array
     run_ends, run_offset      int32 (r,),          with masks="runs": ends of runs in column-major
                               int64 (m + 1,)       source pixels, and where each mask's begin
-    bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin
+    bboxes                    float64 (m, 4)       x, y, w, h; w = xmax - xmin, h = ymax - ymin,
     point_coords              float64 (m, 2)       x, y
     crop_boxes                float64 (m, 4)       x, y, w, h
     areas                     int64 (m,)           source pixels
@@ -62,6 +62,9 @@ class Dataset(Selectable):
     index                     int                  row in the pack, or in all packs together
     NAME                      (...) or (m, ...)    a side array, with side=["NAME"]
     ========================  ===================  ==========================================
+
+    Boxes and points are in pixels of the stored image, so they fit `image`; in source pixels, as in
+    SA-1B's JSON, with `coordinates="source"`. The repr says which. Columns are as in the JSON.
 
     `ds[slice]`, `ds[index array]` and `ds[bool array]` are datasets over those samples, which share
     the pack; nothing is read for them. A view keeps its memory map alive, whatever happens to the
@@ -329,7 +332,7 @@ class Dataset(Selectable):
 
     @property
     def spec_text(self) -> str:
-        """How samples look, in one line: "pad 1024 rgb, masks 256 area, source coordinates".
+        """How samples look, in one line: "pad 1024 rgb, masks 256 area, stored coordinates".
 
         The same for datasets whose batches mean the same to a `transforms.Pipeline`, subsets
         included, and different otherwise. Packed or unpacked masks, drawn or stored ones, make no
@@ -357,6 +360,7 @@ class Dataset(Selectable):
         state = "" if self.manifest.complete else ", pack not complete"
         rule = self._options.rule
         state += "" if rule is None else f", masks with {rule.as_text()}"
+        state += f", {self._spec.coordinates} coordinates"
         return f"<Dataset {self._pack.name!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):

@@ -38,7 +38,7 @@ def open(
     mask_size: int | None = None,
     mask_sampling: str | None = None,
     pixels: str = "rgb",
-    coordinates: str = "source",
+    coordinates: str = "stored",
     transform: Callable[[Sample], Any] | None = None,
     on_error: str = "raise",
     check: str = "open",
@@ -66,9 +66,10 @@ def open(
         mask_sampling: "area" or "center", see docs/masks.md; None: the pack's.
         pixels: of a pack with yuv420 pixels. "rgb" converts them; "stored" returns the planes as
             stored, see docs/format.md, for the device to convert. RGB packs are RGB in both cases.
-        coordinates: of boxes and points. "source": pixels of the source image, as in SA-1B's JSON.
-            "stored": pixels of the stored image: x is multiplied by stored width / source width,
-            y by stored height / source height, widths and heights likewise. Areas are never scaled.
+        coordinates: of boxes and points in samples and batches. "stored": pixels of the stored
+            image, which is the sample's `image`: x is multiplied by stored width / source width,
+            y by stored height / source height, widths and heights likewise. "source": pixels of
+            the source image, as in SA-1B's JSON. Areas, and columns, are always in source pixels.
         transform: called with the sample dict; what it returns is the sample. The arrays are
             read-only: `.copy()` one before `torch.from_numpy`, which ignores that, so that writing
             to the tensor ends the process (SIGSEGV).
@@ -122,7 +123,7 @@ def open(
     Examples:
         >>> ds = sa1bpack.open("packed", masks="runs", min_area=100)
         >>> ds[0]["run_ends"].dtype, ds.spec_text
-        (dtype('int32'), 'pad 1024 rgb, runs 256 area, source coordinates')
+        (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
     options = SampleOptions(
         masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels,

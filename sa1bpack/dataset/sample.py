@@ -65,7 +65,7 @@ class SampleOptions:
     """
 
     masks: str = "bits"
-    coordinates: str = "source"
+    coordinates: str = "stored"
     transform: Callable[[Sample], Any] | None = None
     on_error: str = "raise"
     check: str = "open"
@@ -122,7 +122,7 @@ class SampleSpec:
         return cls(image_spec(layout, options.pixels), masks, options.coordinates, sides)
 
     def as_text(self) -> str:
-        """One line, such as "pad 1024 rgb, masks 256 area, source coordinates".
+        """One line, such as "pad 1024 rgb, masks 256 area, stored coordinates".
 
         It is the same wherever batches mean the same: packed and unpacked masks of one grid, drawn
         or stored; canvases and native images, which a batch puts on canvases.
@@ -330,6 +330,7 @@ def _scale(sample: Sample) -> None:
     with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
         for key in SCALED_KEYS:
             sample[key] = sample[key] * np.array(xy * (sample[key].shape[-1] // 2))
+            sample[key].flags.writeable = False  # like the views
 
 
 def _transformed(sample: Sample, transform: Callable[[Sample], Any]) -> Any:

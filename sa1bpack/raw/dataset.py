@@ -71,7 +71,7 @@ class TarDataset:
         mask_size: int | None = None,
         mask_sampling: str | None = None,
         pixels: str = "rgb",
-        coordinates: str = "source",
+        coordinates: str = "stored",
         transform: Callable[[Sample], Any] | None = None,
         on_error: str = "raise",
         max_masks: int | None = None,

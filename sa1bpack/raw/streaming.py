@@ -91,7 +91,7 @@ class IterableTarDataset(IterableDataset):
         mask_size: int | None = None,
         mask_sampling: str | None = None,
         pixels: str = "rgb",
-        coordinates: str = "source",
+        coordinates: str = "stored",
         transform: Callable[[Sample], Any] | None = None,
         max_masks: int | None = None,
         min_area: int = 0,

@@ -187,7 +187,7 @@ def _points(batch: Batch, row: int, part: Any) -> np.ndarray | None:
 
 
 def _in_source(batch: Batch) -> bool:
-    return "stored coordinates" not in str(batch.get("spec", ""))
+    return "source coordinates" in str(batch.get("spec", ""))
 
 
 def _source_scale(batch: Batch, row: int) -> np.ndarray:

@@ -60,7 +60,7 @@ def show(
     Of a batch of Loader, make_dataloader, Collate or Pipeline it shows what the model gets: the
     canvas with its padding, normalised images with their colours back, and the masks that are
     valid, with their boxes and the points that are inside. The batch may be on any device. A batch
-    without `spec` is taken to have boxes and points in source coordinates.
+    without `spec` is taken to have boxes and points in stored coordinates.
 
     It shows what training reads: the stored pixels without padding and the stored mask bits (the
     exact runs if the pack has no bits), smaller masks over larger ones. Boxes and points are those

@@ -25,8 +25,9 @@ def ids(ds):
     return [sample["image_id"] for sample in ds]
 
 
-def test_samples_are_what_was_packed(ds, packed):
+def test_samples_are_what_was_packed(packed):
     """Every key, bit for bit, with its type."""
+    ds = open_pack(packed.root, coordinates="source")
     assert len(ds) == len(packed.samples) == SAMPLES
     for index, (found, expected) in enumerate(zip(ds, packed.samples, strict=True)):
         assert found.keys() == {*ARRAYS, "image_id", "file_name", "index"}
@@ -37,8 +38,9 @@ def test_samples_are_what_was_packed(ds, packed):
         assert found["index"] == index
 
 
-def test_samples_share_the_memory_of_the_mapped_files(ds):
+def test_samples_share_the_memory_of_the_mapped_files(packed):
     """Nothing is copied: every array is a view of its shard's map, the same map each time."""
+    ds = open_pack(packed.root, coordinates="source")
     for index in range(len(ds)):
         number, row, first, stop = ds.locate(index)
         shard, sample = ds.shards[number], ds[index]
@@ -271,9 +273,11 @@ def test_masks_as_bool_are_the_bits_unpacked(packed):
         assert found["masks"].flags.writeable
 
 
-def test_stored_coordinates_are_source_ones_times_the_ratio_of_sides(packed):
+def test_coordinates_are_those_of_the_stored_image_unless_source_ones_are_asked_for(packed):
     """x by width, y by height; the source's far corner is the stored one's; areas stay."""
-    ds = open_pack(packed.root, coordinates="stored")
+    ds = open_pack(packed.root)
+    assert "stored coordinates" in repr(ds)
+    assert "source coordinates" in repr(open_pack(packed.root, coordinates="source"))
     for found, expected in zip(ds, packed.samples, strict=True):
         height, width, stored_height, stored_width = expected["size"].tolist()
         sx, sy = stored_width / width, stored_height / height

@@ -128,7 +128,7 @@ def texts_of(tmp_path_factory):
 
 
 def test_the_text_of_a_dataset_says_how_its_samples_look(texts_of):
-    assert texts_of("pad") == "pad 24 rgb, masks 16 area, source coordinates"
+    assert texts_of("pad") == "pad 24 rgb, masks 16 area, stored coordinates"
     found = texts_of("squash", masks="runs", mask_sampling="center", coordinates="stored")
     assert found == "squash 24 rgb, runs 16 center, stored coordinates"
 
@@ -145,7 +145,7 @@ def test_the_text_is_the_same_where_batches_mean_the_same(texts_of, packed):
 
 def test_the_text_differs_where_batches_mean_something_else(texts_of):
     texts = [texts_of("pad", **options) for options in (
-        {}, {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "stored"},
+        {}, {"mask_size": 24}, {"mask_sampling": "center"}, {"coordinates": "source"},
         {"masks": "runs"},
     )]  # fmt: skip
     texts.append(texts_of("squash"))

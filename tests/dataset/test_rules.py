@@ -37,7 +37,7 @@ def passing(sample: dict, rule: dict) -> np.ndarray:
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("check", ["open", "read"])
 def test_a_sample_has_the_masks_that_pass(packed, rule, check):
-    ds = sa1bpack.open(packed.root, check=check, **rule)
+    ds = sa1bpack.open(packed.root, check=check, coordinates="source", **rule)
     plain = sa1bpack.open(packed.root)
     assert len(ds) == len(plain)
     for k, stored in enumerate(packed.samples):

@@ -306,7 +306,8 @@ def test_several_packs_have_no_common_folder(several):
         _ = ds.root
     assert [folder.root for folder in ds.pack.folders] == several.roots
     assert repr(ds) == (
-        f"<Dataset '3 packs, {several.roots[0]} to {several.roots[2]}': {SAMPLES} samples>"
+        f"<Dataset '3 packs, {several.roots[0]} to {several.roots[2]}': {SAMPLES} samples, "
+        "stored coordinates>"
     )
     assert ds.layout == LAYOUT and ds.manifest.samples == SAMPLES
 
