@@ -120,7 +120,8 @@ def run_derive(arguments: argparse.Namespace) -> int:
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     fn = function_of(arguments.fn)
-    ds = open_pack(arguments.pack, masks=arguments.masks)
+    # A part has a row for every sample of its shard.
+    ds = open_pack(arguments.pack, masks=arguments.masks, duplicates="all")
     with image_bar() as show:
 
         def advance(done: int, total: int) -> None:

@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--duplicates", choices=("error", "first"), default="error",
-        help="if packs share an image id: fail, or keep the sample of the first pack "
+        help="if an image id occurs more than once: fail, or keep its first sample "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.set_defaults(run=run_subset)

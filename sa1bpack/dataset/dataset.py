@@ -35,8 +35,9 @@ class Dataset(Selectable):
     """Samples of one or several packs: a sequence of dicts, and their metadata as arrays.
 
     `ds[i]` is a dict of read-only numpy views of memory maps: nothing is copied but boxes and
-    points, which are scaled, and what is not used is not read. With `check="read"` it is a dict of read-only copies that were compared with
-    the sample's checksum. m is the number of masks, S and Sm are the layout's image and mask size:
+    points, which are scaled, and what is not used is not read. With `check="read"` it is a dict of
+    read-only copies that were compared with the sample's checksum. m is the number of masks, S and
+    Sm are the layout's image and mask size:
 
     ========================  ===================  ==========================================
     key                       type                 content

@@ -1,72 +1,101 @@
-"""Image ids that several samples have: in several packs by mistake, or twice in one."""
+"""Image ids that several samples have: in one pack, or in several that are opened together."""
 
 import logging
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
+from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import PackFolder
 from sa1bpack.dataset.rows import Rows, as_rows
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import counted
 
-DUPLICATES = ("error", "first")
+DUPLICATES = ("error", "first", "all")
+
+_EXAMPLES = 5  # image ids that an error names
 
 _log = logging.getLogger("sa1bpack")
 
 
 def rows_once(pack: Pack) -> Rows:
-    """The rows of a pack, without those that its `duplicates` leaves out.
+    """The rows of a pack that its `duplicates` leaves, found once.
 
-    "error": an id that several packs have is an error. "first": one row per id is kept, that of the
-    pack that was given first, and in it the first. Found once.
+    "error": an id that several samples have is an error. "first": one row per id is kept, that of
+    the pack that was given first, and in it the first. "all": every row.
 
-    Raises OptionError, with the number of such ids and an example.
+    Raises OptionError, with the number of such ids, the first of them and the remedy; FormatError
+    if the index that says so is damaged.
     """
     if pack.rows is None:
-        pack.rows = _rows_once(pack, pack.duplicates)
+        later, earlier = (None, None) if pack.duplicates == "all" else repeated_rows(pack)
+        if later is None or not len(later):
+            pack.rows = range(len(pack))
+        elif pack.duplicates == "error":
+            pack.check_index()  # ids may repeat because they are damaged
+            raise OptionError(_refusal(pack, later, earlier))
+        else:
+            pack.rows = _without(pack, later)
+            _log.warning(
+                "%s: %s left out (duplicates='first'), such as image_id %d",
+                pack.name, counted(len(later), "sample"), pack.image_id(int(later[0])),
+            )  # fmt: skip
     return pack.rows
 
 
-def _rows_once(pack: Pack, duplicates: str) -> Rows:
-    everything = range(len(pack))
-    if duplicates == "error" and _apart(pack.folders):
-        return everything
-    repeated = pack.ids.repeated()
-    if not len(repeated):
-        return everything
-    places, numbers = pack.shards.places, pack.shard_numbers(repeated)
+def first_rows(pack: Pack) -> Rows:
+    """The rows that `duplicates="first"` leaves, whatever the choice of the pack is."""
+    return _without(pack, repeated_rows(pack)[0]) if pack.duplicates == "all" else rows_once(pack)
+
+
+def repeated_rows(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
+    """The rows with an image id that another row has before them, and the first row with that id.
+
+    Before means: in a pack that was given earlier, or in the same pack at a lower row.
+
+    Returns int64 (r,) each, by image id. Nothing is sorted where the indexes of the packs prove
+    that there is no such row.
+    """
+    if _proven_distinct(pack):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = IdLookup(pack.image_ids(range(len(pack)))).repeated()
     rank = {id(folder): n for n, folder in enumerate(pack.folders)}
-    given = np.array([rank[id(place.folder)] for place in places])[numbers]
-    ids = pack.image_ids(repeated)
-    order = np.lexsort((repeated, given, ids))
-    ids, given, repeated = ids[order], given[order], repeated[order]
-    again = np.append(False, ids[1:] == ids[:-1])  # not the first of its id
-    if duplicates == "error":
-        other = np.flatnonzero(again[1:] & (given[1:] != given[:-1])) + 1
-        if not len(other):
-            return everything
-        k = int(other[0])
-        raise OptionError(
-            f"{counted(len(np.unique(ids[other])), 'image id')} in more than one pack, such as "
-            f"{ids[k]} in {pack.folders[given[k - 1]].root} and {pack.folders[given[k]].root}: "
-            "choose duplicates='first' to leave the later ones out (for commands: `sa1bpack subset "
-            "PACK... FILE --duplicates first`, and give them FILE)"
-        )
+    given = np.array([rank[id(place.folder)] for place in pack.shards.places])
+    ids, given = pack.image_ids(rows), given[pack.shard_numbers(rows)]
+    order = np.lexsort((rows, given, ids))
+    ids, rows = ids[order], rows[order]
+    again = np.append(False, ids[1:] == ids[:-1])[: len(ids)]
+    first = np.maximum.accumulate(np.where(again, 0, np.arange(len(ids))))
+    return rows[again], rows[first[again]]
+
+
+def _proven_distinct(pack: Pack) -> bool:
+    """Whether no id occurs twice: each index proves it of its pack, and their ranges are apart."""
+    if not all(folder.has_distinct_ids() for folder in pack.folders):
+        return False
+    ranges = sorted(folder.id_range() for folder in pack.folders if folder.manifest.samples)
+    return all(high < low for (_, high), (low, _) in pairwise(ranges))
+
+
+def _without(pack: Pack, rows: np.ndarray) -> Rows:
     keep = np.ones(len(pack), bool)
-    keep[repeated[again]] = False
-    _log.warning(
-        "%s: %s left out (duplicates='first'), such as image_id %d",
-        pack.name, counted(int(again.sum()), "sample"), int(ids[again][0]),
-    )  # fmt: skip
+    keep[rows] = False
     return as_rows(np.flatnonzero(keep))
 
 
-def _apart(folders: Sequence[PackFolder]) -> bool:
-    """Whether the ranges of the packs' image ids do not overlap; no id is then in two of them."""
-    if len(folders) == 1:
-        return True
-    ranges = sorted(folder.id_range() for folder in folders if folder.manifest.samples)
-    return all(high < low for (_, high), (low, _) in pairwise(ranges))
+def _refusal(pack: Pack, later: np.ndarray, earlier: np.ndarray) -> str:
+    ids = np.unique(pack.image_ids(later))
+    numbers = pack.shard_numbers(np.array([earlier[0], later[0]]))
+    places = [pack.shards.places[number] for number in numbers.tolist()]
+    one, other = (place.folder.root for place in places)
+    if one == other:
+        one, other = (place.entry.source for place in places)
+    where = f"twice in {one}" if one == other else f"in {one} and {other}"
+    named = ", ".join(map(str, ids[:_EXAMPLES].tolist()))
+    return (
+        f"{pack.name}: {counted(len(ids), 'image id')} occur{'s' if len(ids) == 1 else ''} more "
+        f"than once, {'the first are ' if len(ids) > _EXAMPLES else ''}{named}; {ids[0]} is "
+        f"{where}: choose duplicates='first' to keep the first sample of each, or 'all' to keep "
+        "every one (for commands: `sa1bpack subset PACK... FILE --duplicates first`, and give them "
+        "FILE)"
+    )

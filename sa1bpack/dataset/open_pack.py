@@ -88,9 +88,10 @@ def open(
         max_area_frac: only masks that cover at most this fraction of the image; None: no limit.
         min_iou: only masks with at least this predicted IoU; None: no limit.
         min_stability: only masks with at least this stability score; None: no limit.
-        duplicates: what becomes of image ids that several packs have. "error" raises OptionError.
-            "first" keeps one sample per id, that of the pack that is first in the list; of several
-            in one pack, the first. The log and `Dataset.left_out` say how many are left out.
+        duplicates: what becomes of image ids that occur more than once, in one pack or in several.
+            "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
+            first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
+            how many are left out. "all" keeps every sample.
         side: side arrays, see docs/side-data.md: names of those in PACK/side, or paths of others.
             Each is a key of samples and batches. Every shard must have its part.
         cache: a folder on a local disk for packs and side arrays that are named by URL. What is
@@ -114,8 +115,9 @@ def open(
             index is not what the format demands. Shards are checked when they are first used.
         VersionError: a newer major version of the format.
         OptionError: a value that is not one of the choices, a URL without `cache`, a pattern that
-            matches nothing, packs that differ in their layout, or that have an image id in common,
-            and a side array that lacks the part of a shard, or has it for other bytes.
+            matches nothing, packs that differ in their layout, image ids that occur more than
+            once (see `duplicates`), and a side array that lacks the part of a shard, or has it for
+            other bytes.
         ResourceShortage: the system refuses a memory map or an open file.
         StoreError: an object store cannot be reached, or refuses.
         MissingPackage: the library for object stores is not installed: `sa1bpack[cloud]`.
@@ -140,7 +142,8 @@ def open(
     if saved is not None:
         if len(paths) > 1:
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
-        found, duplicates = packs_of(saved)
+        found, recorded = packs_of(saved)
+        duplicates = recorded if duplicates == "error" else duplicates
         paths = _local_paths(found, folder, limit)
     folders = open_folders(paths)
     check_same_layout(folders)

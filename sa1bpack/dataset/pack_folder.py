@@ -13,7 +13,7 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.hollow import refuse_hollow
-from sa1bpack.format.index import Index, open_manifest_and_index
+from sa1bpack.format.index import Index, has_distinct_ids, open_manifest_and_index
 from sa1bpack.format.index_check import check_index
 from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_digests import shard_digests
@@ -92,6 +92,10 @@ class PackFolder:
             check_offsets_rise(self.index_path("mask_offset"), offsets)
             self._offsets_are_checked = True
         return offsets
+
+    def has_distinct_ids(self) -> bool:
+        """Whether the index proves that no image id occurs twice, see `format.index`."""
+        return shard_cache.CACHE.with_resources(lambda: has_distinct_ids(self.root, self.manifest))
 
     def id_range(self) -> tuple[int, int]:
         """The lowest and the highest image id, by the index; two pages of it are read.

@@ -326,10 +326,10 @@ def _scale(sample: Sample) -> None:
     length of a side becomes that of the stored side.
     """
     height, width, stored_height, stored_width = sample["size"].tolist()
-    xy = (stored_width / width, stored_height / height)
+    xywh = np.array((stored_width / width, stored_height / height) * 2)
     with np.errstate(all="ignore"):  # of what the arrays hold, infinities included
         for key in SCALED_KEYS:
-            sample[key] = sample[key] * np.array(xy * (sample[key].shape[-1] // 2))
+            sample[key] = sample[key] * xywh[: sample[key].shape[-1]]
             sample[key].flags.writeable = False  # like the views
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("sa1bpack")
 def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
     """Write the rows of a pack as a selection.
 
-    base  all rows that opening the same packs again yields
+    base  all rows that opening the file yields, before it selects from them
 
     Raises OutputRefused for a path that exists and is not a selection, OptionError for one inside a
     pack, and for a sample that its id does not name, because
@@ -45,7 +45,10 @@ def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
             "is not of the first: open it with duplicates='first', and select again"
         )
     roots = [folder.root if folder.cached is None else folder.cached.url for folder in pack.folders]
-    write_selection(path, ids, fingerprint(pack, rows), roots, pack.duplicates)
+    duplicates = (
+        "error" if pack.duplicates == "error" else "first"
+    )  # by id, only the first is found
+    write_selection(path, ids, fingerprint(pack, rows), roots, duplicates)
 
 
 def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:

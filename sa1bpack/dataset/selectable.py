@@ -12,7 +12,7 @@ from sa1bpack.arguments import local_path, share
 from sa1bpack.dataset import select
 from sa1bpack.dataset.chance import FRACTION, SPLIT, below
 from sa1bpack.dataset.columns import Columns, iterate_columns
-from sa1bpack.dataset.duplicates import rows_once
+from sa1bpack.dataset.duplicates import first_rows
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, take
@@ -105,7 +105,7 @@ class Selectable(ABC):
         cannot be written.
         """
         target = local_path("path", path)
-        save_rows(self._pack, rows_once(self._pack), self._rows, target)
+        save_rows(self._pack, first_rows(self._pack), self._rows, target)
 
     def select(self, path: str | os.PathLike[str]) -> "Dataset":
         """Those samples that a saved selection names, in its order, wherever it was saved.

@@ -54,7 +54,8 @@ class Duplicates:
             one = self.image_ids == 1
             lines.append(
                 f"{self.image_ids:,} image {'id occurs' if one else 'ids occur'} more than once"
-                f"{': ' if one else ', e.g. '}{image_id} in {_with_counts(sources)}"
+                f"{': ' if one else ', e.g. '}{image_id} in {_with_counts(sources)}; open with "
+                "duplicates='first' to leave the later ones out"
             )
         return lines
 

@@ -54,7 +54,7 @@ class Task:
 
     def open(self) -> Dataset:
         """The samples that are read."""
-        ds = open_pack(self.pack)
+        ds = open_pack(self.pack, duplicates="all")
         most = min(_WARM_BYTES, int(_WARM_SHARE * memory_bytes()))
         if self.cold or dataset_bytes(ds) <= most:
             return ds

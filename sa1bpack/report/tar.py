@@ -62,7 +62,8 @@ def first_subjects(
 
     Raises SourceError if the tar cannot be read, OptionError if it has no pairs.
     """
-    decoder = Decoder(PackOptions(max_masks=None), SampleOptions(**rule), None)
+    options = SampleOptions(coordinates="source", **rule)
+    decoder = Decoder(PackOptions(max_masks=None), options, None)
     found: list[Subject | Unreadable] = []
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, samples):

@@ -128,7 +128,7 @@ def write_report(
     manifests = [read_manifest(root) for root in roots]
     dataset = index = None
     if len(roots) > 1 or manifests[0].index is not None:
-        dataset = open_pack(roots, duplicates="error" if len(roots) == 1 else "first")
+        dataset = open_pack(roots, duplicates="all")
         # A packer may have published meanwhile.
         manifests = [folder.manifest for folder in dataset.pack.folders]
     packs = list(zip(roots, manifests, strict=True))

@@ -95,25 +95,25 @@ def test_a_sample_has_its_image_masks_and_boxes_on_one_canvas(photos, as_tv_tens
 def test_coordinates_that_nobody_named_are_not_taken_for_others(
     photos, tmp_path, as_tv_tensors, larger
 ):
-    """SIDE pixels of 96, or 192: boxes that are scaled again are too small, or outside."""
-    root, how = photos.root, "has fewer source pixels than its mask"
+    """An image smaller or larger than its source: boxes of the source are outside, or too small."""
+    root, how = photos.root, "leaves the image"
     if larger:
-        root, how = tmp_path / "larger", "leaves the image"
+        root, how = tmp_path / "larger", "has fewer pixels than its mask"
         write_tar(tmp_path / "sa_000000.tar", members(range(3, 6)))
         sa1bpack.pack(tmp_path / "sa_000000.tar", root, workers=1, image_size=192)
     side = 192 if larger else SIDE
-    ds = sa1bpack.open(root, masks="bool", mask_size=side, coordinates="stored")
+    ds = sa1bpack.open(root, masks="bool", mask_size=side, coordinates="source")
     refused = 0
     for sample in ds.where("mask_count >= 1"):
-        assert as_tv_tensors(sample, "stored")["boxes"].shape == (len(sample["areas"]), 4)
+        assert as_tv_tensors(sample, "source")["boxes"].shape == (len(sample["areas"]), 4)
         try:
             as_tv_tensors(sample)
         except sa1bpack.OptionError as error:
-            assert f"a box {how}: pass coordinates='stored'" in str(error)
+            assert f"a box {how}: pass coordinates='source'" in str(error)
             refused += 1
     assert refused == len(ds.where("mask_count >= 1"))
     unnamed = sa1bpack.Collate()([*ds])  # without a spec
-    with pytest.raises(sa1bpack.OptionError, match="source coordinates here, but a box"):
+    with pytest.raises(sa1bpack.OptionError, match="stored coordinates here, but a box"):
         as_tv_tensors(unnamed)
 
 

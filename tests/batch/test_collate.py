@@ -79,8 +79,9 @@ def check(batch, expected):
     layout=st.sampled_from(sorted(LAYOUTS)),
     cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
 )  # fmt: skip
-def test_batches_are_those_of_a_plain_reference(ds, packed, rows, layout, cap, choose):
+def test_batches_are_those_of_a_plain_reference(packed, rows, layout, cap, choose):
     """Every key, bit for bit, in every layout, with any cap."""
+    ds = open_pack(packed.root, coordinates="source")
     score = {"largest": "area", "iou": "predicted_iou"}[choose]
 
     def keep(sample):
@@ -92,8 +93,9 @@ def test_batches_are_those_of_a_plain_reference(ds, packed, rows, layout, cap, c
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_batches_go_straight_into_given_buffers(ds, packed, layout):
+def test_batches_go_straight_into_given_buffers(packed, layout):
     """Tensors or arrays that held something else before; padding is zeroed."""
+    ds = open_pack(packed.root, coordinates="source")
     rows = [4, 1, 10]
     samples, collate = ds.__getitems__(rows), Collate(layout)
     shapes = collate.plan(samples).shapes()

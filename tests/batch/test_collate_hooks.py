@@ -127,7 +127,7 @@ def test_a_canvas_may_be_as_large_as_an_image_of_a_pack(ds):
 
 
 def test_a_batch_has_the_spec_of_its_samples_where_collate_knows_it(ds):
-    stored = ds.with_options(coordinates="stored")
+    stored, ds = ds.with_options(coordinates="stored"), ds.with_options(coordinates="source")
     samples = [stored[0], stored[3]]
     batch = Collate(sample_spec=stored.spec)(samples)
     assert batch["spec"] == stored.spec_text and "stored coordinates" in batch["spec"]

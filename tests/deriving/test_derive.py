@@ -378,7 +378,7 @@ def test_parts_of_a_dataset_that_was_opened_otherwise_are_refused(layout_packs, 
     pack, relation = layout_packs("pad", "rgb", "bits+runs"), sa1bpack.transforms.relation
     arguments = {"axis": "mask", "options": {"name": "mask_boxes"}, "out": tmp_path / "made"}
     derive(sa1bpack.open(pack), "extents", relation, part=(1, 2), **arguments)
-    for masks in ({"masks": "runs"}, {"mask_size": 64}, {"coordinates": "stored"}):
+    for masks in ({"masks": "runs"}, {"mask_size": 64}, {"coordinates": "source"}):
         with pytest.raises(OutputRefused, match="made with samples 'pad 128 rgb, masks 256 area"):
             derive(sa1bpack.open(pack, **masks), "extents", relation, **arguments)
     assert derive(sa1bpack.open(pack, masks="bool"), "extents", relation, **arguments).missing == ()

@@ -7,6 +7,8 @@ from sa1bpack.format import Layout, ShardEntry, make_manifest
 from sa1bpack.format.duplicates import MAX_EXAMPLES, Duplicates, find_duplicates
 from sa1bpack.format.index import Index
 
+REMEDY = "; open with duplicates='first' to leave the later ones out"
+
 LAYOUT = Layout(image_size=16, mask_size=8)
 
 
@@ -43,13 +45,13 @@ def test_an_id_in_two_sources_names_both_also_across_empty_shards():
     found = find_duplicates(*pack_of([("a", [5, 9]), ("hollow", []), ("b", [7, 9]), ("c", [5])]))
     assert found.image_ids == 2
     assert found.examples == ((5, ("a", "c")), (9, ("a", "b")))
-    assert found.lines() == ["2 image ids occur more than once, e.g. 5 in a and c"]
+    assert found.lines() == ["2 image ids occur more than once, e.g. 5 in a and c" + REMEDY]
 
 
 def test_an_id_that_a_source_holds_twice_is_counted_once_and_said_so():
     found = find_duplicates(*pack_of([("a", [5, 5, 1]), ("b", [5, 2])]))
     assert (found.image_ids, found.examples) == (1, ((5, ("a", "a", "b")),))
-    assert found.lines() == ["1 image id occurs more than once: 5 in a (twice) and b"]
+    assert found.lines() == ["1 image id occurs more than once: 5 in a (twice) and b" + REMEDY]
 
 
 @pytest.mark.parametrize(("key", "kind"), [("xxh128", "XXH3-128"), ("md5", "md5")])

@@ -42,7 +42,7 @@ def read_everything(root: Path, name: str, target: str | None) -> int:
     for check in ("open", "read"):
         for options in SPECS[name]:
             try:
-                ds = open_pack(root, check=check, **options)
+                ds = open_pack(root, check=check, duplicates="all", **options)
             except FormatError as error:
                 assert check == "read" and target in ("all", *_index_targets()), error
                 assert "index-" in str(error)

@@ -59,7 +59,8 @@ def load_everything(
     io  of the Loader; make_dataloader has none
     """
     by_rule = choose == "of a rule"
-    ds = sa1bpack.open(root, check=check, **(RULE if by_rule else {}))[list(READ)]
+    options = {"coordinates": "source", "duplicates": "all"} | (RULE if by_rule else {})
+    ds = sa1bpack.open(root, check=check, **options)[list(READ)]
     given = {"masks": masks, "order": "sequential", "on_error": "raise"}
     if choose is not None:
         given |= {"max_masks": 3, "choose": "balanced" if by_rule else choose}

@@ -72,7 +72,7 @@ def _good(ds) -> list[int]:
 
 
 def test_boxes_and_areas_are_those_of_pycocotools(source):
-    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, masks="runs")
+    ds = sa1bpack.TarDataset(source("tar"), options=OPTIONS, masks="runs", coordinates="source")
     for sample in ds[_good(ds)]:
         number = sample["image_id"]
         for index in range(number):

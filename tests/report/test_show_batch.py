@@ -35,7 +35,7 @@ def test_subjects_are_the_samples_of_the_dataset(layout, batches):
     found = subjects_of(batch, list(range(6)))
     assert sum(subject.masks for subject in found) > 10
     for subject, index in zip(found, batch["indices"].tolist(), strict=True):
-        sample = ds[index]
+        sample = ds.with_options(coordinates="source")[index]
         assert subject.image_id == sample["image_id"] and subject.masks == len(sample["bboxes"])
         np.testing.assert_array_equal(subject.rgb, sample["image"])
         np.testing.assert_array_equal(subject.bits, sample["masks"])
@@ -49,10 +49,10 @@ def test_subjects_are_the_samples_of_the_dataset(layout, batches):
         np.testing.assert_allclose(subject.points, sample["point_coords"] * scale, rtol=1e-5)
 
 
-def test_stored_coordinates_and_runs_show_the_same(batches):
+def test_source_coordinates_and_runs_show_the_same(batches):
     _, batch = batches()
     expected = subjects_of(batch, list(range(6)))
-    for options in ({"coordinates": "stored"}, {"masks": "runs"}):
+    for options in ({"coordinates": "source"}, {"masks": "runs"}):
         found = subjects_of(batches(**options)[1], list(range(6)))
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one.bboxes, other.bboxes, atol=1e-3)
