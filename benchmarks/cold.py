@@ -52,7 +52,7 @@ from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.loader import Loader
 from sa1bpack.measuring.ceilings import read_spans
-from sa1bpack.measuring.page_cache import drop_pages, resident_bytes
+from sa1bpack.measuring.memory import drop_pages, resident_bytes
 
 # Samples that each thread of some ceilings keeps: no batch is read into memory that was used just
 # before.

@@ -34,7 +34,7 @@ from sa1bpack.format.zarr_metadata import (
     chunk_file,
     group_metadata,
 )
-from sa1bpack.measuring.page_cache import drop_pages
+from sa1bpack.measuring.memory import drop_pages
 
 SAMPLES = 11_185_362  # images of SA-1B
 SHARDS = 2000

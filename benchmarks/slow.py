@@ -47,7 +47,7 @@ from slow_disk import ANSWERED, CAME, COUNT, SlowDisk, Unavailable, longest_chai
 
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.loading.loader import Loader
-from sa1bpack.measuring.page_cache import resident_bytes
+from sa1bpack.measuring.memory import resident_bytes
 
 MISSING = 77  # the exit code by which test harnesses know what was skipped
 SINGLE_SAMPLES = 5

@@ -49,7 +49,6 @@ _MODULES = {
     "ReadingOptions": "sa1bpack.loading.options",
     "LoadingStats": "sa1bpack.loading.statistics.stats",
     "bench": "sa1bpack.measuring.bench",
-    "tune": "sa1bpack.measuring.tune",
     "derive": "sa1bpack.deriving.run",
     "attach": "sa1bpack.deriving.attach",
     "DeriveResult": "sa1bpack.deriving.target",

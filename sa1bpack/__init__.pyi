@@ -22,7 +22,6 @@ from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions
 from sa1bpack.loading.statistics.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
-from sa1bpack.measuring.tune import tune as tune
 from sa1bpack.order.batches import OrderedBatches as OrderedBatches
 from sa1bpack.order.buckets import Buckets as Buckets
 from sa1bpack.order.home import HomeShuffleOrder as HomeShuffleOrder

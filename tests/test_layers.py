@@ -44,7 +44,7 @@ ALLOWED = {
     "adapters": BASE | {"masks", "dataset", "loading"},
     "raw": BASE | CODECS | {"packing", "dataset", "order"},
     "report": BASE | CODECS | {"packing", "dataset", "raw"},
-    "measuring": BASE | {"format", "disk", "dataset", "batch", "loading", "report"},
+    "measuring": BASE | {"format", "disk", "dataset", "batch", "loading"},
     "cli": BASE
     | CODECS
     | {

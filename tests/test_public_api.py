@@ -38,7 +38,7 @@ SHOWN = {
     if not (inspect.isclass(value) and issubclass(value, BaseException))
 }
 # Their examples take seconds; tests/measuring runs them with tiny packs.
-NOT_EXECUTED = {"sa1bpack.bench", "sa1bpack.tune"}
+NOT_EXECUTED = {"sa1bpack.bench"}
 
 
 def test_the_public_surface_is_the_one_on_file():

@@ -1,6 +1,5 @@
 """A Lightning DataModule over a pack."""
 
-import os
 import sys
 from collections.abc import Mapping
 from numbers import Real
@@ -34,7 +33,6 @@ class LoaderKeywords(ReadingKeywords, total=False):
     threads: int | None
     ahead: int | None
     io: str | None
-    tuned: str | os.PathLike[str] | None
 
 
 class DataModule(LightningDataModule):

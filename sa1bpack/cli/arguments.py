@@ -27,7 +27,6 @@ COMMANDS = {
     "report": "write a report on a pack, as an HTML page",
     "derive": "compute an array per image or per mask, such as embeddings",
     "bench": "measure this machine with a pack: memory, disk, device, loaders",
-    "tune": "find the settings of a loader that suit a pack and this machine",
 }
 
 # What the functions behind the commands call the packs that they are given.

@@ -14,11 +14,19 @@ themselves (the ceilings), then how many samples per second a Loader and a
 DataLoader yield to a loop that does nothing with them, with the pack's pages
 dropped (cold) and in the page cache (warm), the seconds to the first batch of
 a new process, and the memory of each. Takes about 10 times --seconds, and the
-start of six processes, 3 to 10 seconds each."""
+start of six processes, 3 to 10 seconds each.
+
+With --sweep it compares settings too: threads, io, ahead and batch size of a
+Loader; workers, prefetched batches and pinning of a DataLoader, some 25
+settings, each measured three times in interleaved rounds. The tables have
+medians and the memory that each takes; * is the one to choose, ~ those that
+differ from the fastest by no more than the noise. The last lines are the
+Python that makes both loaders with the best settings."""
 
 _EPILOG = """\
 example:
   sa1bpack bench /data/packed --device cuda --batch-size 16
+  sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
 
 Nothing else should run meanwhile. Dropping pages slows down other programs
 that read the pack, and nothing else."""
@@ -34,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=real, default=5.0, dest="duration", metavar="SECONDS",
         help="per measurement (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--sweep", action="store_true", help="compare settings of both loaders as well"
+    )
     parser.add_argument(
         "-o", "--out", type=user_path, metavar="FILE", help="write all figures to a JSON file"
     )
@@ -70,7 +81,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
         result = bench(
             arguments.pack, device=arguments.device, batch_size=arguments.batch_size,
             masks=arguments.masks, max_masks=arguments.max_masks, duration=arguments.duration,
-            progress=progress,
+            sweep=arguments.sweep, progress=progress,
         )  # fmt: skip
     if arguments.json:
         say_json(result.as_dict())

@@ -28,7 +28,6 @@ from sa1bpack.loading.foreign import BatchSamples, EpochDataset, LoaderBatchSamp
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
-from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
@@ -46,7 +45,7 @@ MAX_WORKERS = MAX_AHEAD = 1024
 # How long the workers that did start have to end when another one fails to start.
 _END_SECONDS = 5.0
 
-_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "tuned", "workers")
+_OWN = ("multiprocessing_context", "pin_memory", "prefetch_factor", "workers")
 _OTHER_NAMES = {
     "num_workers": "workers",
     "threads": "workers",
@@ -281,7 +280,6 @@ def make_dataloader(
     prefetch_factor: int | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: str | None = None,
-    tuned: str | os.PathLike[str] | None = None,
     **options: Unpack[ReadingKeywords],
 ) -> PackDataLoader:
     """A torch DataLoader that yields the batches of `Loader` with the same options, on the CPU.
@@ -299,9 +297,6 @@ def make_dataloader(
         multiprocessing_context: None: "fork" on Linux, where workers start at once and need no
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
-        tuned: a file of `sa1bpack tune`, for what is None of workers, prefetch_factor and
-            pin_memory, as in `Loader`. It was measured without a transform: with one, workers is
-            not taken from it.
         options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last, rank,
             world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
 
@@ -320,16 +315,6 @@ def make_dataloader(
     ds = as_dataset(ds)
     chosen = reading_options("make_dataloader", options, _OWN, _OTHER_NAMES)
     batches = chosen.batches(ds, batch_size)
-    if tuned is not None:
-        found, largest = read_tuned(tuned), batches.sizes.largest
-        warn_of_differences(tuned, found, ds, found.measured_for.device, largest)
-        settings = found.dataloader
-        if workers is None and ds.options.transform is None:
-            workers = settings["workers"]
-        prefetch_factor = (
-            settings["prefetch_factor"] if prefetch_factor is None else prefetch_factor
-        )
-        pin_memory = settings["pin_memory"] if pin_memory is None else pin_memory
     prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
     if workers is None:
         workers = min(cores(), _MOST_WORKERS) if ds.options.transform is not None else 0

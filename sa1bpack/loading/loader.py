@@ -31,7 +31,6 @@ from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
 from sa1bpack.loading.reader_threads import ReaderThreads
 from sa1bpack.loading.shard_files import most_open_shards
-from sa1bpack.loading.tuned import read_tuned, warn_of_differences
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.schedules import WholeNumbers
@@ -54,7 +53,7 @@ MAX_THREADS = MAX_AHEAD = 1024
 # on it: a thread that is still reading ends by itself, and cannot affect a later epoch.
 END_SECONDS, CLOSE_SECONDS = 1.0, 5.0
 
-_OWN = ("ahead", "device", "io", "threads", "tuned")
+_OWN = ("ahead", "device", "io", "threads")
 _OTHER_NAMES = {
     "num_workers": "threads",
     "workers": "threads",
@@ -109,7 +108,6 @@ class Loader(BatchReader):
         threads: int | None = None,
         ahead: int | None = None,
         io: str | None = None,
-        tuned: str | os.PathLike[str] | None = None,
         **options: Unpack[ReadingKeywords],
     ):
         """
@@ -130,9 +128,6 @@ class Loader(BatchReader):
                 dataset larger than memory. "cached": into it, where the next epoch finds them.
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
-            tuned: a file of `sa1bpack tune`, for what is None of threads, ahead and io, and for the
-                disk's ceiling in the verdict of `stats()`. A warning is logged if it was measured
-                for another layout, device, number of cores or batch size.
             options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last,
                 rank, world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see
                 ReadingOptions.
@@ -153,16 +148,7 @@ class Loader(BatchReader):
                 "open the pack with a mask_size, or use make_dataloader"
             )
         batches = chosen.batches(ds, batch_size)
-        settings: dict[str, Any] = {}
-        self._disk_ceiling: float | None = None
-        if tuned is not None:
-            found = read_tuned(tuned)
-            settings, self._disk_ceiling = found.loader, found.disk_bytes_per_second
-            warn_of_differences(tuned, found, ds, str(device), batches.sizes.largest)
-        threads = settings.get("threads") if threads is None else threads
-        ahead = settings.get("ahead") if ahead is None else ahead
-        io = settings.get("io", "auto") if io is None else io
-        self._mode = reading_mode(io, ds)
+        self._mode = reading_mode("auto" if io is None else io, ds)
         if threads is None:
             least = DIRECT_THREADS if self._mode.direct else 1
             threads = max(least, min(cores(), MOST_THREADS))
@@ -294,7 +280,7 @@ class Loader(BatchReader):
         choice = self._masks.at(0, 0)
         source = BatchSource(self._dataset, self._spec, choice, self._masks.capacity(choice))
         planner, counts = kind(source, self._masks), iteration.counts
-        counts.reads_known, counts.disk_ceiling = kind is Planner, self._disk_ceiling
+        counts.reads_known = kind is Planner
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(

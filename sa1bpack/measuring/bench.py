@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from sa1bpack.arguments import seconds, whole_number
-from sa1bpack.disk.reading_mode import direct_obstacle
+from sa1bpack.disk.reading_mode import SHARE_OF_MEMORY, direct_obstacle
 from sa1bpack.environment import available_cpus, memory_bytes
+from sa1bpack.errors import OptionError
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.devices import open_device
-from sa1bpack.loading.loader import DIRECT_THREADS
+from sa1bpack.loading.loader import DIRECT_THREADS, Loader
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.measuring.ceilings import device_ceiling, memory_ceiling, read_spans
-from sa1bpack.measuring.page_cache import drop_pages
-from sa1bpack.measuring.spans import large_spans
+from sa1bpack.loading.page_cache import dataset_bytes
+from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
+from sa1bpack.measuring.memory import drop_pages
 from sa1bpack.measuring.speeds import (
     Setting,
     Speed,
@@ -28,6 +29,7 @@ from sa1bpack.measuring.speeds import (
     some_samples,
     take,
 )
+from sa1bpack.measuring.sweep import Sweep, compare_loaders, thread_counts
 from sa1bpack.wording import counted, size_text
 
 # Of the disk: as many samples at most as a fast disk reads in ten seconds.
@@ -59,7 +61,8 @@ class Ceilings:
 class BenchResult:
     """What `bench` found. `lines` has, by loader, "cold" and "warm" Speed, and seconds to the first
     batch of a new process: `first_cold` and `first_again`; `remaining_share` is what of the pack
-    was in the page cache after its pages were dropped."""
+    was in the page cache after its pages were dropped. With `sweep`, `sweeps` has the comparisons
+    of settings, and `settings`, by loader, the line of Python that makes it with the best ones."""
 
     pack: str
     samples: int
@@ -70,6 +73,8 @@ class BenchResult:
     ceilings: Ceilings
     remaining_share: float = 0.0
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sweeps: list[Sweep] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -111,7 +116,9 @@ class BenchResult:
                 f"cold is not cold: {self.remaining_share:.0%} of the pack remained in the page "
                 "cache; end other\nprocesses that have its files mapped"
             )
-        return "\n".join(lines)
+        for sweep in self.sweeps:
+            lines += ["", *sweep.as_text()]
+        return "\n".join([*lines, *([""] if self.settings else []), *self.settings.values()])
 
     def _short(self) -> list[str]:
         """What is said of cold figures that are of a moment."""
@@ -198,7 +205,7 @@ def in_new_process(function: Callable, *arguments: Any) -> Any:
 
 def bench(
     pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
-    max_masks: int | None = None, duration: float = 5.0,
+    max_masks: int | None = None, duration: float = 5.0, sweep: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> BenchResult:  # fmt: skip
     """Measure what this machine does with this pack.
@@ -207,11 +214,16 @@ def bench(
         pack: folder of a pack.
         device: "cpu" or "cuda".
         batch_size, masks, max_masks: of both loaders.
-        duration: seconds per measurement: three of ceilings, and six of loaders.
+        duration: seconds per measurement: three of ceilings, six of loaders, and three of each
+            setting that is compared.
+        sweep: compare settings as well: threads, io and ahead of a Loader, half and twice the batch
+            size, workers, prefetched batches and pinning of a DataLoader, some 25 altogether. A
+            pack that takes more than half of the memory is measured cold, another one warm.
         progress: is called with what is measured next.
 
     Returns:
-        BenchResult: bytes and samples per second, seconds, bytes of memory; `as_text` is a table.
+        BenchResult: bytes and samples per second, seconds, bytes of memory; `as_text` has tables,
+            and last, with `sweep`, the lines of Python that make the loaders as they are fastest.
 
     Raises:
         OptionError: a value that cannot be used.
@@ -223,14 +235,14 @@ def bench(
     """
     return bench_with(
         in_new_process, pack, device=device, batch_size=batch_size, masks=masks,
-        max_masks=max_masks, duration=duration, progress=progress,
+        max_masks=max_masks, duration=duration, sweep=sweep, progress=progress,
     )  # fmt: skip
 
 
 def bench_with(
     apart: Callable[..., Any],
     pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
-    max_masks: int | None = None, duration: float = 5.0,
+    max_masks: int | None = None, duration: float = 5.0, sweep: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> BenchResult:  # fmt: skip
     """`bench`, with what calls a function in a new process."""
@@ -271,4 +283,38 @@ def bench_with(
         tasks["cold"].prepare()
         for key in ("first_cold", "first_again"):
             result.lines[name][key] = apart(first_batch, tasks["cold"], setting)
+    if sweep:
+        _sweep(result, tasks, duration, progress)
     return result
+
+
+def _sweep(
+    result: BenchResult, tasks: dict[str, Task], duration: float, progress: Callable[[str], object]
+) -> None:
+    """Compare settings, and write down the lines of Python with the best ones."""
+    ds = tasks["cold"].open()
+    cold = dataset_bytes(ds) > SHARE_OF_MEMORY * memory_bytes()
+    try:
+        Loader(ds, result.batch_size, io="direct")
+        io = ("cached", "direct")
+    except OptionError:
+        io = ("cached",)
+    del ds
+    task = tasks["cold" if cold else "warm"]
+    pins = (False, True) if CUDA.index_of(task.device) is not None else (False,)
+    if not cold:
+        task.prepare()
+
+    def once(setting: Setting, number: int) -> Speed:
+        progress(f"round {number + 1}: {setting.short()}")
+        if cold:
+            task.prepare()
+        return measure(task, setting, duration, number)
+
+    threads = thread_counts(available_cpus())
+    result.sweeps = compare_loaders(result.batch_size, threads, io, pins, once)
+    plain = ReadingOptions()
+    given = {key: value for key, value in task.options.items() if value != getattr(plain, key)}
+    _, ahead, _, workers = (found.chosen.setting for found in result.sweeps)
+    for setting in (ahead, workers):
+        result.settings[setting.reader] = setting.call(given, task.device)

@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sa1bpack.batch.stream_copy import stream_copy
+from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.disk.aio import REQUEST_COLUMNS, Context
 from sa1bpack.disk.direct import BLOCK, HUGE_PAGE, aligned
 from sa1bpack.loading.cuda_runtime import CUDA
-from sa1bpack.measuring.spans import Spans
+
+# Of every sample: (file, first byte, number of bytes) of its pixels, and of its mask bits if the
+# pack stores them.
+Spans = list[list[tuple[str, int, int]]]
 
 _COPIED = 32 << 20  # bytes that each thread copies at once: more than the processor's caches hold
 _ROUNDS = 3
@@ -187,3 +191,26 @@ def _read_at_once(jobs: Iterator, areas: Iterator, place: int, at_once: int, don
             done.extend(sum(stop - start for _, start, stop, _ in job) for job in some)
     finally:
         context.close()
+
+
+def large_spans(ds: Dataset, indices: np.ndarray) -> Spans:
+    """The spans of some samples of a dataset, int64 (n,). Raises FormatError as reading does."""
+    layout, found = ds.layout, []
+    stored = {spec.name: spec for spec in layout.arrays}
+    numbers, local, first, stop = (array.tolist() for array in ds.locate_many(indices))
+    shards, failed = ds.shards.open_many(numbers)
+    if failed:
+        raise next(iter(failed.values()))
+    for number, row, begin, end in zip(numbers, local, first, stop, strict=True):
+        shard = shards[number]
+        if layout.flat:
+            low, high = shard.arrays["image_offset"][row : row + 2].tolist()
+        else:
+            width = stored["image"].row_bytes
+            low, high = row * width, (row + 1) * width
+        sample = [(shard.path("image"), low, high - low)]
+        if "mask_bits" in stored:
+            width = stored["mask_bits"].row_bytes
+            sample.append((shard.path("mask_bits"), begin * width, (end - begin) * width))
+        found.append(sample)
+    return found

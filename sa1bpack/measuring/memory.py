@@ -1,8 +1,15 @@
-"""The memory that this process and its children take by themselves (Linux)."""
+"""Memory (Linux): what processes take by themselves, and what the page cache holds of files."""
 
+import ctypes
+import mmap
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 # What belongs to the processes alone: not files that are mapped, which the page cache holds.
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem): +(\d+) kB$", re.M)
@@ -36,3 +43,34 @@ def _children(process: int) -> list[int]:
     except (FileNotFoundError, ProcessLookupError):
         pass
     return found
+
+
+def drop_pages(files: Iterable[Path]) -> None:
+    """Drop the pages of files, except those that a process has mapped and used. Raises OSError."""
+    for path in files:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)  # dirty pages are not dropped
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def resident_bytes(files: Iterable[Path]) -> int:
+    """Bytes of files that are in the page cache, in whole pages. Raises OSError."""
+    return sum(_resident_pages(path) for path in files) * mmap.PAGESIZE
+
+
+def _resident_pages(path: Path) -> int:
+    size = path.stat().st_size
+    if size == 0:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        view = np.frombuffer(pages, np.uint8)
+        found = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        address, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
+        failed = _libc.mincore(address, length, ctypes.c_void_p(found.ctypes.data))
+        del view  # or the map could not be closed
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore failed", str(path))
+    return int((found & 1).sum())

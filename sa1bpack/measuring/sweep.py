@@ -1,22 +1,23 @@
-"""Settings compared in turn: interleaved rounds, medians, and what is within the noise."""
+"""Settings of Loader and DataLoader compared in turn: interleaved rounds, medians, and noise."""
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sa1bpack.measuring.speeds import Setting, Speed
+from sa1bpack.wording import size_text
 
-# So many rounds tell how much the same setting differs from itself.
-LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+# So many tell how much the same setting differs from itself.
+ROUNDS = 3
 # Less than this is no reason to choose one setting over another.
 _LITTLE = 0.02
-# Two settings that are equally fast: each is faster in half of the rounds, on average. In less than
-# a quarter of 3 to 9 rounds, it is with a probability of 4 to 19 % (binomial distribution).
-_LEAST_SHARE = 0.25
 # Slower than this is slower, however the rounds scatter.
 _MUCH = 0.1
 
+_AHEAD = (1, 2, 4, 8)
+_WORKERS, _PREFETCHED = (0, 2, 4, 8), (2, 4)
+
+# Measures a setting in a round.
 Measure = Callable[[Setting, int], Speed]
 
 
@@ -24,10 +25,10 @@ Measure = Callable[[Setting, int], Speed]
 class Line:
     """The figures of a setting.
 
-    speeds  samples per second, one per round that all settings took part in
+    speeds  samples per second, one per round
     host_bytes, device_bytes  the most of all rounds; None if not known
     noise   whether its difference from the fastest is within the noise: it is less than 2 % slower,
-            or less than 10 % slower and was faster in at least a quarter of the rounds
+            or less than 10 % slower and was faster in one round at least
     error   why it does not run; then there are no speeds
     """
 
@@ -50,19 +51,15 @@ class Sweep:
 
     chosen  of those that are the fastest within the noise, the one that takes the least memory,
             then the fewest threads or workers: the first of them
-    rounds  that were complete; with fewer than 3, the noise is not known
     """
 
     name: str
     lines: tuple[Line, ...]
     chosen: Line
-    rounds: int
 
     @property
     def verdict(self) -> str:
         """What the comparison says."""
-        if self.rounds < LEAST_ROUNDS:
-            return "too little time to tell a difference from the noise: raise --minutes"
         running = [line for line in self.lines if line.speeds]
         if len(running) > 1 and all(line.noise for line in running):
             return "all differences are within the noise"
@@ -71,68 +68,93 @@ class Sweep:
             return "the fastest"
         return "within the noise of the fastest, and takes less"
 
+    def as_text(self) -> list[str]:
+        """A table with a line per setting: * is the one to choose, ~ is within the noise."""
+        head = f"{self.name:<58}{'samples/s':>10}{'slowest':>10}{'fastest':>10}{'memory':>10}"
+        return [head, *map(self._row, self.lines), f"  {ROUNDS} rounds: {self.verdict}"]
 
-def sweep(
-    name: str, settings: Sequence[Setting], measure: Measure, until: float,
-    clock: Callable[[], float],
-) -> Sweep:  # fmt: skip
-    """Measure settings in turn, every other round in reverse, until a time of the clock.
+    def _row(self, line: Line) -> str:
+        mark = "*" if line is self.chosen else "~" if line.noise else " "
+        head = f"{mark} {line.setting.short()}"
+        if line.error:
+            return f"{head}: does not run: {line.error}"
+        memory = "-" if line.host_bytes is None else size_text(line.host_bytes + line.device_bytes)
+        speeds = f"{line.speed:>10,.0f}{min(line.speeds):>10,.0f}{max(line.speeds):>10,.0f}"
+        return f"{head:<58}{speeds}{memory:>10}"
 
-    One round is always made, and no more than MOST_ROUNDS. A setting that fails is left out of
-    further rounds. Raises the error of the last one if none runs.
+
+def compare_loaders(
+    batch: int, threads: Sequence[int], io: Sequence[str], pins: Sequence[bool], measure: Measure
+) -> list[Sweep]:
+    """Compare settings of a Loader, each time from the best so far, and of a DataLoader.
+
+    batch  samples per batch; half of it and twice it are compared with what is best for it
+    pins   values of pin_memory
+    """
+    first = [
+        Setting.of("Loader", batch, threads=count, ahead=2, io=mode)
+        for mode in io
+        for count in threads
+    ]
+    found = [sweep("Loader: threads and io", first, measure)]
+    best = found[0].chosen.setting
+    found.append(sweep("Loader: ahead", [best.changed(ahead=n) for n in _AHEAD], measure))
+    best = found[1].chosen.setting
+    sizes = sorted({max(1, batch // 2), batch, 2 * batch})
+    found.append(sweep("Loader: batch size", [best.changed(batch=n) for n in sizes], measure))
+    workers = [
+        Setting.of("DataLoader", batch, workers=count, prefetch_factor=ahead, pin_memory=pin)
+        for pin in pins
+        for count in _WORKERS
+        for ahead in (_PREFETCHED if count else _PREFETCHED[:1])
+    ]
+    return [*found, sweep("DataLoader", workers, measure)]
+
+
+def thread_counts(cores: int) -> tuple[int, ...]:
+    """1, 2, 4, ... to twice the cores, at least 8 and at most 32: reading, threads mostly wait."""
+    most = min(max(8, 2 * cores), 32)
+    return tuple(sorted({1 << n for n in range(6) if 1 << n <= most} | {min(cores, 12)}))
+
+
+def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
+    """Measure settings in turn, every other round in reverse.
+
+    A setting that fails is left out of further rounds. Raises the error of the last one if none
+    runs.
     """
     found: dict[Setting, list[Speed]] = {setting: [] for setting in settings}
     errors: dict[Setting, Exception] = {}
-    rounds = 0
-    while rounds < MOST_ROUNDS:
-        begin = clock()
-        for setting in list(found)[:: -1 if rounds % 2 else 1]:
+    for number in range(ROUNDS):
+        for setting in list(found)[:: -1 if number % 2 else 1]:
             try:
-                found[setting].append(measure(setting, rounds))
+                found[setting].append(measure(setting, number))
             except Exception as error:  # of any kind: out of memory, of a device, of a worker
                 errors[setting] = error
                 del found[setting]
         if not found:
             raise errors[settings[-1]]
-        rounds += 1
-        if clock() + (clock() - begin) > until:
-            break
-    return _compared(name, settings, found, errors, rounds)
-
-
-def _compared(name, settings, found, errors, rounds) -> Sweep:
     speeds = {
         setting: tuple(speed.samples_per_second for speed in own) for setting, own in found.items()
     }
-    top = max(speeds, key=lambda setting: statistics.median(speeds[setting]))
+    top = speeds[max(speeds, key=lambda setting: statistics.median(speeds[setting]))]
     lines = []
     for setting in settings:
-        if setting not in speeds:
-            error = errors[setting]
-            text = f"{type(error).__name__}: {error}"
+        if setting in errors:
+            text = f"{type(errors[setting]).__name__}: {errors[setting]}"
             lines.append(Line(setting, (), None, 0, False, text))
             continue
-        ratios = [a / b for a, b in zip(speeds[setting], speeds[top], strict=True)]
-        median, faster = statistics.median(ratios), sum(ratio >= 1 for ratio in ratios)
-        often = faster >= math.ceil(_LEAST_SHARE * rounds)
-        noise = median >= 1 - (_MUCH if often else _LITTLE)
+        ratios = [a / b for a, b in zip(speeds[setting], top, strict=True)]
+        allowed = _MUCH if max(ratios) >= 1 else _LITTLE
         host = [own.host_bytes for own in found[setting]]
-        lines.append(
-            Line(
-                setting,
-                speeds[setting],
-                None if None in host else max(host),
-                max(own.device_bytes for own in found[setting]),
-                noise,
-            )
-        )
-    chosen = min((line for line in lines if line.noise), key=_cost)
-    if rounds < LEAST_ROUNDS:
-        chosen = max(lines, key=lambda line: line.speed)
-    return Sweep(name, tuple(lines), chosen, rounds)
+        device = max(own.device_bytes for own in found[setting])
+        noise = statistics.median(ratios) >= 1 - allowed
+        most = None if None in host else max(host)
+        lines.append(Line(setting, speeds[setting], most, device, noise))
+    return Sweep(name, tuple(lines), min((line for line in lines if line.noise), key=_cost))
 
 
-def _cost(line: Line) -> tuple:
+def _cost(line: Line) -> tuple[int, int]:
     """What a setting takes: memory in powers of two, less is not worth a choice; then threads."""
     memory = (line.host_bytes or 0) + line.device_bytes
     options = dict(line.setting.options)

@@ -19,7 +19,7 @@ TOP = {
         "Extent", "OrderedBatches", "Buckets", "Steps", "Linear", "Cosine", "Function",
     ]),
     "loading": ("Loading", [
-        "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench", "tune",
+        "Loader", "make_dataloader", "ReadingOptions", "Collate", "LoadingStats", "bench",
     ]),
     "deriving": ("Side data", ["derive", "attach", "DeriveResult"]),
 }  # fmt: skip
@@ -30,7 +30,7 @@ RESULTS = {
     "reading": ["dataset.sample_info.SampleInfo"],
     "loading": [
         "loading.dataloader.PackDataLoader", "loading.plans.LoadingPlan",
-        "measuring.bench.BenchResult", "measuring.tune.TuneResult",
+        "measuring.bench.BenchResult",
     ],
 }  # fmt: skip
 RAY = [

@@ -39,7 +39,6 @@ def test_a_repair_of_a_pack_that_may_not_be_written_names_the_rights_alone(comma
         ("show", "x.png", "report.show.draw_samples"),
         ("report", "x.html", "report.write_report.verification"),
         ("bench", "x.json", "measuring.bench.bench"),
-        ("tune", "x.json", "measuring.tune.tune"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_any_work(

@@ -38,9 +38,9 @@ COMMANDS = {
         "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
         "--threads", "--part", "--engine", "--address",
     },
-    "bench": {"--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--out", "--json"},
-    "tune": {
-        "--device", "--batch-size", "--masks", "--max-masks", "--minutes", "--out", "--plot",
+    "bench": {
+        "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--out",
+        "--json",
     },
 }  # fmt: skip
 
@@ -271,7 +271,6 @@ def test_a_link_that_leads_to_itself_is_wrong_usage_wherever_a_path_is_given(
         ("derive", "loop", "x", "--fn", "json:dumps"),
         ("derive", packed, "x", "--fn", "json:dumps", "--out", "loop"),
         ("bench", "loop"),
-        ("tune", "loop"),
     ):
         code, out, error = command(*arguments)
         assert (code, out, error.count("\n")) == (2, "", 1), arguments

@@ -176,8 +176,6 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         ({"first_batch_seconds": 3.1, "batches": 1}, "first batch", "for the first batch, 3.1 s"),
         ({"deliver_seconds": 2.0}, "tensors", "while the tensors of batches were made"),
         (DISK, "disk", "31 % of the epoch waited for data; the disk delivers 2 GB/s, read 90 % of"),
-        (DISK | {"disk_ceiling": 2.4e9}, "disk", "the disk delivers 2 GB/s of 2.4 GB/s (docs"),
-        (DISK | {"disk_ceiling": 4e9}, "disk", "2 GB/s of 4 GB/s: more requests at once"),
         (DISK | FETCHED | {"fetch_seconds": 9.0}, "network", "fetched 90 % of the time, 120 MB/s"),
         (FETCHED | {"fetch_seconds": 6.0}, "bursts", "the threads worked only 0 % of the time"),
         ({"copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time, mostly copying"),

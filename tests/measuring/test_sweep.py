@@ -1,27 +1,21 @@
-"""Settings compared in turn, with made-up speeds and times."""
-
-import itertools
+"""Settings compared in turn, with made-up speeds."""
 
 import pytest
 
 from sa1bpack.measuring.speeds import Setting, Speed
-from sa1bpack.measuring.sweep import MOST_ROUNDS, sweep
+from sa1bpack.measuring.sweep import sweep, thread_counts
 
 SETTINGS = [Setting.of("Loader", 8, threads=count) for count in (1, 2, 4)]
 
 
 class Machine:
-    """Speeds by setting and round; each measurement takes a second of its clock."""
+    """Speeds and memory by setting, speeds by round."""
 
     def __init__(self, speeds: dict[int, list[float]], memory: dict[int, int] | None = None):
-        self.now, self.asked = 0.0, []
+        self.asked = []
         self._speeds, self._memory = speeds, memory or {}
 
-    def clock(self) -> float:
-        return self.now
-
     def measure(self, setting: Setting, number: int) -> Speed:
-        self.now += 1
         [(_, threads)] = setting.options
         self.asked.append((number, threads))
         speeds = self._speeds[threads]
@@ -29,8 +23,8 @@ class Machine:
             raise MemoryError("none left")
         return Speed(speeds[number % len(speeds)], 0.1, self._memory.get(threads, 100 << 20), 0)
 
-    def sweep(self, until: float = 9.0):
-        return sweep("threads", SETTINGS, self.measure, until, self.clock)
+    def sweep(self):
+        return sweep("threads", SETTINGS, self.measure)
 
 
 def test_rounds_are_interleaved_every_other_one_in_reverse():
@@ -38,16 +32,9 @@ def test_rounds_are_interleaved_every_other_one_in_reverse():
     found = machine.sweep()
     assert [threads for _, threads in machine.asked] == [1, 2, 4, 4, 2, 1, 1, 2, 4]
     assert [number for number, _ in machine.asked] == [0] * 3 + [1] * 3 + [2] * 3
-    assert found.rounds == 3 and [line.speed for line in found.lines] == [10, 20, 15]
+    assert [line.speed for line in found.lines] == [10, 20, 15]
     assert found.chosen is found.lines[1] and found.verdict == "the fastest"
     assert [line.noise for line in found.lines] == [False, True, False]
-
-
-def test_a_round_that_would_end_too_late_is_not_begun_but_one_is_always_made():
-    for until, rounds in ((0.0, 1), (5.9, 1), (6.0, 2), (1000.0, MOST_ROUNDS)):
-        machine = Machine({1: [10.0], 2: [20.0], 4: [15.0]})
-        assert machine.sweep(until).rounds == rounds
-        assert machine.now == 3 * rounds
 
 
 def test_figures_are_medians():
@@ -74,29 +61,15 @@ def test_of_those_within_the_noise_the_one_that_takes_least_is_chosen(
     assert verdict in found.verdict
 
 
-@pytest.mark.parametrize(("rounds", "faster"), [(3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_more_rounds_ask_for_more_in_which_a_setting_was_faster(rounds, faster):
-    for count, noise in ((faster, True), (faster - 1, False)):
-        speeds = [19.0] * (rounds - count) + [21.0] * count
-        found = Machine({1: speeds, 2: [20.0], 4: [5.0]}).sweep(3.0 * rounds)
-        assert found.rounds == rounds and found.lines[0].noise == noise
-
-
 def test_memory_counts_before_threads():
     speeds = {1: [20.0], 2: [20.0], 4: [20.0]}
     found = Machine(speeds, {1: 900 << 20, 2: 100 << 20, 4: 100 << 20}).sweep()
     assert found.chosen.setting.options == (("threads", 2),)
 
 
-def test_with_fewer_than_three_rounds_the_noise_is_not_known():
-    found = Machine({1: [19.9], 2: [20.0], 4: [5.0]}).sweep(until=6.0)
-    assert found.rounds == 2 and found.chosen is found.lines[1]
-    assert "raise --minutes" in found.verdict
-
-
 def test_a_setting_that_fails_is_named_and_left_out():
     machine = Machine({1: [10.0], 2: [], 4: [15.0]})
-    found = machine.sweep(until=7.5)
+    found = machine.sweep()
     assert found.lines[1].error == "MemoryError: none left" and not found.lines[1].speeds
     assert [threads for _, threads in machine.asked] == [1, 2, 4, *[4, 1], *[1, 4]]
     assert found.chosen is found.lines[2]
@@ -114,4 +87,11 @@ def test_lines_of_python_have_what_is_not_the_default():
     assert other.call({}, "cuda") == "sa1bpack.make_dataloader(ds, 4, workers=0)"
     names = [one.short() for one in (setting, other)]
     assert names == ["batch 16, threads=2, ahead=4", "batch 4, workers=0"]
-    assert len(set(itertools.chain(SETTINGS, SETTINGS))) == 3
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(2, (1, 2, 4, 8)), (6, (1, 2, 4, 6, 8)), (64, (1, 2, 4, 8, 12, 16, 32))],
+)
+def test_threads_are_powers_of_two_and_the_cores(cores, counts):
+    assert thread_counts(cores) == counts

@@ -34,7 +34,6 @@ def pack_and_look(tars: list[Path], out: Path) -> None:
     assert_type(sa1bpack.write_report(out, "report.html", samples=4).path, Path)
     sa1bpack.show(out, image_ids=[5], large=True).save("sheet.png")
     assert_type(sa1bpack.bench(out, progress=print).as_text(), str)
-    assert_type(sa1bpack.tune(out, minutes=1.5).recommendation, str)
     assert_type(sa1bpack.PackOptions(fit="native").mask_size, int)
     assert_type(sa1bpack.__version__, str)
 
@@ -87,7 +86,7 @@ def load(ds: sa1bpack.Dataset, state: dict[str, Any]) -> None:
     other = sa1bpack.make_dataloader(ds, 8, workers=2, max_masks=sa1bpack.Cosine(20, 40, epochs=2))
     for batch in other:
         assert_type(batch, dict[str, Any])
-    sa1bpack.make_dataloader(ds, sizes(0), tuned=Path("tuned.json"))
+    sa1bpack.make_dataloader(ds, sizes(0), prefetch_factor=4)
     options = sa1bpack.ReadingOptions(order=sa1bpack.ShuffleOrder(ds), max_masks=64)
     assert_type(options.timeout, float)
     collate = sa1bpack.Collate("flat", sample_spec=ds.spec)

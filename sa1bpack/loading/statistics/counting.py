@@ -53,7 +53,6 @@ class EpochCounts:
         # What only some loaders know.
         self.threads: int | None = None
         self.reads_known = False
-        self.disk_ceiling: float | None = None
         self._store: Callable[[], Counts | None] = _nothing
         self._store_before = self._store_found = None
 
@@ -216,7 +215,6 @@ class EpochCounts:
                 disk_seconds=disk,
                 reads_in_flight=self._in_flight / disk if disk and self._past else None,
                 ready=ready / asked if asked else None,
-                disk_ceiling=self.disk_ceiling,
                 cache_hits=None if store is None else store.hits,
                 cache_misses=None if store is None else store.misses,
                 fetched_bytes=None if store is None else store.nbytes,

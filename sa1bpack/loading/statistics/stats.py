@@ -9,7 +9,6 @@ _LITTLE = 0.05
 # From this share on, a part of the loader was busy all the time, as far as figures can tell.
 _BUSY = 0.7
 # A disk that delivers this part of its ceiling delivers what it can.
-_NEAR_CEILING = 0.8
 
 _GUIDE = "docs/tuning.md#verdicts"
 
@@ -48,8 +47,6 @@ class LoadingStats:
                     `disk_seconds`; an upper bound, because requests made together count until the
                     last of them is done
     ready           batches that were complete when the consumer asked for one, on average
-    disk_ceiling    bytes per second that `sa1bpack tune` measured on this pack's disk, if the
-                    loader was made with `tuned`
     cache_hits      samples that were in the cache when they were asked for, of a pack that is read
                     through one. These five count what this process does with the pack meanwhile,
                     other readers of it included
@@ -86,7 +83,6 @@ class LoadingStats:
     disk_seconds: float | None = None
     reads_in_flight: float | None = None
     ready: float | None = None
-    disk_ceiling: float | None = None
     cache_hits: int | None = None
     cache_misses: int | None = None
     fetched_bytes: int | None = None
@@ -189,12 +185,8 @@ class LoadingStats:
         return f"input-bound: {waited}; {why} ({_GUIDE}, {self.cause})"
 
     def _of_the_disk(self) -> str:
-        found, ceiling = self.disk_bytes_per_second, self.disk_ceiling
-        text = f"the disk delivers {size_text(found)}/s"
-        if ceiling is None:
-            return f"{text}, read {_percent(self.disk_seconds / self.seconds)} of the time"
-        text += f" of {size_text(ceiling)}/s"
-        return text if found >= _NEAR_CEILING * ceiling else f"{text}: more requests at once"
+        speed, share = size_text(self.disk_bytes_per_second), self.disk_seconds / self.seconds
+        return f"the disk delivers {speed}/s, read {_percent(share)} of the time"
 
     def scalars(self) -> dict[str, float]:
         """Name → number of all that is known, for TensorBoard, W&B and the like."""
