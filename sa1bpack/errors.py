@@ -16,7 +16,7 @@
     │   ├── VersionError       the pack has a format version that this release does not support
     │   └── ReadError          one sample of a pack cannot be read
     ├── PackError          a pack run cannot start or cannot continue
-    │   ├── OutputRefused      the output folder cannot be packed into: it holds something else
+    │   ├── OutputRefused      the output folder holds something else, or its disk is full
     │   │   ├── OutputLocked       another process packs into it
     │   │   └── OptionsDiffer      it holds a pack made with other options
     │   └── TooManyRejects     more members were rejected than --max-rejects allows
@@ -140,7 +140,7 @@ class PackError(Sa1bpackError):
 
 
 class OutputRefused(PackError):
-    """The output folder cannot be packed into."""
+    """The output folder cannot be packed into: it holds something else, or its disk has no room."""
 
 
 class OutputLocked(OutputRefused):

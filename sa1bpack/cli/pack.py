@@ -104,6 +104,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="fail if more than N members are rejected (default: no limit)",
     )
     run.add_argument(
+        "--ignore-space", action="store_true",
+        help="go on although the disk has no room for the pack, as far as that can be estimated",
+    )  # fmt: skip
+    run.add_argument(
         "--part", metavar="K/N",
         help="pack every N-th source only, from the K-th on, such as 3/8; other parts may pack "
         "into the same folder at the same time; `sa1bpack finalize OUT` makes them one pack",
@@ -228,6 +232,8 @@ def run_pack(arguments: argparse.Namespace) -> int:
     elif job_part is not None and arguments.dry_run:
         raise OptionError("--dry-run is of all sources: leave out --part")
     try:
+        if not arguments.dry_run:
+            wanted["ignore_space"] = arguments.ignore_space
         return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part, staging)
     except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error

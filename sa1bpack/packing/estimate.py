@@ -4,27 +4,33 @@ import shutil
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from itertools import islice
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
 from typing import Unpack
 
-from sa1bpack.errors import SourceError
+from sa1bpack import interrupts
+from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format import Extent, Layout
-from sa1bpack.format.image_bytes import canvas_spans
+from sa1bpack.format.files import TEMPORARY_PREFIX
+from sa1bpack.format.image_bytes import canvas_spans, image_nbytes
+from sa1bpack.format.manifest import SHARDS_NAME
+from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
 from sa1bpack.packing.execution.attempt import attempt
-from sa1bpack.packing.options import PackKeywords, PackOptions
+from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
+from sa1bpack.packing.options import MASKS, PIXELS, PackKeywords, PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import sources_to_pack
-from sa1bpack.packing.progress import nothing_to_do
-from sa1bpack.packing.request import checked_request, existing_parent
-from sa1bpack.packing.run import rejects_so_far
+from sa1bpack.packing.progress import nothing_to_do, rejects_so_far
+from sa1bpack.packing.request import Request, checked_request, existing_parent
 from sa1bpack.packing.sample import Buffers, Packed, warm_up
 from sa1bpack.packing.shard_builder import Rejected
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import PairReader
+from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader
 from sa1bpack.wording import counted, size_text
 
 # Enough for a mean; reading that far into a tar in random order takes about a second.
@@ -33,6 +39,8 @@ PROBE_PAIRS = 24
 # Writing, hashing and messages, relative to decoding (measured, docs/performance.md).
 _OVERHEAD = 1.15
 
+# A pair of a source, and the record of a mask in it, have more bytes than this, also compressed.
+_LEAST_PAIR, _LEAST_MASK = 512, 64
 
 # Memory of a run, of each tar that it reads at once, and of each worker, for images and records
 # like SA-1B's (docs/packing.md, "Memory and disk").
@@ -55,14 +63,18 @@ class Forecast:
     unreadable
         Name of each source at a URL that cannot be read → the error. They are not counted.
     begun
-        Names of those among `sources` that the pack holds in part. They are counted in full.
+        Names of those among `sources` that the pack holds in part; what is missing is counted.
     images, masks
         Expected samples and stored masks.
     disk_bytes
         Size of the pack's files; `hole_bytes` of them are holes that a filesystem with sparse
         files does not store (the padding below images wider than tall; none with fit "native").
+    spool_bytes
+        What halves of pairs take that wait there while tars are read.
     free_bytes
-        Free space where the pack would lie.
+        Free space where the pack would lie, counting that of shards which are being made.
+    fitting
+        Of a pack that does not fit, the layouts that would, as options of the command line.
     shards
         Expected number of shards.
     workers, seconds
@@ -80,34 +92,49 @@ class Forecast:
     masks: int
     disk_bytes: int
     hole_bytes: int
+    spool_bytes: int
     free_bytes: int
     shards: int
     workers: int
     seconds: float
     probed: int
     rejected: int
+    fitting: tuple[str, ...] = ()
+
+    @property
+    def needed_bytes(self) -> int:
+        """Disk space that packing takes."""
+        return self.disk_bytes - self.hole_bytes + self.spool_bytes
 
     @property
     def fits(self) -> bool:
         """Whether the pack fits into the free space."""
-        return self.disk_bytes - self.hole_bytes <= self.free_bytes
+        return self.needed_bytes <= self.free_bytes
+
+    def remedy(self) -> str:
+        """The layouts that would fit, in words."""
+        if not self.fitting:
+            return "no layout would fit: use fewer tars"
+        return f"what would fit: {'; '.join(self.fitting)}"
 
     def as_text(self) -> str:
         """The forecast in a few lines."""
         if self.sources == 0 and not self.unreadable:
             return nothing_to_do(self.packed)
-        needed = self.disk_bytes - self.hole_bytes
         verdict = "fits" if self.fits else "DOES NOT FIT"
         lines = [
             f"sources   {self.sources:,} with {size_text(self.source_bytes)}",
             f"images    about {self.images:,}, with {self.masks:,} masks stored",
-            f"disk      {size_text(needed)} ({size_text(self.disk_bytes)} with holes counted), "
+            f"disk      {size_text(self.needed_bytes)} ({size_text(self.disk_bytes)} with holes "
+            "counted), "
             f"{counted(self.shards, 'shard')}",
             f"free      {size_text(self.free_bytes)}: it {verdict}",
             f"time      about {_duration(self.seconds)} with "
             f"{counted(self.workers, 'worker')} here",
             f"measured on {counted(self.probed, 'image')}; nothing was written",
         ]
+        if not self.fits:
+            lines.insert(4, f"          {self.remedy()}")
         if self.rejected:
             lines.append(f"{self.rejected:,} of these would be rejected")
         if self.packed:
@@ -115,7 +142,7 @@ class Forecast:
         if self.unreadable:
             lines.append(f"cannot be read: {counted(len(self.unreadable), 'source')}")
         if self.begun:
-            lines.append(f"packed in part, but counted here in full: {_some(self.begun)}")
+            lines.append(f"packed in part, and counted here without that: {_some(self.begun)}")
         return "\n".join(lines)
 
 
@@ -133,8 +160,8 @@ def estimate(
 ) -> Forecast:
     """Estimate what `pack` with the same arguments would take; writes nothing.
 
-    Sources that are complete in the pack in `out` are skipped; one that it holds in part is counted
-    in full. Decodes the first pairs of the first source and extrapolates by bytes.
+    Of sources that the pack in `out` holds, complete or in part, only what is missing is counted.
+    Decodes the first pairs of the first source and extrapolates by bytes.
 
     sources, out, workers, md5sums, md5, max_rejects, links, downloads, options
         As for `pack`.
@@ -153,62 +180,169 @@ def estimate(
     )
     options, state = request.options, PackState.inspect(request.out, request.options)
     todo, unreadable = sources_to_pack(state, request.sources, request.sums)
-    rejects_so_far(state, request.max_rejects)
-    probe = _probe(todo[0], options) if todo else _Probe(0, 0, Extent(), 1.0, 0.0, 0.0)
-    total = sum(source.nbytes for source in todo)
-    images_of = [probe.images_in(source.nbytes) for source in todo]
+    rejects_so_far(state.rejects(), request.max_rejects)
+    warm_up(options)
+    probe = _probe(todo[0], options) if todo else _Probe()
+    packed = len(request.sources) - len(todo) - len(unreadable)
+    forecast = _forecast(request, todo, probe)
+    return replace(forecast, packed=packed, unreadable=unreadable)
+
+
+def check_room(request: Request, sources: list[Source]) -> None:
+    """Raise OutputRefused if the disk has no room for what is left of these sources to pack.
+
+    sources  those that are not complete in the pack; of a job in parts, those of all parts
+
+    The first images of one of them are decoded, unless the disk has room for anything that so many
+    bytes of tars can hold. A source that cannot be read is left to the run.
+    """
+    if request.ignore_space or not sources:
+        return
+    options, free = request.options, _free_bytes(request.out)
+    row_bytes = options.layout.array("mask_bits").row_bytes if options.layout.bits else 0
+    nbytes = sum(source.nbytes for source in sources)
+    side = options.image_size
+    most = nbytes // _LEAST_PAIR * image_nbytes(options.layout, side, side)
+    if most + nbytes // _LEAST_MASK * row_bytes + 64 * nbytes <= free:
+        return
+    for source in sources:
+        with suppress(SourceError):
+            probe = _probe(source, options)
+            break
+    else:
+        return
+    forecast = _forecast(request, sources, probe)
+    if not forecast.fits:
+        raise OutputRefused(
+            f"{request.out}: packing takes about {size_text(forecast.needed_bytes)} more, and "
+            f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}, or another "
+            "disk, or go on with --ignore-space"
+        )
+
+
+def _forecast(request: Request, sources: list[Source], probe: "_Probe") -> Forecast:
+    """What packing takes of these sources that no published shard holds yet."""
+    options = request.options
+    published = Counter(folder.name.rpartition("-")[0] for folder in shard_folders(request.out))
+    per_shard = options.samples_per_shard
+    images_of = [
+        max(0, probe.images_in(source.nbytes) - published[source.name] * per_shard)
+        for source in sources
+    ]
     images = sum(images_of)
-    extent = probe.scaled(images)
-    return Forecast(
-        sources=len(todo),
-        source_bytes=total,
-        packed=len(request.sources) - len(todo) - len(unreadable),
-        unreadable=unreadable,
-        begun=[source.name for source in todo if state.parts_of(source.name)],
+    extent = probe.scaled(images, options.layout)
+    disk_bytes, hole_bytes = probe.disk_bytes(options.layout, images)
+    forecast = Forecast(
+        sources=len(sources),
+        source_bytes=sum(source.nbytes for source in sources),
+        packed=0,
+        unreadable={},
+        begun=[source.name for source in sources if published[source.name]],
         images=images,
         masks=extent.masks,
-        disk_bytes=shard_bytes(options.layout, extent),
-        hole_bytes=int(images * probe.hole_bytes),
-        free_bytes=shutil.disk_usage(existing_parent(request.out)).free,
-        shards=sum(-(-count // options.samples_per_shard) for count in images_of),
+        disk_bytes=disk_bytes,
+        hole_bytes=hole_bytes,
+        spool_bytes=_spool_bytes(request, sources),
+        free_bytes=_free_bytes(request.out),
+        shards=sum(-(-count // per_shard) for count in images_of),
         workers=request.workers,
         seconds=images * probe.seconds * _OVERHEAD / request.workers,
         probed=probe.pairs,
         rejected=probe.rejected,
     )
+    return (
+        forecast if forecast.fits else replace(forecast, fitting=_fitting(options, probe, forecast))
+    )
+
+
+def _fitting(options: PackOptions, probe: "_Probe", forecast: Forecast) -> tuple[str, ...]:
+    """The layouts that fit, as options of the command line, the largest first."""
+    found = []
+    for fit, pixels, masks in product(dict.fromkeys((options.fit, "native")), PIXELS, MASKS):
+        try:
+            layout = replace(options, fit=fit, pixels=pixels, masks=masks).layout
+        except OptionError:  # such as yuv420 on a canvas of an odd size
+            continue
+        total, holes = probe.disk_bytes(layout, forecast.images)
+        if (needed := total - holes + forecast.spool_bytes) <= forecast.free_bytes:
+            asked = {"--fit": options.fit, "--pixels": options.pixels, "--masks": options.masks}
+            given = {"--fit": fit, "--pixels": pixels, "--masks": masks}
+            flags = [f"{flag} {value}" for flag, value in given.items() if asked[flag] != value]
+            found.append((needed, f"{' '.join(flags)} ({size_text(needed)})"))
+    return tuple(text for _, text in sorted(found, reverse=True))
+
+
+def _spool_bytes(request: Request, sources: list[Source]) -> int:
+    """What halves of pairs take that wait on the disk, in tars whose members are in any order."""
+    at_once = -(-request.workers // WORKERS_PER_READER_THREAD)
+    waiting = (source.nbytes // 4 for source in sources if source.kind != "folder")
+    return sum(max(0, each - SPOOL_MEMORY) for each in sorted(waiting, reverse=True)[:at_once])
+
+
+def _free_bytes(out: Path) -> int:
+    """Free bytes where a pack is, or would be, counting those of shards that are being made."""
+    made = (out / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*/**/*")
+    begun = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
+    return shutil.disk_usage(existing_parent(out)).free + begun
 
 
 @dataclass(frozen=True)
 class _Probe:
-    """Means over the first pairs of a source: bytes in the tar, seconds, bytes of holes."""
+    """What the first pairs of a source take.
 
-    pairs: int
-    rejected: int
-    packed: Extent
-    tar_bytes: float
-    seconds: float
-    hole_bytes: float
+    pairs, rejected     how many were tried, and how many of them are rejected
+    extent              of the packed ones, with runs, and without images
+    tar_bytes, seconds  means per pair
+    sizes               stored height and width of each packed image
+    """
+
+    pairs: int = 0
+    rejected: int = 0
+    extent: Extent = field(default_factory=Extent)
+    tar_bytes: float = 1.0
+    seconds: float = 0.0
+    sizes: tuple[tuple[int, int], ...] = ()
 
     def images_in(self, nbytes: int) -> int:
-        if self.packed.samples == 0:
+        """Samples of a source of so many bytes."""
+        if not self.sizes:
             return 0
         pairs = max(1, round(nbytes / self.tar_bytes))
-        return max(1, round(pairs * self.packed.samples / self.pairs))
+        return max(1, round(pairs * len(self.sizes) / self.pairs))
 
-    def scaled(self, images: int) -> Extent:
-        factor = images / max(1, self.packed.samples)
-        scaled = {axis: round(count * factor) for axis, count in asdict(self.packed).items()}
-        return Extent(**{**scaled, "samples": images})
+    def scaled(self, images: int, layout: Layout) -> Extent:
+        """The extent of so many samples in a layout."""
+        factor = images / max(1, len(self.sizes))
+        return Extent(
+            images,
+            round(factor * self.extent.masks),
+            round(factor * self.extent.runs) if layout.runs else 0,
+            round(factor * sum(image_nbytes(layout, *size) for size in self.sizes))
+            if layout.flat
+            else 0,
+        )
+
+    def disk_bytes(self, layout: Layout, images: int) -> tuple[int, int]:
+        """Bytes of the files of so many samples, and those of them that are never written."""
+        holes = 0
+        for height, _ in () if layout.flat else self.sizes:
+            spans = canvas_spans(layout, height)
+            holes += image_nbytes(layout, 0, 0) - sum(stop - start for start, stop in spans)
+        holes = round(holes * images / max(1, len(self.sizes)))
+        return shard_bytes(layout, self.scaled(images, layout)), holes
 
 
 def _probe(source: Source, options: PackOptions) -> _Probe:
-    warm_up(options)
+    """Decode the first pairs of a source. Raises SourceError if it cannot be read."""
+    if not options.layout.runs:  # for the layouts that would fit
+        options = replace(options, masks="bits+runs")
     buffers = Buffers(options)
-    packed_extent = Extent()
-    pairs = rejected = tar_bytes = hole_bytes = 0
+    extent, sizes = Extent(), []
+    pairs = rejected = tar_bytes = 0
     seconds = 0.0
     with PairReader(source, spool_dir=Path(tempfile.gettempdir())) as reader:
         for pair in islice(reader, PROBE_PAIRS):
+            interrupts.check()
             pairs += 1
             tar_bytes += _bytes_in_tar(source, pair)
             started = time.perf_counter()
@@ -216,24 +350,11 @@ def _probe(source: Source, options: PackOptions) -> _Probe:
             seconds += time.perf_counter() - started
             rejected += isinstance(outcome, Rejected)
             if isinstance(outcome, Packed):
-                packed_extent = packed_extent + outcome.extent
-                hole_bytes += _hole_bytes(options.layout, outcome)
+                extent = extent + outcome.extent
+                sizes.append(tuple(map(int, outcome.rows["size"][0, 2:])))
     return _Probe(
-        pairs,
-        rejected,
-        packed_extent,
-        tar_bytes / max(1, pairs),
-        seconds / max(1, pairs),
-        hole_bytes / max(1, packed_extent.samples),
+        pairs, rejected, extent, tar_bytes / max(1, pairs), seconds / max(1, pairs), tuple(sizes)
     )
-
-
-def _hole_bytes(layout: Layout, packed: Packed) -> int:
-    """Bytes of a sample's canvas that are never written."""
-    if layout.flat:
-        return 0
-    spans = canvas_spans(layout, int(packed.rows["size"][0, 2]))
-    return packed.rows["image"].nbytes - sum(stop - start for start, stop in spans)
 
 
 def _bytes_in_tar(source: Source, pair) -> int:

@@ -81,8 +81,6 @@ class PackState:
         self._lock = lock_folder(root)
         try:
             self._load()
-            if not (root / MANIFEST_NAME).exists():
-                self.write_first_manifest()
             remove_stale(root)
         except BaseException:
             self.release()
@@ -143,11 +141,12 @@ class PackState:
                 self._outcomes.append(path)
 
     def write_first_manifest(self) -> None:
-        """Make the folder a pack, which holds nothing yet.
+        """Make the folder a pack, which holds nothing yet, unless it is one.
 
         Before all other files: a run killed at any moment leaves a pack, or only working files.
         """
-        write_manifest(self.root, self._manifest(complete=False))
+        if not (self.root / MANIFEST_NAME).exists():
+            write_manifest(self.root, self._manifest(complete=False))
 
     def parts_of(self, source: str) -> dict[int, PublishedShard]:
         """Part → published shard, of one source."""
@@ -232,6 +231,8 @@ class PackState:
             packed in part.
         """
         started = time.monotonic()
+        if not self.shards:
+            self.write_first_manifest()
         rejects = "".join(json.dumps(line, sort_keys=True) + "\n" for line in self.rejects())
         replace_file(self.root / REJECTS_NAME, rejects.encode())
         publish(self.root, self._manifest(complete), rebuild_index=self.rebuild_index)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,18 @@ class RejectLimit:
             "others, repeat with a higher limit"
         )
         raise TooManyRejects("\n".join(lines))
+
+
+def rejects_so_far(lines: Iterable[dict[str, str]], max_rejects: int | None) -> RejectLimit:
+    """The rejects of earlier runs, as PackState has them.
+
+    Raises TooManyRejects if they exceed the limit already.
+    """
+    rejects = RejectLimit(max_rejects)
+    for line in lines:
+        rejects.add(line["source"], line["member"], line["detail"])
+    rejects.check()
+    return rejects
 
 
 @dataclass

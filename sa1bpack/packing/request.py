@@ -1,10 +1,10 @@
 """The arguments of `pack` and `estimate`, checked before anything is begun."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sa1bpack.arguments import check_can_be_folder, local_path, patterns_of, whole_number
+from sa1bpack.arguments import check_can_be_folder, flag, local_path, patterns_of, whole_number
 from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
@@ -35,16 +35,19 @@ class Request:
         The run ends when more members than this are rejected; None: no limit.
     downloads
         Tars that are read at once if any is at a URL; None: by the number of workers.
+    ignore_space
+        Go on although the disk has no room.
     """
 
     sources: list[Source]
     out: Path
     options: PackOptions
     workers: int
-    sums: dict[str, str]
-    md5: bool
-    max_rejects: int | None
+    sums: dict[str, str] = field(default_factory=dict)
+    md5: bool = False
+    max_rejects: int | None = None
     downloads: int | None = None
+    ignore_space: bool = False
 
 
 def checked_request(
@@ -57,6 +60,7 @@ def checked_request(
     max_rejects: int | None,
     links: str | Path | None = None,
     downloads: int | None = None,
+    ignore_space: bool = False,
 ) -> Request:
     """The request that these arguments of `pack` describe; writes nothing.
 
@@ -76,7 +80,17 @@ def checked_request(
     _check_outside(out, found)
     sums = _expected_sums(found, md5sums)
     md5 = bool(md5) or md5sums is not None
-    return Request(found, out, pack_options, workers, sums, md5, max_rejects, downloads)
+    return Request(
+        found,
+        out,
+        pack_options,
+        workers,
+        sums,
+        md5,
+        max_rejects,
+        downloads,
+        flag("ignore_space", ignore_space),
+    )
 
 
 def upload_to(out: str | Path, staging: str | Path | None) -> tuple[str | None, str | Path]:

@@ -15,13 +15,14 @@ from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.masks.select import left_out_text
+from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.inline import pack_inline
 from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
-from sa1bpack.packing.progress import Progress, RejectLimit
-from sa1bpack.packing.request import checked_request, upload_to
+from sa1bpack.packing.progress import Progress, rejects_so_far
+from sa1bpack.packing.request import Request, checked_request, upload_to
 from sa1bpack.packing.run_log import recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import SourcePacker
@@ -96,6 +97,7 @@ def pack(
     md5sums: str | Path | None = None,
     md5: bool = False,
     max_rejects: int | None = None,
+    ignore_space: bool = False,
     progress: bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackResult:
@@ -131,6 +133,8 @@ def pack(
         by its XXH3-128, which is recorded in any case and costs nothing in comparison.
     max_rejects
         The run ends when more members than this are rejected. Default: no limit.
+    ignore_space
+        Go on although the disk has no room for the pack, as far as that can be estimated.
     progress
         Show a progress bar on stderr. Default: if it is a terminal.
     options
@@ -138,9 +142,10 @@ def pack(
 
     A source that cannot be read is given up and named in the result's `failed`; the others are
     packed. Raises OptionError, SourceError (nothing found, or no sum in the list), PackError
-    (OutputLocked, OptionsDiffer, TooManyRejects, a worker that cannot start), FormatError for a
-    damaged pack in `out`, MissingPackage without PIL, and OSError if the disk fails. After any of
-    them, what was published stays, and nothing unfinished has a final name.
+    (OutputRefused if the disk has no room, OutputLocked, OptionsDiffer, TooManyRejects, a worker
+    that cannot start), FormatError for a damaged pack in `out`, MissingPackage without PIL, and
+    OSError if the disk fails. After any of them, what was published stays, and nothing unfinished
+    has a final name.
 
     Examples:
         >>> result = sa1bpack.pack("tests/samples/sa_000000.tar", "packed", workers=1)
@@ -149,8 +154,10 @@ def pack(
     """
     url, out = upload_to(out, staging)
     request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
+        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads, ignore_space
     )
+    if url is not None:  # of which little is on this disk at any time
+        request = replace(request, ignore_space=True)
     warm_up(request.options)
     interrupts.check()
     if url is None:
@@ -158,16 +165,7 @@ def pack(
     else:
         state = UploadedState(request.out, request.options, BucketFolder(url))
     try:
-        result = pack_into(
-            state,
-            request.sources,
-            request.workers,
-            request.sums,
-            request.md5,
-            request.max_rejects,
-            progress,
-            request.downloads,
-        )
+        result = pack_into(state, request, progress)
         if url is not None:
             state.finish(result.complete)
             result = replace(result, url=shown(url))
@@ -176,34 +174,21 @@ def pack(
         state.release()
 
 
-def pack_into(
-    state: PackState,
-    sources: list[Source],
-    workers: int,
-    sums: dict[str, str],
-    md5: bool,
-    max_rejects: int | None,
-    show_progress: bool | None,
-    downloads: int | None = None,
-) -> PackResult:
-    """Pack those of the sources that a pack does not have.
-
-    sums, md5, downloads
-        As in Request.
-    """
-    todo, unreadable = sources_to_pack(state, sources, sums)
-    if md5:
-        add_missing_md5(state, sources, sums, show_progress)
-    rejects = rejects_so_far(state, max_rejects)
+def pack_into(state: PackState, request: Request, show_progress: bool | None) -> PackResult:
+    """Pack those sources of a request that a pack does not have."""
+    sources = request.sources
+    todo, unreadable = sources_to_pack(state, sources, request.sums)
+    check_room(request, todo)
+    if request.md5:
+        add_missing_md5(state, sources, request.sums, show_progress)
+    rejects = rejects_so_far(state.rejects(), request.max_rejects)
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
     note_other_decoders(state, packed_by, progress)
     state.publish(complete=False)  # only now: a refused run leaves a pack as it was
-    with recorded_run(state.root, progress, workers):
+    with recorded_run(state.root, progress, request.workers):
         try:
-            failed = unreadable | pack_sources(
-                state, todo, workers, sums, md5, packed_by, progress, downloads
-            )
+            failed = unreadable | pack_sources(state, todo, request, packed_by, progress)
         except BaseException as error:
             try:
                 state.publish(complete=False)
@@ -224,31 +209,33 @@ def pack_into(
 def pack_sources(
     state: PackState,
     todo: list[Source],
-    workers: int,
-    sums: dict[str, str],
-    md5: bool,
+    request: Request,
     packed_by: dict[str, str],
     progress: Progress,
-    downloads: int | None = None,
 ) -> dict[str, SourceError]:
     """Publish the shards of these sources; returns name → error of those that were given up.
 
-    sums, md5, downloads
-        As in Request.
     packed_by
         As in `versions_in_force`.
     """
     with WriterThreads() as writers:
         packers = [
             SourcePacker(
-                source, state, writers, packed_by, md5=md5, expected_md5=sums.get(source.name)
+                source,
+                state,
+                writers,
+                packed_by,
+                md5=request.md5,
+                expected_md5=request.sums.get(source.name),
             )
             for source in todo
         ]
-        if workers == 1:
+        if request.workers == 1:
             pack_inline(packers, state.options, progress)
         elif packers:
-            pack_with_processes(packers, state.options, workers, progress, downloads)
+            pack_with_processes(
+                packers, state.options, request.workers, progress, request.downloads
+            )
     return {packer.source.name: packer.error for packer in packers if packer.error is not None}
 
 
@@ -277,15 +264,6 @@ def result_of(
         seconds=progress.seconds,
         left_out=left_out_text(state.options.to_json(), counts, counts["masks"]),
     )
-
-
-def rejects_so_far(state: PackState, max_rejects: int | None) -> RejectLimit:
-    """The rejects of earlier runs; raises TooManyRejects if they exceed the limit already."""
-    rejects = RejectLimit(max_rejects)
-    for line in state.rejects():
-        rejects.add(line["source"], line["member"], line["detail"])
-    rejects.check()
-    return rejects
 
 
 def versions_in_force() -> dict[str, str]:

@@ -74,6 +74,7 @@ class UploadedState(PackState):
         self._manifest_there: bytes | None = None
         super().__init__(root, options)
         try:
+            self.write_first_manifest()
             self._marks.mkdir(exist_ok=True)
             replace_file(self._marks / URL_NAME, bucket.url.encode())
             bucket.abort_uploads()

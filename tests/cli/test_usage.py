@@ -19,7 +19,7 @@ COMMANDS = {
         "--fit", "--pixels", "--resample", "--masks", "--mask-size", "--mask-sampling",
         "--max-masks", "--select", "--seed", "--min-area", "--max-area-frac", "--min-iou",
         "--min-stability", "--empty", "--samples-per-shard", "--links", "--downloads", "--part",
-        "--staging", "--engine", "--address",
+        "--staging", "--engine", "--address", "--ignore-space",
     },
     "finalize": set(),
     "verify": {"--io", "--quick", "--part", "--json", "--engine", "--address"},

@@ -131,6 +131,7 @@ def merge(
         missing = _missing(state, plan)
         before = len(state.shards)
         find_parts(sides, root, _identities(plan))
+        state.write_first_manifest()
         copied = _Copied(_checked_space(state, plan, missing, sides), progress)
         state.publish(complete=False)
         counts = _place_shards(state, plan, missing, copied)

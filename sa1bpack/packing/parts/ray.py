@@ -12,7 +12,7 @@ from typing import Unpack
 
 from sa1bpack import interrupts
 from sa1bpack.errors import OutputLocked, SourceError
-from sa1bpack.packing.estimate import memory_bytes
+from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import sources_to_pack
 from sa1bpack.packing.parts.finalize import finalize
@@ -53,6 +53,7 @@ def pack_on_ray(
     md5sums: str | Path | None = None,
     md5: bool = False,
     max_rejects: int | None = None,
+    ignore_space: bool = False,
     progress: bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackResult:
@@ -78,7 +79,7 @@ def pack_on_ray(
     """
     workers = WORKERS if workers is None else workers
     request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
+        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads, ignore_space
     )
     plan = Plan(len(request.sources), tuple(source.name for source in request.sources))
     todo, unreadable, limit = _look(request, plan)
@@ -110,6 +111,7 @@ def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceE
     state = PartState(request.out, request.options, plan, plan.sources)
     try:
         todo, unreadable = sources_to_pack(state, request.sources, request.sums)
+        check_room(request, todo)
         limit = RejectLimit(request.max_rejects)
         again = {source.name for source in todo}  # their tasks return all their rejects
         for line in state.rejects():

@@ -8,17 +8,17 @@ from typing import Unpack
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import part_of_job, share_of
+from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.parts.outcomes import Plan
 from sa1bpack.packing.parts.state import PartState
-from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.progress import Progress, rejects_so_far
 from sa1bpack.packing.request import Request, checked_request
 from sa1bpack.packing.run import (
     PackResult,
     note_other_decoders,
     pack_sources,
-    rejects_so_far,
     result_of,
     versions_in_force,
 )
@@ -38,6 +38,7 @@ def pack_part(
     md5sums: str | Path | None = None,
     md5: bool = False,
     max_rejects: int | None = None,
+    ignore_space: bool = False,
     progress: bool | None = None,
     **options: Unpack[PackKeywords],
 ) -> PackResult:
@@ -57,8 +58,8 @@ def pack_part(
     max_rejects
         The part ends when more members of its sources than this are rejected. Default: no limit.
 
-    links, downloads, workers, md5sums, md5, progress, options
-        As in `pack`.
+    links, downloads, workers, md5sums, md5, ignore_space, progress, options
+        As in `pack`. The disk must have room for what is left of the whole job.
 
     The result's totals are those of the sources of the part; one
     that cannot be read is named in `failed`, and recorded for `finalize`.
@@ -73,8 +74,9 @@ def pack_part(
     """
     share = part_of_job(part)
     request = checked_request(
-        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads
+        sources, out, options, workers, md5sums, md5, max_rejects, links, downloads, ignore_space
     )
+    check_room(request, request.sources)
     plan = Plan(share[1], tuple(source.name for source in request.sources))
     mine = share_of(request.sources, share)
     return run_part(replace(request, sources=mine), plan, progress)[0]
@@ -102,7 +104,7 @@ def _pack_into(
     before = len(mine) - len(todo) - len(failed)
     if request.md5:
         add_missing_md5(state, mine, request.sums, show_progress)
-    rejects = rejects_so_far(state, request.max_rejects)
+    rejects = rejects_so_far(state.rejects(), request.max_rejects)
     progress = Progress(sum(source.nbytes for source in todo), rejects, show_progress)
     packed_by = versions_in_force()
     note_other_decoders(state, packed_by, progress)
@@ -113,10 +115,7 @@ def _pack_into(
         state.begin()
     try:
         with recorded_run(state.notes, progress, request.workers):
-            failed |= pack_sources(
-                state, todo, request.workers, request.sums, request.md5, packed_by, progress,
-                request.downloads,
-            )  # fmt: skip
+            failed |= pack_sources(state, todo, request, packed_by, progress)
     finally:
         progress.close()
     for name, error in failed.items():

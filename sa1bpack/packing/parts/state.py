@@ -66,8 +66,7 @@ class PartState(PackState):
             super().__init__(root, options, lock)
             make_folder(root / PARTS_NAME)
             with alone(self.root):
-                if not (root / MANIFEST_NAME).exists():
-                    self.write_first_manifest()
+                self.write_first_manifest()
                 manifest = read_manifest(root)
                 check_can_write(manifest.version, root / MANIFEST_NAME)
                 options.check_same(manifest.options, str(root))

@@ -38,7 +38,7 @@ from sa1bpack.packing.repair.unfinished import (
     write_note,
 )  # fmt: skip
 from sa1bpack.packing.repair.wanted import Wanted
-from sa1bpack.packing.request import checked_workers
+from sa1bpack.packing.request import Request, checked_workers
 from sa1bpack.packing.run import pack_into
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.progress import byte_bar
@@ -309,9 +309,10 @@ class _Repair:
         """Rewrite a lost manifest; the records of sources are restored by reading them again."""
         spoilt = {self._damage.shards[name][0] for name in self.result.left}
         sources = [source for source in self._sources if source.name not in spoilt]
-        packed = pack_into(
-            self._state, sources, self._workers, {}, False, None, self._show_progress
+        request = Request(
+            sources, self._root, self._damage.options, self._workers, ignore_space=True
         )
+        packed = pack_into(self._state, request, self._show_progress)
         self.result.notes += packed.notes
         self.result.left.update({name: str(error) for name, error in packed.failed.items()})
         known = {source for source, _ in self._state.shards} | spoilt

@@ -18,6 +18,7 @@ from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.parts.outcomes import Plan
 from sa1bpack.packing.parts.state import PartState
 from sa1bpack.packing.progress import Progress
+from sa1bpack.packing.request import Request
 from sa1bpack.packing.run import pack_sources, versions_in_force
 from sa1bpack.source.find import find_sources
 
@@ -55,9 +56,10 @@ def opened(sources, root):
 def run_all(state: PartState, sources) -> None:
     """What a part does with these sources after it began with this state."""
     todo = [source for source in find_sources(sources) if source.name not in state.sources]
+    request = Request(todo, state.root, state.options, workers=1)
     state.begin()
     progress = Progress(sum(source.nbytes for source in todo), show=False)
-    assert pack_sources(state, todo, 1, {}, False, versions_in_force(), progress) == {}
+    assert pack_sources(state, todo, request, versions_in_force(), progress) == {}
 
 
 @pytest.mark.parametrize(
