@@ -63,11 +63,11 @@ def note_seconds() -> float:
     counts, number = EpochCounts(0, time.perf_counter()), 20_000
     counts.threads, counts.reads_known = 1, True
     begin = time.process_time()  # whatever else the machine does
-    for batch in range(number):
+    for _ in range(number):
         now, end = counts.clock(), counts.clock()
-        counts.worked("copy", "thread", batch, now, [Read(now, end, 1, 0, 0, 0)])
-        counts.worked("deliver", "consumer", batch, counts.clock())
-        counts.took(batch, counts.clock(), 8, 1 << 25, 0, 1)
+        counts.worked("copy", now, [Read(now, end, 1, 0, 0, 0)])
+        counts.worked("deliver", counts.clock())
+        counts.took(counts.clock(), 8, 1 << 25, 0, 1)
     return (time.process_time() - begin) / number
 
 

@@ -298,7 +298,7 @@ def make_dataloader(
             `if __name__ == "__main__"` in the script, otherwise the platform's default; "spawn" for
             packs in object stores, whose connections do not survive a fork.
         options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last, rank,
-            world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see ReadingOptions.
+            world_size, on_error, max_dropped, timeout, on_epoch_end: see ReadingOptions.
 
     Workers persist from epoch to epoch, end with this process, and leave Ctrl-C to it.
 

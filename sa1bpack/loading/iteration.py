@@ -16,7 +16,6 @@ from sa1bpack.errors import LoaderError, ReadError
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.statistics.counting import EpochCounts
 from sa1bpack.loading.statistics.stats import LoadingStats
-from sa1bpack.loading.statistics.trace import Trace
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.cursor import EpochCursor
 from sa1bpack.order.epoch import EpochBatches
@@ -101,7 +100,6 @@ class BatchReader:
     _dropped: DroppedSamples
     _dataset: Dataset
     _counts: EpochCounts | None = None  # of the latest epoch
-    _trace: Trace | None = None
 
     def _set_up(self, ds: Dataset, batches: OrderedBatches, options: ReadingOptions) -> None:
         self._dataset, self._batches, self._options = ds, batches, options
@@ -128,8 +126,7 @@ class BatchReader:
     def stats(self) -> LoadingStats:
         """What the latest epoch waited for, up to now; `print` it for one line with a verdict.
 
-        Raises LoaderError if no epoch has begun in this process, OSError if the trace cannot be
-        written.
+        Raises LoaderError if no epoch has begun in this process.
         """
         counts = self._counts
         if counts is None or not counts.here:
@@ -137,18 +134,15 @@ class BatchReader:
         return counts.stats()
 
     def _begin_counting(self, batches: EpochBatches, now: float) -> EpochCounts:
-        """The counts of an epoch that begins now. Raises OptionError or OSError for the trace."""
+        """The counts of an epoch that begins now."""
         if self._counts is not None and self._counts.here:  # the loop over it was left
             self._counts.leave()
             self._counts.add_up()
-        path, trace = self._options.trace, self._trace
-        if path is not None and (trace is None or not trace.here):
-            trace = self._trace = Trace(path, batches.rank, batches.world_size)
-        self._counts = EpochCounts(batches.epoch, now, trace)
+        self._counts = EpochCounts(batches.epoch, now)
         return self._counts
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_counts": None, "_trace": None}
+        return self.__dict__ | {"_counts": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make this epoch the next iteration; ends one in progress.
@@ -233,8 +227,7 @@ class Iteration:
         self._generation, self._batches = self._reader._cursor.begin()
         self._pid, self._total = os.getpid(), len(self._batches)
         self.counts = self._reader._begin_counting(self._batches, now)
-        # A trace is written at exit as well, if the loop still holds this iteration then.
-        weakref.finalize(self, self.counts.leave).atexit = self._reader._trace is not None
+        weakref.finalize(self, self.counts.leave).atexit = False
         self._run = self._reader._start(self._batches, self)
         try:
             self._reader._cursor.check(self._generation)
@@ -256,7 +249,7 @@ class Iteration:
                 raise LoaderError("the loader was closed while waiting for a batch")
             batch, errors, nbytes, ready = taken
             samples = 0 if batch is None else len(batch["image_ids"])
-            self.counts.took(self._done, begin, samples, nbytes, len(errors), ready)
+            self.counts.took(begin, samples, nbytes, len(errors), ready)
             begin = perf_counter()
             if errors:
                 self._note(batch, errors)

@@ -129,7 +129,7 @@ class Loader(BatchReader):
                 "auto", as None: "cached" if the dataset takes at most half of the memory of this
                 machine or container, else "direct"; `plan()` says which, and why.
             options: order, masks, max_masks, choose, pad_to_max, buckets, relations, seed, last,
-                rank, world_size, on_error, max_dropped, timeout, on_epoch_end, trace: see
+                rank, world_size, on_error, max_dropped, timeout, on_epoch_end: see
                 ReadingOptions.
 
         Raises:

@@ -1,6 +1,5 @@
 """The options that Loader and make_dataloader share."""
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -9,13 +8,12 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import choice, flag, local_path, seconds
+from sa1bpack.arguments import choice, flag, seconds
 from sa1bpack.batch.collate import ON_ERROR
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
-from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
@@ -35,6 +33,7 @@ _ELSEWHERE = {
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "transform of sa1bpack.open, with make_dataloader",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
+    "trace": "torch.profiler, around the loop",
     "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
 
@@ -57,7 +56,6 @@ class ReadingKeywords(TypedDict, total=False):
     max_dropped: float
     timeout: float
     on_epoch_end: Callable[[LoadingStats], object] | None
-    trace: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,6 @@ class ReadingOptions:
     on_epoch_end
         A function that is called with the `LoadingStats` of every epoch that was taken to its end:
         `print`, or one that logs them.
-    trace
-        A file for a trace of what every thread did when, which chrome://tracing and Perfetto show:
-        about 1 kB per batch. It is replaced by the first epoch, and extended by all others: at
-        their end, when a loop over them is left (also by an error, or at exit), by `stats`, and by
-        `close`. Of make_dataloader it has the waits alone. Several ranks need "{rank}" in its name.
 
     Examples:
         >>> options = sa1bpack.ReadingOptions(order="local", max_masks=64, pad_to_max=True)
@@ -134,7 +127,6 @@ class ReadingOptions:
     max_dropped: float = 0.01
     timeout: float = 120.0
     on_epoch_end: Callable[[LoadingStats], object] | None = None
-    trace: str | os.PathLike[str] | None = None
 
     def __post_init__(self):
         choice("on_error", self.on_error, ON_ERROR)
@@ -148,8 +140,6 @@ class ReadingOptions:
                 f"on_epoch_end is {self.on_epoch_end!r}: choose a function that takes the stats of "
                 "an epoch, such as print"
             )
-        if self.trace is not None:
-            _check_trace(self.trace)
         object.__setattr__(self, "relations", self.relate or ())  # names may be an iterator
         most = as_schedule("max_masks", self.max_masks)  # a function is called here, and only here
         object.__setattr__(self, "max_masks", most.values[0] if most.constant else most)
@@ -209,13 +199,3 @@ def reading_options(
             f"options: {', '.join(known)}"
         )
     return ReadingOptions(**given)
-
-
-def _check_trace(trace: str | os.PathLike[str]) -> None:
-    path = local_path("trace", trace)
-    shown, folder = repr(os.fspath(trace)), path.parent
-    if path.is_dir():
-        raise OptionError(f"trace is {shown}, a folder: name a file in it")
-    refuse_in_pack("trace", path)
-    if "{rank}" not in str(folder) and not folder.is_dir():
-        raise OptionError(f"trace is {shown}: the folder {folder} does not exist; create it first")

@@ -18,7 +18,6 @@ from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
-from sa1bpack.loading.statistics.activity import CONSUMER
 from sa1bpack.loading.statistics.counting import EpochCounts
 from sa1bpack.order.epoch import EpochBatches
 
@@ -109,12 +108,12 @@ class ReaderThreads:
             except BaseException as error:
                 job.error = error
             reads = () if reader is None else reader.taken()
-            self._counts.worked("copy", name, job.ticket.number, begin, reads)
+            self._counts.worked("copy", begin, reads)
             with self._changed:
                 job.parts_left -= 1
                 last = job.parts_left == 0
             if last:
-                self._finish(name, job, reader)
+                self._finish(job, reader)
             self._doing.pop(name, None)
         if reader is not None:
             self._pool.scratch.append(reader.close())
@@ -152,7 +151,7 @@ class ReaderThreads:
                 raise self._failed
             begin = self._counts.clock()
             copy, errors = self._plan(ticket.number)
-            self._counts.worked("plan", name, ticket.number, begin)
+            self._counts.worked("plan", begin)
             if errors and not self._drops:
                 # Not raised: a traceback would keep these frames, and the frames the buffer.
                 self._queue.abort(ticket, errors[0])
@@ -164,7 +163,7 @@ class ReaderThreads:
                     self._doing[name] = (text, time.monotonic())
                     begin = self._counts.clock()
                     self._device.wait(ticket.buffer, self._timeout)
-                    self._counts.worked("stage", name, ticket.number, begin)
+                    self._counts.worked("stage", begin)
                 self._share_out(_Job(ticket, copy, errors))
         except BaseException as error:
             self._queue.abort(ticket, error)
@@ -201,7 +200,7 @@ class ReaderThreads:
             self._parts.extend((job, edges[n], edges[n + 1]) for n in range(count))
             self._changed.notify_all()
 
-    def _finish(self, name: str, job: _Job, reader: SampleReader | None) -> None:
+    def _finish(self, job: _Job, reader: SampleReader | None) -> None:
         """All parts are done: pass on the batch, or the error in its place."""
         failed, job.error = job.error, None  # its traceback references the job
         if failed is None and self._queue.closed:
@@ -210,12 +209,12 @@ class ReaderThreads:
         try:
             failed = failed or self._settle(job, reader)
             if reader is not None and (reads := reader.taken()):  # it was copied again
-                self._counts.worked("copy", name, job.ticket.number, begin, reads)
+                self._counts.worked("copy", begin, reads)
             if failed is None and len(job.copy):
                 begin = self._counts.clock()
                 staged = self._device.stage(job.ticket.buffer, job.copy)
                 if self._device.pinned:
-                    self._counts.worked("stage", name, job.ticket.number, begin)
+                    self._counts.worked("stage", begin)
         except BaseException as error:
             failed = error
         if failed is not None:
@@ -246,7 +245,7 @@ class ReaderThreads:
         Raises the error that came instead of the batch, LoaderTimeout, or an error from allocating
         a buffer.
         """
-        number, ready = self._queue.taken, self._queue.ready
+        ready = self._queue.ready
         entry = self._queue.take(self._timeout, self._doing_text)
         if entry is None:
             return None
@@ -257,7 +256,7 @@ class ReaderThreads:
             return Taken(None, dropped, 0, ready)
         begin = self._counts.clock()
         batch = self._device.deliver(staged, self._planner.source.spec, self._pool)
-        self._counts.worked("deliver", CONSUMER, number, begin)
+        self._counts.worked("deliver", begin)
         return Taken(batch, dropped, staged[-1].nbytes, ready)  # last in what is staged: the copy
 
     def _doing_text(self) -> str:

@@ -1,16 +1,12 @@
 """What an epoch waited for: counts by made-up clocks, verdicts, and what loaders report."""
 
-import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from page_cache import drop
-from small_tars import contents
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk.aio import DEPTH
@@ -18,11 +14,9 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.sample_reader import Read
-from sa1bpack.loading.statistics.activity import Activity
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.counting import EpochCounts
 from sa1bpack.loading.statistics.stats import LoadingStats
-from sa1bpack.loading.statistics.trace import Trace
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 
@@ -78,18 +72,18 @@ def counted(clock: Clock) -> EpochCounts:
     counts.threads, counts.reads_known = 2, True
     start = clock.now
     clock.now = start + 0.5
-    counts.worked("plan", "a", 0, start)
+    counts.worked("plan", start)
     clock.now = start + 4
     counts.worked(
-        "copy", "a", 0, start + 0.5,
+        "copy", start + 0.5,
         [Read(start + 1, start + 2, 100, 300, 0, 10), Read(start + 2.5, start + 3, 0, 0, 0, 0)],
     )  # fmt: skip
-    counts.worked("copy", "b", 1, start + 1, [Read(start + 1.5, start + 1.75, 0, 0, 600, 0)])
+    counts.worked("copy", start + 1, [Read(start + 1.5, start + 1.75, 0, 0, 600, 0)])
     clock.now = start + 4.5
-    counts.worked("stage", "a", 0, start + 4)
-    counts.took(0, start, 8, 1000, 1, 0)
+    counts.worked("stage", start + 4)
+    counts.took(start, 8, 1000, 1, 0)
     clock.now = start + 9
-    counts.took(1, start + 8, 7, 900, 0, 2)
+    counts.took(start + 8, 7, 900, 0, 2)
     clock.now = start + 10
     counts.end()
     clock.now = start + 99
@@ -123,7 +117,7 @@ def test_no_more_requests_are_in_flight_than_the_system_has_at_once():
     counts = EpochCounts(0, clock.now, clock=clock)
     counts.threads, counts.reads_known = 1, True
     clock.now += 2
-    counts.worked("copy", "a", 0, 100.0, [Read(100.0, 102.0, 0, 5, 0, 3 * DEPTH)])
+    counts.worked("copy", 100.0, [Read(100.0, 102.0, 0, 5, 0, 3 * DEPTH)])
     assert counts.stats().reads_in_flight == DEPTH
 
 
@@ -131,7 +125,7 @@ def test_an_epoch_that_is_left_ends_with_the_batch_that_was_taken_last():
     clock = Clock()
     counts = EpochCounts(0, clock.now, clock=clock)
     clock.now += 1
-    counts.took(0, 100.0, 4, 40, 0, None)
+    counts.took(100.0, 4, 40, 0, None)
     clock.now += 5
     assert counts.stats().seconds == pytest.approx(6) and not counts.stats().ended
     counts.leave()
@@ -145,7 +139,7 @@ def test_a_thread_of_an_ended_epoch_adds_nothing_to_the_next():
     old.threads = new.threads = 1
     old.end()
     clock.now += 3
-    old.worked("copy", "a", 0, 100.0)
+    old.worked("copy", 100.0)
     assert (new.stats().copy_seconds, old.stats().copy_seconds) == (0, 3)
 
 
@@ -293,129 +287,6 @@ def test_a_pickle_of_a_loader_has_no_figures(ds, make):
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"on_epoch_end": True}, "on_epoch_end is True: choose a function"),
-        ({"trace": 3}, "trace is 3: give a path"),
-        ({"trace": "s3://a/b.json"}, "s3 URLs are not supported"),
-    ],
-)
-def test_what_is_no_function_or_no_path_is_refused(ds, make, given, message):
-    with pytest.raises(OptionError, match=message):
-        make(ds, 4, **given)
-
-
-# ------------------------------------------------------------------------------------------ trace
-
-
-def events(path) -> list[dict]:
-    found = json.loads(path.read_text())
-    assert found.keys() == {"displayTimeUnit", "traceEvents"}
-    return found["traceEvents"]
-
-
-def waits(path: Path) -> list[dict]:
-    return [event for event in events(path) if event["name"] == "wait"]
-
-
-@BOTH
-def test_a_trace_has_all_work_of_all_epochs_in_named_tracks(ds, make, tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text("an older one")
-    loader = make(ds, 4, trace=path)
-    for _ in range(2):
-        list(loader)
-        found = events(path)  # it is complete after every epoch
-    count = len(loader)
-    work = [event for event in found if event["ph"] == "X"]
-    names = {event["tid"]: event["args"]["name"] for event in found if event["ph"] == "M"}
-    assert all(event["dur"] >= 0 and event["ts"] > 0 for event in work)
-    by_kind = {
-        kind: {(event["args"]["epoch"], event["args"]["batch"]) for event in work
-               if event["name"] == kind}
-        for kind in ("plan", "read", "copy", "wait", "deliver")
-    }  # fmt: skip
-    everything = {(epoch, number) for epoch in range(2) for number in range(count)}
-    assert by_kind["wait"] == everything
-    if make is Loader:
-        assert all(by_kind[kind] == everything for kind in ("plan", "read", "copy", "deliver"))
-        assert any(name.startswith("sa1bpack-reader-") for name in names.values())
-        loader.close()
-    else:
-        assert not by_kind["copy"]
-    assert "consumer" in names.values()
-    samples = sum(e["args"]["samples"] for e in work if e["name"] == "wait")
-    assert samples == 2 * len(ds)
-
-
-def test_ranks_write_files_of_their_own(ds, tmp_path):
-    with pytest.raises(OptionError, match=r"each of 2 ranks .*put \{rank\} in its name"):
-        next(iter(make_dataloader(ds, 4, trace=tmp_path / "t.json", rank=1, world_size=2)))
-    loader = make_dataloader(ds, 4, trace=tmp_path / "t-{rank}.json", rank=1, world_size=2)
-    list(loader)
-    assert events(tmp_path / "t-1.json")[0]["args"]["name"] == "sa1bpack, rank 1"
-
-
-@BOTH
-def test_the_trace_of_an_epoch_that_is_left_has_every_batch_that_was_taken(ds, make, tmp_path):
-    loader = make(ds, 4, trace=tmp_path / "t.json")
-    for epoch in range(2):
-        for batch in loader:
-            if batch["number"] == 1:
-                break
-        taken = [event["args"]["epoch"] for event in waits(tmp_path / "t.json")]
-        assert taken.count(epoch) == 2  # before anything else is asked of the loader
-
-
-def test_at_exit_the_trace_has_every_batch_that_was_taken(packed, tmp_path):
-    program = (
-        "import sys, sa1bpack\n"
-        "batches = iter(sa1bpack.Loader(sa1bpack.open(sys.argv[1]), 4, trace=sys.argv[2]))\n"
-        "next(batches), next(batches)\n"
-        "raise ValueError('an uncaught one')\n"
-    )
-    path = tmp_path / "t.json"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, packed.root, path], capture_output=True, text=True
-    )
-    assert ended.stderr.strip().endswith("ValueError: an uncaught one"), ended.stderr
-    assert len(waits(path)) == 2
-
-
-def test_a_write_in_the_middle_of_a_write_leaves_its_events_to_that_one(tmp_path, monkeypatch):
-    trace = Trace(tmp_path / "t.json")
-    dumps, meanwhile = json.dumps, [Activity("wait", "consumer", 7, 1.0, 2.0)]
-
-    def interrupted(event):
-        if meanwhile:
-            trace.write(0, [meanwhile.pop()])
-        return dumps(event)
-
-    monkeypatch.setattr(json, "dumps", interrupted)
-    trace.write(1, [Activity("wait", "consumer", 3, 1.0, 2.0)])
-    assert [(e["args"]["epoch"], e["args"]["batch"]) for e in waits(trace.path)] == [(1, 3), (0, 7)]
-
-
-def test_a_trace_never_replaces_a_file_of_a_pack(ds, tmp_path):
-    before = contents(ds.root)
-    (tmp_path / "link").symlink_to(ds.root)
-    for name in (ds.root / "manifest.json", ds.root / "side" / "t.json", tmp_path / "link" / "t"):
-        with pytest.raises(OptionError, match=f"in the pack {ds.root}, which must hold its own"):
-            Loader(ds, 4, trace=name)
-    with pytest.raises(OptionError, match="a folder: name a file in it"):
-        Loader(ds, 4, trace=tmp_path)
-    assert contents(ds.root) == before
-
-
-def test_a_trace_in_a_folder_that_does_not_exist_is_refused_at_once(ds, tmp_path):
-    with pytest.raises(OptionError, match=r"trace is .*: the folder .*nowhere does not exist"):
-        Loader(ds, 4, trace=tmp_path / "nowhere" / "t.json")
-    make_dataloader(ds, 4, trace=tmp_path / "of rank {rank}" / "t.json")  # made by each rank
-
-
-def test_a_trace_that_cannot_be_written_is_an_error_of_the_loop(ds, tmp_path):
-    with Loader(ds, 4, trace=tmp_path / "t.json") as loader:
-        (tmp_path / "t.json").mkdir()
-        with pytest.raises(IsADirectoryError):
-            next(iter(loader))
+def test_what_is_no_function_is_refused(ds, make):
+    with pytest.raises(OptionError, match="on_epoch_end is True: choose a function"):
+        make(ds, 4, on_epoch_end=True)

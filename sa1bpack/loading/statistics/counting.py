@@ -14,10 +14,8 @@ from collections.abc import Callable, Sequence
 from sa1bpack.cache.requests import Counts
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.loading.sample_reader import Read
-from sa1bpack.loading.statistics.activity import CONSUMER, Activity
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.stats import LoadingStats
-from sa1bpack.loading.statistics.trace import Trace
 
 # Records that are added up together, while the epoch runs.
 _TOGETHER = 512
@@ -29,21 +27,15 @@ class EpochCounts:
     Threads call `worked` and the consumer calls `took`; `stats` may be called by any thread.
     """
 
-    def __init__(
-        self, epoch: int, begun: float, trace: Trace | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ):  # fmt: skip
-        """
-        begun  when the consumer asked for the first batch, by the clock
-        trace  receives every record as well
-        """
+    def __init__(self, epoch: int, begun: float, clock: Callable[[], float] = time.perf_counter):
+        """`begun`: when the consumer asked for the first batch, by the clock."""
         self.clock, self._begun = clock, begun
-        self._epoch, self._trace, self._pid = epoch, trace, os.getpid()
+        self._epoch, self._pid = epoch, os.getpid()
         self._ended: float | None = None
-        # The fields of an Activity, as a plain tuple: making one takes a fifth of the time.
+        # (kind, begin, end, reads), and of a wait what `took` is told: plain tuples, because making
+        # a named one takes five times as long.
         self._records: deque[tuple] = deque()
         self._lock = threading.RLock()  # of what follows
-        self._adding = False  # a finalizer may end the epoch in the middle of adding
         self._seconds = dict.fromkeys(("plan", "read", "copy", "stage", "wait", "deliver"), 0.0)
         self._disk, self._in_flight = BusyTime(), 0.0
         self._cached = self._past = self._through = 0
@@ -73,14 +65,17 @@ class EpochCounts:
         """Whether the epoch belongs to this process."""
         return self._pid == os.getpid()
 
-    def worked(
-        self, kind: str, thread: str, batch: int, begin: float, reads: Sequence[Read] = ()
-    ) -> None:
-        """Note a piece of work that ends now."""
-        self._records.append((kind, thread, batch, begin, self.clock(), reads))
+    def worked(self, kind: str, begin: float, reads: Sequence[Read] = ()) -> None:
+        """Note a piece of work that ends now.
+
+        kind   "plan", "copy", "stage", or "deliver", which is a part of a wait
+        begin  seconds of the clock
+        reads  of a copy: parts of its time
+        """
+        self._records.append((kind, begin, self.clock(), reads))
 
     def took(
-        self, batch: int, begin: float, samples: int, nbytes: int, dropped: int, ready: int | None
+        self, begin: float, samples: int, nbytes: int, dropped: int, ready: int | None
     ) -> None:
         """Note that the consumer has a batch now, for which it has waited since `begin`.
 
@@ -89,14 +84,12 @@ class EpochCounts:
         ready    batches that were complete when it asked; None if that is not known
         """
         self._last = end = self.clock()
-        self._records.append(
-            ("wait", CONSUMER, batch, begin, end, (), samples, nbytes, dropped, ready)
-        )
+        self._records.append(("wait", begin, end, (), samples, nbytes, dropped, ready))
         if len(self._records) >= _TOGETHER:
             self.add_up()
 
     def end(self) -> None:
-        """The epoch has ended, unless it had before. Raises OSError as `add_up` does."""
+        """The epoch has ended, unless it had before."""
         if self._ended is None:
             self._ended = self.clock()
             self._read_store()
@@ -105,48 +98,31 @@ class EpochCounts:
     def leave(self) -> None:
         """The loop over the epoch was left after the batch that was taken last.
 
-        Finalizers call it, in the middle of anything and at exit, so it waits for no lock. If no
-        other thread adds up, what was noted goes into the trace; OSError if it cannot be written.
+        Finalizers call it, in the middle of anything, so it waits for no lock.
         """
         if self._ended is None:
             self._ended = self._last
-        if self._trace is not None and self.here and self._lock.acquire(blocking=False):
-            try:
-                self.add_up()
-            finally:
-                self._lock.release()
 
     def add_up(self) -> None:
-        """Add up all records so far, and write them to the trace.
-
-        Raises OSError if the trace cannot be written.
-        """
+        """Add up all records so far."""
         with self._lock:
-            if self._adding:
-                return
-            self._adding = True
-            try:
-                records = []
-                while self._records:
-                    records.append(self._records.popleft())
-                self._add(records)
-                if self._trace is not None and records:
-                    self._trace.write(self._epoch, [Activity(*record) for record in records])
-            finally:
-                self._adding = False
+            records = []
+            while self._records:
+                records.append(self._records.popleft())
+            self._add(records)
 
     def _add(self, records: list[tuple]) -> None:
         busy: list[tuple[float, float]] = []
         seconds = self._seconds
         for record in records:
-            kind, _, _, begin, end, reads = record[:6]
+            kind, begin, end, reads = record[:4]
             seconds[kind] += end - begin
             if reads:
                 reading = self._add_reads(reads, end, busy)
                 seconds["read"] += reading
                 seconds[kind] -= reading
             elif kind == "wait":
-                self._add_batch(end, *record[6:])
+                self._add_batch(end, *record[4:])
         if busy:
             self._disk.add(busy)
 
