@@ -34,14 +34,15 @@ def resident(path: Path) -> np.ndarray:
 def drop(*paths: Path) -> None:
     """Drop files from the page cache; asserts that they are out of it."""
     for path in paths:
-        _drop(path)
+        forget(path)
         if resident(path).any():
             gc.collect()  # what is mapped stays in memory, and garbage of other tests may map it
-            _drop(path)
+            forget(path)
         assert not resident(path).any(), path
 
 
-def _drop(path: Path) -> None:
+def forget(path: Path) -> None:
+    """Drop what can be dropped of a file: pages that a process has mapped and used stay."""
     file = os.open(path, os.O_RDONLY)
     os.fdatasync(file)  # os.fsync does nothing in some tests
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

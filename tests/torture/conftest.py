@@ -29,11 +29,14 @@ class Torture:
 
     full
         Whether the full size was requested.
+    seed
+        --torture-seed.
     rng
         Random numbers that depend only on --torture-seed and the name of the test.
     """
 
     full: bool
+    seed: int
     rng: random.Random
     results: list[Result]
     _since: float = field(default_factory=time.monotonic)
@@ -55,6 +58,7 @@ def torture(request) -> Torture:
     seed = request.config.getoption("torture_seed")
     return Torture(
         full=request.config.getoption("torture"),
+        seed=seed,
         rng=random.Random(f"{seed} {request.node.nodeid}"),
         results=request.config.stash.setdefault(_RESULTS, []),
     )

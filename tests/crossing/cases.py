@@ -1,0 +1,232 @@
+"""What a case is, drawn from its seed: any combination that the documents allow."""
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from packs import SCALES, SIDES, Packs
+
+import sa1bpack
+from sa1bpack import transforms
+
+RELATIONS = ("intersections", "ious", "containments", "touching", "distances", "children")
+RELATIONS += ("centroids", "mask_boxes", "parents", "depths", "levels")
+SELECTIONS = ("all", "all", "slice", "shuffled", "repeated", "where", "fraction", "saved")
+LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
+
+
+@dataclass
+class Case:
+    """A dataset, and how it is read.
+
+    layout     fit, pixels and masks of the packs, and the number of their scale
+    several    both packs are opened as one
+    cache      "": they are local; "new" or "kept": they are read through a cache
+    opened     options of sa1bpack.open
+    selection  which samples
+    workers    of make_dataloader; None: it is a Loader
+    ranks      that share each batch; those after it was resumed
+    order      name or class, with its options
+    reading    options of either
+    own        options of a Loader, or of make_dataloader, alone; those after it was resumed
+    cold       what of the packs is not in the page cache when an epoch begins: "all", "some", ""
+    stop       epoch and batches after which it is resumed by other readers; None: it is not
+    keep       batches are kept until the end of the epoch, and not copied
+    transform  batches go through a Pipeline without steps
+    """
+
+    seed: int
+    layout: tuple[str, str, str, int]
+    several: bool
+    cache: str
+    opened: dict[str, Any]
+    selection: str
+    workers: int | None = None
+    ranks: tuple[int, int] = (1, 1)
+    size: Any = 1
+    order: tuple[str, dict[str, Any]] = ("shuffle", {})
+    reading: dict[str, Any] = field(default_factory=dict)
+    own: tuple[dict[str, Any], ...] = ()
+    cold: tuple[str, str] = ("", "")
+    stop: tuple[int, int] | None = None
+    keep: bool = False
+    transform: bool = False
+
+    @property
+    def yields_runs(self) -> bool:
+        """Samples have runs in place of masks."""
+        return self.opened["masks"] == "runs" and "mask_size" not in self.opened
+
+    def __str__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        with np.printoptions(threshold=3, edgeitems=1):
+            return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def drawn_opening(seed: int) -> Case:
+    """The dataset of a case."""
+    rng = random.Random(f"{seed} opening")
+    fit, pixels = rng.choice(("pad", "squash", "native")), rng.choice(("rgb", "yuv420"))
+    stored, scale = rng.choice(("bits", "runs", "bits+runs")), rng.randrange(len(SCALES))
+    if pixels == "yuv420" and fit != "native" and SCALES[scale][0] % 2:
+        scale += 1  # planes of a canvas need an even side
+    opened: dict[str, Any] = {"masks": rng.choice(("bits", "bool"))}
+    if "runs" in stored:
+        opened["masks"] = rng.choice(("bits", "bool", "runs"))
+        if rng.random() < 0.4:
+            opened["mask_size"] = rng.choice((8, 24, 40, 64))
+        if rng.random() < 0.3:
+            opened["mask_sampling"] = rng.choice(("area", "center"))
+    opened["coordinates"] = rng.choice(("source", "stored"))
+    if SCALES[scale][0] % 2 == 0:
+        opened["pixels"] = rng.choice(("rgb", "stored"))
+    if rng.random() < 0.25:
+        opened["check"] = "read"
+    if rng.random() < 0.3:
+        rules = {"min_area": 300, "max_area_frac": 0.5, "min_iou": 0.93, "min_stability": 0.95}
+        opened |= {name: rules[name] for name in rng.sample(list(rules), rng.randint(1, 2))}
+    if rng.random() < 0.6:
+        opened["side"] = rng.sample(list(SIDES), rng.randint(1, 3))
+    return Case(
+        seed,
+        (fit, pixels, stored, scale),
+        several=rng.random() < 0.4,
+        cache=rng.choice(("", "", "", "new", "kept")),
+        opened=opened,
+        selection=rng.choice(SELECTIONS),
+    )
+
+
+def opened_dataset(case: Case, packs: Packs, folder: Path) -> sa1bpack.Dataset:
+    """The dataset of a case. What it leaves goes into `folder`."""
+    rng = np.random.default_rng([case.seed, 1])
+    roots = packs.of(*case.layout)
+    roots = roots if case.several else [roots[case.seed % 2]]
+    for root in roots:
+        for name in case.opened.get("side", ()):
+            packs.attach(root, name)
+    more: dict[str, Any] = {}
+    paths: list[Any] = list(roots)
+    if case.cache:
+        more["cache"] = packs.folder / "cache" if case.cache == "kept" else folder / "cache"
+        paths = [root.as_uri() for root in roots]
+    ds = sa1bpack.open(paths, **case.opened, **more)
+    if case.selection == "slice":
+        return ds[1::2]
+    if case.selection == "repeated":
+        return ds[rng.integers(0, len(ds), rng.integers(1, 2 * len(ds)))]
+    if case.selection == "where":
+        part = ds.where("mask_count > 2")
+        return part if len(part) else ds
+    if case.selection == "fraction":
+        part = ds.fraction(0.6, seed=case.seed)
+        return part if len(part) else ds
+    if case.selection in ("shuffled", "saved"):
+        part = ds[rng.permutation(len(ds))[: rng.integers(2, len(ds) + 1)]]
+        if case.selection == "shuffled":
+            return part
+        part.save(folder / "part.sel")
+        return sa1bpack.open(folder / "part.sel", **case.opened, **more)
+    return ds
+
+
+def draw_reading(case: Case, ds: sa1bpack.Dataset, direct: bool) -> None:
+    """Draw how the dataset of a case is read.
+
+    direct  whether the file system can be read past the page cache
+    """
+    rng = random.Random(f"{case.seed} reading")
+    checked_runs = case.yields_runs and case.opened.get("check") == "read"  # not with a Loader
+    if checked_runs or rng.random() < 0.25:
+        case.workers = 2 if not case.cache and rng.random() < 0.1 else 0
+    case.order = _drawn_order(rng, ds)
+    samples = case.order[1].get("samples", len(ds))
+    if samples > 1:
+        case.ranks = rng.choice(((1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (1, 2)))
+    ranks = max(case.ranks)
+
+    def size() -> int:
+        return ranks * rng.randint(1, max(min(samples, 9) // ranks, 1))
+
+    case.size = size()
+    if rng.random() < 0.25:
+        sizes = case.size, size()
+        by_step = sa1bpack.Steps(sizes[0], {rng.randint(1, 4): sizes[1]}, by="step")
+        case.size = rng.choice((list(sizes), by_step))
+    reading = case.reading = {"last": rng.choice(("short", "short", "drop", "pad"))}
+    if ranks > 1 and reading["last"] == "short":
+        changes = not isinstance(case.size, int)
+        if changes or 0 < samples % case.size < ranks:  # a rank would have an empty batch
+            reading["last"] = rng.choice(("drop", "pad"))
+    kinds = ["padded", "flat"] if case.yields_runs else list(LAYOUTS)
+    reading["masks"] = rng.choice(kinds)
+    most = _drawn_most(rng)
+    if most is not None:
+        reading["max_masks"], reading["choose"] = most, _drawn_choice(rng, ds)
+        limited = not (isinstance(most, list) and None in most)
+        if limited and reading["masks"].startswith("padded"):
+            reading["pad_to_max"] = rng.random() < 0.4
+    if rng.random() < 0.3:
+        names = rng.sample(RELATIONS, rng.randint(1, 3))
+        relate = transforms.Relate(names, share=rng.choice((0.6, 0.9)), neighbors=4)
+        reading["relations"] = rng.choice((names, relate))
+    if case.order[0] != "home" and rng.random() < 0.3:
+        reading["buckets"] = _drawn_buckets(rng, ds, case)
+    if rng.random() < 0.15:
+        reading["on_error"] = "drop"
+    case.own = tuple(_drawn_own(rng, case.workers, direct) for _ in range(2))
+    case.cold = rng.choice(("all", "all", "some", "")), rng.choice(("all", "some", ""))
+    case.stop = (rng.randrange(2), rng.randint(1, 5)) if rng.random() < 0.35 else None
+    case.keep, case.transform = rng.random() < 0.4, rng.random() < 0.3
+
+
+def _drawn_order(rng: random.Random, ds: sa1bpack.Dataset) -> tuple[str, dict[str, Any]]:
+    seed = {"seed": rng.choice((0, 7, 2**64 - 1))}
+    kind = rng.choice(("shuffle", "shuffle", "sequential", "local", "home", "weighted"))
+    if kind == "sequential":
+        return kind, {}
+    if kind == "local":
+        return kind, seed | rng.choice(({}, {"window": 2, "block": 2}))
+    if kind == "home":
+        return kind, seed | rng.choice(({}, {"homes": 3}))
+    if kind == "weighted":
+        weights = np.random.default_rng(rng.randrange(99)).integers(0, 3, len(ds))
+        weights[0] = 1
+        return kind, seed | {"weights": weights, "samples": rng.randint(2, 2 * len(ds))}
+    return kind, seed
+
+
+def _drawn_most(rng: random.Random) -> Any:
+    one, two = rng.randint(1, 8), rng.randint(1, 20)
+    return rng.choice(
+        (None, None, one, one, [one, two], [one, None], sa1bpack.Linear(one, two, steps=5))
+    )
+
+
+def _drawn_choice(rng: random.Random, ds: sa1bpack.Dataset) -> Any:
+    ids = ds.mask_column("annotation_id")
+    weights = ids % 5 if (ids % 5).any() else np.ones(len(ids))
+    kinds = ["largest", "iou", "stability", "random", "balanced", by_box, weights.astype(float)]
+    return rng.choice((*kinds, [rng.choice(kinds), rng.choice(kinds)]))
+
+
+def by_box(columns: Any) -> np.ndarray:
+    """Weights of which some are 0, of coordinates, which may be scaled, and of the image."""
+    return np.maximum(columns["bbox"][:, 2] - 20, 0) * (1 + columns["image_id"] % 3)
+
+
+def _drawn_buckets(rng: random.Random, ds: sa1bpack.Dataset, case: Case) -> Any:
+    numbers = np.random.default_rng(case.seed).random(len(ds))
+    kinds = ["mask_count", numbers, sa1bpack.Buckets(ds, "mask_count", batches=2)]
+    return rng.choice(kinds if case.layout[0] == "squash" else [*kinds, "aspect"])
+
+
+def _drawn_own(rng: random.Random, workers: int | None, direct: bool) -> dict[str, Any]:
+    if workers is not None:
+        return {"workers": workers}
+    modes = ("direct", "direct", "cached", "auto") if direct else ("cached", "auto")
+    own = {"io": rng.choice(modes), "threads": rng.randint(1, 4)}
+    return own | rng.choice(({}, {"ahead": rng.randint(1, 4)}))

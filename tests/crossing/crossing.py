@@ -1,0 +1,276 @@
+"""One case: packs opened in some way, two epochs read in some way, every batch compared.
+
+What a batch must be is computed with numpy from `ds[i]`, and these samples are compared with those
+of their own packs, opened plainly.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from batches import OF_LOADERS
+from cases import Case, draw_reading, drawn_opening, opened_dataset
+from expected import expected_batch, expected_input, kept_masks
+from packs import Packs
+from page_cache import drop, forget
+from same_samples import same_samples
+
+import sa1bpack
+from sa1bpack import transforms
+
+ORDERS = {
+    "shuffle": sa1bpack.ShuffleOrder,
+    "local": sa1bpack.LocalShuffleOrder,
+    "home": sa1bpack.HomeShuffleOrder,
+    "sequential": sa1bpack.SequentialOrder,
+    "weighted": sa1bpack.WeightedOrder,
+}
+LARGE = ("image", "mask_bits", "run_ends", "values")  # arrays that are read past the page cache
+
+
+def run_case(seed: int, packs: Packs, direct: bool) -> None:
+    """Run the case of a seed; an error or a failed assertion is its failure."""
+    case = drawn_opening(seed)
+    try:
+        with tempfile.TemporaryDirectory(dir=packs.folder) as folder:
+            ds = opened_dataset(case, packs, Path(folder))
+            draw_reading(case, ds, direct)
+            Crossing(case, ds, [*packs.of(*case.layout), Path(folder)]).run()
+    except BaseException as error:
+        error.add_note(str(case))
+        raise
+
+
+class Crossing:
+    """One case: two epochs, and what they must be."""
+
+    def __init__(self, case: Case, ds: sa1bpack.Dataset, folders: list[Path]):
+        self.case, self.ds, self._folders = case, ds, folders
+        name, options = case.order
+        self.order = ORDERS[name](ds, **options)
+        self.seed = options.get("seed", 0)
+        buckets = case.reading.get("buckets")
+        if isinstance(buckets, str | np.ndarray):
+            buckets = sa1bpack.Buckets(ds, buckets)
+        self.plain = {
+            ranks: [self._batches(rank, ranks, buckets) for rank in range(ranks)]
+            for ranks in case.ranks
+        }
+        relations = case.reading.get("relations", ())
+        self.relate = transforms.Relate.of(relations)
+        self.pipeline = transforms.Pipeline(ds) if case.transform else None
+        self.samples: dict[int, dict] = {}
+
+    def _batches(
+        self, rank: int, ranks: int, buckets: sa1bpack.Buckets | None
+    ) -> sa1bpack.OrderedBatches:
+        options = {"rank": rank, "world_size": ranks, "last": self.case.reading["last"]}
+        return sa1bpack.OrderedBatches(self.order, self.case.size, buckets=buckets, **options)
+
+    def run(self) -> None:
+        """Read both epochs, then compare: samples map files, whose pages then stay in memory."""
+        readers, step, found = self._readers(0), 0, []
+        for epoch in (0, 1):
+            indices = {
+                ranks: [[np.array(batch) for batch in batches] for batches in of_ranks]
+                for ranks, of_ranks in self.plain.items()
+            }
+            self._check_indices(*indices.values())
+            self._cool(self.case.cold[epoch], certain=epoch == 0)
+            total = len(indices[len(readers)][0])
+            batches = zip(*readers, strict=True)
+            for number in range(total):
+                place = {"epoch": epoch, "number": number, "step": step}
+                for rank, batch in enumerate(next(batches)):
+                    rows = indices[len(readers)][rank][number]
+                    found.append((*self._taken(batch), rows, place))
+                step += 1
+                if self.case.stop == (epoch, number + 1):
+                    readers = self._resumed(readers)
+                    batches = zip(*readers, strict=True) if number + 1 < total else iter(())
+            assert next(batches, None) is None
+        self._end(readers)
+        for each in found:
+            self._compare(*each)
+        self._compare_samples()
+
+    def _readers(self, turn: int) -> list[Any]:
+        case, options = self.case, dict(self.case.reading)
+        name, of_order = case.order
+        if name in ("weighted", "sequential") or of_order.keys() - {"seed"}:
+            options["order"] = self.order
+        else:
+            options |= {"order": name, **of_order}
+        make = sa1bpack.Loader if case.workers is None else sa1bpack.make_dataloader
+        options |= case.own[turn]
+        if (count := case.ranks[turn]) == 1:
+            return [make(self.ds, case.size, **options)]
+        options["world_size"] = count
+        return [make(self.ds, case.size, rank=rank, **options) for rank in range(count)]
+
+    def _resumed(self, readers: list[Any]) -> list[Any]:
+        """Others that continue where these are."""
+        state = readers[-1].state_dict()
+        self._end(readers)
+        others = self._readers(1)
+        for reader in others:
+            reader.load_state_dict(state)
+        return others
+
+    def _end(self, readers: list[Any]) -> None:
+        for reader in readers:
+            if isinstance(reader, sa1bpack.Loader):
+                reader.close()
+
+    def _taken(self, batch: dict) -> tuple[dict, dict | None]:
+        """A batch, and what the pipeline makes of it."""
+        made = None if self.pipeline is None else flattened(self.pipeline(batch))
+        batch = flattened(batch)
+        if not self.case.keep:
+            batch = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+        return batch, made
+
+    def _cool(self, how: str, certain: bool) -> None:
+        """Drop the large files from the page cache, or all but some pieces of them.
+
+        certain  none of them has been read yet, so that all of them can be dropped
+        """
+        files = [path for root in self._folders for path in large_files(root)]
+        for path in files if how else ():
+            drop(path) if certain and not self.case.cache else forget(path)
+        rng = np.random.default_rng(self.case.seed)
+        for path in files if how == "some" else ():
+            with path.open("rb", buffering=0) as file:
+                size = path.stat().st_size
+                for start in rng.integers(0, max(size, 1), 3).tolist():
+                    file.seek(start)
+                    file.read(min(size // 4, 1 << 20))
+
+    def _check_indices(self, *of_ranks: list[list[np.ndarray]]) -> None:
+        """What the order and the last batch promise of an epoch, on any number of ranks."""
+        found = [
+            [np.concatenate(parts).tolist() for parts in zip(*each, strict=True)]
+            for each in of_ranks
+        ]
+        assert all(each == found[0] for each in found)
+        all_of_them, last = np.concatenate(found[0]).astype(int), self.case.reading["last"]
+        if self.case.order[0] == "weighted":
+            assert self.case.order[1]["weights"][all_of_them].all()
+        else:
+            times = np.bincount(all_of_them, minlength=len(self.ds))
+            assert times.max() <= 1 or last == "pad"
+            assert times.min() >= 1 or last == "drop"
+        if self.case.order[0] == "sequential" and "buckets" not in self.case.reading:
+            first = all_of_them[: len(self.ds)].tolist()
+            assert first == list(range(len(first)))
+
+    def _compare(self, batch: dict, made: dict | None, indices: np.ndarray, place: dict) -> None:
+        """Compare a batch with what it must be."""
+        case, ds = self.case, self.ds
+        samples = [self._sample(index) for index in indices.tolist()]
+        epoch, step = place["epoch"], place["step"]
+        most = value_at(case.reading.get("max_masks"), epoch, step)
+        choose = value_at(case.reading.get("choose", "largest"), epoch, step)
+        if isinstance(choose, np.ndarray):
+            weights = dict(zip(ds.mask_column("annotation_id").tolist(), choose, strict=True))
+            choose = weighing(weights)
+        kept = [kept_masks(sample, most, choose, self.seed, epoch) for sample in samples]
+        rows = most if case.reading.get("pad_to_max") else None
+        layout = case.reading["masks"]
+        expected = expected_batch(samples, kept, ds, layout, rows, self.relate)
+        if case.reading.get("on_error") == "drop":
+            expected["dropped"] = np.empty(0, np.int64)
+        own = place | {"spec": ds.spec_text}
+        assert {key: batch[key] for key in OF_LOADERS} == own
+        same_arrays(batch, expected, OF_LOADERS)
+        if made is not None:
+            plain = ds.with_options(pixels="rgb", masks="bool")
+            inputs = expected_input([plain[i] for i in indices.tolist()], kept, plain)
+            self._compare_input(made, inputs, expected)
+
+    def _compare_input(self, made: dict, inputs: dict, expected: dict) -> None:
+        counts, padded = expected["mask_counts"], "mask_offsets" not in expected
+        for key, array in inputs.items():
+            value = made[key].numpy()
+            if key != "images" and padded:
+                pairs = list(zip(value, counts.tolist(), strict=True))
+                assert key != "valid" or not any(own[count:].any() for own, count in pairs)
+                value = np.concatenate([own[:count] for own, count in pairs])
+            assert value.shape == array.shape, key
+            tolerance = 0 if array.dtype == bool else 1e-3
+            np.testing.assert_allclose(value, array, rtol=0, atol=tolerance, err_msg=key)
+        changed = {"images", "masks", "bboxes", "point_coords"} | set(self._spatial())
+        rest = {key: array for key, array in expected.items() if key not in changed}
+        same_arrays({key: made[key] for key in rest}, rest, ())
+        for name in self._spatial():
+            np.testing.assert_allclose(made[name].numpy(), expected[name], rtol=1e-5, err_msg=name)
+
+    def _spatial(self) -> list[str]:
+        return [side.name for side in self.ds.spec.sides if side.spatial]
+
+    def _sample(self, index: int) -> dict:
+        if index not in self.samples:
+            self.samples[index] = self.ds[index]
+        return self.samples[index]
+
+    def _compare_samples(self) -> None:
+        """The samples are those of their own pack, opened plainly."""
+        case = self.case
+        options = {name: value for name, value in case.opened.items() if name != "check"}
+        packs = [sa1bpack.open(root, **options) for root in self._folders[:2] if self._has(root)]
+        for index, sample in self.samples.items():
+            assert sample["image_id"] == self.ds.column("image_id")[index]
+            [pack] = [each for each in packs if sample["image_id"] in each.column("image_id")]
+            assert same_samples(sample, pack.by_id(sample["image_id"]))
+
+    def _has(self, root: Path) -> bool:
+        return self.case.several or root == self._folders[self.case.seed % 2]
+
+
+def large_files(folder: Path) -> Iterator[Path]:
+    """The files of arrays that are read past the page cache, in packs or in a cache."""
+    for root, _, names in os.walk(folder):
+        if Path(root).name in LARGE:
+            yield from (Path(root, name) for name in names if name != "zarr.json")
+
+
+def value_at(option: Any, epoch: int, step: int) -> Any:
+    """The value of an option that may be a schedule."""
+    if isinstance(option, list):
+        return option[min(epoch, len(option) - 1)]
+    if isinstance(option, sa1bpack.Steps | sa1bpack.Linear):
+        return option(step if option.by == "step" else epoch)
+    return option
+
+
+def weighing(weights: dict[int, float]) -> Any:
+    """Weights by annotation id as a function of columns."""
+    return lambda columns: np.array([weights[i] for i in columns["annotation_id"].tolist()])
+
+
+def flattened(batch: dict) -> dict:
+    """A batch with the tensors of its runs as `runs.NAME`."""
+    found = dict(batch)
+    runs = found.pop("runs", None)
+    return found if runs is None else found | {f"runs.{k}": v for k, v in vars(runs).items()}
+
+
+def same_arrays(batch: dict, expected: dict, others: Any) -> None:
+    """Assert that a batch has these arrays, and of keys besides only `others`."""
+    assert batch.keys() == expected.keys() | set(others), batch.keys() ^ expected.keys()
+    for key, array in expected.items():
+        value = batch[key]
+        if value.dtype == torch.bfloat16:  # numpy has its bits
+            value, array = value.view(torch.int16), array.view(np.int16)
+        found = value.numpy()
+        assert found.dtype == array.dtype and found.shape == array.shape, (
+            f"{key} is {found.dtype} {found.shape}, not {array.dtype} {array.shape}"
+        )
+        if key in ("ious", "containments", "distances", "centroids"):  # sums in another order
+            np.testing.assert_allclose(found, array, rtol=1e-5, atol=1e-5, err_msg=key)
+        else:
+            np.testing.assert_array_equal(found, array, err_msg=key)

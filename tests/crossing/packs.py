@@ -1,0 +1,99 @@
+"""Packs of tiny photographs in every layout, with side arrays; each is made when it is asked for.
+
+What is made stays in a folder that processes may share one after the other: a case that ends its
+process leaves the packs to the next one.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from small_tars import photo, record, write_tar
+from unflushed import unflushed
+
+import sa1bpack
+
+# Sides of the canvas and of the grid: of no block of a disk, and of whole blocks. The canvas of 51
+# pixels has an odd side, which planes cannot have.
+SCALES = ((51, 24), (50, 24), (64, 64), (128, 256))
+
+# Masks of each photograph, by image id, tar by tar. Some have none, a few have many.
+TARS = (
+    {11: 3, 4: 0, 9: 5, 2: 1, 7: 12, 5: 2, 13: 30, 8: 4, 3: 6, 6: 2, 10: 9},
+    {27: 7, 21: 1, 29: 0, 23: 14, 22: 2, 28: 3, 24: 5},
+)
+HEIGHTS, WIDTHS = (40, 64, 81, 33, 97), (60, 47, 96, 120, 64, 35, 71)
+
+# Name → axis, type, shape of a row, and whether it moves with the image. Rows of few bytes, of one
+# block of a disk, of no whole number of blocks, and of many blocks.
+SIDES = {
+    "few": ("sample", "float32", (3,), False),
+    "block": ("sample", "uint8", (4096,), False),
+    "odd": ("sample", "int16", (2501,), False),
+    "large": ("sample", "float16", (3, 512, 1024), False),
+    "spatial": ("sample", "float32", (2, 16, 16), True),
+    "score": ("mask", "float64", (), False),
+    "mask_block": ("mask", "int8", (4096,), False),
+    "mask_odd": ("mask", "bfloat16", (1501,), False),
+    "mask_large": ("mask", "uint8", (3, 20_000), False),
+}
+
+
+class Packs:
+    """The packs of a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def of(self, fit: str, pixels: str, masks: str, scale: int) -> list[Path]:
+        """The packs of both tars in a layout; no test may change them."""
+        return [self._pack(tar, fit, pixels, masks, scale) for tar in range(len(TARS))]
+
+    def _pack(self, tar: int, fit: str, pixels: str, masks: str, scale: int) -> Path:
+        image_size, mask_size = SCALES[scale]
+        out = self.folder / f"{fit}-{pixels}-{masks}-{image_size}-{tar}"
+        options = {"fit": fit, "pixels": pixels, "masks": masks, "image_size": image_size}
+        more = {"mask_size": mask_size, "samples_per_shard": 3, "max_masks": None, "workers": 1}
+        self._once(out, lambda: sa1bpack.pack(self._tar(tar), out, **options, **more))
+        return out
+
+    def _tar(self, number: int) -> Path:
+        path = self.folder / f"sa_{number:06}.tar"
+
+        def write() -> None:
+            members = {}
+            for image, masks in TARS[number].items():
+                size = HEIGHTS[image % len(HEIGHTS)], WIDTHS[image % len(WIDTHS)]
+                members[f"./sa_{image}.jpg"] = photo(image, *size)
+                members[f"./sa_{image}.json"] = json.dumps(record(image, masks, *size)).encode()
+            write_tar(path, members)
+
+        self._once(path, write)
+        return path
+
+    def attach(self, pack: Path, name: str) -> None:
+        """Make a side array of a pack, of random rows."""
+        axis, dtype, shape, spatial = SIDES[name]
+
+        def make() -> None:
+            ds = sa1bpack.open(pack)
+            of_masks = axis == "mask"
+            ids = ds.mask_column("annotation_id") if of_masks else ds.column("image_id")
+            rng = np.random.default_rng(list(name.encode()))
+            rows = rng.integers(0, 100, (len(ids), *shape), np.uint8)
+            kind = "uint16" if dtype == "bfloat16" else dtype
+            more = {"dtype": dtype} if dtype == "bfloat16" else {}
+            rows = rows.astype(kind)
+            sa1bpack.attach(ds, name, rows, ids, axis=axis, spatial=spatial, **more)
+
+        self._once(pack / "side" / name, make)
+
+    def _once(self, what: Path, make) -> None:
+        """Make it, unless a process has: it leaves a file that says so."""
+        mark = self.folder / "made" / str(what.relative_to(self.folder)).replace("/", "-")
+        if not mark.exists():
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            with unflushed():
+                make()
+            mark.touch()
