@@ -73,25 +73,6 @@ def check(batch, expected):
         np.testing.assert_array_equal(batch[key].numpy(), value, strict=True, err_msg=key)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    rows=st.lists(st.integers(0, 11), min_size=1, max_size=6),
-    layout=st.sampled_from(sorted(LAYOUTS)),
-    cap=st.none() | st.integers(1, 13), choose=st.sampled_from(["largest", "iou"]),
-)  # fmt: skip
-def test_batches_are_those_of_a_plain_reference(packed, rows, layout, cap, choose):
-    """Every key, bit for bit, in every layout, with any cap."""
-    ds = open_pack(packed.root, coordinates="source")
-    score = {"largest": "area", "iou": "predicted_iou"}[choose]
-
-    def keep(sample):
-        ranked = sorted(range(len(sample["area"])), key=lambda j: (-sample[score][j], j))
-        return sorted(ranked[:cap])
-
-    collate = Collate(layout, max_masks=cap, choose=choose)
-    check(collate(ds.__getitems__(rows)), reference(packed, rows, layout, keep))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batches_go_straight_into_given_buffers(packed, layout):
     """Tensors or arrays that held something else before; padding is zeroed."""
@@ -141,27 +122,6 @@ def test_several_threads_fill_one_batch(ds, layout):
     alone = Collate(layout, max_masks=5)(ds.__getitems__(rows))
     for key, tensor in alone.items():
         np.testing.assert_array_equal(arrays[key], tensor.numpy(), err_msg=key)
-
-
-def test_padding_to_the_cap_makes_all_batches_the_same_shape(ds):
-    """For compiled models; zero after the masks."""
-    collate = Collate(max_masks=20, pad_to_max=True)
-    for rows in ([0, 1], [1, 7], [10]):
-        batch = collate(ds.__getitems__(rows))
-        assert batch["masks"].shape == (len(rows), 20, 16, 16)
-        for key in PER_MASK:
-            for k, count in enumerate(batch["mask_counts"]):
-                assert not batch[key][k, count:].any()
-
-
-def test_masks_unpacked_by_the_dataset_yield_the_same_batch(packed, ds):
-    """In the bits layouts they are packed again."""
-    unpacked = open_pack(packed.root, masks="bool")
-    for layout, cap in itertools.product(LAYOUTS, (None, 4)):
-        collate = Collate(layout, max_masks=cap)
-        one, other = (collate(each.__getitems__([4, 2, 10])) for each in (ds, unpacked))
-        assert all(torch.equal(one[key], other[key]) for key in one)
-        assert one["masks"].any()
 
 
 # --------------------------------------------------------------------------------- choice of masks
@@ -214,17 +174,6 @@ def test_a_random_choice_does_not_depend_on_the_batch(ds):
     alone = [collate(ds.__getitems__([i]))["areas"] for i in range(12)]
     together = collate(ds.__getitems__(range(11, -1, -1)))["areas"]
     assert torch.equal(torch.cat(alone[::-1]), together)
-
-
-def test_equal_scores_go_to_the_lower_index():
-    """And NaN is the worst."""
-    areas = np.array([5, 7, 7, 5, 7])
-    assert MaskChoice(2).rows({"areas": areas}, 5, 0).tolist() == [1, 2]
-    assert MaskChoice(4).rows({"areas": areas}, 5, 0).tolist() == [0, 1, 2, 4]
-    ious = np.array([0.5, np.nan, 1.02, 0.5])
-    choice = MaskChoice(2, "iou")
-    assert choice.rows({"predicted_ious": ious}, 4, 0).tolist() == [0, 2]
-    assert MaskChoice(4).rows({}, 4, 0) is None and MaskChoice().rows({}, 400, 0) is None
 
 
 # ------------------------------------------------------------------- transforms, unreadable samples

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from batches import same
 from torch.utils.data import Subset, TensorDataset
 
 from sa1bpack.batch.collate import Collate
@@ -81,18 +80,6 @@ def test_bits_that_a_hook_cut_are_still_bits(packed):
     batch = next(iter(make_dataloader(ds, 4, order="sequential", workers=0)))
     complete = Collate()([open_pack(packed.root)[k] for k in range(4)])["masks"]
     assert torch.equal(batch["masks"], complete[:, :, 4:12, :8])
-
-
-@pytest.mark.parametrize("layout", ["padded_bits", "flat_bits"])
-@pytest.mark.parametrize("cap", [None, 3])
-def test_both_loaders_yield_bits_of_a_dataset_that_unpacks_them(ds, layout, cap):
-    unpacked, options = ds.with_options(masks="bool"), {"masks": layout, "max_masks": cap}
-    made = make_dataloader(unpacked, 4, **options)
-    with Loader(unpacked, 4, **options) as loader, Loader(ds, 4, **options) as plain:
-        for batches in zip(made, loader, plain, strict=True):
-            assert batches[0]["masks"].dtype == torch.uint8
-            for batch in batches[:2]:
-                same(batch, batches[2])
 
 
 def test_masks_of_an_odd_width_cannot_become_bits(packed):

@@ -11,7 +11,6 @@ import torch
 from small_tars import members, write_tar
 
 import sa1bpack
-from sa1bpack import transforms
 from sa1bpack.errors import OptionError
 
 GRID = 16
@@ -92,20 +91,6 @@ def test_bits_of_an_unknown_sampling_are_read_but_not_drawn(packs, tmp_path):
         sa1bpack.open(path, mask_size=24)
     expected = masks_of(packs("center"))
     assert np.array_equal(masks_of(path, mask_sampling="center"), expected)
-
-
-@pytest.mark.parametrize("sampling", ["area", "center"])
-def test_a_pipeline_without_steps_yields_the_masks_of_the_pack_from_bits_and_from_runs(
-    packs, sampling
-):
-    found = []
-    for kind in ("bits", "runs"):
-        ds = sa1bpack.open(packs(sampling), masks=kind)
-        with sa1bpack.Loader(ds, 3, order="sequential", device="cpu") as loader:
-            found.append(transforms.Pipeline(ds)(next(iter(loader)))["masks"])
-    assert torch.equal(*found)
-    expected = masks_of(packs(sampling), masks="bool")
-    assert np.array_equal(found[0].flatten(0, 1).numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [np.int64(24), np.uint16(24), torch.tensor(24)], ids=repr)

@@ -73,38 +73,6 @@ def test_a_choice_of_another_length_or_of_other_masks_is_refused_before_it_is_us
         next(iter(loader))
 
 
-def by_box(columns):
-    """A weight of columns that are scaled, and of the image."""
-    return columns["bbox"][:, 2] * columns["point_coords"][:, 0] + columns["image_id"] % 3
-
-
-@pytest.mark.parametrize("choose", ["stability", "balanced", by_box, "array"])
-@pytest.mark.parametrize("coordinates", ["source", "stored"])
-@pytest.mark.parametrize("check", ["open", "read"])
-def test_every_loader_chooses_the_same_masks(root, choose, coordinates, check):
-    ds = open_pack(root, coordinates=coordinates, check=check)[::-1]
-    if choose == "array":
-        choose = ds.mask_column("area") ** 0.5
-    loaders = [
-        make(ds, 5, max_masks=3, choose=choose, seed=4, pad_to_max=True)
-        for make in (Loader, make_dataloader)
-    ]
-    chosen = []
-    for epoch in (0, 1):
-        for loader in loaders:
-            loader.set_epoch(epoch)
-        pairs = zip(*loaders, strict=True)
-        for one, other in ((clone(one), clone(other)) for one, other in pairs):
-            for key, tensor in one.items():
-                np.testing.assert_array_equal(tensor.numpy(), other[key].numpy(), key)
-            chosen += list(
-                zip(one["image_ids"].tolist(), one["annotation_ids"].tolist(), strict=True)
-            )
-    first, second = sorted(chosen[:12]), sorted(chosen[12:])
-    fixed = isinstance(choose, str) and choose == "stability"
-    assert len(chosen) == 24 and (first == second) == fixed
-
-
 @BOTH
 def test_an_array_of_weights_belongs_to_the_masks_of_the_dataset(root, make):
     ds = open_pack(root)[3:]

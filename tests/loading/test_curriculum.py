@@ -1,20 +1,17 @@
 """Options that change by epoch or step, and buckets, in Loader and make_dataloader alike."""
 
-import json
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from batches import clone, same
+from batches import clone
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
-from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.orders import ShuffleOrder
 from sa1bpack.schedules import Linear, Steps
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -78,48 +75,6 @@ def test_each_epoch_is_that_of_a_loader_with_its_values(ds, make, masks):
             ds, make, epoch, size, masks=masks, max_masks=most, choose=choose, seed=5
         )
         equal(found[epoch], expected)
-
-
-@BOTH
-def test_masks_by_step_change_within_an_epoch_and_so_does_padding(ds, make):
-    loader = make(
-        ds, 4, max_masks=Steps(1, {2: 3, 4: 5}, by="step"), pad_to_max=True, order="sequential"
-    )
-    found = [batch["areas"].shape[1] for _ in range(3) for batch in loader]
-    assert found == [1, 1, 3, 3, 5, 5, 5, 5, 5]
-
-
-@BOTH
-def test_a_run_is_resumed_in_mid_epoch_on_other_ranks_with_the_values_of_its_step(ds, make):
-    options = OPTIONS | {"max_masks": Steps(1, {1: 2, 3: 4, 4: 7}, by="step")}
-    whole = [batch for epoch in epochs_of(make(ds, SIZES, **options), 3) for batch in epoch]
-    saved = make(ds, SIZES, rank=1, world_size=2, **options)
-    taken, states = [], []
-    for _ in range(2):
-        for batch in saved:
-            taken.append(batch["step"])
-            states.append(json.loads(json.dumps(saved.state_dict())))
-    for done, state in zip(taken, states, strict=True):
-        ranks = []
-        for rank in (0, 1):
-            loader = make(ds, SIZES, rank=rank, world_size=2, **options)
-            loader.load_state_dict(state)
-            batch = next(iter(loader))
-            ranks.append(clone(batch))
-            assert batch["step"] == done + 1
-        expected = whole[done + 1]
-        for key in ("image_ids", "mask_counts"):
-            assert torch.equal(torch.cat([part[key] for part in ranks]), expected[key])
-
-
-def test_checked_reading_has_the_same_batches(ds, packed):
-    options = OPTIONS | {"max_masks": Steps(1, {1: 2, 3: 4}, by="step"), "masks": "padded_bits"}
-    checked = Loader(open_pack(packed.root, check="read"), SIZES, **options)
-    for found, expected in zip(
-        epochs_of(checked, 2), epochs_of(Loader(ds, SIZES, **options), 2), strict=True
-    ):
-        assert [batch.pop("step") for batch in found] == [batch.pop("step") for batch in expected]
-        equal(found, expected)
 
 
 def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):
@@ -232,19 +187,6 @@ def test_a_weight_may_depend_on_the_epoch(ds, make):
                 assert not len(areas) or next(kept) == pick(areas)
 
 
-@BOTH
-def test_masks_and_images_are_drawn_by_the_relevance_of_a_computed_array(ds, make):
-    relevant = ds.mask_column("area") % 7 == 0  # of any kind: here computed from a stored column
-    loader = make(ds, 3, max_masks=2, masks="flat", choose=[relevant, "largest"])
-    offsets = ds.mask_offsets
-    for batch in loader:
-        for k, index in enumerate(batch["indices"].tolist()):
-            own = relevant[offsets[index] : offsets[index + 1]]
-            first, stop = batch["mask_offsets"][k : k + 2].tolist()
-            kept = (batch["areas"][first:stop] % 7 == 0).sum()
-            assert kept == min(own.sum(), stop - first)
-
-
 # ------------------------------------------------------------------------------------------ buckets
 
 
@@ -266,21 +208,6 @@ def test_buckets_yield_the_same_samples_with_less_padding(ds, make):
     assert f"{planned:.0%}" in str(make(ds, 3, buckets="mask_count", seed=2).plan())
     assert make(ds, 3, buckets="mask_count", masks="flat").plan().padding is None
     assert make(ds, 3).plan().padding is None
-
-
-def test_both_loaders_and_all_ranks_have_the_same_bucketed_batches(ds):
-    order, options = ShuffleOrder(ds, seed=4), {"buckets": Buckets(ds, batches=2), "max_masks": 4}
-    pairs = zip(
-        Loader(ds, 4, order=order, **options),
-        make_dataloader(ds, 4, order=order, **options),
-        zip(*(Loader(ds, 4, order=order, rank=r, world_size=2, **options) for r in (0, 1)),
-            strict=True),
-        strict=True,
-    )  # fmt: skip
-    for one, other, parts in pairs:
-        same(one, other)
-        joined = torch.cat([part["image_ids"] for part in parts])
-        assert torch.equal(joined, one["image_ids"])
 
 
 @BOTH

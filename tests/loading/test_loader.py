@@ -5,12 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from batches import clone, same
 from simulated_cuda import SimulatedCuda
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.batch.collate import Collate
 from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
 from sa1bpack.batch.spec import BatchSpec
@@ -30,125 +28,6 @@ from sa1bpack.wording import size_text
 @pytest.fixture
 def ds(packed):
     return open_pack(packed.root)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("choice", [
-    {}, {"max_masks": 3}, {"max_masks": 3, "choose": "iou"},
-    {"max_masks": 3, "choose": "random", "seed": 5}, {"max_masks": 40},
-])  # fmt: skip
-def test_batches_are_those_of_collate(ds, layout, choice):
-    collate = Collate(layout, **choice)
-    with Loader(ds, 5, masks=layout, **choice) as loader:
-        for epoch in range(2):
-            collate.set_epoch(epoch)
-            batches = [clone(batch) for batch in loader]
-            assert len(batches) == len(loader) == 3
-            for batch in batches:
-                rows = batch["indices"].tolist()
-                same(batch, collate([ds[row] for row in rows]))
-
-
-@pytest.mark.parametrize("layout", ["padded", "padded_bits"])
-def test_pad_to_max_makes_all_batches_the_same_shape(ds, layout):
-    collate = Collate(layout, max_masks=6, pad_to_max=True)
-    with Loader(ds, 2, masks=layout, max_masks=6, pad_to_max=True) as loader:
-        for batch in loader:
-            assert batch["masks"].shape[1] == 6
-            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
-
-
-def test_coordinates_are_those_that_the_dataset_was_opened_with(packed):
-    ds = open_pack(packed.root, coordinates="stored")
-    collate = Collate()
-    with Loader(ds, 4) as loader:
-        for batch in loader:
-            same(batch, collate([ds[row] for row in batch["indices"].tolist()]))
-
-
-def test_a_buffer_that_held_a_fuller_batch_leaves_no_trace(ds):
-    with Loader(ds, 1, masks="padded", ahead=1, order="sequential") as loader:
-        for epoch in range(3):
-            for row, batch in enumerate(loader):
-                same(batch, Collate()([ds[row]]))
-            assert row == len(ds) - 1, epoch
-
-
-def test_a_subset_in_any_order_is_read_through_its_own_rows(ds):
-    rows = [7, 2, 2, 9]
-    part = ds[np.array(rows)]
-    with Loader(part, 3, order="sequential") as loader:
-        assert torch.cat([batch["indices"] for batch in loader]).tolist() == rows
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_together_yield_the_same_global_batches(ds, world_size):
-    ranks = [
-        Loader(ds, 4, rank=rank, world_size=world_size, seed=3, last="pad")
-        for rank in range(world_size)
-    ]
-    complete = Loader(ds, 4, rank=0, world_size=1, seed=3, last="pad")
-    for parts in zip(complete, *ranks, strict=True):
-        together = torch.cat([part["indices"] for part in parts[1:]])
-        assert torch.equal(together, parts[0]["indices"])
-    for loader in (complete, *ranks):
-        loader.close()
-
-
-@pytest.mark.parametrize("order", ["shuffle", "local", "home", "sequential"])
-def test_every_sample_comes_once_per_epoch(ds, order):
-    with Loader(ds, 5, order=order) as loader:
-        for _ in range(2):
-            rows = torch.cat([batch["indices"] for batch in loader])
-            assert sorted(rows.tolist()) == list(range(len(ds)))
-
-
-def test_an_order_can_be_given(ds):
-    weights = ds.column("mask_count")
-    with Loader(ds, 6, order=WeightedOrder(ds, weights, seed=1)) as loader:
-        rows = torch.cat([batch["indices"] for batch in loader]).numpy()
-    assert (weights[rows] > 0).all()
-    with Loader(ds, 5, order=LocalShuffleOrder(ds, window=1), last="drop") as loader:
-        assert [len(batch["indices"]) for batch in loader] == [5, 5]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_state_resumes_with_the_batch_that_was_not_taken(ds, threads):
-    options = {"seed": 2, "masks": "flat", "max_masks": 2, "choose": "random", "threads": threads}
-    with Loader(ds, 3, **options) as loader:
-        complete = [clone(batch) for _ in range(2) for batch in loader]
-        for taken in range(len(complete)):
-            loader.load_state_dict(Loader(ds, 3, **options).state_dict())
-            iterator = iter(loader)
-            for number in range(taken):
-                batch = next(iterator, None)
-                if batch is None:
-                    iterator = iter(loader)
-                    batch = next(iterator)
-                same(clone(batch), complete[number])
-            state = loader.state_dict()
-            with Loader(ds, 3, **options) as other:
-                other.load_state_dict(state)
-                rest = [clone(batch) for batch in other]
-            epochs_end = len(loader) if taken < len(loader) else 2 * len(loader)
-            assert len(rest) == epochs_end - taken
-            for batch, expected in zip(rest, complete[taken:], strict=False):
-                same(batch, expected)
-
-
-def test_a_state_can_be_loaded_on_another_number_of_ranks(ds):
-    with Loader(ds, 4, rank=0, world_size=1, last="pad") as one:
-        complete = [batch["indices"].clone() for batch in one]
-        one.load_state_dict(Loader(ds, 4, rank=0, world_size=1, last="pad").state_dict())
-        next(iter(one))
-        state = one.state_dict()
-    parts = []
-    for rank in range(2):
-        with Loader(ds, 4, rank=rank, world_size=2, last="pad") as loader:
-            loader.load_state_dict(state)
-            parts.append([batch["indices"].clone() for batch in loader])
-    both = [torch.cat(pair) for pair in zip(*parts, strict=True)]
-    assert all(torch.equal(a, b) for a, b in zip(both, complete[1:], strict=True))
 
 
 def test_set_epoch_decides_the_epoch_and_the_state(ds):

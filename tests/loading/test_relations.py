@@ -1,8 +1,6 @@
 """Relations as keys of a loader's batches."""
 
-import numpy as np
 import pytest
-import torch
 from batches import same
 
 import sa1bpack
@@ -10,7 +8,7 @@ from sa1bpack import masks
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.transforms import Pipeline, Relate
+from sa1bpack.transforms import Pipeline
 
 NAMES = tuple(masks.RELATIONS)
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
@@ -19,57 +17,6 @@ BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 @pytest.fixture(params=["bits", "runs"])
 def ds(request, layout_packs):
     return sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks=request.param)
-
-
-@BOTH
-@pytest.mark.parametrize("layout", ["padded", "flat", "padded_bits", "flat_bits"])
-def test_relations_of_a_batch_are_those_of_the_kept_masks(ds, make, layout):
-    if "bits" in layout and ds.options.masks == "runs":
-        pytest.skip("a dataset that yields runs has no bits")
-    loader = make(ds, 4, masks=layout, max_masks=7, relations=iter(NAMES), order="sequential")
-    seen = 0
-    for batch in loader:
-        most = max(batch["mask_counts"].tolist())
-        for k, row in enumerate(batch["indices"].tolist()):
-            count, sample = int(batch["mask_counts"][k]), ds[row]
-            start = 0 if "padded" in layout else int(batch["mask_offsets"][k])
-            at = (k, slice(count)) if "padded" in layout else slice(start, start + count)
-            ids = sample["annotation_ids"].tolist()
-            kept = np.array([ids.index(number) for number in batch["annotation_ids"][at].tolist()])
-            expected, seen = masks.relate(chosen(sample, kept.astype(np.int64))), seen + count
-            for name, relation in masks.RELATIONS.items():
-                found = batch[name][at]
-                if relation.pairs:
-                    assert found.shape[1] == most
-                    assert not found[:, count:].any()
-                    found = found[:, :count]
-                value = getattr(expected, name).astype(found.numpy().dtype)
-                np.testing.assert_array_equal(found.numpy(), value, name)
-    assert seen == 3 + 0 + 5 + 1 + 2 + 7
-
-
-def chosen(sample: dict, kept: np.ndarray) -> dict:
-    """The masks of a sample at some places."""
-    if "run_ends" not in sample:
-        return {"masks": sample["masks"][kept]}
-    runs = masks.take_masks(sample["run_ends"], sample["run_offset"], kept)
-    return {"run_ends": runs[0], "run_offset": runs[1], "size": sample["size"]}
-
-
-def test_both_loaders_yield_the_same_relations_and_all_else_as_without(ds):
-    relate = Relate(["intersections", "touching", "parents"], share=0.5, neighbors=4)
-    options = {"max_masks": 5, "pad_to_max": True, "seed": 3}
-    loaders = [make(ds, 3, relations=relate, **options) for make in (Loader, make_dataloader)]
-    for first, second, plain in zip(*loaders, Loader(ds, 3, **options), strict=True):
-        found, others = dict(first), dict(second)
-        for key in [key for key in found if key not in plain] + ["runs"]:
-            value, other = found.pop(key, None), others.pop(key, None)
-            assert key == "runs" or torch.equal(value, other), key
-        plain = {key: value for key, value in plain.items() if key != "runs"}
-        same(found, plain)
-        same(others, plain)
-        assert set(first) - set(plain) - {"runs"} == set(relate.names)
-        assert first["intersections"].shape[1:] == (5, 5)
 
 
 def test_worker_processes_send_relations(layout_packs):

@@ -19,60 +19,6 @@ def root(pack_writer, tmp_path):
     return tmp_path / "pack"
 
 
-@pytest.mark.parametrize("check", ["open", "read"])
-@pytest.mark.parametrize("masks", ["padded", "flat", "padded_bits", "flat_bits"])
-@pytest.mark.parametrize("choose", [None, "largest", "random", "balanced"])
-def test_every_loader_has_the_masks_of_the_samples(root, check, masks, choose):
-    ds = sa1bpack.open(root, check=check, **RULE)
-    options = {"masks": masks, "seed": 3}
-    if choose is not None:
-        options |= {"max_masks": 2, "choose": choose}
-    seen, most = 0, 2 if choose else 400
-    for one, other in zip(Loader(ds, 5, **options), make_dataloader(ds, 5, **options), strict=True):
-        same(clone(one), clone(other))
-        for k, row in enumerate(one["indices"].tolist()):
-            sample, count = ds[row], int(one["mask_counts"][k])
-            assert count == min(most, len(sample["areas"]))
-            start = 0 if "padded" in masks else int(one["mask_offsets"][k])
-            at = (k, slice(count)) if "padded" in masks else slice(start, start + count)
-            ids, found = sample["annotation_ids"].tolist(), one["annotation_ids"][at].tolist()
-            assert [number for number in ids if number in set(found)] == found
-            bits = one["masks"][at].numpy()
-            expected = sample["masks"][[ids.index(number) for number in found]]
-            if "bits" not in masks:
-                expected = np.unpackbits(expected, axis=-1, bitorder="little").astype(bool)
-            np.testing.assert_array_equal(bits, expected)
-            seen += count
-    assert seen > 10
-
-
-@pytest.mark.parametrize("check", ["open", "read"])
-@pytest.mark.parametrize(
-    "layout", [("pad", "rgb", "bits"), ("native", "yuv420", "runs"), ("squash", "rgb", "bits+runs")]
-)
-@pytest.mark.parametrize("grid", [None, 64])
-def test_loaders_are_equal_in_every_layout(layout_packs, check, layout, grid):
-    if layout[2] == "bits" and grid:
-        pytest.skip("there are no runs to draw from")
-    plain = sa1bpack.open(layout_packs(*layout), mask_size=grid, check=check)
-    rule = {"min_area": int(np.median(plain.mask_column("area")))}
-    ds = plain.with_options(**rule)
-    options = {"max_masks": 9, "choose": "stability", "order": "sequential"}
-    for one, other in zip(Loader(ds, 4, **options), make_dataloader(ds, 4, **options), strict=True):
-        same(clone(one), clone(other))
-        expected = [min(9, len(ds[row]["areas"])) for row in one["indices"].tolist()]
-        assert one["mask_counts"].tolist() == expected
-
-
-def test_runs_of_a_batch_are_those_that_pass(layout_packs):
-    ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs", min_area=700)
-    for make in (Loader, make_dataloader):
-        [batch] = make(ds, 6, order="sequential", masks="flat")
-        ends = np.concatenate([ds[row]["run_ends"] for row in range(6)])
-        assert batch["runs"].masks == batch["mask_counts"].sum() > 0
-        np.testing.assert_array_equal(batch["runs"].run_ends.numpy(), ends)
-
-
 @BOTH
 @pytest.mark.parametrize("check", ["open", "read"])
 def test_batches_in_which_no_sample_has_a_mask_are_batches(root, make, check):
