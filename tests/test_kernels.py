@@ -1,6 +1,7 @@
 """Compiled kernels are kept even if neither the package nor the home folder is writable, and no
 longer than they are right."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -329,3 +330,27 @@ def test_kernels_can_be_imported_without_compilation():
     """As coverage-guided fuzzing does, which follows Python's lines."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     subprocess.run([sys.executable, "-c", "import sa1bpack.masks.rle"], env=environment, check=True)
+
+
+def sliced(node: ast.AST) -> bool:
+    """Whether this is a part of an array: a subscript with a slice."""
+    return isinstance(node, ast.Subscript) and any(
+        isinstance(part, ast.Slice) for part in ast.walk(node.slice)
+    )
+
+
+def test_no_kernel_assigns_an_array_to_a_slice():
+    """numba compares the shapes, and compiles the text of the error for two seconds: use memcpy."""
+    found = []
+    for path in Path(sa1bpack.__file__).parent.rglob("*.py"):
+        for kernel in ast.walk(ast.parse(path.read_text())):
+            if isinstance(kernel, ast.FunctionDef) and any(
+                "njit" in ast.unparse(decorator) for decorator in kernel.decorator_list
+            ):
+                for node in ast.walk(kernel):
+                    assigned = isinstance(node, ast.Assign) and sliced(node.value)
+                    added = isinstance(node, ast.AugAssign)
+                    targets = node.targets if assigned else [node.target] if added else ()
+                    if any(sliced(target) for target in targets):
+                        found.append(f"{path}:{node.lineno}: {ast.unparse(node)}")
+    assert not found

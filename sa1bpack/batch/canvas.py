@@ -26,9 +26,10 @@ def _put_rows(source, stride, rows, columns, target, target_stride, height):
         stream(target, source, rows * stride)
     else:
         row = np.zeros(target_stride, np.uint8)
+        address = np.int64(row.ctypes.data)
         for i in range(rows):
-            memcpy(row.ctypes.data, source + i * stride, columns)
-            stream(target + i * target_stride, row.ctypes.data, target_stride)
+            memcpy(address, source + i * stride, columns)
+            stream(target + i * target_stride, address, target_stride)
     stream_end()
     memset(target + rows * target_stride, 0, (height - rows) * target_stride)
 
@@ -40,7 +41,7 @@ def _put_rgb(source, height, width, stride, rows, side, target):
     scratch, row = row_scratch(width), np.zeros(max(row_bytes, 3 * PIXELS), np.uint8)
     for i in range(height):
         rgb_row(source, i, height, width, stride, rows, scratch, row)
-        stream(target + i * row_bytes, row.ctypes.data, row_bytes)
+        stream(target + i * row_bytes, np.int64(row.ctypes.data), row_bytes)
     stream_end()
     memset(target + height * row_bytes, 0, (side - height) * row_bytes)
 

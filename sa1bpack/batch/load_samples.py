@@ -307,7 +307,11 @@ def _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners
     """
     arrays, low = place.arrays, place.low
     first_mask = samples.offsets[low + first]
-    n, made, free = 0, 0, scratch
+    n, made, free = (
+        np.int64(0),
+        np.int64(0),
+        scratch,
+    )  # as literals they would be types of their own
     for k in range(first, stop):
         for c in range(len(arrays)):
             files = samples.files[low + k, c]
@@ -400,6 +404,7 @@ def _gather_rows(source, rows, width, target):
 def _copy_fields(samples, place, k):
     """The small arrays of one sample's masks, float64 as float32; zero after them if padded."""
     at, capacity, buffer = place.low + k, place.capacity, place.buffer
+    address = np.int64(buffer.ctypes.data)
     rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
     masks, row = len(rows), samples.offsets[at] - samples.offsets[place.low]
     if capacity >= 0:
@@ -410,7 +415,8 @@ def _copy_fields(samples, place, k):
         start = place.fields[n, 0] + row * width
         if is_float:
             found = np.empty((masks, columns), np.float64)
-            _gather_rows(samples.fields[at, n], rows, 8 * columns, found.ctypes.data)
+            target = np.int64(found.ctypes.data)
+            _gather_rows(samples.fields[at, n], rows, 8 * columns, target)
             out = buffer[start : start + masks * width].view(np.float32)
             for j in range(masks):
                 for c in range(columns):
@@ -419,9 +425,9 @@ def _copy_fields(samples, place, k):
                         value *= samples.scales[at, c % 2]
                     out[j * columns + c] = value
         else:
-            _gather_rows(samples.fields[at, n], rows, width, buffer.ctypes.data + start)
+            _gather_rows(samples.fields[at, n], rows, width, address + start)
         if capacity > masks:
-            end = buffer.ctypes.data + start + masks * width
+            end = address + start + masks * width
             memset(end, 0, (capacity - masks) * width)
 
 
@@ -455,7 +461,8 @@ def load_samples(means, samples, place, first, stop):
     n, made, used = _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners)
     if used > len(means.scratch):
         return used
-    means.counts[:] += counts
+    for which in range(len(counts)):  # arrays may differ in length: compiling that takes seconds
+        means.counts[which] += counts[which]
     status, width = place.status, len(arrays)
     if made:
         results = np.empty(made, np.int64)

@@ -53,9 +53,9 @@ def look_up(
     """
     edge = np.empty(2, np.int64)
     for k in range(len(local)):  # all of them are announced before the first is waited for
-        read_ahead_map(table[k, SIZE] + 16 * local[k], 16)
+        read_ahead_map(table[k, SIZE] + 16 * local[k], np.int64(16))
         if not image_bytes:
-            read_ahead_map(table[k, IMAGE_OFFSET] + 8 * local[k], 16)
+            read_ahead_map(table[k, IMAGE_OFFSET] + 8 * local[k], np.int64(16))
         if with_runs and 0 <= first[k] <= stop[k] <= table[k, MASKS]:
             read_ahead_map(table[k, RUN_OFFSET] + 8 * first[k], 8 * (stop[k] + 1 - first[k]))
     for k in range(len(local)):
@@ -65,7 +65,8 @@ def look_up(
             status[k] = BAD_MASKS
             continue
         memcpy(sizes[k].ctypes.data, table[k, SIZE] + 16 * row, 16)
-        lowest, height, width = sizes[k].min(), np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
+        height, width = np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
+        lowest = min(sizes[k, 0], sizes[k, 1], sizes[k, 2], sizes[k, 3])
         if lowest < 1 or max(height, width) > side:
             status[k] = BAD_SIZE
             continue

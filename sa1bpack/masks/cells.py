@@ -6,7 +6,7 @@ unpacked, eight cells at a time through a table. What lies beyond the image, `ke
 
 import numpy as np
 
-from sa1bpack.kernels import njit
+from sa1bpack.kernels import memcpy, njit
 from sa1bpack.masks.skew import FRACTION
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
@@ -35,7 +35,8 @@ def _unpack_row(line, columns, table, words, cells, out):
         word = table[line[whole] & np.uint8((1 << (columns & 7)) - 1)]
         words[whole] = word
         count += (word * _ONES) >> _TOP
-    out[:columns] = cells[:columns]
+    # Not out[:columns] = cells[:columns]: what numba checks for that takes seconds to compile.
+    memcpy(out.ctypes.data, cells.ctypes.data, columns)
     return np.int64(count)
 
 
@@ -69,7 +70,7 @@ def _take(masks, packed, places, rows, columns, keep, out, counts):
         for i in range(keep[0]):
             if rows[i] == before:
                 if in_row:
-                    mask[i] = mask[i - 1]
+                    memcpy(mask[i].ctypes.data, mask[i - 1].ctypes.data, mask.shape[1])
             else:
                 before, in_row = rows[i], np.int64(0)
                 line, cells = masks[m, before], mask[i]

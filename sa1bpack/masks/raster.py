@@ -145,7 +145,7 @@ def _flush_block(acc, first_row, last_row, least, grid, bits, block):
     """
     column = bits.shape[1] - 1 - block if grid.mirror_x else block
     for i in range(first_row, min(last_row + 1, grid.rows)):
-        byte = 0
+        byte = np.int64(0)
         for lane in range(8):
             acc[i + 1, lane] += acc[i, lane]
         for lane in range(8):

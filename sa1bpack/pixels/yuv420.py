@@ -104,7 +104,7 @@ def planes_to_rgb(source, height, width, stride, rows, side, target):
     scratch, row = row_scratch(width), np.zeros(3 * max(side, PIXELS), np.uint8)
     for i in range(height):
         rgb_row(base, i, height, width, stride, rows, scratch, row)
-        target[i * side * 3 : (i + 1) * side * 3] = row[: 3 * side]
+        memcpy(target.ctypes.data + i * side * 3, row.ctypes.data, 3 * side)
 
 
 @njit
