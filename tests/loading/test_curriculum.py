@@ -29,52 +29,12 @@ def epochs_of(loader, count):
     return [[clone(batch) | {"step": batch["step"]} for batch in loader] for _ in range(count)]
 
 
-def constant(ds, make, epoch, batch_size, **options):
-    """One epoch of a loader whose options do not change."""
-    with (
-        Loader(ds, batch_size, **options)
-        if make is Loader
-        else _Plain(make(ds, batch_size, **options)) as loader
-    ):
-        loader.set_epoch(epoch)
-        return [clone(batch) for batch in loader]
-
-
-class _Plain:
-    """A DataLoader in a `with` statement."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __enter__(self):
-        return self.loader
-
-    def __exit__(self, *error):
-        pass
-
-
 def equal(found, expected):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert {key: t.shape for key, t in other.items()} == {key: one[key].shape for key in other}
         for key, tensor in other.items():
             assert torch.equal(one[key], tensor), key
-
-
-@BOTH
-@pytest.mark.parametrize("masks", ["padded", "flat_bits"])
-def test_each_epoch_is_that_of_a_loader_with_its_values(ds, make, masks):
-    loader = make(ds, SIZES, masks=masks, **OPTIONS)
-    found = epochs_of(loader, 4)
-    steps = [batch.pop("step") for batches in found for batch in batches]
-    assert steps == list(range(2 + 3 + 6 + 6))
-    for epoch, (size, most, choose) in enumerate(
-        [(6, 1, "largest"), (4, 3, "random"), (2, 5, "random"), (2, 5, "random")]
-    ):
-        expected = constant(
-            ds, make, epoch, size, masks=masks, max_masks=most, choose=choose, seed=5
-        )
-        equal(found[epoch], expected)
 
 
 def test_worker_processes_that_run_ahead_make_the_batches_of_their_step(ds):

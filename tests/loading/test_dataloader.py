@@ -39,9 +39,8 @@ def halve(sample):
     return sample | {"masks": sample["masks"][:, ::2]}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_of_the_loader_in_every_epoch(ds, workers):
-    made = make_dataloader(ds, 5, workers=workers, **OPTIONS)
+def test_batches_of_workers_are_those_of_the_loader_in_every_epoch(ds):
+    made = make_dataloader(ds, 5, workers=2, **OPTIONS)
     assert isinstance(made, DataLoader) and len(made) == 3
     with Loader(ds, 5, **OPTIONS) as loader:
         for _ in range(3):

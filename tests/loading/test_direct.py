@@ -15,7 +15,7 @@ import pytest
 import torch
 from batches import clone, join_readers, same
 from forked_child import forked_child
-from layout_packs import LAYOUTS, MASKS
+from layout_packs import MASKS
 from open_files import open_files
 from page_cache import drop, resident
 
@@ -80,59 +80,19 @@ def equal(found: list[dict], expected: list[dict]) -> None:
         same(batch, reference)
 
 
-def check(cold, pack: Path, opened: dict, **options) -> None:
-    """Direct batches are those of Collate and of io="cached", and leave the page cache alone."""
-    root, ds = cold(pack), open_pack(pack, **opened)
-    found = batches_of(root, opened, io="direct", **options)
+@pytest.mark.parametrize(
+    ("layout", "opened"),
+    [
+        (("pad", "rgb", "bits+runs"), {}),
+        (("native", "yuv420", "runs"), {"masks": "runs"}),
+        (("squash", "yuv420", "bits+runs"), {"pixels": "stored", "mask_size": 24}),
+    ],
+)
+def test_the_page_cache_is_left_alone(cold, layout_packs, layout, opened):
+    root = cold(layout_packs(*layout))
+    found = batches_of(root, opened, io="direct")
     assert not any(resident(path).any() for path in files_of(root, *LARGE))
-    equal(found, batches_of(pack, opened, io="cached", **options))
-    names = {key: value for key, value in options.items() if key in ("max_masks", "choose", "seed")}
-    collate = Collate(options.get("masks", "padded"), sample_spec=ds.spec, **names)
-    for batch in found:
-        same(batch, tensors(collate([ds[row] for row in batch["indices"].tolist()])))
-
-
-# How packs of these masks are opened: with stored masks, masks drawn at another size, or runs.
-OPENED = {
-    "bits": [{"masks": "bool"}],
-    "runs": [{"mask_size": 24}, {"masks": "runs"}],
-    "bits+runs": [{}, {"mask_size": 24}],
-}
-
-
-@pytest.mark.parametrize("fit, pixels, masks", LAYOUTS)
-def test_every_layout_has_the_batches_of_collate(cold, layout_packs, fit, pixels, masks):
-    for opened in OPENED[masks]:
-        check(cold, layout_packs(fit, pixels, masks), opened)
-
-
-@pytest.mark.parametrize("layout", ["padded", "padded_bits", "flat", "flat_bits"])
-@pytest.mark.parametrize("choice", [
-    {}, {"max_masks": 3}, {"max_masks": 4, "choose": "iou"},
-    {"max_masks": 4, "choose": "random", "seed": 5},
-])  # fmt: skip
-def test_every_layout_of_masks_has_the_batches_of_collate(cold, layout_packs, layout, choice):
-    check(cold, layout_packs(), {}, masks=layout, **choice)
-
-
-@pytest.mark.parametrize("fit", ["pad", "squash", "native"])
-def test_stored_planes_are_those_of_collate(cold, layout_packs, fit):
-    pack = layout_packs(fit, "yuv420", "bits")
-    check(cold, pack, {"pixels": "stored", "coordinates": "stored"}, masks="flat_bits")
-
-
-def test_samples_that_are_in_memory_are_taken_from_there(root, layout_packs):
-    """Pages of some samples, and of parts of samples."""
-    expected = batches_of(layout_packs(), {}, io="cached", masks="flat_bits")
-    for path in files_of(root, *LARGE):
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
-            size = path.stat().st_size
-            for begin in range(0, size, max(size // 3, 1)):
-                os.pread(file.fileno(), 9000, begin)
-    warm = [resident(path) for path in files_of(root, *LARGE)]
-    assert any(pages.any() and not pages.all() for pages in warm)
-    equal(batches_of(root, {}, io="direct", masks="flat_bits"), expected)
+    equal(found, batches_of(layout_packs(*layout), opened, io="cached"))
 
 
 def test_the_threads_of_an_epoch_take_the_scratch_memory_of_the_one_before(root, monkeypatch):
@@ -145,17 +105,6 @@ def test_the_threads_of_an_epoch_take_the_scratch_memory_of_the_one_before(root,
         assert len(made) == 1
         list(loader)
     assert len(made) == 1
-
-
-def test_what_another_epoch_left_in_the_buffers_does_not_show(root, layout_packs):
-    options = {"masks": "padded_bits", "seed": 4}
-    with (
-        Loader(open_pack(root), 1, io="direct", ahead=1, **options) as past,
-        Loader(open_pack(layout_packs()), 1, io="cached", **options) as cached,
-    ):
-        for _ in range(3):
-            for batch, expected in zip(past, cached, strict=True):
-                same(batch, expected)
 
 
 # ------------------------------------------------------------------------------------------ errors
