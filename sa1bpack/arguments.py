@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -57,6 +58,16 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return value
+
+
+def refuse_unknown(owner: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raise OptionError for the first name that `owner` does not know, with the nearest it does."""
+    for name in sorted(set(given).difference(known)):
+        near = get_close_matches(name, known, 1)
+        raise OptionError(
+            f"{owner} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
+            f"options: {', '.join(sorted(known))}"
+        )
 
 
 def flag(name: str, value: Any) -> bool:

@@ -170,7 +170,7 @@ class Selection:
         if saved is None:
             self._parts = self._choose(set(sources), set(shards), list(image_ids))
         else:
-            self._parts = self._parts_of(self._rows_saved(saved))
+            self._parts = self._parts_of(self._rows_of_ids(saved, once=True))
         self.images = sum(len(part.rows) for part in self._parts)
 
     def _check_apart(self) -> None:
@@ -195,7 +195,8 @@ class Selection:
         _check_known("source", sources, {entry.source for entry in entries}, name)
         _check_known("shard", shards, {entry.name for entry in entries}, name)
         if image_ids:
-            return self._parts_of(self._rows_of_ids(image_ids), sources, shards)
+            ids = [whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids]
+            return self._parts_of(self._rows_of_ids(np.array(ids)), sources, shards)
         return self._parts_of(None, sources, shards)
 
     def _parts_of(
@@ -209,17 +210,16 @@ class Selection:
         With none of the three, all images.
         """
         everything = wanted is None and not (sources or shards)
+        wanted = wanted or [np.empty(0, np.int64)] * len(self.roots)
         parts = []
         for number, (root, manifest) in enumerate(zip(self.roots, self._manifests, strict=True)):
             first = 0
             for entry in manifest.shards:
-                rows = np.empty(0, np.int64)
-                if everything or entry.source in sources or entry.name in shards:
-                    rows = np.arange(entry.samples)
-                elif wanted is not None:
+                rows, whole = np.arange(entry.samples), True
+                if not (everything or entry.source in sources or entry.name in shards):
                     low, high = np.searchsorted(wanted[number], [first, first + entry.samples])
-                    rows = wanted[number][low:high] - first
-                if everything or entry.source in sources or entry.name in shards or len(rows):
+                    rows, whole = wanted[number][low:high] - first, False
+                if whole or len(rows):
                     parts.append(_Part(root, manifest.layout, entry, rows))
                 first += entry.samples
         if len(self.roots) > 1:
@@ -239,55 +239,40 @@ class Selection:
                 _check_files(shard, part.root)
             yield shard, part.rows
 
-    def _rows_saved(self, saved: np.ndarray) -> list[np.ndarray]:
-        """The rows of each pack with these ids, int64 (k,), ascending, each once.
+    def _rows_of_ids(self, ids: np.ndarray, once: bool = False) -> list[np.ndarray]:
+        """The rows of each pack with these image ids, int64 (k,), ascending.
 
-        Of several samples with one id, that of the first pack, and in it the first. Raises
-        OptionError for ids that no pack has.
+        once  of several samples with one id, that of the first pack alone, and in it the first
+
+        Raises OptionError for ids that no pack has.
         """
-        left, found = np.unique(saved), []
-        for number in range(len(self.roots)):
-            index = self._index(number)
-            if index is None or not len(left):
-                found.append(np.empty(0, np.int64))
-                continue
-            order = np.argsort(index.image_id, kind="stable")
-            ids = index.image_id[order]
-            at = np.minimum(np.searchsorted(ids, left), len(ids) - 1)
-            there = ids[at] == left
-            found.append(np.sort(order[at[there]]))
-            left = left[~there]
-        if len(left):
-            raise self._unknown(left.tolist())
-        return found
-
-    def _unknown(self, ids: list[int]) -> OptionError:
-        return OptionError(
-            f"{_name(self.roots)} has no image with the id "
-            f"{', '.join(map(str, ids[:5]))}{' and others' if len(ids) > 5 else ''}; "
-            "rejects.jsonl may say why"
-        )
-
-    def _rows_of_ids(self, image_ids: list[int]) -> list[np.ndarray]:
-        """The rows of each pack with these image ids, int64 (k,), ascending, each once.
-
-        Raises OptionError for what is not an image id, and for ids that no pack has.
-        """
-        ids = np.unique([whole_number("image_ids", i, -(2**63), 2**63 - 1) for i in image_ids])
+        ids = np.unique(ids)
         known, found = np.zeros(len(ids), bool), []
         for number in range(len(self.roots)):
-            index, rows = self._index(number), [np.empty(0, np.int64)]
-            if index is not None:
-                first, stop = (
-                    np.searchsorted(index.image_id, ids, side, sorter=index.id_order)
-                    for side in ("left", "right")
-                )
-                known |= first < stop
-                rows += [index.id_order[a:b] for a, b in zip(first, stop, strict=True)]
-            found.append(np.sort(np.concatenate(rows)))
+            if (index := self._index(number)) is None:
+                found.append(np.empty(0, np.int64))
+                continue
+            first, stop = (
+                np.searchsorted(index.image_id, ids, side, sorter=index.id_order)
+                for side in ("left", "right")
+            )
+            taken = (first < stop) & ~known if once else first < stop
+            counts = np.where(once, 1, stop - first)[taken]
+            places = np.repeat(first[taken], counts) + _numbers_within(counts)
+            found.append(np.sort(index.id_order[places]))
+            known |= first < stop
         if unknown := ids[~known].tolist():
-            raise self._unknown(unknown)
+            more = " and others" if len(unknown) > 5 else ""
+            raise OptionError(
+                f"{_name(self.roots)} has no image with the id "
+                f"{', '.join(map(str, unknown[:5]))}{more}; rejects.jsonl may say why"
+            )
         return found
+
+
+def _numbers_within(counts: np.ndarray) -> np.ndarray:
+    """0 to count - 1, for each of some counts."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _name(roots: list[Path]) -> str:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import choice, flag, seconds
+from sa1bpack.arguments import choice, flag, refuse_unknown, seconds
 from sa1bpack.batch.collate import ON_ERROR
 from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
@@ -33,6 +32,7 @@ _ELSEWHERE = {
     "mask_transform": "transform of sa1bpack.open, with make_dataloader",
     "transform": "transform of sa1bpack.open, with make_dataloader",
     "collate_fn": "sa1bpack.Collate with torch's DataLoader",
+    "tuned": "the options that `sa1bpack bench --sweep` writes down",
     "trace": "torch.profiler, around the loop",
     "persistent_workers": "it without this one: threads and workers persist from epoch to epoch",
 }
@@ -188,14 +188,9 @@ def reading_options(
     Raises OptionError for an unknown name, with the name to use instead.
     """
     shared = {field.name for field in fields(ReadingOptions)}
-    known = sorted(shared.union(own))
     for name in sorted(given.keys() - shared):
         meant = {**_ELSEWHERE, **elsewhere}.get(name)
         if meant is not None:
             raise OptionError(f"{reader} has no option {name!r}: use {meant}")
-        near = get_close_matches(name, known, 1)
-        raise OptionError(
-            f"{reader} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
-            f"options: {', '.join(known)}"
-        )
+    refuse_unknown(reader, given.keys() - shared, shared.union(own))
     return ReadingOptions(**given)

@@ -1,12 +1,12 @@
 """`TarDataset`: the samples of tars and folders, in any order, without a pack."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import xxhash
@@ -14,16 +14,16 @@ import xxhash
 from sa1bpack.arguments import bytes_of, check_can_be_folder, local_path, whole_number
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
-from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import OptionError, ReadError, SourceError
 from sa1bpack.format import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, PairInfo, Rows
+from sa1bpack.raw.decoding import Decoder, PairInfo, RawKeywords, Rows
 from sa1bpack.raw.pair_bytes import PairBytes
 from sa1bpack.raw.sample_cache import DiskCache, MemoryCache
-from sa1bpack.raw.tar_index import TarIndex, open_index
+from sa1bpack.raw.tar_index import open_index
 from sa1bpack.raw.tars import Tars, no_pairs, sources_of, warn_of_shared_names
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.pairs import Reject
@@ -31,6 +31,15 @@ from sa1bpack.wording import counted
 
 # Options of packing that do not change what a sample is.
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
+
+_OWN = {
+    "options",
+    "on_error",
+    "index_folder",
+    "cache_bytes",
+    "cache_folder",
+    "cache_folder_bytes",
+}
 
 
 class TarDataset:
@@ -67,40 +76,29 @@ class TarDataset:
         tars: Tars,
         *,
         options: PackOptions | None = None,
-        masks: str = "bits",
-        mask_size: int | None = None,
-        mask_sampling: str | None = None,
-        pixels: str = "rgb",
-        coordinates: str = "stored",
-        transform: Callable[[Sample], Any] | None = None,
         on_error: str = "raise",
-        max_masks: int | None = None,
-        min_area: int = 0,
-        max_area_frac: float | None = None,
-        min_iou: float | None = None,
-        min_stability: float | None = None,
         index_folder: str | os.PathLike[str] | None = None,
         cache_bytes: int | str = 0,
         cache_folder: str | os.PathLike[str] | None = None,
         cache_folder_bytes: int | str = 0,
+        **samples: Unpack[RawKeywords],
     ):
         """
         Args:
             tars: tars (gzip or plain) and extracted folders, or patterns of them, as for `pack`.
             options: of packing: image size, fit, which masks are kept, and so on; None: as `pack`.
-            masks, mask_size, mask_sampling, pixels, coordinates, transform: as in `sa1bpack.open`.
             on_error: as in `sa1bpack.open`: what `__getitems__` does with a pair that cannot be
                 used, "raise" or "return" its ReadError.
-            max_masks: at most this many of the masks that pass the thresholds, the largest, as the
-                Loader's `max_masks`; None: all that `options` keep, which is all masks by
-                default.
-            min_area, max_area_frac, min_iou, min_stability: as in `sa1bpack.open`.
             index_folder: where indices of tars are kept; None: beside each tar.
             cache_bytes: keep decoded samples in memory, at most so much per process: bytes, or a
                 text such as "8 GB".
             cache_folder, cache_folder_bytes: keep them in a folder as well, which processes and
                 later runs share, at most so many bytes. Other options have other samples, which
                 lie beside these and count towards the same limit.
+            samples: masks, mask_size, mask_sampling, pixels, coordinates, transform, min_area,
+                max_area_frac, min_iou, min_stability: as in `sa1bpack.open`. max_masks: at most
+                this many of the masks that pass the thresholds, the largest, as the Loader's
+                `max_masks`; None: all that `options` keep, which is all masks by default.
 
         Raises:
             OptionError: a value that cannot be used, a folder that cannot be written, or is in a
@@ -109,22 +107,18 @@ class TarDataset:
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
         sources = sources_of(tars)
-        chosen = SampleOptions(
-            masks, coordinates, transform, on_error, "open", mask_size, mask_sampling, pixels,
-            min_area, max_area_frac, min_iou, min_stability,
-        )  # fmt: skip
+        decoder = Decoder.of("TarDataset", _OWN, options, on_error, samples)
         folder = None if index_folder is None else _outside("index_folder", index_folder)
         caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
-        self._begin(sources, options or PackOptions(), chosen, max_masks, folder, caches)
+        self._begin(sources, decoder, folder, caches)
         warn_of_shared_names([(index.source, index.pairs["file_name"]) for index in self._indices])
 
     def _begin(
-        self, sources: list[Source], pack_options: PackOptions, options: SampleOptions,
-        max_masks: int | None, index_folder: Path | None, caches: tuple[int, Path | None, int],
-        rows: RowNumbers | None = None,
+        self, sources: list[Source], decoder: Decoder, index_folder: Path | None,
+        caches: tuple[int, Path | None, int], rows: RowNumbers | None = None,
     ) -> None:  # fmt: skip
-        self._decoder = Decoder(pack_options, options, max_masks)
-        if pack_options.empty == "drop":
+        self._decoder = decoder
+        if decoder.pack_options.empty == "drop":
             raise OptionError(
                 "options have empty='drop', but which images have no masks left is not known "
                 "before they are decoded: use 'keep' and look at the masks, or IterableTarDataset"
@@ -326,16 +320,9 @@ class TarDataset:
 
     def __reduce__(self):
         paths = [(index.source.path, index.digest) for index in self._indices]
-        arguments = (
-            self.pack_options, self.options, self._decoder.max_masks, self._index_folder,
-            self._cache_options,
-        )  # fmt: skip
-        whole = self._rows == range(int(self._first_row[-1])) if self._is_range else False
+        arguments = self._decoder, self._index_folder, self._cache_options
+        whole = isinstance(self._rows, range) and self._rows == range(int(self._first_row[-1]))
         return _reopened, (paths, arguments, None if whole else self._rows)
-
-    @property
-    def _is_range(self) -> bool:
-        return isinstance(self._rows, range)
 
 
 def _reopened(
@@ -346,13 +333,9 @@ def _reopened(
     sources = find_sources([path for path, _ in paths])
     found._begin(sources, *arguments, rows=rows)
     for index, (path, digest) in zip(found._indices, paths, strict=True):
-        _check_same(index, path, digest)
+        if index.digest != digest:
+            raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
     return found
-
-
-def _check_same(index: TarIndex, path: Path, digest: str) -> None:
-    if index.digest != digest:
-        raise SourceError(f"{path}: has changed since the dataset was pickled; make it again")
 
 
 def _caches(

@@ -1,14 +1,16 @@
 """One pair → the sample that a pack of it would give, by the packer's step and the dataset's."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import refuse_unknown, whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
+    Sample,
     SampleOptions,
     SampleSpec,
     convert,
@@ -60,6 +62,22 @@ class PairInfo:
     json_bytes: int
 
 
+class RawKeywords(TypedDict, total=False):
+    """Options of the samples of tars: those of `sa1bpack.open` that need no pack, and a cap."""
+
+    masks: str
+    mask_size: int | None
+    mask_sampling: str | None
+    pixels: str
+    coordinates: str
+    transform: Callable[[Sample], Any] | None
+    min_area: int
+    max_area_frac: float | None
+    min_iou: float | None
+    min_stability: float | None
+    max_masks: int | None
+
+
 class Decoder:
     """Makes samples by the options of `sa1bpack.pack` and of `sa1bpack.open`.
 
@@ -82,6 +100,27 @@ class Decoder:
         if max_masks is not None:
             most = whole_number("max_masks", max_masks, 1, MAX_MASKS)
             self.rule = replace(self.rule or MaskRule(), max_masks=most)
+
+    def __reduce__(self):
+        return Decoder, (self.pack_options, self.options, self.max_masks)
+
+    @classmethod
+    def of(
+        cls,
+        owner: str,
+        own: Collection[str],
+        options: PackOptions | None,
+        on_error: str,
+        given: RawKeywords,
+    ) -> "Decoder":
+        """A decoder by the keyword arguments of `owner`, which has `own` ones besides.
+
+        Raises OptionError for an unknown name too, with the nearest known one.
+        """
+        refuse_unknown(owner, given.keys(), {*RawKeywords.__annotations__, *own})
+        of_samples = {name: value for name, value in given.items() if name != "max_masks"}
+        chosen = SampleOptions(**of_samples, on_error=on_error)
+        return cls(PackOptions() if options is None else options, chosen, given.get("max_masks"))
 
     def rows(self, source: Source, file_name: str, jpeg: bytes, json: bytes) -> Rows | None:
         """Decode a pair; None if the options of packing drop it, for it has no masks.

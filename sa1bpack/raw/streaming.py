@@ -3,25 +3,26 @@
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, choice, local_path, whole_number
-from sa1bpack.dataset.sample import Sample, SampleOptions, SampleSpec
+from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.order.ranks import process_group
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.raw.decoding import Decoder, unusable
+from sa1bpack.raw.decoding import Decoder, RawKeywords, unusable
 from sa1bpack.raw.tars import Tars, no_pairs, sources_of
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
 
+_OWN = {"shuffle_buffer", "seed", "rank", "world_size", "on_error", "options", "spool_folder"}
 ON_ERROR = ("drop", "raise")
 _PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
@@ -87,18 +88,8 @@ class IterableTarDataset(IterableDataset):
         world_size: int | None = None,
         on_error: str = "drop",
         options: PackOptions | None = None,
-        masks: str = "bits",
-        mask_size: int | None = None,
-        mask_sampling: str | None = None,
-        pixels: str = "rgb",
-        coordinates: str = "stored",
-        transform: Callable[[Sample], Any] | None = None,
-        max_masks: int | None = None,
-        min_area: int = 0,
-        max_area_frac: float | None = None,
-        min_iou: float | None = None,
-        min_stability: float | None = None,
         spool_folder: str | os.PathLike[str] | None = None,
+        **samples: Unpack[RawKeywords],
     ):
         """
         Args:
@@ -110,20 +101,15 @@ class IterableTarDataset(IterableDataset):
             on_error: what becomes of a pair that cannot be used, "drop" or "raise".
             options: of packing, as for `TarDataset`; with empty="drop", images without remaining
                 masks are left out, and are not counted as rejected.
-            masks, mask_size, mask_sampling, pixels, coordinates, transform, max_masks, min_area,
-                max_area_frac, min_iou, min_stability: as for `TarDataset`.
             spool_folder: for halves that wait for their other half, beyond 256 MB of them: up to
                 3 GB per consumer, for a tar of SA-1B. None: the system's folder for such files.
+            samples: masks, mask_size and the other options of samples, as for `TarDataset`.
 
         Raises:
             OptionError, SourceError, MissingPackage: as `TarDataset`.
         """
         self.sources = sources_of(tars)
-        chosen = SampleOptions(
-            masks, coordinates, transform, "raise", "open", mask_size, mask_sampling, pixels,
-            min_area, max_area_frac, min_iou, min_stability,
-        )  # fmt: skip
-        self._decoder = Decoder(options or PackOptions(), chosen, max_masks)
+        self._decoder = Decoder.of("IterableTarDataset", _OWN, options, "raise", samples)
         self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
         self._seed = whole_number("seed", seed, 0, MAX_WORD)
         self._on_error = choice("on_error", on_error, ON_ERROR)
