@@ -36,7 +36,7 @@ def on_ray(engine, request) -> dict:
 def verify(engine, on_ray):
     """verify(root): the report."""
     if engine == "ray":
-        from sa1bpack.format.ray import verify_on_ray
+        from sa1bpack.cluster.verify import verify_on_ray
 
         return lambda root, **options: verify_on_ray(root, **on_ray, **options)
     if engine == "parts":
@@ -50,7 +50,7 @@ def verify(engine, on_ray):
 def repair(engine, on_ray):
     """repair(root, tars): the result; of parts, the last of those that are not sound."""
     if engine == "ray":
-        from sa1bpack.packing.repair.ray import repair_on_ray
+        from sa1bpack.cluster.repair import repair_on_ray
 
         return lambda root, tars: repair_on_ray(root, tars, **on_ray)
     if engine == "parts":
@@ -75,7 +75,7 @@ def repair_in_parts(root: Path, tars) -> sa1bpack.RepairResult:
 def derive(engine, on_ray):
     """derive(ds, name, fn, **options): the result; of parts, that of the last."""
     if engine == "ray":
-        from sa1bpack.deriving.ray import derive_on_ray
+        from sa1bpack.cluster.derive import derive_on_ray
 
         return lambda *given, **options: derive_on_ray(*given, threads=1, **on_ray, **options)
     if engine == "parts":
@@ -150,7 +150,7 @@ def test_an_error_of_the_function_is_raised_and_a_repeated_call_completes(derive
 
 
 def test_a_part_whose_process_is_killed_is_made_again(ray_address, pack, tmp_path):
-    from sa1bpack.deriving.ray import derive_on_ray
+    from sa1bpack.cluster.derive import derive_on_ray
 
     ds, options = sa1bpack.open(pack), {"marker": str(tmp_path / "killed")}
     steps = []
@@ -235,7 +235,7 @@ def test_repair_names_what_it_cannot_do(repair, sound, tars, tmp_path):
 def second_task_dies(monkeypatch):
     """second_task_dies(module): its second task dies each time it is run; others run here."""
     pytest.importorskip("ray", reason="ray is not installed: make ray")
-    from sa1bpack.ray_cluster import Died
+    from sa1bpack.cluster.tasks import Died
 
     class Lossy:
         def run(self, function, tasks, needs, *more):
@@ -250,8 +250,8 @@ def second_task_dies(monkeypatch):
 
 
 def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(second_task_dies, pack):
-    second_task_dies("sa1bpack.format.ray")
-    from sa1bpack.format.ray import verify_on_ray
+    second_task_dies("sa1bpack.cluster.verify")
+    from sa1bpack.cluster.verify import verify_on_ray
 
     flip(pack / "shards" / "sa_000001-000" / "image" / "c.0.0.0.0")
     report = verify_on_ray(pack)
@@ -262,8 +262,8 @@ def test_a_shard_that_no_task_could_check_is_named_beside_what_others_found(seco
 
 
 def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_task_dies, pack):
-    second_task_dies("sa1bpack.deriving.ray")
-    from sa1bpack.deriving.ray import derive_on_ray
+    second_task_dies("sa1bpack.cluster.derive")
+    from sa1bpack.cluster.derive import derive_on_ray
 
     ds = sa1bpack.open(pack)
     with pytest.raises(ClusterError, match=r"1 shard given up: sa_000001-000; .* died 6 times"):
@@ -273,8 +273,8 @@ def test_a_part_that_no_task_could_make_is_named_and_the_others_are_kept(second_
 
 
 def test_shards_that_no_task_could_repair_are_named(second_task_dies, sound, tars, tmp_path):
-    second_task_dies("sa1bpack.packing.repair.ray")
-    from sa1bpack.packing.repair.ray import repair_on_ray
+    second_task_dies("sa1bpack.cluster.repair")
+    from sa1bpack.cluster.repair import repair_on_ray
 
     root = shutil.copytree(sound, tmp_path / "pack")
     for name in ("sa_0-001", "sa_1-000"):

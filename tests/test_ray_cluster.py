@@ -7,7 +7,7 @@ from sa1bpack.errors import ClusterError, OptionError
 
 ray = pytest.importorskip("ray", reason="ray is not installed: make ray")
 
-from sa1bpack.ray_cluster import Died, Needs, connected  # noqa: E402 - it needs ray
+from sa1bpack.cluster.tasks import Died, Needs, connected  # noqa: E402 - it needs ray
 
 NEEDS = Needs(1, 10**8)
 

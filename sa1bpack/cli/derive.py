@@ -110,7 +110,7 @@ def run_derive(arguments: argparse.Namespace) -> int:
         from sa1bpack.deriving.named import function_of
 
         if ray:
-            from sa1bpack.deriving.ray import derive_on_ray as derive
+            from sa1bpack.cluster.derive import derive_on_ray as derive
 
             engine = {"address": arguments.address, "check": interrupts.check}
         else:

@@ -265,7 +265,7 @@ def _call(ray: bool, in_part: bool):
     """The function that packs."""
     with interrupts_held():
         if ray:
-            from sa1bpack.packing.parts.ray import pack_on_ray
+            from sa1bpack.cluster.pack import pack_on_ray
 
             return pack_on_ray
         from sa1bpack.packing.parts.run import pack_part

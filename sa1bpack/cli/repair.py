@@ -96,7 +96,7 @@ def run_repair(arguments: argparse.Namespace) -> int:
         raise OptionError("--part has the shards of its tars: leave out --shard")
     if on_ray(arguments, "part", "dry_run", "shard"):
         with interrupts_held():
-            from sa1bpack.packing.repair.ray import repair_on_ray as repair
+            from sa1bpack.cluster.repair import repair_on_ray as repair
 
         more = {"address": arguments.address}
     else:

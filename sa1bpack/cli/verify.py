@@ -119,7 +119,7 @@ def _code(report, whole: bool) -> int:
 def _report(pack: str | Path, arguments: argparse.Namespace):
     if arguments.engine == "ray":
         with interrupts.interrupts_held():
-            from sa1bpack.format.ray import verify_on_ray
+            from sa1bpack.cluster.verify import verify_on_ray
 
         with step_bar() as advance:
             return verify_on_ray(

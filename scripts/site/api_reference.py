@@ -34,8 +34,8 @@ RESULTS = {
     ],
 }  # fmt: skip
 RAY = [
-    "packing.parts.ray.pack_on_ray", "format.ray.verify_on_ray",
-    "packing.repair.ray.repair_on_ray", "deriving.ray.derive_on_ray",
+    "cluster.pack.pack_on_ray", "cluster.verify.verify_on_ray",
+    "cluster.repair.repair_on_ray", "cluster.derive.derive_on_ray",
 ]  # fmt: skip
 ADAPTERS = {
     "sam2": ["RawDataset"], "torchvision": ["as_tv_tensors"], "lightning": ["DataModule"],

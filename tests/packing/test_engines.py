@@ -29,7 +29,7 @@ def engine(request) -> Callable:
     """engine(sources, root, **options) packs."""
     if request.param == "ray":
         address = request.getfixturevalue("ray_address")
-        from sa1bpack.packing.parts.ray import pack_on_ray
+        from sa1bpack.cluster.pack import pack_on_ray
 
         return lambda *given, **options: pack_on_ray(*given, address=address, workers=1, **options)
     if request.param == "parts":

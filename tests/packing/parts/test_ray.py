@@ -161,7 +161,7 @@ def test_a_repair_that_is_killed_in_the_middle_is_completed(nodes, long_tars, tm
 
 
 def test_what_is_refused_is_refused_before_a_cluster_is_asked(long_tars, tmp_path):
-    from sa1bpack.packing.parts.ray import pack_on_ray
+    from sa1bpack.cluster.pack import pack_on_ray
 
     root, nowhere = tmp_path / "pack", {"address": "127.0.0.1:1"}
     with pytest.raises(OptionError, match="workers is 0"):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sa1bpack.arguments import choice, local_path
+from sa1bpack.cluster.tasks import Died, Needs, connected
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import FormatError
 from sa1bpack.format.manifest import read_manifest
@@ -12,7 +13,6 @@ from sa1bpack.format.side.binding import part_names
 from sa1bpack.format.side.check import side_folders
 from sa1bpack.format.side.spec import is_side
 from sa1bpack.format.verify import verify
-from sa1bpack.ray_cluster import Died, Needs, connected
 
 # A task reads one shard after the other, and needs no more than this (docs/cluster.md).
 NEEDS = Needs(cores=1, memory=500_000_000)

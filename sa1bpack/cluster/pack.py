@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
+from sa1bpack.cluster.tasks import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.errors import OutputLocked, SourceError
 from sa1bpack.packing.estimate import check_room, memory_bytes
 from sa1bpack.packing.options import PackKeywords
@@ -22,7 +23,6 @@ from sa1bpack.packing.parts.state import PartState
 from sa1bpack.packing.progress import Progress, RejectLimit
 from sa1bpack.packing.request import Request, checked_request
 from sa1bpack.packing.run import PackResult
-from sa1bpack.ray_cluster import Cluster, Died, Needs, connected, once_unlocked
 from sa1bpack.source.find import Source
 
 # A task reads one tar, which feeds about six workers (docs/performance.md).
