@@ -90,6 +90,9 @@ class AppendFile:
             self._stage[count:end] = 0  # not the rows of another file
             self._write(self._stage[:end])
             self._written = written
+        with naming(self.path):
+            if os.fstat(self._fd).st_size < self.nbytes:  # it ends in a hole
+                os.ftruncate(self._fd, self.nbytes)
 
     def skip(self, count: int) -> None:
         """Append zeros; long runs become a hole."""

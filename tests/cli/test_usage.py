@@ -36,6 +36,7 @@ COMMANDS = {
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
         "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
+        "--allow-nonfinite",
         "--threads", "--part", "--engine", "--address",
     },
     "bench": {
