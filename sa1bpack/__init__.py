@@ -17,7 +17,7 @@ _MODULES = {
     "finalize": "sa1bpack.packing.parts.finalize",
     "FinalizeResult": "sa1bpack.packing.parts.finalize",
     "estimate": "sa1bpack.packing.estimate",
-    "verify": "sa1bpack.cache.verify",
+    "verify": "sa1bpack.format.verify",
     "repair": "sa1bpack.packing.repair.run",
     "RepairResult": "sa1bpack.packing.repair.result",
     "merge": "sa1bpack.packing.merge.run",
@@ -58,6 +58,9 @@ _MODULES = {
     "ReadError": "sa1bpack.errors",
     "LoaderError": "sa1bpack.errors",
 }
+
+# Scheme of a URL → the module that reads and writes what is there, see `sa1bpack.urls.Scheme`.
+SCHEMES = dict.fromkeys(("s3", "gs", "https", "http", "file"), "sa1bpack.remote.scheme")
 
 # Public modules.
 _NAMESPACES = ("errors", "masks", "transforms")

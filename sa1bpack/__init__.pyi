@@ -4,7 +4,6 @@ from sa1bpack import errors as errors
 from sa1bpack import masks as masks
 from sa1bpack import transforms as transforms
 from sa1bpack.batch.collate import Collate as Collate
-from sa1bpack.cache.verify import verify as verify
 from sa1bpack.dataset.dataset import Dataset as Dataset
 from sa1bpack.dataset.open_pack import open as open
 from sa1bpack.deriving.attach import attach as attach
@@ -17,6 +16,7 @@ from sa1bpack.errors import ReadError as ReadError
 from sa1bpack.export.coco import export_coco as export_coco
 from sa1bpack.export.sa1b import export_sa1b as export_sa1b
 from sa1bpack.export.selection import ExportResult as ExportResult
+from sa1bpack.format.verify import verify as verify
 from sa1bpack.loading.dataloader import make_dataloader as make_dataloader
 from sa1bpack.loading.loader import Loader as Loader
 from sa1bpack.loading.options import ReadingOptions as ReadingOptions

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import NoReturn
 
 from sa1bpack.arguments import part_of_job, refuse_url
-from sa1bpack.cache.origin import is_url
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
+from sa1bpack.urls import is_pack_url
 
 # Command, which is also the name of its module → its line in the help.
 COMMANDS = {
@@ -84,7 +84,7 @@ def user_path(text: str) -> str:
 
 def user_pack(text: str) -> str:
     """The type of an argument that is a pack: a path, or a URL that a pack can be read from."""
-    return text if is_url(text) else user_path(text)
+    return text if is_pack_url(text) else user_path(text)
 
 
 def one_or_several(paths: list[str]) -> str | list[str]:

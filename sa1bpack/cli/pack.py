@@ -8,7 +8,6 @@ from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, real, user_path, whole
 from sa1bpack.cli.engine import add_engine, on_ray
 from sa1bpack.cli.output import say
-from sa1bpack.cloud.addresses import STORE_SCHEMES
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.packing.options import (
@@ -24,6 +23,7 @@ from sa1bpack.packing.options import (
     SAMPLES_PER_SHARD,
     PackOptions,
 )
+from sa1bpack.urls import STORE_SCHEMES
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\

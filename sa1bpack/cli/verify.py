@@ -7,7 +7,6 @@ from shlex import quote
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import paths_of
-from sa1bpack.cache.origin import is_url, origin_url
 from sa1bpack.cli import exits
 from sa1bpack.cli.arguments import part, user_pack
 from sa1bpack.cli.engine import add_engine, on_ray
@@ -16,6 +15,7 @@ from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
 from sa1bpack.progress import byte_bar, step_bar
+from sa1bpack.urls import is_pack_url, pack_url
 from sa1bpack.wording import counted, printable
 
 _DESCRIPTION = """\
@@ -73,9 +73,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
     """Verify each pack, and print every problem."""
     packs: list[str | Path] = []
     for pack in arguments.packs:
-        packs += [origin_url("pack", pack)] if is_url(pack) else paths_of("pack", pack)
+        packs += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
     arguments.part = part(arguments.part)
-    if on_ray(arguments, "part") and (urls := [pack for pack in packs if is_url(pack)]):
+    if on_ray(arguments, "part") and (urls := [pack for pack in packs if is_pack_url(pack)]):
         raise OptionError(
             f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
         )
@@ -126,7 +126,7 @@ def _report(pack: str | Path, arguments: argparse.Namespace):
                 pack, address=arguments.address, quick=arguments.quick, progress=advance,
                 io=arguments.io, check=interrupts.check,
             )  # fmt: skip
-    from sa1bpack.cache.verify import verify
+    from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
         return verify(
@@ -160,7 +160,7 @@ def advice(pack: str, problems) -> list[str]:
         lines.append(
             f"to repair it: copy it to a disk (aws s3 sync {quote(pack)} DIR, or gsutil rsync), "
             "sa1bpack repair DIR TARS, and copy it back"
-            if is_url(pack)
+            if is_pack_url(pack)
             else f"to repair it, keeping what is sound: sa1bpack repair {quote(pack)} TARS"
         )
     return lines

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import local_path
-from sa1bpack.cloud.addresses import is_url
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
 from sa1bpack.format import Problem
 from sa1bpack.packing.estimate import memory_bytes
@@ -16,6 +15,7 @@ from sa1bpack.packing.repair.result import OWN_FILES, RepairResult
 from sa1bpack.packing.repair.run import repair
 from sa1bpack.packing.request import checked_workers
 from sa1bpack.progress import step_bar
+from sa1bpack.urls import is_url
 
 
 def repair_on_ray(

@@ -16,9 +16,6 @@ from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
 from sa1bpack.masks import MaskRule, passes
 
-# Samples that are made present together, of a pack that is read through a cache.
-_PRESENT = 64
-
 # How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
@@ -51,7 +48,7 @@ class Columns:
         self._check = options.check
         self._number, local, first, _ = pack.locate(int(rows[0]))
         number, self._kept = self._number, slice(None)  # of the masks that are stored
-        self._shard = pack.shards[number]  # checks the offsets that are used below
+        self._opened = pack.shards.open(number)  # checks the offsets that are used below
         if isinstance(rows, range) and rows.step == 1:
             self._local = slice(local, local + len(rows))
             offsets = pack.shards.places[number].mask_offset[local : local + len(rows) + 1]
@@ -105,27 +102,21 @@ class Columns:
 
     def _side(self, name: str) -> np.ndarray:
         """The rows of a side array, each sample's compared with its checksum if that is asked."""
-        part = next(
-            part for part in self._pack.shards.open(self._number).sides if part.spec.name == name
-        )
+        part = next(part for part in self._opened.sides if part.spec.name == name)
         of_samples = part.spec.axis == "sample"
-        if self._check != "read" and not self._pack.reads_through_cache:
+        if self._check != "read":
             return part.values[self._local if of_samples else self._masks]
         rows = [np.empty((0, *part.spec.row_shape), part.spec.stored)]
-        wanted = row_array(self._rows).tolist()
-        for begin in range(0, len(wanted), _PRESENT):
-            with self._pack.present(wanted[begin : begin + _PRESENT]):
-                for row in wanted[begin : begin + _PRESENT]:
-                    _, local, first, stop = self._pack.locate(row)
-                    span = (local, local + 1) if of_samples else (first, stop)
-                    read = partial(part.read, local, *span)
-                    rows.append(shard_cache.CACHE.with_resources(read))
+        for row in row_array(self._rows).tolist():
+            _, local, first, stop = self._pack.locate(row)
+            read = partial(part.read, local, *((local, local + 1) if of_samples else (first, stop)))
+            rows.append(shard_cache.CACHE.with_resources(read))
         found = np.concatenate(rows)
         return found if of_samples else found[self._kept]
 
     def _array(self, name: str) -> np.ndarray:
         read = read_array_rows if self._check == "read" else Shard.__getitem__
-        return shard_cache.CACHE.with_resources(lambda: read(self._shard, name))
+        return shard_cache.CACHE.with_resources(lambda: read(self._opened.shard, name))
 
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".

@@ -20,7 +20,7 @@ from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.pack_folder import open_folders
 from sa1bpack.dataset.rows import Rows, as_position, row_array, rows_at, shard_bounds
-from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_present, read_sample
+from sa1bpack.dataset.sample import SampleOptions, SampleSpec, read_sample
 from sa1bpack.dataset.sample_info import SampleInfo, sample_info
 from sa1bpack.dataset.select import as_ids
 from sa1bpack.dataset.selectable import Selectable
@@ -29,6 +29,7 @@ from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
 from sa1bpack.errors import FormatError, ReadError
 from sa1bpack.format import Layout, Manifest
+from sa1bpack.urls import ShardSource
 
 
 class Dataset(Selectable):
@@ -131,21 +132,15 @@ class Dataset(Selectable):
         """
         rows = [self._row(as_position(index)) for index in indices]
         self._pack.shards.open_many(self._pack.locate(row)[0] for row in rows)
-        with self._pack.present(rows) as present:
-            errors = (present.errors.get(position) for position in range(len(rows)))
-            if self._options.on_error == "raise":
-                return [self._present(*each) for each in zip(rows, errors, strict=True)]
-            return [self._present_or_error(*each) for each in zip(rows, errors, strict=True)]
+        read = self._sample if self._options.on_error == "raise" else self._sample_or_error
+        return [read(row) for row in rows]
 
     def _sample(self, row: int) -> Any:
         return read_sample(self._pack, row, self._options, self._spec)
 
-    def _present(self, row: int, error: FormatError | None) -> Any:
-        return read_present(self._pack, row, self._options, self._spec, error)
-
-    def _present_or_error(self, row: int, error: FormatError | None) -> Any:
+    def _sample_or_error(self, row: int) -> Any:
         try:
-            return self._present(row, error)
+            return self._sample(row)
         except ReadError as found:
             return found
 
@@ -365,12 +360,13 @@ class Dataset(Selectable):
         return f"<Dataset {self._pack.name!r}: {len(self)}{part} samples{state}>"
 
     def __reduce__(self):
-        packs = [(folder.root, folder.manifest.index) for folder in self._pack.folders]
+        folders = self._pack.folders
+        packs = [(folder.source or folder.root, folder.manifest.index) for folder in folders]
         return _reopened, (packs, self._pack.duplicates, self._rows, self._options)
 
 
 def _reopened(
-    packs: list[tuple[Path, str]], duplicates: str, rows: Rows, options: SampleOptions
+    packs: list[tuple[Path | ShardSource, str]], duplicates: str, rows: Rows, options: SampleOptions
 ) -> Dataset:
     """A dataset that was pickled: the same state of the same packs, or an error."""
     pack = Pack(open_folders([root for root, _ in packs]), duplicates)

@@ -15,8 +15,6 @@ from sa1bpack.arguments import (
     paths_of,
     refuse_dataset,
 )
-from sa1bpack.cache.origin import is_url, origin_url
-from sa1bpack.cache.packs import open_pack
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
@@ -26,6 +24,7 @@ from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
+from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 
 _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for
@@ -137,15 +136,15 @@ def open(
     if folder is not None:
         check_can_be_folder(folder, "choose another folder for the cache")
         refuse_in_pack("cache", folder, itself=True)
-    paths = _local_paths(path, folder, limit)
-    saved = next(filter(is_selection, paths), None)
+    places = _places(path, folder, limit)
+    saved = next((each for each in places if isinstance(each, Path) and is_selection(each)), None)
     if saved is not None:
-        if len(paths) > 1:
+        if len(places) > 1:
             raise OptionError(f"path is a list with the selection {saved}: open it alone")
         found, recorded = packs_of(saved)
         duplicates = recorded if duplicates == "error" else duplicates
-        paths = _local_paths(found, folder, limit)
-    folders = open_folders(paths)
+        places = _places(found, folder, limit)
+    folders = open_folders(places)
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
@@ -154,20 +153,29 @@ def open(
     return ds.with_options(side=options.side) if options.side else ds
 
 
-def _local_paths(path: Any, cache: Path | None, limit: int | None) -> list[Path]:
-    """The folders of packs, brought into the cache where they are named by URL."""
+def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | ShardSource]:
+    """Where the packs are: folders, and what is named by URL."""
     refuse_dataset("path", path)
     several = isinstance(path, Iterable) and not isinstance(path, str | bytes | os.PathLike)
     named = list(path) if several else [path]
-    if not any(map(is_url, named)):
+    if not any(map(is_pack_url, named)):
         return paths_of("path", named if several else path)
-    named = [origin_url("path", each) if is_url(each) else each for each in named]
+    named = [pack_url("path", each) if is_pack_url(each) else each for each in named]
+    urls = [each for each in named if is_pack_url(each)]
     if cache is None:
         raise OptionError(
-            f"path is {next(filter(is_url, named))}: a URL is read through a cache: "
-            "sa1bpack.open(path, cache='/folder/on/a/local/disk')"
+            f"path is {urls[0]}: a URL is read through a cache: sa1bpack.open(path, "
+            "cache='/folder/on/a/local/disk')"
         )
-    return paths_of("path", [open_pack(p, cache, limit) if is_url(p) else p for p in named])
+    if twice := next((each for each in urls if urls.count(each) > 1), None):
+        raise OptionError(f"path has {twice} twice")
+    found: list[Path | ShardSource] = []
+    for each in named:
+        if is_pack_url(each):
+            found.append(scheme_of(each).open_pack(each, cache, limit))
+        else:
+            found += paths_of("path", each)
+    return found
 
 
 def _report_missing(pack: Pack) -> None:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.cache.contents import LARGE
-from sa1bpack.cache.group import Group
 from sa1bpack.dataset.fields import MASK_FIELDS, STORED_SAMPLE_FIELDS
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError
 from sa1bpack.format import Layout, Shard, ShardEntry, open_shard
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise, map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
 from sa1bpack.format.side.part import SidePart
+from sa1bpack.urls import Lease
 
 # Arrays that columns need and samples do not: mapped when they are first asked for.
 _MAPPED_LATER = ("image_id", "annotation_count", "checksum", "number_types")
@@ -43,8 +42,7 @@ class OpenShard:
     run_offset   int64 (M + 1,): where the runs of each mask begin; None if there are no runs
     mappings     memory maps that the shard has once all its arrays are in use
     sides        parts of the side arrays of the dataset
-    groups       of a pack that is read through a cache, what must be present before a sample is
-                 read, see `present`; of any other pack, nothing
+    leases       what keeps files in place that were brought here, see `urls.ShardSource`
     """
 
     shard: Shard
@@ -57,7 +55,7 @@ class OpenShard:
     run_offset: np.ndarray | None
     mappings: int
     sides: tuple[SidePart, ...] = ()
-    groups: tuple[Group, ...] = ()
+    leases: tuple[Lease, ...] = ()
 
     @classmethod
     def of(cls, shard: Shard) -> "OpenShard":
@@ -87,21 +85,11 @@ class OpenShard:
         )  # fmt: skip
 
     def with_sides(
-        self, parts: tuple[SidePart, ...], groups: tuple[Group, ...] = ()
+        self, parts: tuple[SidePart, ...], leases: tuple[Lease, ...] = ()
     ) -> "OpenShard":
-        """The shard with parts of side arrays, each found to be that of this shard.
-
-        groups  of those parts that are read through a cache
-        """
+        """The shard with parts of side arrays, each found to be that of this shard."""
         mappings = self.mappings + sum(len(part.values) > 0 for part in parts)
-        mappings += sum(group.mappings for group in groups)
-        return replace(self, sides=parts, mappings=mappings, groups=self.groups + groups)
-
-    def through(self, group: Group) -> "OpenShard":
-        """The shard, read through a cache."""
-        shard = _PartlyPresent.of(self.shard)
-        mappings = self.mappings + group.mappings
-        return replace(self, shard=shard, mappings=mappings, groups=(group,))
+        return replace(self, sides=parts, mappings=mappings, leases=self.leases + leases)
 
     def image_span(self, row: int) -> tuple[int, int]:
         """First byte in the chunk file of `image`, and number of bytes, of one sample's image.
@@ -127,30 +115,6 @@ class OpenShard:
     def path(self, name: str) -> str:
         """The chunk file of an array."""
         return str(self.shard.folder / self.shard.layout.array(name).chunk_path)
-
-
-class _PartlyPresent(Shard):
-    """A shard of a cache: of its large arrays nobody knows what is present."""
-
-    @classmethod
-    def of(cls, shard: Shard) -> "_PartlyPresent":
-        return cls(shard.folder, shard.layout, shard.attributes, shard.entry)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """As of any shard. Raises OptionError for the large arrays."""
-        if name in LARGE:
-            raise OptionError(
-                f"{self.folder}: {name} of a pack that is read through a cache is present in part; "
-                "take samples, ds[i], which fetches them, or open a local copy of the pack"
-            )
-        return super().__getitem__(name)
-
-
-def held_shard(shard: Shard) -> Shard:
-    """A shard whose large arrays may be looked at: of a cache, only samples that are held."""
-    if not isinstance(shard, _PartlyPresent):
-        return shard
-    return Shard(shard.folder, shard.layout, shard.attributes, shard.entry)
 
 
 def open_checked(

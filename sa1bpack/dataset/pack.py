@@ -13,7 +13,7 @@ rows: two numbers per shard, and nothing per sample, make several packs one.
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -22,13 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.cache.group import Group
-from sa1bpack.cache.packs import CachedPack, CachedSide
-from sa1bpack.cache.requests import Counts, Requests, waits
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.ids import IdLookup
 from sa1bpack.dataset.pack_folder import PackFolder
-from sa1bpack.dataset.present import Present
 from sa1bpack.dataset.rows import Rows, offsets_of, row_array
 from sa1bpack.dataset.shards import ShardPlace, Shards
 from sa1bpack.errors import FormatError, OptionError
@@ -37,6 +33,7 @@ from sa1bpack.format.checked_rows import REPAIR, read_sample_rows
 from sa1bpack.format.side.binding import ShardIdentity
 from sa1bpack.format.side.part import SidePart, open_part
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.urls import Counts, Lease, ShardSource, SideSource
 from sa1bpack.wording import counted
 
 
@@ -58,12 +55,12 @@ class Side:
 
     spec     of its rows
     folders  the folder that has the part of each shard, by the shard's number; None: none has
-    cached   where the parts come from, of those folders that are in a cache
+    sources  where the parts come from that are not in these folders
     """
 
     spec: SideSpec
     folders: tuple[Path | None, ...]
-    cached: Mapping[Path, CachedSide]
+    sources: Mapping[Path, SideSource]
 
 
 class Pack:
@@ -150,7 +147,7 @@ class Pack:
         """The same pack with side arrays, whose parts are opened with the shards."""
         found = copy.copy(self)
         found.sides = tuple(sides)
-        open_parts = partial(_open_parts, found.sides, self.identities, self.shards.places)
+        open_parts = partial(_open_parts, found.sides, self.identities)
         found.shards = Shards(self.shards.places, self.layout, open_parts)
         return found
 
@@ -266,47 +263,26 @@ class Pack:
             )
         return IdLookup(self.image_ids(range(len(self))))
 
-    # ------------------------------------------------------------------------------ through a cache
+    # -------------------------------------------------------------------------- where it comes from
 
     @cached_property
-    def cached(self) -> tuple[CachedPack, ...]:
-        """Where samples come from, of those packs that are read through a cache."""
-        return tuple(folder.cached for folder in self.folders if folder.cached is not None)
-
-    @property
-    def reads_through_cache(self) -> bool:
-        """Whether anything of a sample may not be present."""
-        return bool(self.cached) or any(side.cached for side in self.sides)
-
-    def _origins(self) -> list[Requests]:
-        found = [each.requests for each in self.cached]
-        found += [each.requests for side in self.sides for each in side.cached.values()]
-        return list({id(each): each for each in found}.values())
+    def sources(self) -> tuple[ShardSource, ...]:
+        """Where shards come from, of those packs that are not on this machine."""
+        return tuple(folder.source for folder in self.folders if folder.source is not None)
 
     @property
     def forks(self) -> bool:
         """Whether samples can be read in a child that was forked."""
-        return all(requests.origin.forks for requests in self._origins())
+        return all(source.forks for source in self.sources)
 
     def fetched(self) -> Counts | None:
-        """What this process has read through caches so far; None for a pack of this machine."""
-        if not self.reads_through_cache:
+        """What this process has fetched so far; None for a pack of this machine."""
+        if not self.sources:
             return None
-        found = sum((requests.counts() for requests in self._origins()), Counts())
-        found.waited = waits().seconds
-        return found
-
-    def present(self, rows: Iterable[int]) -> Present:
-        """The samples of rows are present, and held, within `with pack.present(rows):`.
-
-        Opens their shards, several at once; one that cannot be opened is for the reader to find.
-        Raises StoreError and ResourceShortage, and as `Present` does.
-        """
-        if not self.reads_through_cache:
-            return Present(())
-        places = [self.locate(row)[:2] for row in rows]
-        found, _ = self.shards.open_many(number for number, _ in places)
-        return Present((found.get(number), local) for number, local in places)
+        found = {source.url: source for source in self.sources}
+        for side in self.sides:
+            found |= {source.url: source for source in side.sources.values()}
+        return sum((source.counts() for source in found.values()), Counts())
 
     # -------------------------------------------------------------------------------- checked reads
 
@@ -321,7 +297,8 @@ class Pack:
         ResourceShortage if the system refuses an open file for lack of resources.
         """
         number, local, first, stop = self.locate(row)
-        shard = self.shards[number]
+        opened = self.shards.open(number)  # its files stay where they are as long as this does
+        shard = opened.shard
         rows = shard_cache.CACHE.with_resources(lambda: read_sample_rows(shard, local, out, direct))
         found = [int(rows["image_id"][0]), *rows["mask_offset"].tolist()]
         expected = [self.image_id(row), first, stop]
@@ -339,7 +316,8 @@ class Pack:
         """
         number, local, first, stop = self.locate(row)
         found = {}
-        for part in self.shards.open(number).sides:
+        opened = self.shards.open(number)
+        for part in opened.sides:
             span = (local, local + 1) if part.spec.axis == "sample" else (first, stop)
             rows = shard_cache.CACHE.with_resources(partial(part.read, local, *span, direct=direct))
             rows.flags.writeable = False
@@ -350,15 +328,14 @@ class Pack:
 def _open_parts(
     sides: Sequence[Side],
     identities: Sequence[ShardIdentity],
-    places: Sequence[ShardPlace],
     number: int,
-) -> tuple[tuple[SidePart, ...], tuple[Group, ...]]:
-    """The parts for a shard, and those of them that are in a cache.
+) -> tuple[tuple[SidePart, ...], tuple[Lease, ...]]:
+    """The parts for a shard, and what keeps those in place that had to be brought.
 
     Raises FormatError if one is missing or damaged.
     """
     shard = identities[number]
-    parts, groups = [], []
+    parts, leases = [], []
     for side in sides:
         folder = side.folders[number]
         if folder is None:
@@ -370,10 +347,10 @@ def _open_parts(
             empty = np.empty((0, *side.spec.row_shape), side.spec.stored)
             parts.append(SidePart(Path(), side.spec, empty, 0))
             continue
-        if folder in side.cached:
-            groups.append(side.cached[folder].part(side.spec, shard, places[number].mask_offset))
+        if folder in side.sources:
+            leases.append(side.sources[folder].bring(side.spec, shard))
         parts.append(open_part(folder, side.spec, shard))
-    return tuple(parts), tuple(groups)
+    return tuple(parts), tuple(leases)
 
 
 def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Manifest:

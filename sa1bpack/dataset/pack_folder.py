@@ -7,16 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.cache.packs import CachedPack, attached
 from sa1bpack.dataset import shard_cache
 from sa1bpack.errors import FormatError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
-from sa1bpack.format.hollow import refuse_hollow
-from sa1bpack.format.index import Index, has_distinct_ids, open_manifest_and_index
+from sa1bpack.format.index import has_distinct_ids, open_manifest_and_index
 from sa1bpack.format.index_check import check_index
-from sa1bpack.format.manifest import Manifest
 from sa1bpack.format.shard_digests import shard_digests
+from sa1bpack.urls import ShardSource
 
 # Packs that are opened at the same time: opening waits for a file system, not for a processor.
 _OPENERS = 16
@@ -30,17 +28,18 @@ class PackFolder:
     index       its Index, memory-mapped
     first_row   first row of each shard in this pack, and the number of all rows
     first_mask  first mask of each shard in this pack, and the number of all masks
-    cached      where its samples come from, if the folder is in a cache; else None
+    source      where its shards come from; None: they are in the folder
 
     Raises FormatError or VersionError if the pack is not what docs/format.md demands or holds no
-    sample, ResourceShortage if the system refuses a map or a file for lack of resources,
-    OptionError for a folder whose samples are elsewhere, see `format.hollow`.
+    sample, ResourceShortage if the system refuses a map or a file for lack of resources.
     """
 
-    def __init__(self, root: Path):
-        self.root = Path(root).absolute()  # shards are opened later, from whatever folder
-        self.cached, self.manifest, index = shard_cache.CACHE.with_resources(
-            lambda: _opened(self.root, Path(root))
+    def __init__(self, place: Path | ShardSource):
+        self.source = None if isinstance(place, Path) else place
+        root = place if isinstance(place, Path) else place.root  # as the user wrote it
+        self.root = root.absolute()  # shards are opened later, from whatever folder
+        self.manifest, index = shard_cache.CACHE.with_resources(
+            lambda: open_manifest_and_index(root)
         )
         if index is None:
             raise FormatError(f"{self.root}: {completeness_of(self.root, self.manifest)}")
@@ -118,17 +117,9 @@ class PackFolder:
         return f"{self.root}: {completeness_of(self.root, self.manifest)}"
 
 
-def open_folders(roots: Sequence[Path]) -> list[PackFolder]:
+def open_folders(places: Sequence[Path | ShardSource]) -> list[PackFolder]:
     """Open packs, several at once. Raises as PackFolder does, for the first that cannot be."""
-    if len(roots) == 1:
-        return [PackFolder(roots[0])]
+    if len(places) == 1:
+        return [PackFolder(places[0])]
     with ThreadPoolExecutor(_OPENERS) as pool:
-        return list(pool.map(PackFolder, roots))
-
-
-def _opened(root: Path, named: Path) -> tuple[CachedPack | None, Manifest, Index | None]:
-    """What a folder has of itself; messages say `named`, as the user wrote it."""
-    cached = attached(root)
-    if cached is None:
-        refuse_hollow(root)
-    return cached, *open_manifest_and_index(named)
+        return list(pool.map(PackFolder, places))

@@ -143,27 +143,12 @@ def read_sample(pack: Pack, row: int, options: SampleOptions, spec: SampleSpec) 
     Raises ReadError with the sample's name if it cannot be read, ResourceShortage if the system
     refuses a map or a file. An exception of the transform passes with a note that names the sample.
     """
-    with pack.present([row]) as present:
-        return read_present(pack, row, options, spec, present.errors.get(0))
-
-
-def read_present(
-    pack: Pack, row: int, options: SampleOptions, spec: SampleSpec, error: FormatError | None
-) -> Any:
-    """As `read_sample`, of a row that is held by `pack.present`.
-
-    error  that this found for it
-    """
     number, local, first, stop = pack.locate(row)
     try:
-        if error is not None:
-            raise error
         if options.check == "read":
             sample = _checked_sample(pack, row, spec)
         else:
             sample = _sample_views(pack.shards.open(number), local, first, stop, spec)
-            if pack.reads_through_cache:
-                sample = {key: _copied(value) for key, value in sample.items()}
         convert(sample, pack.layout, options.rule, spec)
     except ResourceShortage:
         raise
@@ -210,14 +195,6 @@ def _sample_views(opened: OpenShard, row: int, first: int, stop: int, spec: Samp
         rows = part.values
         sample[part.spec.name] = rows[row] if part.spec.axis == "sample" else rows[first:stop]
     return sample
-
-
-def _copied(value: np.ndarray) -> np.ndarray:
-    """A read-only copy: what is in a cache may be removed, and its memory maps are zero then."""
-    found = value.copy()
-    if isinstance(found, np.ndarray):  # not a number of a side array, which is immutable
-        found.flags.writeable = False
-    return found
 
 
 def _runs(opened: OpenShard, first: int, stop: int) -> Sample:

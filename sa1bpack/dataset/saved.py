@@ -44,7 +44,7 @@ def save_rows(pack: Pack, base: Rows, rows: Rows, path: Path) -> None:
             f"{pack.name}: several samples have the image_id {ids[~same][0]}, and the selection "
             "is not of the first: open it with duplicates='first', and select again"
         )
-    roots = [folder.root if folder.cached is None else folder.cached.url for folder in pack.folders]
+    roots = [folder.root if folder.source is None else folder.source.url for folder in pack.folders]
     duplicates = (
         "error" if pack.duplicates == "error" else "first"
     )  # by id, only the first is found

@@ -63,6 +63,9 @@ class ShardCache:
             self._recent.move_to_end(entry)
         except KeyError:  # dropped meanwhile; the caller has hold of it
             return
+        if (opened := entry.opened) is not None:
+            for lease in opened.leases:
+                lease.touch()
 
     def keep(self, entry: CacheEntry, opened: OpenShard) -> OpenShard:
         """Keep a shard that was opened, and drop others for it; returns the one that is kept."""
@@ -82,6 +85,16 @@ class ShardCache:
         for entry in entries:
             entry.opened = None
             self._left.append(entry)
+
+    def drop(self, chosen: Callable[[OpenShard], bool]) -> None:
+        """Let go of those shards that are chosen; who reads one keeps it until then."""
+        dropped = []
+        with self._lock:
+            self._settle()
+            for entry in [each for each in self._recent if each.opened and chosen(each.opened)]:
+                self._mappings -= self._recent.pop(entry)
+                dropped.append(entry.opened)
+                entry.opened = None
 
     def drop_half(self) -> None:
         """Drop half of the cached shards, and collect garbage, which may hold more."""

@@ -6,14 +6,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from sa1bpack.cache.group import Group
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.open_shard import OpenShard, open_checked
 from sa1bpack.dataset.pack_folder import PackFolder
@@ -22,6 +21,7 @@ from sa1bpack.errors import FormatError, ResourceShortage
 from sa1bpack.format import Layout, Shard, ShardEntry
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.side.part import SidePart
+from sa1bpack.urls import Lease
 
 # Shards that one call opens at the same time: opening waits for a file system, not for a processor.
 MAX_OPENERS = 16
@@ -90,11 +90,11 @@ class Shards:
         self,
         places: list[ShardPlace],
         layout: Layout,
-        open_parts: Callable[[int], tuple[tuple[SidePart, ...], tuple[Group, ...]]] | None = None,
+        open_parts: Callable[[int], tuple[tuple[SidePart, ...], tuple[Lease, ...]]] | None = None,
     ):
         """
-        open_parts  opens the parts of side arrays for a shard, by its number, and names those that
-                    are read through a cache; None: there are none
+        open_parts  opens the parts of side arrays for a shard, by its number, and says what keeps
+                    them in place; None: there are none
         """
         self._open_parts = open_parts
         self._cache = shard_cache.CACHE
@@ -258,16 +258,15 @@ class Shards:
 
     def _checked(self, number: int) -> OpenShard:
         place = self.places[number]
-        folder, group = place.folder, None
-        if folder.cached is not None:
+        folder, leases = place.folder, ()
+        if folder.source is not None:
             digest = folder.digests[place.number]
-            group = folder.cached.shard(place.entry, digest, folder.manifest)
+            leases = (folder.source.bring(place.entry, digest, self._layout),)
         opened = open_checked(
             place.path, place.entry, self._layout, place.image_id, place.mask_offset,
             place.folder.index_path(""),
         )  # fmt: skip
-        if group is not None:
-            opened = opened.through(group)
+        opened = replace(opened, leases=leases) if leases else opened
         return opened if self._open_parts is None else opened.with_sides(*self._open_parts(number))
 
 

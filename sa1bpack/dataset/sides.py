@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import local_path
-from sa1bpack.cache.origin import is_url, origin_url
-from sa1bpack.cache.packs import attached_side, open_side
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.pack import Pack, Side
 from sa1bpack.dataset.rows import Rows, row_array
 from sa1bpack.errors import NotAPack, OptionError
 from sa1bpack.format.side.binding import coverage, part_names
 from sa1bpack.format.side.spec import AGAIN, SIDES_NAME, read_side_manifest
+from sa1bpack.urls import is_pack_url, pack_url
 
 
 def side_paths(value: Any) -> tuple[str, ...]:
@@ -23,8 +22,8 @@ def side_paths(value: Any) -> tuple[str, ...]:
     several = isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike)
     found = []
     for each in value if several else [value]:
-        if is_url(each):
-            found.append(origin_url("side", each))
+        if is_pack_url(each):
+            found.append(pack_url("side", each))
             continue
         path = local_path("side", each)
         plain = isinstance(each, str) and path.name == each and each not in ("", ".", "..")
@@ -53,21 +52,27 @@ def with_sides(pack: Pack, rows: Rows, side: Sequence[str]) -> Pack:
 
 
 def _side(pack: Pack, name: str, needed: set[int]) -> Side:
-    if is_url(name):
-        if not pack.cached:
+    sources = {}
+    if is_pack_url(name):
+        if not pack.sources:
             raise OptionError(
                 f"side has {name}, but no pack is read through a cache that it could "
                 "be read through: copy it to a folder"
             )
-        folders = [open_side(name, pack.cached[0].cache)]
+        source = pack.sources[0].open_side(name)
+        folders, sources = [source.root], {source.root: source}
     elif Path(name).is_absolute():
         folders = [Path(name)]
     else:
-        for folder in pack.folders:
-            if folder.cached is not None:
-                folder.cached.side(name)
-        folders = [folder.root / SIDES_NAME / name for folder in pack.folders]
-        folders = [folder for folder in folders if folder.is_dir()]
+        folders = []
+        for pack_folder in pack.folders:
+            folder = pack_folder.root / SIDES_NAME / name
+            if (place := pack_folder.source) is not None:
+                if (source := place.open_side(name)) is None:
+                    continue
+                folder = source.root
+                sources[folder] = source
+            folders += [folder] if folder.is_dir() else []
         if not folders:
             here = f"; for the folder here, say './{name}'" if Path(name).is_dir() else ""
             raise NotAPack(
@@ -89,7 +94,4 @@ def _side(pack: Pack, name: str, needed: set[int]) -> Side:
             f"side {name!r} does not fit: {found}; {AGAIN}, or select what it has and add it "
             "with ds.with_options(side=...)"
         )
-    cached = {
-        folder: found for folder in folders if (found := attached_side(folder)) is not None
-    }  # fmt: skip
-    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities), cached)
+    return Side(spec, tuple(parts.get(shard.part) for shard in pack.identities), sources)

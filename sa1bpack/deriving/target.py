@@ -203,9 +203,9 @@ def _json(provenance: dict[str, Any]) -> dict[str, Any]:
 def _folder(ds: Dataset, name: str) -> Path:
     if len(ds.pack.folders) > 1:
         raise OptionError(f"out is None, but {ds.pack.name} have no folder in common: choose one")
-    if ds.pack.cached:
+    if ds.pack.sources:
         raise OptionError(
-            f"out is None, but the folder of {ds.pack.cached[0].url} is a cache: choose a folder, "
+            f"out is None, but the pack is at {ds.pack.sources[0].url}: choose a folder, "
             "and upload it"
         )
     return ds.root / SIDES_NAME / name

@@ -23,7 +23,6 @@ from sa1bpack.format import (
 )
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import shared_ids
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.selection import is_selection, packs_of, read_selection
 from sa1bpack.wording import brief, counted, span_text
@@ -150,8 +149,6 @@ class Selection:
             _, saved = read_selection(self.roots[0])
             found, duplicates = packs_of(self.roots[0])
             self.roots = paths_of("pack", found)  # refuses URLs
-        for root in self.roots:
-            refuse_hollow(root)
         self._manifests = [read_manifest(root) for root in self.roots]
         for root, manifest in zip(self.roots, self._manifests, strict=True):
             names = {spec.name for spec in manifest.layout.arrays}

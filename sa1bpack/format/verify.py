@@ -21,7 +21,6 @@ from sa1bpack.format.array_reader import check_metadata
 from sa1bpack.format.array_stream import Reader
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.index import Index, open_index
 from sa1bpack.format.index_check import check_against_shards
 from sa1bpack.format.layout import FORMAT_VERSION, Layout
@@ -42,6 +41,7 @@ from sa1bpack.format.side.check import check_side, side_folders
 from sa1bpack.format.side.spec import SIDES_NAME, is_side
 from sa1bpack.format.verify_shard import check_digest, check_shard, compare_files
 from sa1bpack.format.zarr_metadata import METADATA_NAME, group_metadata, root_metadata
+from sa1bpack.urls import is_pack_url, local_folder, pack_url, scheme_of
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -52,10 +52,11 @@ def verify(
     root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto",
     part: tuple[int, int] | None = None,
 ) -> Report:  # fmt: skip
-    """Check a pack of this machine; `sa1bpack.cache.verify` also checks those of object stores.
+    """Check a pack and report every problem; damage is reported, never raised.
 
-    root      folder of the pack
-    quick     skip the pixels, mask bits and runs (see the docstring of the module)
+    root      folder of the pack, or its URL in an object store: "s3://bucket/pack"
+    quick     skip the pixels, mask bits and runs: structure, exact sizes, and the digests of all
+              other files
     progress  called as progress(bytes done, total bytes), after each sample or shard
     io        how samples are read: "direct" past the page cache, "cached" through it, "auto" past
               it if the pack takes more than half of the memory, and its file system can do that
@@ -65,21 +66,29 @@ def verify(
     Side arrays in PACK/side are checked as well; for one in another folder, name that folder.
 
     A pack may be checked while a packer works on it. Names that start with "." at the top and under
-    shards/ are working files of a packer and are skipped. Raises FormatError only if the manifest
-    is missing (NotAPack if nothing else of a pack exists either), VersionError for a pack of
-    another major version, OSError if the manifest cannot be read, and OptionError for a URL,
-    a folder whose samples are elsewhere (see docs/cloud.md), or an unknown or impossible `io` or
-    `part`.
+    shards/ are working files of a packer and are skipped. Of a pack in an object store, every
+    object is read once, and a shard with problems once more; the system's folder for temporary
+    files (TMPDIR) holds some 50 bytes per sample, and a hundredth of a shard.
+
+    Raises FormatError only if the manifest is missing (NotAPack if nothing else of a pack exists
+    either), VersionError for a pack of another major version, OSError if the manifest cannot be
+    read, StoreError if an object store fails, MissingPackage without the packages for it, and
+    OptionError for another URL, or an unknown or impossible `io` or `part`.
 
     Examples:
         >>> report = sa1bpack.verify("packed", quick=True)
         >>> report.ok, report.counts["samples"]
         (True, 3)
     """
+    if is_pack_url(root):
+        root = pack_url("root", root)
+        if (folder := local_folder(root)) is None:
+            verify_there = scheme_of(root).verify
+            return verify_there(root, quick=quick, progress=progress, io=io, part=part)
+        root = folder
     root = local_path("root", root)
     choice("io", io, IO)
     share = ALL if part is None else part_of_job(part)
-    refuse_hollow(root)
     return check_files(PackFiles(root, io), quick=quick, progress=progress, share=share)
 
 

@@ -1,8 +1,6 @@
 """The copy of one batch: where its samples are, and copying any part of them into a buffer."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,7 +24,6 @@ from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_shard import OpenShard
-from sa1bpack.dataset.present import Present
 from sa1bpack.dataset.sample import read_error
 from sa1bpack.dataset.specs import AS_STORED
 from sa1bpack.disk.aio import CUT_SHORT
@@ -172,28 +169,14 @@ class BatchCopy:
 
         reader  of this thread
 
-        Raises ResourceShortage if no more files can be opened, StoreError if a sample cannot be
-        fetched. Errors of single samples are collected in `errors`.
+        Raises ResourceShortage if no more files can be opened. Errors of single samples
+        are collected in `errors`.
         """
         for start in range(first, stop, OPEN_SAMPLES):
             end = min(start + OPEN_SAMPLES, stop)
-            with self._present(start, end):
-                held = self._open_files(start, end, reader.direct)
-                self._load(start, end, buffer, reader)
-                del held  # the descriptors in the lookup are not used again
-
-    @contextmanager
-    def _present(self, first: int, stop: int) -> Iterator[None]:
-        """These samples are present within it; errors of those that cannot be are collected."""
-        if not self._source.ds.pack.reads_through_cache:
-            yield
-            return
-        found, at = self._lookup, range(self._low + first, self._low + stop)
-        local = found.samples.local
-        with Present(((found.shards[n], int(local[n])) for n in at), count=False) as present:
-            yield
-        for k, error in present.errors.items():  # after errors of reading what is not there
-            self._failed[first + k] = error
+            held = self._open_files(start, end, reader.direct)
+            self._load(start, end, buffer, reader)
+            del held  # the descriptors in the lookup are not used again
 
     def compile(self) -> None:
         """Compile the kernels of a copy, or load them: with no samples, and a mask of one pixel."""

@@ -18,7 +18,6 @@ from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
 from sa1bpack.loading.batch_copy import (
-    OPEN_SAMPLES,
     BatchCopy,
     Lookup,
     without_frames,
@@ -104,20 +103,15 @@ class CheckedBatchCopy(BatchCopy):
 
     def copy(self, first: int, stop: int, buffer: np.ndarray, reader: SampleReader) -> None:
         """Read samples `first` to `stop` of the batch into the buffer."""
-        through_cache = self._source.ds.pack.reads_through_cache
-        step = OPEN_SAMPLES if through_cache else max(1, stop - first)
-        for start in range(first, stop, step):
-            end = min(start + step, stop)
-            with self._present(start, end):
-                for k in range(start, end):
-                    self._announce(int(self._lookup.rows[self._low + k]), reader.direct)
-                for k in range(start, end):
-                    try:
-                        self._copy_sample(k, buffer, reader)
-                    except ResourceShortage:
-                        raise
-                    except (FormatError, MaskError, OSError) as error:
-                        self._failed[k] = without_frames(error)
+        for k in range(first, stop):
+            self._announce(int(self._lookup.rows[self._low + k]), reader.direct)
+        for k in range(first, stop):
+            try:
+                self._copy_sample(k, buffer, reader)
+            except ResourceShortage:
+                raise
+            except (FormatError, MaskError, OSError) as error:
+                self._failed[k] = without_frames(error)
 
     def compile(self) -> None:
         """Like BatchCopy.compile, and the function that announces reads."""
@@ -134,10 +128,10 @@ class CheckedBatchCopy(BatchCopy):
         pack = self._source.ds.pack
         number, local, first, stop = pack.locate(row)
         opened = pack.shards.open(number)
-        shard, all_but_large = opened.shard, direct or bool(opened.groups)
+        shard = opened.shard
         spans = {"sample": (local, local + 1), "mask": (first, stop)}
         for spec in shard.layout.arrays:
-            if spec.axis in spans and not (all_but_large and spec.name in _LARGE):
+            if spec.axis in spans and not (direct and spec.name in _LARGE):
                 low, high = spans[spec.axis]
                 base = shard[spec.name].__array_interface__["data"][0]
                 count = (high - low + spec.offsets) * spec.row_bytes

@@ -13,6 +13,7 @@ from sa1bpack.batch.layout import MaskLayout, mask_layout
 from sa1bpack.batch.mask_schedule import MaskSchedule, ScheduledChoose
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
@@ -163,11 +164,13 @@ class ReadingOptions:
         )
 
     def batches(self, ds: Dataset, batch_size: WholeNumbers) -> OrderedBatches:
-        """The batches of a dataset. Raises OptionError as `make_batches` does."""
-        return make_batches(
+        """The batches of a dataset. Raises OptionError as `make_batches` and `check_order` do."""
+        batches = make_batches(
             ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size,
             self.buckets, self.choices.schedules,
         )  # fmt: skip
+        check_order(ds, batches.order)
+        return batches
 
     def mask_schedule(self, ds: Dataset, order: Order) -> MaskSchedule:
         """The choice of masks; what is drawn has the seed of the order.

@@ -39,9 +39,10 @@ def _obstacle(ds: Dataset) -> str | None:
     if number is None:
         return None
     path = ds.pack.shards.folder(number) / ds.layout.array("image").chunk_path
-    if ds.pack.shards.places[number].folder.cached is not None:
-        ds.pack.shards.open(number)  # which makes the file
-    return direct_obstacle(path) or _aio_obstacle(path)
+    opened = ds.pack.shards.open(number) if ds.pack.sources else None  # keeps the file there
+    obstacle = direct_obstacle(path) or _aio_obstacle(path)
+    del opened
+    return obstacle
 
 
 def _aio_obstacle(path: Path) -> str | None:

@@ -58,7 +58,7 @@ class ReaderThreads:
         options: ReadingOptions, mode: ReadingMode, counts: EpochCounts, *, count: int, ahead: int,
     ):  # fmt: skip
         ds = planner.source.ds
-        self._asking = Ahead(ds, batches) if ds.pack.reads_through_cache else None
+        self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches
         self._drops, self._timeout = options.on_error == "drop", options.timeout
         self._direct, self._counts = mode.direct, counts
@@ -115,6 +115,7 @@ class ReaderThreads:
             if last:
                 self._finish(job, reader)
             self._doing.pop(name, None)
+            del part, job  # while this thread waits, nothing keeps their shards open
         if reader is not None:
             self._pool.scratch.append(reader.close())
 
@@ -175,7 +176,9 @@ class ReaderThreads:
         if not self._planned:
             stop = min(number + self._plan_next, len(self._batches))
             if self._asking is not None:
+                begun = time.monotonic()
                 stop = min(stop, self._asking.reach(number))
+                self._counts.fetch_seconds += time.monotonic() - begun
             planner = self._planner_of(number)
             alike = takewhile(lambda k: self._planner_of(k) is planner, range(number, stop))
             together = [self._batches[k] for k in alike]

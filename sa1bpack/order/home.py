@@ -58,6 +58,11 @@ class HomeShuffleOrder(SeededOrder):
     def identity(self) -> dict[str, int | str]:
         return super().identity() | {"homes": self.homes, "shards": self._digest}
 
+    @property
+    def shards_at_once(self) -> int:
+        """Return of how many shards samples are mixed at any time, by a node at least."""
+        return -(-len(self._shards) // self.homes)  # of a node that has one home
+
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
         whole = self._latest.get(epoch, lambda: pure.home_shuffle(key, self.size, self.homes))

@@ -118,6 +118,11 @@ class Order(ABC):
             )
         return self._take(whole_number("epoch", epoch, 0, MAX_WORD), start, stop)
 
+    @property
+    def shards_at_once(self) -> int | None:
+        """Return of how many shards samples are mixed at any time; None: that is not known."""
+        return None
+
     @abstractmethod
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray: ...
 
@@ -168,6 +173,11 @@ class SequentialOrder(Order):
 
     kind = "sequential"
 
+    @property
+    def shards_at_once(self) -> int:
+        """Return of how many shards samples are mixed at any time."""
+        return 1
+
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return np.arange(start, stop, dtype=np.int64)
 
@@ -203,6 +213,11 @@ class ShuffleOrder(SeededOrder):
 
     def __init__(self, dataset: Ordered, *, seed: int = 0):
         super().__init__(dataset, seed)
+
+    @property
+    def shards_at_once(self) -> int:
+        """Return of how many shards samples are mixed at any time."""
+        return self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         whole = self._latest.get(epoch, lambda: pure.shuffle(self._key(epoch), self.size))
@@ -242,6 +257,11 @@ class LocalShuffleOrder(SeededOrder):
     def identity(self) -> dict[str, int | str]:
         rule = {"window": self.window, "block": self.block, "shards": self._digest}
         return super().identity() | rule
+
+    @property
+    def shards_at_once(self) -> int:
+        """Return of how many shards samples are mixed at any time."""
+        return self.window
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         key = self._key(epoch)
@@ -332,6 +352,11 @@ class WeightedOrder(SeededOrder):
 
     def identity(self) -> dict[str, int | str]:
         return super().identity() | {"samples": self.samples, "weights": self._digest}
+
+    @property
+    def shards_at_once(self) -> int:
+        """Return of how many shards samples are mixed at any time."""
+        return self.size  # all
 
     def _take(self, epoch: int, start: int, stop: int) -> np.ndarray:
         return pure.weighted_draws(self._key(epoch), self._cumulative(epoch), start, stop)

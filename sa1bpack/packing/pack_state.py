@@ -24,7 +24,6 @@ from sa1bpack.format import (
     remove_stale,
 )  # fmt: skip
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,
@@ -77,7 +76,7 @@ class PackState:
             self._lock = lock
             return
         make_folder(root)
-        self._check_folder(root)
+        check_ours(root)
         self._lock = lock_folder(root)
         try:
             self._load()
@@ -95,16 +94,12 @@ class PackState:
         """
         state = cls(root, options, lock=_NOT_LOCKED)
         if root.exists():
-            state._check_folder(root)
+            check_ours(root)
         _check_writable(root)
         if (root / LOCK_NAME).exists():
             os.close(lock_folder(root))
         state._load()
         return state
-
-    def _check_folder(self, root: Path) -> None:
-        """Refuse a folder that the pack cannot be in, before anything in it is changed."""
-        check_ours(root)
 
     @property
     def shards_dir(self) -> Path:
@@ -258,13 +253,7 @@ class PackState:
 
 
 def check_ours(root: Path) -> None:
-    """Refuse a folder of something else, or without its samples, before anything is changed."""
-    refuse_hollow(root)
-    check_holds_a_pack(root)
-
-
-def check_holds_a_pack(root: Path) -> None:
-    """Refuse a folder of something else."""
+    """Refuse a folder of something else, before anything in it is changed."""
     if (root / MANIFEST_NAME).exists():
         return
     working = (LOCK_NAME, PARTS_NAME, TEMPORARY_PREFIX + MANIFEST_NAME)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sa1bpack.arguments import check_can_be_folder, flag, local_path, patterns_of, whole_number
-from sa1bpack.cloud.addresses import STORE_SCHEMES, is_url, shown
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
@@ -13,6 +12,7 @@ from sa1bpack.packing.options import PackOptions, checked_options
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.links import read_links
 from sa1bpack.source.md5sums import read_md5sums
+from sa1bpack.urls import STORE_SCHEMES, is_url, shown
 
 
 @dataclass(frozen=True)

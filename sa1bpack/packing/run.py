@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import __version__, interrupts
-from sa1bpack.cloud.addresses import shown
-from sa1bpack.cloud.bucket import BucketFolder
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
@@ -26,9 +24,9 @@ from sa1bpack.packing.request import Request, checked_request, upload_to
 from sa1bpack.packing.run_log import recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import SourcePacker
-from sa1bpack.packing.uploaded_state import UploadedState
 from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
+from sa1bpack.urls import scheme_of, shown
 
 
 @dataclass(frozen=True)
@@ -163,12 +161,12 @@ def pack(
     if url is None:
         state = PackState(request.out, request.options)
     else:
-        state = UploadedState(request.out, request.options, BucketFolder(url))
+        state = scheme_of(url).upload_state(url, request.out, request.options)
     try:
         result = pack_into(state, request, progress)
         if url is not None:
             state.finish(result.complete)
-            result = replace(result, url=shown(url))
+            result = replace(result, url=shown(url), root=request.out)
         return result
     finally:
         state.release()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import xxhash
 
-from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
@@ -17,6 +16,7 @@ from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy
 from sa1bpack.source.pairs import Pair, PairReader
+from sa1bpack.urls import Address
 from sa1bpack.wording import counted
 
 

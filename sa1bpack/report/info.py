@@ -15,7 +15,6 @@ from sa1bpack.dataset.same_layout import check_same_layout
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
@@ -263,7 +262,6 @@ def _together(found: list[PackInfo]) -> PackInfo:
 
 
 def _info(root: Path) -> PackInfo:
-    refuse_hollow(root)
     manifest, index = open_manifest_and_index(root)
     check_records(manifest, root)
     _require_counts(manifest, root / MANIFEST_NAME)

@@ -1,11 +1,10 @@
 """One sample, with what a picture needs of it, for every layout."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.open_shard import held_shard
 from sa1bpack.errors import FormatError, MaskError, OptionError
 from sa1bpack.format import Shard
 from sa1bpack.format.array_reader import REMEDY
@@ -95,12 +94,9 @@ def read_subject(dataset: Dataset, index: int, side: int) -> Subject:
     """
     number, row, _, _ = dataset.locate(index)
     pack_row = int(dataset.rows_at(np.array([index]))[0])
-    with dataset.pack.present([pack_row]):
-        dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
-        found = _read(dataset, pack_row, held_shard(dataset.shards[number]), row, side)
-        if dataset.pack.reads_through_cache:  # afterwards, maps of what was held may have holes
-            found = replace(found, rgb=found.rgb.copy(), bits=found.bits.copy())
-    return found
+    dataset.pack.read_rows(pack_row)  # compares them with the checksum of the sample
+    opened = dataset.shards.open(number)
+    return _read(dataset, pack_row, opened.shard, row, side)
 
 
 def _read(dataset: Dataset, pack_row: int, shard: Shard, row: int, side: int) -> Subject:

@@ -21,7 +21,6 @@ from sa1bpack.errors import FormatError
 from sa1bpack.format import completeness_of, read_manifest
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
 from sa1bpack.packing.run_log import Run, read_runs
@@ -120,8 +119,6 @@ def write_report(
     """
     roots = tuple(paths_of("pack", pack))
     path = check_output(out, ".html")
-    for root in roots:
-        refuse_hollow(root)
     check_how(verify)
     samples = checked_count("samples", samples)
     seed = whole_number("seed", seed, 0, MAX_WORD)

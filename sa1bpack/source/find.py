@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from sa1bpack.arguments import looks_like_url, refuse_url
-from sa1bpack.cloud.addresses import STORE_SCHEMES, Address, is_url, parse_address
-from sa1bpack.cloud.objects import opened_store
-from sa1bpack.cloud.stores import StoreError, list_keys
 from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, remedy
 from sa1bpack.source.tar import BLOCK, parse_header
+from sa1bpack.urls import Address, is_url, parse_address, scheme_of
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
@@ -65,11 +63,11 @@ def find_sources(
     """
     paths: dict[Path | str, Path | Address] = {}
     for address in links or ():
-        _check_readable(address)
+        scheme_of(address.url).find_files(address)  # raises if it cannot be read
         paths.setdefault(address.url, address)
     for pattern in patterns:
         if links is not None and is_url(pattern):
-            for address in _expand_url(pattern):
+            for address in scheme_of(pattern).find_files(parse_address("source", pattern)):
                 paths.setdefault(address.url, address)
             continue
         if links is not None and isinstance(pattern, Path) and looks_like_url(str(pattern)):
@@ -115,28 +113,6 @@ def _expand(pattern: str | Path) -> list[Path]:
         what = "nothing matches this pattern" if glob.has_magic(text) else "no such file or folder"
         raise SourceError(f"{pattern}: {what}; check the path")
     return [Path(match) for match in matches]
-
-
-def _expand_url(url: str) -> list[Address]:
-    """The addresses that a URL, or a pattern of one of an object store, stands for."""
-    address = parse_address("source", url)
-    _check_readable(address)
-    if address.scheme not in STORE_SCHEMES or not glob.has_magic(address.key):
-        return [address]
-    try:
-        keys = list_keys(address)
-    except StoreError as error:
-        raise SourceError(f"{address}: cannot be listed: {error}") from None
-    if not keys:
-        raise SourceError(f"{address}: nothing matches this pattern; check the bucket and the path")
-    root = f"{address.scheme}://{address.bucket}/"
-    return [parse_address("source", root + key) for key in keys]
-
-
-def _check_readable(address: Address) -> None:
-    """Raise MissingPackage or OptionError for an object store that cannot be opened."""
-    if address.scheme in STORE_SCHEMES:
-        opened_store(address)
 
 
 def _is_there(path: str) -> bool:

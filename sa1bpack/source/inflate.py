@@ -15,10 +15,9 @@ from pathlib import Path
 import xxhash
 from zlib_ng import zlib_ng
 
-from sa1bpack.cloud.addresses import Address
-from sa1bpack.cloud.remote_file import RemoteFile
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import SourceCorrupt, SourceError, SourceTruncated
+from sa1bpack.urls import Address, Stream, scheme_of
 
 GZIP_MAGIC = b"\x1f\x8b"
 # Small, so that the bytes are still in the processor's cache when they are hashed, inflated and
@@ -49,15 +48,15 @@ class RawFile:
     A path is opened at once, the address of a URL with the first read. `bytes_read` counts the
     bytes read; `xxh128()` and `md5()` are digests of them. md5 is slower than inflation, so if
     there is more than one core it has a thread of its own. That does nothing but compute, so
-    waiting for it cannot hang. `on_wait` is that of RemoteFile.
+    waiting for it cannot hang. `on_wait` is called with a line when the network does not answer.
     """
 
     def __init__(self, path: Path | Address, *, md5: bool = False, on_wait: OnWait = None):
         self.path = path
         self.bytes_read = 0
-        self._file: RemoteFile | _LocalFile
+        self._file: Stream | _LocalFile
         if isinstance(path, Address):
-            self._file = RemoteFile(path, self.xxh128, on_wait=on_wait)
+            self._file = scheme_of(path.url).open_stream(path, digest=self.xxh128, on_wait=on_wait)
         else:
             self._file = _LocalFile(path)
         self._xxh128 = xxhash.xxh3_128()
@@ -133,7 +132,7 @@ class RawFile:
 
 
 class _LocalFile:
-    """What RawFile needs of a file: the same as RemoteFile."""
+    """What RawFile needs of a file: that of a Stream."""
 
     def __init__(self, path: Path):
         self._path = path

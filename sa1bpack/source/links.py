@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from sa1bpack.cloud.addresses import Address, is_url, parse_address
 from sa1bpack.errors import OptionError, SourceError
+from sa1bpack.urls import Address, is_url, parse_address
 from sa1bpack.wording import brief
 
 MAX_LIST_BYTES = 64 << 20  # that of SA-1B is 0.5 MB

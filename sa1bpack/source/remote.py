@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from sa1bpack.cloud.remote_file import RemoteFile
 from sa1bpack.errors import SourceError
 from sa1bpack.source.find import Source, kind_of
 from sa1bpack.source.tar import BLOCK
+from sa1bpack.urls import Stream, scheme_of
 
 AT_ONCE = 16
 ATTEMPTS = 4  # of each: a thousand sources must not wait two minutes each if the network is down
@@ -19,11 +19,7 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
 
     Raises OptionError and MissingPackage if an object store cannot be opened.
     """
-    files = {
-        source.name: RemoteFile(source.path, stop=BLOCK, attempts=ATTEMPTS)
-        for source in sources
-        if source.kind == "remote"
-    }
+    files = {source.name: _head_of(source) for source in sources if source.kind == "remote"}
     failed: dict[str, SourceError] = {}
     found: list[Source] = []
     with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
@@ -46,12 +42,17 @@ def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceEr
     return found, failed
 
 
-def _looked_at(source: Source, files: dict[str, RemoteFile], head: bytes) -> Source:
+def _looked_at(source: Source, files: dict[str, Stream], head: bytes) -> Source:
     address = files[source.name].address
     return replace(source, path=address, kind=kind_of(head, address), nbytes=address.nbytes)
 
 
-def _ask(file: RemoteFile) -> bytes:
+def _head_of(source: Source) -> Stream:
+    scheme = scheme_of(source.path.url)
+    return scheme.open_stream(source.path, stop=BLOCK, attempts=ATTEMPTS)
+
+
+def _ask(file: Stream) -> bytes:
     """The first bytes of a file."""
     head = b""
     try:

@@ -7,34 +7,33 @@ from pathlib import Path
 import pytest
 
 import sa1bpack
-from sa1bpack.cache import packs
-from sa1bpack.cache.origin import FolderOrigin
+from sa1bpack.remote import packs
+from sa1bpack.remote.origin import Origin
 
 
 def url_of(folder: Path) -> str:
     """The URL of a folder."""
-    return f"file://{folder}"
+    return folder.as_uri()
 
 
-class DrivenOrigin(FolderOrigin):
+class DrivenOrigin(Origin):
     """A folder whose ranges pass through `change`: (path, first, data) → data, or it raises."""
 
     def __init__(self, root: Path):
-        super().__init__(root)
+        super().__init__(url_of(root))
         self.change: Callable[[str, int, bytearray], bytearray] = lambda path, first, data: data
         self.ranges: list[tuple[str, int, int]] = []
-        self._lock = threading.Lock()
+        self._noted = threading.Lock()
 
     def read_range(self, path: str, first: int, stop: int) -> bytearray:
         """See Origin."""
-        with self._lock:
+        with self._noted:
             self.ranges.append((path, first, stop))
         return self.change(path, first, super().read_range(path, first, stop))
 
-    def large(self) -> list[tuple[str, int, int]]:
-        """The ranges of large arrays that were asked for."""
-        names = ("image/", "mask_bits/", "run_ends/", "values/")
-        return [each for each in self.ranges if any(name in each[0] for name in names)]
+    def shards(self) -> set[str]:
+        """The shards of which anything was asked for."""
+        return {path.split("/")[1] for path, _, _ in self.ranges if path.startswith("shards/")}
 
 
 @pytest.fixture
@@ -50,16 +49,12 @@ def driven(monkeypatch) -> Callable[[Path], DrivenOrigin]:
     return drive
 
 
-def disk_bytes(cache: Path) -> int:
-    """Bytes of disk that the large arrays of a cache take."""
-    found = 0
-    for name in ("image", "mask_bits", "run_ends", "values"):
-        found += sum(
-            path.stat().st_blocks * 512 for path in (cache / "folders").glob(f"*/{name}/c*")
-        )
-    return found
-
-
 def open_cached(root: Path, cache: Path, limit="1 GB", **options) -> sa1bpack.Dataset:
     """A pack read through a cache."""
     return sa1bpack.open(url_of(root), cache=cache, cache_bytes=limit, **options)
+
+
+def shards_in(cache: Path) -> set[str]:
+    """Names of the shards that a cache has, without their digests."""
+    found = (cache / "shards").iterdir()
+    return {path.name[:13] for path in found if path.is_dir() and path.name[0] != "."}

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from sa1bpack.cloud import remote_file
+from sa1bpack.remote import remote_file
 
 Answer = Callable[["_Handler", bytes], None]
 

@@ -11,11 +11,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sa1bpack.cache.requests import Counts
 from sa1bpack.disk.aio import DEPTH
 from sa1bpack.loading.sample_reader import Read
 from sa1bpack.loading.statistics.busy import BusyTime
 from sa1bpack.loading.statistics.stats import LoadingStats
+from sa1bpack.urls import Counts
 
 # Records that are added up together, while the epoch runs.
 _TOGETHER = 512
@@ -45,15 +45,16 @@ class EpochCounts:
         # What only some loaders know.
         self.threads: int | None = None
         self.reads_known = False
+        self.fetch_seconds = 0.0  # by the one thread that plans
         self._store: Callable[[], Counts | None] = _nothing
         self._store_before = self._store_found = None
 
     def count_store(self, counts: Callable[[], Counts | None]) -> None:
-        """From now on, count what is read through a cache; None if nothing is."""
+        """From now on, count what is fetched; None if nothing is."""
         self._store, self._store_before = counts, counts()
 
     def _read_store(self) -> Counts | None:
-        """What was read through a cache so far, or until the epoch ended."""
+        """What was fetched so far, or until the epoch ended."""
         found = self._store()
         if found is None or (self._ended is not None and self._store_found is not None):
             return self._store_found
@@ -195,9 +196,9 @@ class EpochCounts:
                 cache_misses=None if store is None else store.misses,
                 fetched_bytes=None if store is None else store.nbytes,
                 requests=None if store is None else store.requests,
-                fetch_seconds=None if store is None else store.waited,
+                fetch_seconds=None if store is None else self.fetch_seconds,
             )
 
 
 def _nothing() -> None:
-    """What a loader reads through a cache that reads from this machine."""
+    """What a loader fetches that reads from this machine."""

@@ -47,13 +47,13 @@ class LoadingStats:
                     `disk_seconds`; an upper bound, because requests made together count until the
                     last of them is done
     ready           batches that were complete when the consumer asked for one, on average
-    cache_hits      samples that were in the cache when they were asked for, of a pack that is read
-                    through one. These five count what this process does with the pack meanwhile,
-                    other readers of it included
-    cache_misses    samples that had to be fetched
-    fetched_bytes   bytes that were fetched, metadata of shards included
+    cache_hits      shards, and parts of side arrays, that were in the cache when they were opened,
+                    of a pack that is read through one. These four count what this process does with
+                    the pack meanwhile, other readers of it included
+    cache_misses    shards, and parts of side arrays, that had to be fetched
+    fetched_bytes   bytes that were fetched
     requests        to the object store, which it may charge for
-    fetch_seconds   how long at least one thread waited for samples that were being fetched
+    fetch_seconds   how long the next batch waited for its shards to be fetched or opened
 
     Examples:
         >>> with sa1bpack.Loader(sa1bpack.open("packed"), batch_size=2) as loader:
@@ -110,13 +110,6 @@ class LoadingStats:
         return self.disk_bytes / self.disk_seconds if self.disk_seconds else None
 
     @property
-    def hit_share(self) -> float | None:
-        """The share of samples that were in the cache; None for a pack of this machine."""
-        if self.cache_misses is None:
-            return None
-        return self.cache_hits / max(self.cache_hits + self.cache_misses, 1)
-
-    @property
     def cause(self) -> str:
         """What limits the epoch: a heading of the table of verdicts in docs/tuning.md.
 
@@ -124,7 +117,7 @@ class LoadingStats:
         "consumer"     the epoch waited for less than 5 % of its time: the loader keeps up
         "first batch"  more than half of the waiting was for the first batch
         "tensors"      more than half of the waiting was to make the tensors of batches
-        "network"      threads waited for samples being fetched for 70 % of the epoch or more
+        "network"      batches waited for shards being fetched for 70 % of the epoch or more
         "disk"         the disk was read for 70 % of the epoch or more
         "threads"      the threads were at work for 70 % of their time or more, mostly copying
         "bursts"       neither: batches come in time on average, but not one by one
@@ -170,7 +163,7 @@ class LoadingStats:
             case "network":
                 rate = size_text(self.fetched_bytes / self.seconds)
                 share = _percent(self.fetch_seconds / self.seconds)
-                why = f"samples were being fetched {share} of the time, {rate}/s"
+                why = f"batches waited for shards {share} of the time, {rate}/s"
             case "disk":
                 why = self._of_the_disk()
             case "threads":
@@ -210,9 +203,10 @@ class LoadingStats:
         ]
         if self.cached_share is not None:
             parts.append(f"{_percent(self.cached_share)} from the page cache")
-        if self.hit_share is not None:
+        if self.cache_misses is not None:
             parts.append(
-                f"{_percent(self.hit_share)} of samples from the cache, "
+                f"{counted(self.cache_misses, 'shard')} fetched, "
+                f"{self.cache_hits:,} from the cache, "
                 f"{size_text(self.fetched_bytes)} in {counted(self.requests, 'request')}"
             )
         if self.ready is not None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sa1bpack import interrupts
-from sa1bpack.cloud.addresses import Address
 from sa1bpack.errors import PackError, SourceError
 from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_with_processes
 from sa1bpack.packing.execution.shared_slots import SharedSlots
@@ -32,6 +31,7 @@ from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.sample import Packed
 from sa1bpack.packing.shard_builder import Outcome, Rejected
 from sa1bpack.packing.source_packer import SourcePacker, stopped_on_error
+from sa1bpack.urls import Address
 
 # One thread inflates and hashes as much as this many workers decode (benchmarks/inflate.py).
 WORKERS_PER_READER_THREAD = 6

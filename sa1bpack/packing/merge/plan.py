@@ -10,7 +10,6 @@ import numpy as np
 from sa1bpack.errors import FormatError, OptionsDiffer, OutputRefused
 from sa1bpack.format import Manifest, ShardEntry, open_index, read_manifest
 from sa1bpack.format.duplicates import shared_ids
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_digests import shard_digests
@@ -59,8 +58,6 @@ def plan_merge(roots: Sequence[Path]) -> MergePlan:
     common;
     FormatError or VersionError for a pack that is damaged or newer.
     """
-    for root in roots:
-        refuse_hollow(root)
     manifests = [read_manifest(root) for root in roots]
     for root, manifest in zip(roots, manifests, strict=True):
         check_can_write(manifest.version, root / MANIFEST_NAME)

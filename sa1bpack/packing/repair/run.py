@@ -17,7 +17,6 @@ from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format import open_shard, remove_stale
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest
 from sa1bpack.format.files import put_in_place, restore_set_aside, temporary_beside
-from sa1bpack.format.hollow import refuse_hollow
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, without_manifest
 from sa1bpack.format.publish import REJECTS_NAME, remove_old_indexes
 from sa1bpack.format.zarr_metadata import METADATA_NAME
@@ -117,7 +116,6 @@ def repair(
     if not ((root / MANIFEST_NAME).exists() or (root / SHARDS_NAME).is_dir()):
         raise without_manifest(root)
     _refuse_misplaced(root)
-    refuse_hollow(root)
     if share is not None:
         result = repair_part(root, found, share, quick, workers, dry_run, progress)
         result.seconds = time.perf_counter() - started

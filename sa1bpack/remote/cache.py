@@ -1,0 +1,400 @@
+"""The folder of a cache: whole shards, what its processes share of them, and its limit.
+
+::
+
+    CACHE/
+      cache.json           version of this layout, and the limit in bytes
+      room.lock            locked while room is taken
+      shards/NAME/         a shard, or a part of a side array, complete and checked
+      packs/NAME/          manifest and index of a pack, and links to its shards that are here
+      .../NAME.lock        locked shared by who uses NAME, exclusively by who fetches or removes it
+      .../.NAME.part/      NAME while it is fetched
+
+A folder gets its name when it is complete. Its lock is one of the system (flock), so that a kill
+releases it: what a killed process had begun is removed by the next one that opens the cache, or
+wants the same folder. The file of a lock says how many bytes its folder takes, or will take, and
+since which start of the machine it is there; its time of change is that of the last use. Nothing is
+flushed: what is from before the machine was started is compared with its digests first.
+
+Room is taken before anything is written, with `room.lock` held, so that all processes together
+keep the limit. When there is none, the folders that were used least recently are removed. Memory
+maps of what is removed stay valid, as those of any removed file.
+"""
+
+import errno
+import fcntl
+import io
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from sa1bpack.dataset.shard_cache import CACHE as OPEN_SHARDS
+from sa1bpack.errors import CacheFull, FormatError, OptionError, StoreError
+from sa1bpack.format.files import replace_file
+from sa1bpack.wording import size_text
+
+# How long a fetch waits for room that others use: batches in progress release theirs in time.
+WAIT_SECONDS = 30.0
+# A process that fetches nothing for so long, and lives, was stopped: requests give up before.
+PATIENCE = 300.0
+# A shard that was not used for so long may be removed, though it is open.
+IDLE_SECONDS = 5.0
+
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.002, 0.05
+# Of the free space, the part that a cache without a limit may take.
+_SHARE_OF_DISK = 0.8
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_VERSION = 2
+_KINDS = ("packs", "shards")
+# Identifies the start of the machine; the same in all of its containers.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = _VERSION
+    limit: int
+
+
+class Lock(io.FileIO):
+    """An open file with a lock of the system, released when the object goes, or its process."""
+
+    def __init__(self, path: Path, create: bool = True):
+        """Open the file. Raises FileNotFoundError if it is not there, and not to be made."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        super().__init__(path, "r+", opener=lambda name, _: os.open(name, flags, 0o666))
+        self.path, self._touched = path, 0.0
+
+    def __del__(self):
+        self.close()
+
+    def take(self, exclusive: bool) -> bool:
+        """Lock it; False if another has it, or if the file lost its name meanwhile."""
+        if exclusive:
+            _exclusive.add(self)
+        try:
+            fcntl.flock(self, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(self.fileno()), self.path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            return False
+
+    def touch(self) -> None:
+        """Note that what is locked is in use now."""
+        if (now := time.monotonic()) - self._touched > _LONGEST_WAIT:
+            self._touched = now
+            os.utime(self.fileno())
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last use by this object."""
+        return time.monotonic() - self._touched
+
+    @property
+    def record(self) -> tuple[int, str]:
+        """Bytes that the folder takes, or will take; and the start of the machine it is from."""
+        fields = os.pread(self.fileno(), 200, 0).decode(errors="replace").split()
+        whole = len(fields) == 2 and fields[0].isdecimal()
+        return (int(fields[0]), fields[1]) if whole else (0, "")
+
+    def note(self, nbytes: int) -> None:
+        """Write the record."""
+        os.ftruncate(self.fileno(), 0)
+        os.pwrite(self.fileno(), f"{nbytes} {boot_id()}\n".encode(), 0)
+
+
+class Cache:
+    """The folder of a cache, in this process. Its methods may be called by any thread.
+
+    root   the folder
+    limit  bytes that it may take
+    """
+
+    def __init__(self, root: Path, limit: int | None = None):
+        """Open the folder, or make it; remove what killed processes left.
+
+        limit  None: that of who opened it last, or four fifths of the free disk
+
+        Raises OptionError for a cache of another release, FormatError, OSError.
+        """
+        self.root = root.absolute()
+        with _a_full_disk_named(self.root):
+            for kind in _KINDS:
+                (self.root / kind).mkdir(parents=True, exist_ok=True)
+            self.limit = self._settle(limit)
+            for lock in list(self._locks()):
+                self._remove(lock, only_begun=True)
+
+    def _settle(self, limit: int | None) -> int:
+        """The limit to keep, which becomes that of processes that do not name one."""
+        path = self.root / "cache.json"
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=_Settings)
+        except FileNotFoundError:
+            stored = None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise FormatError(f"{path}: {error}; remove the cache {self.root}") from None
+        if stored is not None and stored.version != _VERSION:
+            raise OptionError(
+                f"cache is {self.root}, which another release of sa1bpack made (version "
+                f"{stored.version}); choose another folder, or remove it"
+            )
+        if limit is None:
+            if stored is not None:
+                return stored.limit
+            disk = os.statvfs(self.root)
+            limit = int(_SHARE_OF_DISK * disk.f_bavail * disk.f_frsize)
+        if stored is None or stored.limit != limit:
+            replace_file(path, msgspec.json.encode(_Settings(limit=limit)))
+        return limit
+
+    # ------------------------------------------------------------------------------ what is here
+
+    def lease(self, name: str) -> Lock | None:
+        """A folder, "shards/NAME", in use until the result goes; None if it has to be fetched."""
+        try:
+            lock = Lock(self.root / f"{name}.lock", create=False)
+        except FileNotFoundError:
+            return None
+        if not lock.take(exclusive=False) or not (self.root / name).is_dir():
+            return None
+        if lock.record[1] != boot_id():
+            return None
+        lock.touch()
+        _watch(lock)
+        return lock
+
+    def hold(
+        self,
+        name: str,
+        nbytes: int,
+        fetch: Callable[[Path, Callable[[], None]], None],
+        is_sound: Callable[[Path], bool],
+    ) -> Lock:
+        """A folder in use, fetched if it is not here, by one process and thread of those that ask.
+
+        nbytes    that it takes
+        fetch     makes the folder, and calls the second argument whenever something has come
+        is_sound  whether one that is here is complete and undamaged
+
+        A thread of its own fetches, so that a signal, which raises in the main thread, interrupts
+        no more than the wait for it. Raises what `fetch` raises, CacheFull, StoreError, OSError.
+        """
+        while (lease := self.lease(name)) is None:
+            outcome: Future[None] = Future()
+            work = (name, nbytes, fetch, is_sound, outcome)
+            threading.Thread(
+                target=self._bring, args=work, name="sa1bpack-bring", daemon=True
+            ).start()
+            outcome.result()
+        return lease
+
+    def _bring(self, name, nbytes, fetch, is_sound, outcome: Future) -> None:
+        try:
+            with _a_full_disk_named(self.root), self._alone(name) as lock:
+                self._make(lock, self.root / name, nbytes, fetch, is_sound)
+        except FileNotFoundError as error:
+            outcome.set_exception(
+                error
+                if (self.root / "cache.json").exists()
+                else StoreError(
+                    f"{self.root}: the cache was removed while it was in use; open the pack again"
+                )
+            )
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def _make(self, lock: Lock, folder: Path, nbytes: int, fetch, is_sound) -> None:
+        """Make a folder that is not here, with its lock held."""
+        if folder.is_dir():
+            if lock.record[1] == boot_id():
+                return
+            if is_sound(folder):
+                lock.note(nbytes)
+                return
+        self._empty(lock)
+        begun, made = _begun(folder), False
+        self._take(lock, nbytes)
+        try:
+            while not made:
+                try:
+                    begun.mkdir()
+                    fetch(begun, lock.touch)
+                    begun.rename(folder)
+                    made = True
+                except OSError as error:
+                    if error.errno not in _DISK_IS_FULL:
+                        raise
+                    shutil.rmtree(begun, ignore_errors=True)
+                    if not self.make_room(nbytes):
+                        raise
+        finally:
+            if not made:
+                self._empty(lock)
+                lock.path.unlink()
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[Lock]:
+        """The lock of a folder, taken exclusively as soon as others release it."""
+        path, pause = self.root / f"{name}.lock", _SHORTEST_WAIT
+        limit, seen = time.monotonic() + PATIENCE, 0
+        while not (lock := Lock(path)).take(exclusive=True):
+            at = os.fstat(lock.fileno()).st_mtime_ns
+            if at != seen:  # who has it is at work
+                limit, seen = time.monotonic() + PATIENCE, at
+            if time.monotonic() > limit:
+                raise StoreError(
+                    f"{path}: another process has held this lock for {PATIENCE:.0f} s, and fetched "
+                    "nothing; was it stopped? End it, and the system releases the lock"
+                )
+            lock.close()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT)
+        with lock:
+            yield lock
+
+    # ------------------------------------------------------------------------------------- room
+
+    @property
+    def used(self) -> int:
+        """Bytes that are here, or expected."""
+        return sum(lock.record[0] for lock in self._locks())
+
+    def make_room(self, nbytes: int) -> bool:
+        """Remove so many bytes, as far as they are not in use. False if all are."""
+        release_idle(0)
+        return self._evict(nbytes) > 0
+
+    def _take(self, lock: Lock, nbytes: int) -> None:
+        """Note the bytes of a folder, which fit. Raises CacheFull."""
+        limit = time.monotonic() + WAIT_SECONDS
+        while True:
+            with self._alone("room"):
+                self.limit = self._settle(None)  # another process may have named another one
+                if (over := self.used + nbytes - self.limit) > 0:
+                    over -= self._evict(over)
+                if over > 0:
+                    release_idle(0)
+                    over -= self._evict(over)
+                if over <= 0:
+                    lock.note(nbytes)
+                    lock.touch()
+                    return
+            if nbytes > self.limit or time.monotonic() > limit:
+                raise CacheFull(
+                    f"{self.root}: no room for the {size_text(nbytes)} of {lock.path.stem}: the "
+                    f"limit is {size_text(self.limit)}, of which {size_text(self.used)} are in "
+                    "use; raise cache_bytes, lower the order's window, or pack smaller shards "
+                    "(--samples-per-shard)"
+                )
+            time.sleep(_LONGEST_WAIT)
+
+    def _locks(self) -> Iterator[Lock]:
+        for kind in _KINDS:
+            for path in (self.root / kind).glob("*.lock"):
+                with suppress(FileNotFoundError):
+                    yield Lock(path, create=False)
+
+    def _evict(self, nbytes: int) -> int:
+        """Remove so many bytes that nobody uses, those used least recently first."""
+        freed = 0
+        for lock in sorted(self._locks(), key=lambda lock: os.fstat(lock.fileno()).st_mtime_ns):
+            if freed >= nbytes:
+                break
+            freed += self._remove(lock)
+        return freed
+
+    def _remove(self, lock: Lock, only_begun: bool = False) -> int:
+        """Remove a folder that nobody uses or fetches; returns its bytes.
+
+        only_begun  no complete one
+        """
+        with lock:
+            if (only_begun and lock.path.with_suffix("").is_dir()) or not lock.take(exclusive=True):
+                return 0
+            if only_begun and lock.path.with_suffix("").is_dir():  # completed meanwhile
+                return 0
+            nbytes = lock.record[0]
+            self._empty(lock)
+            lock.path.unlink()
+            return nbytes
+
+    def _empty(self, lock: Lock) -> None:
+        """Remove what there is of a folder, with its lock held: at once under its name."""
+        folder = lock.path.with_suffix("")
+        shutil.rmtree(_begun(folder), ignore_errors=True)
+        with suppress(FileNotFoundError):
+            folder.rename(_begun(folder))
+            shutil.rmtree(_begun(folder), ignore_errors=True)
+        os.ftruncate(lock.fileno(), 0)
+
+
+def _begun(folder: Path) -> Path:
+    """The name of a folder while it is fetched or removed."""
+    return folder.with_name(f".{folder.name}.part")
+
+
+@contextmanager
+def _a_full_disk_named(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+        raise CacheFull(
+            f"{error.filename or root}: the disk of the cache is full ({error.strerror}), and "
+            "nothing in the cache can be removed: free some of it, or choose another folder"
+        ) from error
+
+
+def boot_id() -> str:
+    """What identifies the latest start of the machine; unknown, it is never the same twice."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return str(time.time_ns())
+
+
+# What this process has in use, so that what it does not need any more can be given up: a shard
+# stays open after its use, and nothing says when it will be used again.
+
+_in_use: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_exclusive: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_watching: set[int] = set()  # the process that has the thread which releases
+
+
+def release_idle(seconds: float) -> None:
+    """Close open shards that were not used for so long; who reads one keeps it until then."""
+    idle = {id(lock) for lock in list(_in_use) if lock.idle >= seconds}
+    OPEN_SHARDS.drop(lambda opened: any(id(lease) in idle for lease in opened.leases))
+
+
+def _watch(lock: Lock) -> None:
+    _in_use.add(lock)
+    if os.getpid() not in _watching:
+        _watching.clear()
+        _watching.add(os.getpid())
+        threading.Thread(target=_release, name="sa1bpack-release", daemon=True).start()
+
+
+def _release() -> None:
+    while True:
+        time.sleep(IDLE_SECONDS / 4)
+        release_idle(IDLE_SECONDS)
+
+
+def _after_fork() -> None:
+    """The threads that fetch remained in the parent: their locks are not the child's to keep."""
+    for lock in list(_exclusive):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

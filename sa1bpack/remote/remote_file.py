@@ -1,0 +1,172 @@
+"""A file of the web or of an object store, read once from start to end.
+
+A body that breaks off is continued at its byte, of the same version of the file, after a wait that
+grows. A server without ranges sends the file again from its start, and what was read is compared
+by its digest and skipped.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import xxhash
+
+from sa1bpack.errors import SourceError
+from sa1bpack.remote.body import Body, Broken
+from sa1bpack.remote.objects import StoreBody
+from sa1bpack.remote.web import WebBody, changed
+from sa1bpack.urls import STORE_SCHEMES, Address
+from sa1bpack.wording import counted
+
+# Failures in a row, with less than PROGRESS_BYTES in between, after which a file is given up; the
+# waits between them add up to 5 to 8 minutes, so that a short outage does not waste what was read.
+ATTEMPTS = 20
+PROGRESS_BYTES = 1 << 20
+# Seconds of the first wait, which doubles, up to the longest; a random half of it is taken off, so
+# that many readers do not return at the same moment.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 30.0
+LONGEST_ASKED = 120.0  # that a server may ask for
+_JITTER = random.Random()  # the program's own generator stays as it is
+_SKIP_BYTES = 1 << 18
+
+
+class RemoteFile:
+    """The bytes of a file, forward only. Nothing is requested before the first `read`.
+
+    nbytes, version
+        Of the file, as in Address; None until the first `read`, unless the address has them. A
+        file with others is an error.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        digest: Callable[[], str] | None = None,
+        *,
+        stop: int | None = None,
+        attempts: int = ATTEMPTS,
+        on_wait: Callable[[str], object] | None = None,
+    ):
+        """
+        digest
+            Returns the hex XXH3-128 of all bytes that `read` has returned. Without it, a server
+            without ranges cannot be continued from.
+        stop
+            Read no further than this byte.
+        attempts
+            As ATTEMPTS.
+        on_wait
+            Called with a line for the user when attempts fail for longer than a moment.
+        """
+        self.address = address
+        self.position = 0
+        self._digest = digest
+        self._stop = stop
+        self._attempts = attempts
+        self._on_wait = on_wait
+        self._body: Body | None = None
+        self._failures = 0
+        self._failed_at = 0
+        self._cancelled = threading.Event()
+
+    @property
+    def nbytes(self) -> int | None:
+        """Size of the file."""
+        return self.address.nbytes
+
+    def read(self, count: int) -> bytes:
+        """At most `count` more bytes, b"" at the end.
+
+        Raises SourceError if the file cannot be read, or changes.
+        """
+        while True:
+            try:
+                if self._body is None:
+                    self._open()
+                data = self._body.read(count)
+                if not data and (left := self._end() - self.position):
+                    raise Broken(f"the answer ended {left} bytes too early")
+            except Broken as fault:
+                self._drop()
+                self._wait(fault)
+                continue
+            self.position += len(data)
+            return data
+
+    def _end(self) -> int:
+        """The byte at which reading ends, once the file is open."""
+        return self.nbytes if self._stop is None else min(self._stop, self.nbytes)
+
+    def cancel(self) -> None:
+        """End a `read` in another thread; it and all later ones raise SourceError."""
+        self._cancelled.set()
+        if (body := self._body) is not None:
+            body.cancel()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._drop()
+
+    def _drop(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            body.close()
+
+    def _open(self) -> None:
+        """Request the file from `position` on."""
+        kind = StoreBody if self.address.scheme in STORE_SCHEMES else WebBody
+        body: Body = kind(self.address, self.position, self._stop)
+        self._body = body
+        if self._cancelled.is_set():
+            raise Broken("cancelled")
+        body.open()
+        if self.address.nbytes not in (None, body.nbytes):
+            raise changed(self.address)
+        if self.address.version not in (None, body.version):
+            raise changed(self.address)
+        self.address = replace(self.address, nbytes=body.nbytes, version=body.version)
+        if body.start != self.position:
+            self._skip_to_position(body)
+
+    def _skip_to_position(self, body: Body) -> None:
+        """Read again what was read, from a server that sends the file from its start."""
+        again, left = xxhash.xxh3_128(), self.position
+        while left and (data := body.read(min(left, _SKIP_BYTES))):
+            again.update(data)
+            left -= len(data)
+        if self._digest is None or again.hexdigest() != self._digest():
+            raise changed(self.address)
+
+    def _wait(self, fault: Broken) -> None:
+        """Wait before the next attempt. Raises SourceError after the last one."""
+        if self._cancelled.is_set():
+            raise SourceError(f"{self.address}: reading was interrupted")
+        if self.position >= self._failed_at + PROGRESS_BYTES:
+            self._failures = 0
+        self._failed_at = self.position
+        self._failures += 1
+        if self._failures >= self._attempts:
+            raise SourceError(
+                f"{self.address}: given up at byte {self.position} after "
+                f"{counted(self._failures, 'attempt')} without progress, the last one: {fault}; "
+                "check the network, and repeat the command"
+            )
+        if self._on_wait is not None and self._failures % 5 == 3:
+            self._on_wait(
+                f"{self.address}: {fault}; asking again from byte {self.position} "
+                f"(attempt {self._failures + 1} of {self._attempts})"
+            )
+        self._cancelled.wait(seconds_to_wait(self._failures, fault.wait))
+
+
+def seconds_to_wait(failures: int, asked: float | None) -> float:
+    """Before the next attempt, after so many failures in a row.
+
+    asked
+        Seconds that the server asks for, if it does.
+    """
+    longest = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
+    wait = _JITTER.uniform(longest / 2, longest)
+    return wait if asked is None else min(max(wait, asked), LONGEST_ASKED)

@@ -1,0 +1,297 @@
+"""A pack that is made in a staging folder and uploaded to an object store, shard by shard.
+
+A shard is complete in the bucket once its checksum file is there, which is uploaded last; every
+object is read back and compared with its digest. Then the bytes of its large arrays are removed
+from the working folder in `staging`: it keeps their length, and the small files, from which the
+index is made. So the working folder, whose name is hidden, is not a pack, and neither is `staging`.
+Index, checksums and manifest follow when everything is uploaded: until then, readers of the bucket
+see what was there before. A run that was killed is continued from the staging folder, or without it
+from the bucket.
+"""
+
+import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from sa1bpack.errors import OutputRefused
+from sa1bpack.format.array_reader import read_metadata
+from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
+from sa1bpack.format.files import (
+    make_folder,
+    remove_published,
+    replace_file,
+    temporary_beside,
+    write_durably,
+)
+from sa1bpack.format.layout import ArraySpec, Extent, Layout
+from sa1bpack.format.manifest import (
+    MANIFEST_NAME,
+    SHARDS_NAME,
+    check_shard_name,
+    is_index_name,
+    read_manifest,
+)
+from sa1bpack.format.publish import REJECTS_NAME, top_files
+from sa1bpack.format.side.spec import SIDES_NAME
+from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json, chunk_file
+from sa1bpack.packing.options import PackOptions
+from sa1bpack.packing.pack_state import PackState
+from sa1bpack.packing.shard_builder import PublishedShard
+from sa1bpack.remote.bucket import BucketFolder
+from sa1bpack.remote.fetch import fetch_files
+from sa1bpack.remote.origin import StoreOrigin
+
+# Shards that wait for their upload, or are being uploaded; packing waits when there are more.
+MOST_WAITING = 2
+
+# Arrays whose bytes are not needed to make the index: all others are a hundredth of a shard.
+_LARGE = ("image", "mask_bits", "run_ends")
+
+# In a working folder: the names of the shards that are in the bucket.
+_MARKS = ".uploaded"
+
+# What is at the top of a pack, besides its index.
+_KNOWN = {
+    MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAME, SIDES_NAME
+}  # fmt: skip
+
+
+class UploadedState(PackState):
+    """The state of a pack in a bucket, made in a staging folder."""
+
+    def __init__(self, url: str, staging: Path, options: PackOptions):
+        """Lock the working folder of this URL, and continue what the bucket holds.
+
+        Raises as PackState does, and as `BucketFolder` does for the URL, OutputRefused if one of
+        the folders holds something else, StoreError.
+        """
+        if (staging / MANIFEST_NAME).exists():
+            raise OutputRefused(
+                f"{staging} holds a pack of this machine: name an empty or a new folder as "
+                "staging. To upload a finished pack, copy it with a tool of the cloud, such as aws "
+                "s3 sync"
+            )
+        self._bucket = bucket = BucketFolder(url)
+        root = staging / f".upload-{xxhash.xxh32_hexdigest(bucket.url.encode())}"
+        self._waiting = threading.Semaphore(MOST_WAITING)
+        self._uploads: list[Future] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._manifest_there: bytes | None = None
+        super().__init__(root, options)
+        try:
+            self.write_first_manifest()
+            self._marks.mkdir(exist_ok=True)
+            bucket.abort_uploads()
+            self._manifest_there = _restore(root, bucket, fresh=not (self.shards or self.sources))
+            self.shards.clear()
+            self._load()
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="sa1bpack-upload")
+            for shard in list(self.shards.values()):
+                self._upload(shard.entry.name)
+        except BaseException:
+            self.release()
+            raise
+
+    def add_shard(self, shard: PublishedShard) -> None:
+        """Enter a published shard, and upload it.
+
+        Waits while others wait for that. Raises what an earlier upload raised.
+        """
+        super().add_shard(shard)
+        if self._pool is not None:  # else it was here before
+            self._upload(shard.entry.name)
+
+    def withdraw(self, source: str) -> int:
+        """Remove every shard of a source, in the bucket too; returns their number."""
+        names = [shard.entry.name for shard in self.parts_of(source).values()]
+        self._settle()
+        for name in names:
+            keys = self._bucket.keys(f"{SHARDS_NAME}/{name}/")
+            mark = f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}"
+            self._bucket.delete([mark] * (mark in keys))  # first: without it, nothing counts
+            self._bucket.delete(key for key in keys if key != mark)
+            (self._marks / name).unlink(missing_ok=True)
+        return super().withdraw(source)
+
+    def finish(self, complete: bool) -> None:
+        """Upload what is missing, then index, checksums and manifest, as `publish` has made them.
+
+        Raises StoreError, and what an upload of a shard raised.
+        """
+        self._settle()
+        manifest = read_manifest(self.root)
+        there, top = self._bucket.keys(""), top_files(self.root, manifest)
+        same = self._manifest_there == (self.root / MANIFEST_NAME).read_bytes()
+        if same and {CHECKSUMS_NAME, *top} <= set(there):
+            return
+        old = {key.partition("/")[0] for key in there if key.startswith("index-")}
+        last = (CHECKSUMS_NAME, MANIFEST_NAME)
+        self._bucket.put_all(
+            {
+                path: (self.root / path, file_digest(self.root / path))
+                for path in sorted(top)
+                if path not in last and not path.endswith(f"/{CHECKSUMS_NAME}")
+            }
+        )
+        for path in last if complete else reversed(last):
+            self._put(path)
+        for index in sorted(old - {manifest.index}):
+            self._bucket.delete(self._bucket.keys(f"{index}/"))
+
+    def release(self) -> None:
+        """End uploads, abort what they left, and unlock the folder."""
+        pool, self._pool = self._pool, None
+        try:
+            if pool is not None:
+                if any(not each.done() for each in self._uploads):
+                    self._bucket.cancel()
+                pool.shutdown(cancel_futures=True)
+                self._bucket.abort_uploads()
+        finally:
+            super().release()
+
+    # ---------------------------------------------------------------------------------- uploading
+
+    @property
+    def _marks(self) -> Path:
+        return self.root / _MARKS
+
+    def _upload(self, name: str) -> None:
+        self._raise_first()
+        while not self._waiting.acquire(timeout=0.2):  # so that Ctrl-C is not held up
+            self._raise_first()
+        future = self._pool.submit(self._upload_shard, name)
+        future.add_done_callback(lambda _: self._waiting.release())
+        self._uploads.append(future)
+
+    def _settle(self) -> None:
+        """Wait for uploads. Raises what one of them raised."""
+        for each in self._uploads:
+            each.result()
+
+    def _raise_first(self) -> None:
+        for each in self._uploads:
+            if each.done():
+                each.result()
+
+    def _upload_shard(self, name: str) -> None:
+        """Upload a shard unless it is in the bucket, and remove its large arrays here."""
+        folder = self.shards_dir / name
+        digest, mark = file_digest(folder / CHECKSUMS_NAME), self._marks / name
+        key = f"{SHARDS_NAME}/{name}/"
+        if mark.exists() and mark.read_text() == digest:
+            return
+        self._reopen()
+        listed = read_checksums(folder / CHECKSUMS_NAME)
+        self._bucket.put_all(
+            {key + path: (folder / path, expected) for path, expected in listed.items()}
+        )
+        self._bucket.put(key + CHECKSUMS_NAME, folder / CHECKSUMS_NAME, digest)
+        write_durably(mark, digest.encode())
+        entry = next(shard.entry for shard in self.shards.values() if shard.entry.name == name)
+        _empty_large_files(folder, self.options.layout, entry.extent)
+
+    def _reopen(self) -> None:
+        """Before anything is added to a complete pack, it is published as not complete."""
+        there, self._manifest_there = self._manifest_there, None
+        if there is None or not (found := msgspec.json.decode(there))["complete"]:
+            return
+        data = canonical_json(found | {"complete": False})
+        self._bucket.put(MANIFEST_NAME, data, xxhash.xxh3_128_hexdigest(data))
+
+    def _put(self, path: str) -> None:
+        file = self.root / path
+        self._bucket.put(path, file.read_bytes(), file_digest(file))
+
+
+def _restore(root: Path, bucket: BucketFolder, fresh: bool) -> bytes | None:
+    """Bring what is complete in the bucket, and not in the staging folder, there.
+
+    fresh  nothing is in the staging folder yet
+
+    Of shards, all but the bytes of the large arrays. Objects of shards that are not complete are
+    removed: their upload was killed. Shards of the staging folder that were uploaded, and are not
+    in the bucket any more, are removed as well. Returns the bucket's manifest, if it has one.
+
+    Raises OutputRefused if the bucket's folder is not that of a pack, and as UploadedState does.
+    """
+    keys = bucket.keys("")
+    tops = {key.partition("/")[0] for key in keys}
+    strange = sorted(name for name in tops - _KNOWN if not is_index_name(name))
+    if strange:
+        raise OutputRefused(f"{bucket.url} holds {strange[0]}, which no pack has: choose another")
+    make_folder(root / SHARDS_NAME)
+    origin = StoreOrigin(bucket.url)
+    manifest = origin.read(MANIFEST_NAME) if MANIFEST_NAME in keys else None
+    if manifest is not None and fresh:
+        replace_file(root / MANIFEST_NAME, manifest)
+    shards: dict[str, list[str]] = {}
+    complete: set[str] = set()
+    for key in keys:
+        if key.startswith(f"{SHARDS_NAME}/") and key.count("/") > 1:
+            shards.setdefault(key.split("/")[1], []).append(key)
+    for name, found in sorted(shards.items()):
+        if f"{SHARDS_NAME}/{name}/{CHECKSUMS_NAME}" not in found:
+            bucket.delete(found)
+            continue
+        check_shard_name(name, bucket.url)
+        if not (root / SHARDS_NAME / name).exists():
+            _restore_shard(root, name, origin)
+        complete.add(name)
+    for name in sorted(path.name for path in (root / _MARKS).iterdir()):
+        if name not in complete:  # removed there, and here are holes
+            if (root / SHARDS_NAME / name).exists():
+                remove_published(root / SHARDS_NAME / name)
+            (root / _MARKS / name).unlink()
+    return manifest
+
+
+def _restore_shard(root: Path, name: str, origin: StoreOrigin) -> None:
+    """Make the folder of a shard that is in the bucket, with holes in place of its large arrays."""
+    path, folder = f"{SHARDS_NAME}/{name}", root / SHARDS_NAME / name
+    staging = temporary_beside(folder)
+    staging.mkdir()
+    try:
+        text = origin.read(f"{path}/{CHECKSUMS_NAME}")
+        write_durably(staging / CHECKSUMS_NAME, text)
+        listed = read_checksums(staging / CHECKSUMS_NAME)
+        whole = {p: (None, digest) for p, digest in listed.items() if not _is_large(p)}
+        fetch_files(origin, path, staging, whole)
+        attributes = read_metadata(staging / METADATA_NAME)["attributes"]["sa1bpack"]
+        layout = Layout.from_json(attributes["layout"], f"{origin.url}/{path}: layout")
+        counts = (attributes[key] for key in ("samples", "masks", "runs", "image_bytes"))
+        _empty_large_files(staging, layout, Extent(*counts))
+        staging.rename(folder)
+        write_durably(root / _MARKS / name, file_digest(folder / CHECKSUMS_NAME).encode())
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_large(path: str) -> bool:
+    """Whether a file of a shard is the chunk file of a large array."""
+    array, _, file = path.partition("/")
+    return array in _LARGE and file != METADATA_NAME
+
+
+def _empty_large_files(folder: Path, layout: Layout, extent: Extent) -> None:
+    """Put files of the same length, that take no room, in place of the large ones."""
+    for spec, rows in layout.array_rows(extent).items():
+        if spec.name in _LARGE and rows:
+            path = folder / spec.chunk_path
+            path.parent.mkdir(exist_ok=True)
+            empty = temporary_beside(path)
+            _write_empty(empty, spec, rows)
+            empty.replace(path)
+
+
+def _write_empty(path: Path, spec: ArraySpec, rows: int) -> None:
+    """Write zeros, and what follows the rows of a file."""
+    file = chunk_file(spec, rows)
+    with path.open("xb") as stream:
+        stream.truncate(file.padded_bytes)
+        stream.seek(file.padded_bytes)
+        stream.write(file.tail()[file.padded_bytes - file.data_bytes :])

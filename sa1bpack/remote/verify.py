@@ -1,0 +1,229 @@
+"""`verify`, of packs in object stores.
+
+A temporary folder has every file with its length: metadata and small arrays complete, those of one
+shard at a time, and nothing in the large ones. These are read once, as streams of ranges, and
+neither kept nor cached. So all checks are those of a local pack.
+"""
+
+import tempfile
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from sa1bpack.arguments import ALL, choice, part_of_job
+from sa1bpack.disk.reading_mode import IO
+from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
+from sa1bpack.format.array_stream import Reader, Stream
+from sa1bpack.format.checksums import CHECKSUMS_NAME, is_inside
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.format.pack_files import PackFiles
+from sa1bpack.format.problems import Report
+from sa1bpack.format.publish import REJECTS_NAME
+from sa1bpack.format.verify import Progress, check_files
+from sa1bpack.format.zarr_metadata import METADATA_NAME
+from sa1bpack.remote.fetch import fetch_files
+from sa1bpack.remote.origin import StoreOrigin, submit
+
+# A stream asks for so many ranges of so many bytes in advance; a shard has three streams.
+RANGE_BYTES = 8 << 20
+AHEAD = 8
+
+# Arrays of which a file is read once, as a stream: those of shards, and that of a side array.
+_STREAMED = ("image", "mask_bits", "run_ends", "values")
+
+# Files that are fetched whole, besides chunk files of small arrays.
+_WHOLE = (MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME)
+
+# What is needed of a shard after it was checked, to compare it with the index.
+_KEPT = ("image_id", "mask_offset")
+
+
+def verify(
+    url: str, *, quick: bool, progress: Progress | None, io: str, part: tuple[int, int] | None
+) -> Report:
+    """Check a pack in an object store; arguments and errors are those of `format.verify.verify`."""
+    if choice("io", io, IO) == "direct":
+        raise OptionError("io is 'direct', but a pack in an object store is not read from a disk")
+    share = ALL if part is None else part_of_job(part)
+    with tempfile.TemporaryDirectory(prefix="sa1bpack-verify-") as name:
+        mirror = _Mirror(Path(name), url)
+        try:
+            report = check_files(mirror, quick=quick, progress=progress, share=share)
+        except FormatError as error:
+            raise type(error)(mirror.shown(str(error))) from None
+    return replace(
+        report,
+        problems=tuple(replace(each, what=mirror.shown(each.what)) for each in report.problems),
+        notes=tuple(map(mirror.shown, report.notes)),
+    )
+
+
+class _Mirror(PackFiles):
+    """The files of a pack in an object store: see the docstring of the module."""
+
+    tries = 2  # the bytes may have been changed on the way
+
+    def __init__(self, root: Path, url: str):
+        """Fetch everything but the shards, of which only the checksum files.
+
+        Raises NotAPack if there is no manifest, StoreError, OptionError, MissingPackage.
+        """
+        super().__init__(root, "cached")
+        origin = StoreOrigin(url)
+        self.url, self._origin = url, origin
+        self._sizes = origin.files()  # path → bytes
+        for path in self._sizes:
+            if not is_inside(path):
+                raise FormatError(
+                    f"{url}: {path!r} cannot be the name of a file; remove that object"
+                )
+        if MANIFEST_NAME not in self._sizes:
+            raise NotAPack(
+                f"{url}: not a pack: it has no {MANIFEST_NAME}; name the folder that a pack was "
+                "uploaded to"
+            )
+        own = [path for path in self._sizes if self._shard_of(path) is None]
+        marks = [
+            path for path in self._sizes if path.endswith(f"/{CHECKSUMS_NAME}") and path not in own
+        ]
+        self._fetch([*own, *marks])
+
+    def shown(self, text: str) -> str:
+        """A text with the URL in place of the temporary folder."""
+        return text.replace(str(self.root), self.url)
+
+    def reader(self, nbytes: int) -> Reader:
+        """See PackFiles."""
+        return _StoreReader(self._origin, self.root)
+
+    def bring(self, shard: str) -> None:
+        """See PackFiles."""
+        self._fetch(path for path in self._sizes if self._shard_of(path) == shard)
+
+    def leave(self, shard: str) -> None:
+        """See PackFiles."""
+        for path, size in self._sizes.items():
+            keep = path.rpartition("/")[2] in (METADATA_NAME, CHECKSUMS_NAME)
+            if self._shard_of(path) == shard and not keep and path.split("/")[2] not in _KEPT:
+                _make_hole(self.root / path, size)
+
+    def _shard_of(self, path: str) -> str | None:
+        parts = path.split("/")
+        return parts[1] if parts[0] == SHARDS_NAME and len(parts) > 2 else None
+
+    def _fetch(self, paths) -> None:
+        """Bring files, all at once: those that are streamed as holes."""
+        wanted: dict[str, tuple[int | None, str | None]] = {}
+        for path in paths:
+            name = path.rpartition("/")[2]
+            if not _is_streamed(path) and (name in _WHOLE or name.startswith("c.")):
+                wanted[path] = self._sizes[path], None
+            else:  # also what is foreign, of which only the name is looked at
+                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                _make_hole(self.root / path, self._sizes[path])
+        try:
+            fetch_files(self._origin, "", self.root, wanted)
+        except FileNotFoundError as error:
+            raise _gone(error) from None
+
+
+def _is_streamed(path: str) -> bool:
+    """Whether a file is the chunk file of a large array."""
+    folder, _, name = path.rpartition("/")
+    return folder.rpartition("/")[2] in _STREAMED and name != METADATA_NAME
+
+
+def _make_hole(path: Path, nbytes: int) -> None:
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+
+
+def _gone(error: FileNotFoundError) -> StoreError:
+    return StoreError(
+        f"{error.filename or error} is gone: the pack was changed while it was checked; repeat the "
+        "command"
+    )
+
+
+class _StoreReader(Reader):
+    """Reads large files from an object store, and others from the folder that has them."""
+
+    def __init__(self, origin: StoreOrigin, root: Path):
+        super().__init__()
+        self._origin, self._root = origin, root
+
+    def _key(self, path: Path) -> str | None:
+        """The path in the origin of a file that is read from there."""
+        key = str(path.relative_to(self._root))
+        return key if _is_streamed(key) else None
+
+    def stream(self, path: Path, nbytes: int, helper: ThreadPoolExecutor) -> Stream:
+        """See Reader."""
+        if (key := self._key(path)) is None:
+            return super().stream(path, nbytes, helper)
+        return _RangeStream(self._origin, key, 0, path.stat().st_size)
+
+    def digest(self, path: Path) -> str:
+        """See Reader."""
+        if (key := self._key(path)) is None:
+            return super().digest(path)
+        found, nbytes = xxhash.xxh3_128(), path.stat().st_size
+        stream = _RangeStream(self._origin, key, 0, nbytes)
+        for first in range(0, nbytes, RANGE_BYTES):
+            found.update(stream.read(min(RANGE_BYTES, nbytes - first)))
+        return found.hexdigest()
+
+    def rest(self, path: Path, first: int) -> bytes:
+        """See Reader."""
+        if (key := self._key(path)) is None:
+            return super().rest(path, first)
+        nbytes = path.stat().st_size
+        return _RangeStream(self._origin, key, first, nbytes).read(nbytes - first).tobytes()
+
+
+class _RangeStream:
+    """Bytes of one file, from `first` to `stop`, fetched in ranges ahead of their use.
+
+    Raises StoreError.
+    """
+
+    def __init__(self, origin: StoreOrigin, key: str, first: int, stop: int):
+        self._origin, self._key, self._stop = origin, key, stop
+        self._next = first  # the first byte that has not been asked for
+        self._pending: deque[Future] = deque()
+        self._data, self._used = np.empty(0, np.uint8), 0
+
+    def read(self, nbytes: int) -> np.ndarray:
+        """See Stream."""
+        if self._data.size - self._used >= nbytes:
+            self._used += nbytes
+            return self._data[self._used - nbytes : self._used]
+        parts, left = [], nbytes
+        while left and (self._used < self._data.size or self._advance()):
+            parts.append(self._data[self._used : self._used + left])
+            self._used += parts[-1].size
+            left -= parts[-1].size
+        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+    def _advance(self) -> bool:
+        """Go to the next range; False at the end."""
+        while self._next < self._stop and len(self._pending) < AHEAD:
+            stop = min(self._next + RANGE_BYTES, self._stop)
+            self._pending.append(submit(self._origin.read_range, self._key, self._next, stop))
+            self._next = stop
+        if not self._pending:
+            return False
+        try:
+            found = self._pending.popleft().result()
+        except FileNotFoundError as error:
+            raise _gone(error) from None
+        self._data, self._used = np.frombuffer(found, np.uint8), 0
+        return True
+
+    def close(self) -> None:
+        """Forget what was asked for."""
+        self._pending.clear()

@@ -1,0 +1,290 @@
+"""URLs: what they name, how they are shown, and which module reads what is there.
+
+Tars may be at URLs, and packs. Who reads and writes them is not a matter of the core: the table
+`SCHEMES` of the package names a module for each scheme, which offers the functions of `Scheme`.
+Without that module packs and tars of this machine work as ever.
+
+A URL is shown without its query, which signs it, and without a password.
+"""
+
+import re
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from sa1bpack import SCHEMES
+from sa1bpack.errors import MissingPackage, OptionError
+
+WEB_SCHEMES = ("https", "http")
+STORE_SCHEMES = ("s3", "gs")
+
+_FILE_URL = re.compile(rf"({'|'.join(STORE_SCHEMES + WEB_SCHEMES)})://", re.IGNORECASE)
+_PACK_URL = re.compile(rf"({'|'.join(STORE_SCHEMES)}|file)://", re.IGNORECASE)
+# What no URL contains, and what would end a line of a request.
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
+
+
+@dataclass
+class Counts:
+    """What was read from one place by this process.
+
+    hits      shards, and parts of side arrays, that were on this machine when they were opened
+    misses    those that were fetched
+    requests  made
+    nbytes    bytes that came
+    """
+
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Counts(*(a + b for a, b in pairs))
+
+    def __sub__(self, other: "Counts") -> "Counts":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Counts(*(a - b for a, b in pairs))
+
+
+class Lease(Protocol):
+    """Files stay where they are as long as this object lives."""
+
+    def touch(self) -> None:
+        """Note that the files are in use now."""
+
+
+class SideSource(Protocol):
+    """Where the parts of a side array come from.
+
+    root  the folder that has its manifest, the names of all its parts, and those that were brought
+    """
+
+    root: Path
+
+    def bring(self, spec: Any, shard: Any) -> Lease:
+        """Bring the part for a shard; `SideSpec` and `ShardIdentity`. Raises as ShardSource."""
+
+
+class ShardSource(Protocol):
+    """Where the shards of a pack come from that is not on this machine.
+
+    url    of the pack
+    root   the folder that has its manifest and index, and the shards that were brought
+    limit  bytes that shards take there at most
+    forks  whether it can be used in a child that was forked
+    """
+
+    url: str
+    root: Path
+    limit: int
+    forks: bool
+
+    def bring(self, entry: Any, digest: str, layout: Any) -> Lease:
+        """Bring a shard, whole, if it is not there.
+
+        entry, layout  its `ShardEntry` and the `Layout` of the pack
+        digest         XXH3-128 of its checksum file
+
+        Raises StoreError if it cannot be fetched, CacheFull if there is no room, FormatError if it
+        is damaged where it comes from, OSError.
+        """
+
+    def open_side(self, name: str) -> SideSource | None:
+        """One of the pack's own side arrays, None if it has none of that name; or one at a URL."""
+
+    def counts(self) -> Counts:
+        """What this process has read so far of what has this URL."""
+
+
+class Stream(Protocol):
+    """A file that is read once, from start to end. See `remote.remote_file.RemoteFile`."""
+
+    address: "Address"
+    nbytes: int | None
+
+    def read(self, count: int) -> bytes: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Scheme(Protocol):
+    """What the module of a scheme offers."""
+
+    def open_pack(self, url: str, cache: Path, limit: int | None) -> ShardSource:
+        """A pack, of which what is read is kept in a folder, up to a limit in bytes."""
+
+    def verify(self, url: str, **options: Any) -> Any:
+        """Check a pack, as `sa1bpack.verify` does; returns its Report."""
+
+    def upload_state(self, url: str, staging: Path, options: Any) -> Any:
+        """The PackState of a pack that is made in a staging folder and uploaded."""
+
+    def find_files(self, address: "Address") -> list["Address"]:
+        """The files that an address, or a pattern of one, stands for. Asks for nothing else."""
+
+    def open_stream(self, address: "Address", **options: Any) -> Stream:
+        """A file that is read once."""
+
+
+def scheme_of(url: str) -> Scheme:
+    """The module that reads and writes what is at a URL. Raises MissingPackage if it is missing."""
+    name = SCHEMES[url.partition("://")[0].lower()]
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if not (error.name and name.startswith(error.name)):
+            raise
+        raise MissingPackage(
+            f"{shown(url)}: this installation of sa1bpack reads no URLs, because {error.name} is "
+            "missing; install sa1bpack again, or copy the files to a disk and name their folder"
+        ) from None
+
+
+def is_url(text: object) -> bool:
+    """Whether a text begins like the URL of a tar: s3, gs, https or http."""
+    return isinstance(text, str) and _FILE_URL.match(text) is not None
+
+
+def is_pack_url(text: object) -> bool:
+    """Whether a text begins like the URL of a pack: s3, gs or file."""
+    return isinstance(text, str) and _PACK_URL.match(text) is not None
+
+
+def pack_url(name: str, text: str) -> str:
+    """The URL of a pack in its one spelling, without secrets, as it may be shown and written.
+
+    name  of the argument, for messages
+
+    Raises OptionError as `folder_url` does, and for a file URL whose path is not absolute.
+    """
+    if not text.lower().startswith("file://"):
+        return folder_url(name, text)
+    path = Path(unquote(text.partition("://")[2]))
+    if not path.is_absolute():
+        raise OptionError(f"{name} is {text!r}: after file:// comes an absolute path")
+    return path.as_uri()
+
+
+def local_folder(url: str) -> Path | None:
+    """The folder that a file URL, as `pack_url` spells it, names; None for any other URL."""
+    scheme, _, path = url.partition("://")
+    return Path(unquote(path)) if scheme == "file" else None
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without user, password, query and fragment, in which secrets are."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def folder_url(name: str, text: str) -> str:
+    """The URL of a folder in a bucket in its one spelling: "s3://bucket/key", or "s3://bucket".
+
+    name
+        Of the argument, for messages.
+
+    Raises OptionError, which shows no more of the URL than `shown`, for one without a bucket, with
+    a user or a password, or with a query or a fragment.
+    """
+    scheme, _, rest = text.partition("://")
+    host, _, key = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    safe = shown(text)
+    if "@" in host or "?" in rest or "#" in rest:
+        what = "a user name before the bucket" if "@" in host else "a query or a fragment"
+        raise OptionError(
+            f"{name} is {safe!r}, with {what}: leave it out (credentials of object stores are "
+            "found as the tools of the cloud find them; signed links are for single files)"
+        )
+    if not host:
+        raise OptionError(f"{name} is {safe!r}: the URL names no bucket")
+    key = "/".join(filter(None, key.split("/")))
+    return f"{scheme.lower()}://{host}" + (f"/{key}" if key else "")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a file lies that is read over the network. `str` of it is safe to show.
+
+    url
+        Complete, with a query that may be a signature; never shown, and not part of the `repr`.
+    name
+        Name of the file, in place of the last part of a path.
+    listed
+        Whether the name is that of a list of links. The path of such a link need not resemble it,
+        so that messages show the name and the host.
+    nbytes, version
+        Size of the file, and what distinguishes it from a later one in its place, once it has been
+        asked for; None before.
+    """
+
+    url: str = field(repr=False)
+    name: str
+    listed: bool = False
+    nbytes: int | None = None
+    version: str | None = None
+
+    def __str__(self) -> str:
+        if self.listed:
+            return f"{self.name} (from {urlsplit(self.url).hostname})"
+        return shown(self.url)
+
+    @property
+    def scheme(self) -> str:
+        """s3, gs, https or http."""
+        return self.url.partition("://")[0].lower()
+
+    @property
+    def bucket(self) -> str:
+        """Host of a web address, bucket of an object store."""
+        return self.url.partition("://")[2].partition("/")[0]
+
+    @property
+    def key(self) -> str:
+        """What follows the bucket: the key of the object, as it is written in the URL."""
+        return self.url.partition("://")[2].partition("/")[2]
+
+
+def parse_address(name: str, text: str, file_name: str | None = None) -> Address:
+    """The address that a URL stands for.
+
+    name
+        Of the argument, for messages.
+    file_name
+        Name of the file in a list of links; None: the last part of the URL's path.
+
+    Raises OptionError, which shows no more of the URL than `shown`, for one that holds a user or a
+    password, white space or control characters, that has no host or bucket, or names no file.
+    """
+    if _FORBIDDEN.search(text):
+        raise OptionError(
+            f"{name} is {shown(_FORBIDDEN.split(text)[0])!r}..., which contains white space or a "
+            "control character: a URL has %20 for a space"
+        )
+    safe = shown(text)
+    host, _, path = re.split(r"[?#]", text.partition("://")[2], maxsplit=1)[0].partition("/")
+    if "@" in host:
+        raise OptionError(
+            f"{name} is {safe!r}, with a user name before the host: leave it out (credentials of "
+            "object stores are found as the tools of the cloud find them)"
+        )
+    address = Address(text, file_name or "", file_name is not None)
+    in_store = address.scheme in STORE_SCHEMES
+    try:
+        urlsplit(text).port  # noqa: B018 - raises for a port that is none
+    except ValueError:
+        host = ""
+    if not host:
+        raise OptionError(
+            f"{name} is {safe!r}: the URL names no {'bucket' if in_store else 'host'}"
+        )
+    last = path.rpartition("/")[2]
+    found = file_name or (last if in_store else unquote(last))
+    if not found or "/" in found:
+        pattern = ", or a pattern such as sa_*.tar" if in_store else ""
+        raise OptionError(f"{name} is {safe!r}: the URL names no file; give that of a tar{pattern}")
+    return Address(text, found, file_name is not None)

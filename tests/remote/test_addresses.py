@@ -1,0 +1,102 @@
+"""URLs are shown without what may be secret in them."""
+
+import pickle
+
+import pytest
+
+from sa1bpack.errors import OptionError
+from sa1bpack.urls import folder_url, is_url, parse_address, shown
+
+SIGNED = "https://cdn.example.org/m1/An9f.tar?_nc_ohc=SECRET&oh=SECRET&oe=66#SECRET"
+
+
+def test_what_is_a_url():
+    for url in ("s3://b/k", "gs://b/k", "https://h/a.tar", "http://127.0.0.1:80/a.tar", "S3://b/k"):
+        assert is_url(url)
+    for path in ("/data/a.tar", "s3:/b/k", "ftp://h/a.tar", "a.tar", "", "file:///a.tar", None):
+        assert not is_url(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "safe"),
+    [
+        (SIGNED, "https://cdn.example.org/m1/An9f.tar"),
+        ("https://user:SECRET@host/a.tar", "https://host/a.tar"),
+        ("https://host?SECRET", "https://host"),
+        ("https://host/a#SECRET", "https://host/a"),
+        ("https://host?next=https://a@b/SECRET", "https://host"),
+        ("s3://bucket/a/b.tar", "s3://bucket/a/b.tar"),
+    ],
+)
+def test_a_url_is_shown_without_query_and_user(url, safe):
+    assert shown(url) == safe
+
+
+@pytest.mark.parametrize("name", [None, "sa_000000.tar"])
+def test_text_of_an_address_holds_no_secret_and_its_pickle_all(name):
+    address = parse_address("source", SIGNED, name)
+    assert "SECRET" not in f"{address} {address!r}"
+    assert str(address) == (
+        "https://cdn.example.org/m1/An9f.tar" if name is None
+        else "sa_000000.tar (from cdn.example.org)"
+    )  # fmt: skip
+    assert address.name == (name or "An9f.tar")
+    assert pickle.loads(pickle.dumps(address)).url == SIGNED
+
+
+def test_parts_of_an_address():
+    address = parse_address("source", "s3://bucket/a/b%20c.tar")
+    assert (address.scheme, address.bucket, address.key) == ("s3", "bucket", "a/b%20c.tar")
+    assert address.name == "b%20c.tar"  # a key is what it is
+    assert parse_address("source", "https://host/a/b%20c.tar").name == "b c.tar"
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("https:///a.tar?SECRET", "names no host"),
+        ("https://host:SECRET/a.tar?SECRET", "names no host"),
+        ("s3:///SECRET", "names no bucket"),
+        ("https://host/?SECRET", "names no file"),
+        ("https://host", "names no file"),
+        ("https://host/a/%2F?SECRET", "names no file"),
+        ("https://me:SECRET@host/a.tar", "with a user name before the host"),
+        ("https://host/a.tar?SECRET\r\nX: y", "white space or a control character"),
+        ("https://host/a b.tar?SECRET", "white space or a control character"),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_its_secrets(url, fault):
+    with pytest.raises(OptionError, match=f"^source is .*{fault}") as caught:
+        parse_address("source", url)
+    if "names no" not in fault:
+        assert "SECRET" not in str(caught.value)
+    assert "?" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://bucket/packs/one", "s3://bucket/packs/one"),
+        ("S3://bucket/packs//one/", "s3://bucket/packs/one"),
+        ("gs://bucket/a b/é", "gs://bucket/a b/é"),
+        ("s3://bucket/", "s3://bucket"),
+    ],
+)
+def test_the_url_of_a_folder_has_one_spelling(text, url):
+    assert folder_url("path", text) == url
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("s3://bucket/one?X-Amz-Signature=SECRET", "with a query or a fragment"),
+        ("s3://bucket/one#SECRET", "with a query or a fragment"),
+        ("s3://bucket?SECRET", "with a query or a fragment"),
+        ("s3://key:SECRET@bucket/one", "with a user name before the bucket"),
+        ("s3:///one", "names no bucket"),
+    ],
+)
+def test_the_url_of_a_folder_holds_no_secrets(text, fault):
+    with pytest.raises(OptionError, match=f"^path is .*{fault}") as caught:
+        folder_url("path", text)
+    assert "SECRET" not in str(caught.value)

@@ -1,0 +1,162 @@
+"""The origin changes while its cache is kept: it has grown, or another pack has its URL.
+
+What was fetched of one pack never becomes part of another: a pack that is opened is the one that
+is there now, and one that was opened before says that it has changed, once it needs what is gone.
+"""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from cached_packs import open_cached, url_of
+from reading_packs import write_pack
+from same_samples import same_samples
+from side_arrays import write_side
+from unflushed import unflushed
+
+import sa1bpack
+from sa1bpack.errors import OptionError, StoreError
+from sa1bpack.format.checksums import CHECKSUMS_NAME
+from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.remote.cache import Cache
+
+SHARDS = {"sa_000000-000": (2, 0, 5), "sa_000001-000": (1, 3)}
+CHANGED = "has changed since it was opened: open it again"
+
+
+def write(root, shards=SHARDS, first_id=5000):
+    """A pack, in place of what is there. Its samples follow from their ids and masks."""
+    shutil.rmtree(root, ignore_errors=True)
+    with unflushed():
+        write_pack(root, shards, first_id=first_id)
+
+
+@pytest.fixture
+def origin(tmp_path, driven):
+    """The origin of a pack, in the folder `pack`."""
+    write(tmp_path / "pack")
+    return driven(tmp_path / "pack")
+
+
+def opened(tmp_path, **options):
+    return open_cached(tmp_path / "pack", tmp_path / "cache", **options)
+
+
+def assert_same(ds, root):
+    own = sa1bpack.open(root)
+    assert len(ds) == len(own)
+    assert ds.fingerprint == own.fingerprint
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+
+
+def test_of_a_pack_that_has_grown_only_the_new_shards_are_fetched(origin, tmp_path):
+    before = opened(tmp_path)
+    list(before)
+    with sa1bpack.Loader(before, 2) as loader:
+        state = loader.state_dict()
+    write(tmp_path / "pack", SHARDS | {"sa_000002-000": (4, 2)})
+    origin.ranges.clear()
+    after = opened(tmp_path)
+    assert_same(after, tmp_path / "pack")
+    assert origin.shards() == {"sa_000002-000"}
+    # The dataset of before has its own samples, also where they are fetched again.
+    assert Cache(tmp_path / "cache").make_room(1 << 30)
+    assert len(before) == 5 and all(same_samples(before[k], after[k]) for k in range(5))
+    with sa1bpack.Loader(after, 2) as loader, pytest.raises(OptionError, match="fingerprint was"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("shards", [SHARDS, {"sa_000000-000": (1,)}], ids=["alike", "smaller"])
+def test_another_pack_at_the_url_is_opened_as_what_it_is(origin, tmp_path, shards):
+    list(opened(tmp_path))
+    write(tmp_path / "pack", shards, first_id=900)
+    assert_same(opened(tmp_path), tmp_path / "pack")
+    write(tmp_path / "pack")
+    origin.ranges.clear()
+    assert_same(opened(tmp_path), tmp_path / "pack")
+    assert not origin.shards()  # what was fetched of it is still there
+
+
+# What takes the place of a pack whose shards have 3 and 2 samples.
+OTHERS = {
+    "alike": SHARDS,
+    "fewer samples": {"sa_000000-000": (2,), "sa_000001-000": (1,)},
+    "more masks": {"sa_000000-000": (9, 9, 9), "sa_000001-000": (9, 9)},
+    "no such shards": {"sa_000009-000": (2, 0, 5)},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("first", ["nothing read", "one sample read"])
+def test_a_dataset_whose_pack_was_replaced_says_so_and_reads_nothing_of_the_other(
+    origin, tmp_path, other, first
+):
+    ds = opened(tmp_path)
+    kept = ds[0] if first == "one sample read" else None
+    write(tmp_path / "pack", OTHERS[other], first_id=900)
+    for k in (2, 3) if kept is None else (3, 4):
+        with pytest.raises(StoreError, match=CHANGED) as caught:
+            ds[k]
+        assert url_of(tmp_path / "pack") in str(caught.value)
+    if kept is not None:
+        assert same_samples(ds[0], kept) and ds[1]["index"] == 1  # of the shard that is here
+    again = pickle.loads(pickle.dumps(ds))
+    with pytest.raises(StoreError, match=CHANGED):
+        again[4]
+    assert_same(opened(tmp_path), tmp_path / "pack")
+
+
+def test_a_loader_ends_its_epoch_and_drops_nothing(origin, tmp_path):
+    ds = opened(tmp_path)
+    list(ds[:1])
+    write(tmp_path / "pack", first_id=900)
+    with sa1bpack.Loader(ds, 1, order="sequential", on_error="drop") as loader:
+        with pytest.raises(StoreError, match=CHANGED):
+            list(loader)
+        assert loader.dropped == []
+
+
+def test_a_pack_that_is_replaced_while_it_is_opened_is_the_new_one(origin, tmp_path):
+    real, changes = origin.read, []
+
+    def read(path):
+        data = real(path)
+        if path == "checksums.xxh128" and not changes:  # the index follows
+            changes.append(path)
+            write(tmp_path / "pack", {"sa_000000-000": (4, 1)}, first_id=900)
+        return data
+
+    origin.read = read
+    assert_same(opened(tmp_path), tmp_path / "pack")
+    assert changes
+
+
+def test_a_shard_that_was_not_uploaded_whole_is_told_apart_from_damage(origin, tmp_path):
+    """Its checksum file is not the one that the pack's checksums name."""
+    ds = opened(tmp_path)
+    with (tmp_path / "pack/shards/sa_000000-000" / CHECKSUMS_NAME).open("a") as file:
+        file.write("\n")
+    with pytest.raises(StoreError, match=CHANGED):
+        ds[0]
+    with pytest.raises(StoreError, match="upload it again"):
+        opened(tmp_path)[0]
+    assert ds[3]["image_id"] > 0
+
+
+SIDE = SideSpec("score", "sample", "float64", ())
+
+
+def test_a_side_array_that_was_replaced_is_not_mixed_with_the_other(origin, tmp_path):
+    root = tmp_path / "pack"
+    write_side(root, SIDE)
+    ds = opened(tmp_path, side="score")
+    first = ds[0]["score"]
+    shutil.rmtree(root / "side/score")
+    write_side(root, SIDE, function="another")
+    assert np.array_equal(ds[0]["score"], first)
+    with pytest.raises(StoreError, match=CHANGED):
+        ds[3]
+    own = sa1bpack.open(root, side="score")
+    again = opened(tmp_path, side="score")
+    assert all(same_samples(again[k], own[k]) for k in range(len(own)))

@@ -1,0 +1,205 @@
+"""A cache keeps its limit: what was used least recently is removed, and nothing that is in use."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cached_packs import open_cached, shards_in
+from reading_packs import write_pack
+from same_samples import same_samples
+from unflushed import unflushed
+
+import sa1bpack
+from sa1bpack.errors import CacheFull, OptionError
+from sa1bpack.remote import cache as module
+from sa1bpack.remote import fetch
+from sa1bpack.remote.cache import Cache
+
+NAMES = [f"sa_00000{k}-000" for k in range(4)]
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    """Four shards of two samples, equally large."""
+    root = tmp_path_factory.mktemp("four") / "pack"
+    with unflushed():
+        write_pack(root, dict.fromkeys(NAMES, (2, 1)))
+    return root
+
+
+@pytest.fixture
+def sizes(pack, tmp_path_factory, monkeypatch):
+    """(bytes of the head of the pack, bytes of a shard) in a cache."""
+    monkeypatch.setattr(fetch, "MORE_BYTES", 0)
+    folder = tmp_path_factory.mktemp("sizes")
+    ds = open_cached(pack, folder)
+    head = Cache(folder).used
+    ds[0]
+    return head, Cache(folder).used - head
+
+
+def limit_of(sizes, shards: float) -> int:
+    return int(sizes[0] + shards * sizes[1])
+
+
+def test_the_shard_that_was_used_least_recently_is_removed(pack, tmp_path, sizes):
+    ds = open_cached(pack, tmp_path, limit_of(sizes, 2.5))
+    for k in (0, 2):
+        ds[k]
+    [first] = (tmp_path / "shards").glob(f"{NAMES[0]}*.lock")
+    os.utime(first, (1, 1))
+    ds[4]
+    assert shards_in(tmp_path) == {NAMES[1], NAMES[2]}
+    assert Cache(tmp_path).used <= limit_of(sizes, 2.5)
+    own = sa1bpack.open(pack)
+    assert all(same_samples(ds[k], own[k]) for k in range(8))
+
+
+def test_a_shard_that_is_read_stays_and_the_next_is_fetched_when_it_ends(
+    pack, tmp_path, sizes, monkeypatch
+):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.0)
+    ds = open_cached(pack, tmp_path, limit_of(sizes, 1.5))
+    reading = ds.shards.open(0)
+    with pytest.raises(CacheFull, match=r"no room for .* are in use; raise cache_bytes"):
+        ds[2]
+    assert shards_in(tmp_path) == {NAMES[0]}
+    del reading
+    ds[2]
+    assert shards_in(tmp_path) == {NAMES[1]}
+
+
+def test_a_limit_far_below_an_epoch_changes_no_batch(pack, tmp_path, sizes):
+    own, ds = sa1bpack.open(pack), open_cached(pack, tmp_path, limit_of(sizes, 2.5))
+    options = {"order": sa1bpack.LocalShuffleOrder(own, window=2), "threads": 2}
+    with sa1bpack.Loader(own, 1, **options) as one, sa1bpack.Loader(ds, 1, **options) as other:
+        for _ in range(3):
+            for a, b in zip(one, other, strict=True):
+                assert a["images"].equal(b["images"])
+                assert a["masks"].equal(b["masks"])
+    assert Cache(tmp_path).used <= limit_of(sizes, 2.5)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "local"])
+def test_an_order_that_mixes_more_shards_than_fit_is_refused_with_the_remedy(
+    pack, tmp_path, sizes, order
+):
+    ds = open_cached(pack, tmp_path, limit_of(sizes, 2.5))
+    for make in (sa1bpack.Loader, sa1bpack.make_dataloader):
+        with pytest.raises(OptionError, match=r"4 shards at any time.*raise cache_bytes, use"):
+            make(ds, 2, order=order)
+    for fits in ("sequential", sa1bpack.LocalShuffleOrder(ds, window=2), "home"):
+        sa1bpack.Loader(ds, 2, order=fits).close()
+    sa1bpack.Loader(ds[:4], 2, order=order).close()  # of two shards
+    sa1bpack.Loader(sa1bpack.open(pack), 2, order=order).close()
+
+
+def test_a_pack_that_does_not_fit_at_all_is_an_error_that_names_the_limit(pack, tmp_path):
+    with pytest.raises(CacheFull, match="raise cache_bytes"):
+        open_cached(pack, tmp_path, 1000)
+
+
+def test_a_full_disk_makes_room_or_is_an_error_that_says_so(pack, tmp_path, monkeypatch):
+    own, ds = sa1bpack.open(pack), open_cached(pack, tmp_path)
+    ds[0]
+    real, full = os.pwrite, []
+
+    def pwrite(file, data, offset):
+        if full and "/bbox/" in str(Path(f"/proc/self/fd/{file}").readlink()):
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    full.append(1)
+    assert same_samples(ds[2], own[2])
+    assert shards_in(tmp_path) == {NAMES[1]}  # the first made room
+    full += [1] * 1000
+    with sa1bpack.Loader(ds[4:6], 2, on_error="drop", max_dropped=1) as loader:
+        with pytest.raises(CacheFull, match="disk of the cache is full"):
+            list(loader)
+        assert loader.dropped == []
+    full.clear()
+    assert same_samples(ds[4], own[4])
+
+
+# Opens a pack through a cache on a file system of 100 kB, and reads a sample of each shard.
+SMALL = """
+import sys
+import sa1bpack
+ds = sa1bpack.open(sys.argv[1], cache=sys.argv[2], cache_bytes="1 GB")
+try:
+    for k in range(0, len(ds), 2):
+        assert ds[k]["image"].any()
+except sa1bpack.errors.CacheFull as error:
+    sys.exit(f"CacheFull: {error}")
+"""
+
+
+def test_a_full_tmpfs_is_an_error_and_no_signal(tmp_path):
+    with unflushed():
+        write_pack(tmp_path / "pack", {"sa_000000-000": (2,) * 40, "sa_000001-000": (2,)})
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f"mount -t tmpfs -o size=100k none {small} && exec "
+    words = [sys.executable, "-c", SMALL, (tmp_path / "pack").as_uri(), str(small / "cache")]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount + '"$@"', "sh"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a file system of their own")
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done
+    assert re.search("CacheFull: .*the disk of the cache is full", done.stderr), done.stderr
+
+
+def test_a_pack_is_no_place_for_a_cache(layout_packs):
+    pack = layout_packs()
+    before = sorted(path.name for path in pack.iterdir())
+    for where in (pack, pack / "cache"):
+        with pytest.raises(OptionError, match=f"in the pack {re.escape(str(pack))}, which must"):
+            open_cached(pack, where)
+    assert sorted(path.name for path in pack.iterdir()) == before
+
+
+def test_caches_of_another_release_are_refused(layout_packs, tmp_path):
+    shutil.os.makedirs(tmp_path / "cache")
+    (tmp_path / "cache/cache.json").write_text('{"version": 9, "limit": 5}')
+    with pytest.raises(OptionError, match="version 9"):
+        open_cached(layout_packs(), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("origin", ["file", "cache"])
+def test_a_path_with_percent_signs_is_that_folder_and_no_other(tmp_path, origin, with_sides):
+    """`a b` and `a%20b` beside each other: neither is taken for the other."""
+    roots = [tmp_path / "a b", tmp_path / "a%20b"]
+    shutil.copytree(with_sides.root, roots[0])
+    with unflushed():
+        write_pack(roots[1], dict.fromkeys(NAMES[:1], (3,)))
+    shutil.copytree(roots[0] / "side/features", tmp_path / "c%20d")
+    for root in roots:
+        ds = open_cached(root, tmp_path / f"cache of {root.name}")
+        assert ds.fingerprint == sa1bpack.open(root).fingerprint
+        assert len([ds[k] for k in range(len(ds))]) == len(sa1bpack.open(root))
+    own = sa1bpack.open(roots[0], side=[tmp_path / "c%20d"])
+    ds = open_cached(roots[0], tmp_path / "cache", side=[(tmp_path / "c%20d").as_uri()])
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "checksums.xxh128", "shards/sa_000000-000/bbox/c.0.0"]
+)
+@pytest.mark.parametrize("kind", ["a pipe", "a file of 3 GB"])
+def test_what_is_no_file_or_far_too_large_is_an_error_at_once(pack, tmp_path, name, kind):
+    root = shutil.copytree(pack, tmp_path / "pack")
+    (root / name).unlink()
+    if kind == "a pipe":
+        os.mkfifo(root / name)
+    else:
+        with (root / name).open("wb") as file:
+            file.truncate(3 << 30)
+    with pytest.raises(sa1bpack.FormatError, match=r"pipe|at most|came 3 times"):
+        open_cached(root, tmp_path / "cache")[0]

@@ -1,0 +1,256 @@
+"""Several processes share a cache, and any of them may be killed or interrupted at any point."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cached_packs import open_cached, shards_in
+from same_samples import same_samples
+
+import sa1bpack
+from sa1bpack.errors import FormatError, ReadError, StoreError
+from sa1bpack.remote import cache as module
+from sa1bpack.remote.cache import Cache
+
+
+def in_child(work) -> int:
+    """Start a forked child that does some work; its process id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+def wait_until(path) -> None:
+    limit = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def pack(layout_packs, tmp_path):
+    return shutil.copytree(layout_packs(), tmp_path / "pack")
+
+
+def stopping_child(pack, tmp_path, driven, word) -> int:
+    """A child that stops for ever when it has asked for a file whose path has a word."""
+    origin, ds = driven(pack), open_cached(pack, tmp_path / "cache")
+
+    def stop(path, first, data):
+        if word in path:
+            (tmp_path / "there").touch()
+            time.sleep(600)
+        return data
+
+    def fetch():
+        origin.change = stop
+        ds[0]
+
+    pid = in_child(fetch)
+    wait_until(tmp_path / "there")
+    return pid
+
+
+@pytest.mark.parametrize("word", ["image/c", "bbox"])
+def test_who_waits_for_a_process_that_is_killed_while_it_fetches_takes_over(
+    pack, tmp_path, driven, word
+):
+    pid = stopping_child(pack, tmp_path, driven, word)
+    own, ds, found = sa1bpack.open(pack), open_cached(pack, tmp_path / "cache"), []
+    waiting = threading.Thread(target=lambda: found.append(ds[0]))
+    waiting.start()
+    time.sleep(0.05)
+    assert not found and not shards_in(tmp_path / "cache")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    waiting.join(60)
+    assert same_samples(found[0], own[0])
+    names = {path.name for path in (tmp_path / "cache/shards").iterdir()}
+    assert len(names) == 2  # the shard and its lock
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one_that_opens_the_cache(
+    pack, tmp_path, driven
+):
+    pid = stopping_child(pack, tmp_path, driven, "bbox")
+    Cache(tmp_path / "cache")
+    assert list((tmp_path / "cache/shards").iterdir())  # it lives, and is not disturbed
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    used = Cache(tmp_path / "cache").used
+    assert not list((tmp_path / "cache/shards").iterdir())
+    head = open_cached(pack, tmp_path / "other")
+    assert used == Cache(tmp_path / "other").used and len(head) == 6
+
+
+def test_a_shard_is_fetched_by_one_process_and_seen_by_all(pack, tmp_path, driven):
+    origin, own = driven(pack), sa1bpack.open(pack)
+    ds = open_cached(pack, tmp_path / "cache")
+
+    def read():
+        for k in range(len(ds)):
+            assert same_samples(ds[k], own[k])
+        misses = ds.pack.fetched().misses
+        (tmp_path / f"misses-{os.getpid()}").write_text(str(misses))
+
+    children = [in_child(read) for _ in range(4)]
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    # A process counts as a miss that it waited for another one; each asked for nothing twice.
+    assert sum(int(path.read_text()) for path in tmp_path.glob("misses-*")) >= 2
+    count = len(origin.ranges)
+    read()
+    assert len(origin.ranges) == count
+
+
+def test_threads_that_want_the_same_shard_fetch_it_once(pack, tmp_path, driven):
+    origin, own = driven(pack), sa1bpack.open(pack)
+    datasets = [open_cached(pack, tmp_path / "cache") for _ in range(4)]
+    found, before = [], len(origin.ranges)
+    threads = [threading.Thread(target=lambda ds=ds: found.append(ds[1])) for ds in datasets * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 8
+    assert all(same_samples(each, own[1]) for each in found)
+    asked = origin.ranges[before:]
+    assert asked and len(asked) == len(set(asked))
+
+
+class Interrupted(BaseException):
+    """What a signal raises."""
+
+
+def test_an_interrupted_read_leaves_the_cache_right_wherever_it_is(pack, tmp_path):
+    """Raised at any line that the main thread passes, as a signal's exception may be."""
+    own = sa1bpack.open(pack)
+    expected = own[0]
+    folder = str(Path(sa1bpack.__file__).parent)
+
+    def lines(ds, stop: int | None) -> int:
+        """Read a sample, and raise at a line of sa1bpack; returns how many lines were passed."""
+        passed = 0
+
+        def trace(frame, event, arg):
+            nonlocal passed
+            if not frame.f_code.co_filename.startswith(folder):
+                return None
+            if event == "line":
+                passed += 1
+                if passed == stop:
+                    sys.settrace(None)
+                    raise Interrupted
+            return trace
+
+        sys.settrace(trace)
+        try:
+            ds[0]
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        return passed
+
+    total = lines(open_cached(pack, tmp_path / "count"), None)
+    assert total > 50
+    for stop in range(1, total, max(1, total // 60)):
+        ds = open_cached(pack, tmp_path / f"{stop}")
+        lines(ds, stop)
+        assert same_samples(ds[0], expected), stop
+        assert same_samples(open_cached(pack, tmp_path / f"{stop}")[0], expected), stop
+        shutil.rmtree(tmp_path / f"{stop}")
+
+
+def test_after_a_start_of_the_machine_everything_is_checked_before_it_counts(
+    pack, tmp_path, driven, monkeypatch
+):
+    origin, own = driven(pack), sa1bpack.open(pack)
+    ds = open_cached(pack, tmp_path / "cache")
+    assert len([ds[k] for k in range(len(ds))]) == 6
+    [bbox] = (tmp_path / "cache/shards").glob("sa_000000-001-*/bbox/c*")
+    del ds
+    with bbox.open("r+b") as file:  # what never reached the disk
+        file.write(bytes(32))
+    monkeypatch.setattr(module, "boot_id", lambda: "another")
+    origin.ranges.clear()
+    ds = open_cached(pack, tmp_path / "cache")
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert origin.shards() == {"sa_000000-001"}
+    count = len(origin.ranges)
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert len(origin.ranges) == count
+
+
+def test_bytes_that_were_changed_on_the_way_are_fetched_again(pack, tmp_path, driven):
+    origin, own = driven(pack), sa1bpack.open(pack)
+    seen = set()
+
+    def flip(path, first, data):
+        if (path, first) not in seen and len(data):
+            seen.add((path, first))
+            data[len(data) // 2] ^= 4
+        return data
+
+    origin.change = flip
+    ds = open_cached(pack, tmp_path / "cache")
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+
+
+def test_a_shard_that_is_damaged_in_the_origin_is_an_error_of_its_samples(pack, tmp_path):
+    own = sa1bpack.open(pack)
+    with (pack / "shards/sa_000000-000/bbox/c.0.0").open("r+b") as file:
+        file.write(b"\x7f\x80\x81")
+    ds = open_cached(pack, tmp_path / "cache", on_error="return")
+    found = ds.__getitems__(range(6))
+    assert [isinstance(each, ReadError) for each in found] == [True] * 4 + [False] * 2
+    assert "bbox/c.0.0 came 3 times with other bytes" in str(found[1])
+    assert same_samples(found[5], own[5])
+    assert shards_in(tmp_path / "cache") == {"sa_000000-001"}
+    with pytest.raises((FormatError, ReadError), match=r"bbox/c\.0\.0 came 3 times"):
+        open_cached(pack, tmp_path / "cache")[0]
+    with sa1bpack.Loader(ds, 2, order="sequential", on_error="drop", max_dropped=1) as loader:
+        assert sum(len(batch["image_ids"]) for batch in loader) == 2
+    assert len(loader.dropped) == 4
+
+
+def test_a_cache_that_was_removed_in_use_is_an_error_and_never_zeros(pack, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "IDLE_SECONDS", 600.0)
+    own, ds = sa1bpack.open(pack), open_cached(pack, tmp_path / "cache")
+    ds[0]
+    shutil.rmtree(tmp_path / "cache")
+    assert same_samples(ds[1], own[1])  # of a shard that is open
+    with pytest.raises(StoreError, match="was removed while it was in use"):
+        ds[5]
+    again = open_cached(pack, tmp_path / "cache")
+    assert all(same_samples(again[k], own[k]) for k in range(len(own)))
+
+
+def test_an_origin_that_fails_ends_the_epoch_and_drops_nothing(pack, tmp_path, driven):
+    origin = driven(pack)
+    ds = open_cached(pack, tmp_path / "cache")
+
+    def fail(path, first, data):
+        if "000-001/image/" in path:
+            raise OSError(5, "Input/output error", path)
+        return data
+
+    origin.change = fail
+    with sa1bpack.Loader(ds, 2, order="sequential", on_error="drop", max_dropped=1) as loader:
+        with pytest.raises(StoreError, match="Input/output error"):
+            list(loader)
+        assert loader.dropped == []
+        origin.change = lambda path, first, data: data
+        assert len(list(loader)) == 3

@@ -1,0 +1,233 @@
+"""Packs that are read through a cache give what they give without one."""
+
+import pickle
+import shutil
+import threading
+import time
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from cached_packs import open_cached, shards_in, url_of
+from packs_with_sides import SPECS
+from reading_packs import write_pack
+from same_samples import same_samples
+from unflushed import unflushed
+
+import sa1bpack
+from sa1bpack.errors import NotAPack, OptionError
+from sa1bpack.remote.cache import Cache
+from sa1bpack.report.subject import read_subject
+
+
+def same_batches(one, other) -> bool:
+    """Whether two batches have the same keys and values."""
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
+        for key, value in one.items()
+    )
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+@pytest.mark.parametrize(
+    "layout",
+    [("pad", "rgb", "bits+runs"), ("native", "yuv420", "runs"), ("squash", "yuv420", "bits")],
+)
+def test_samples_and_batches_are_those_of_the_pack(layout_packs, tmp_path, layout, check):
+    root = layout_packs(*layout)
+    own, ds = sa1bpack.open(root, check=check), open_cached(root, tmp_path, check=check)
+    assert ds.fingerprint == own.fingerprint
+    for k in (5, 0, 3, 1, 2, 4, 5):
+        assert same_samples(ds[k], own[k])
+    for io in ("cached", "direct"):
+        with sa1bpack.Loader(own, 2, io=io) as one, sa1bpack.Loader(ds, 2, io=io) as other:
+            assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_what_a_loader_reads_it_fetched_and_counts(layout_packs, tmp_path):
+    ds = open_cached(layout_packs(), tmp_path)
+    with sa1bpack.Loader(ds, 2) as loader:
+        for _ in loader:
+            pass
+        cold = loader.stats()
+        for _ in loader:
+            pass
+        warm = loader.stats()
+    assert (cold.cache_hits, cold.cache_misses) == (0, 2)
+    assert (warm.cache_hits, warm.cache_misses, warm.requests, warm.fetched_bytes) == (0, 0, 0, 0)
+    # Of each of two shards the checksum file, the metadata of the group, and the files of its 18
+    # arrays; the metadata of arrays follows from the layout.
+    assert cold.requests == 2 * (2 + 18)
+    assert "2 shards fetched, 0 from the cache" in str(cold)
+    again = open_cached(layout_packs(), tmp_path)
+    with sa1bpack.Loader(again, 2) as loader:
+        list(loader)
+        assert (loader.stats().cache_hits, loader.stats().cache_misses) == (2, 0)
+    own = sa1bpack.Loader(sa1bpack.open(layout_packs()), 2)
+    next(iter(own))
+    assert own.stats().cache_hits is None
+
+
+def test_a_loader_that_waits_for_what_is_fetched_says_so(layout_packs, tmp_path, driven):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    origin, ds = driven(root), open_cached(root, tmp_path / "cache")
+    asked, may = threading.Event(), threading.Event()
+
+    def wait(path, first, data):
+        asked.set()
+        assert may.wait(60)
+        return data
+
+    origin.change = wait
+    with sa1bpack.Loader(ds, 6, io="cached") as loader:
+        batches = iter(loader)
+        waiting = threading.Thread(target=lambda: next(batches))
+        waiting.start()
+        assert asked.wait(60)
+        may.set()
+        waiting.join(60)
+        assert loader.stats().fetch_seconds > 0
+
+
+def test_a_loader_opens_the_next_shards_before_they_are_needed(tmp_path, driven):
+    with unflushed():
+        write_pack(tmp_path / "pack", {f"sa_00000{k}-000": (2, 1) for k in range(4)})
+    origin, ds = driven(tmp_path / "pack"), open_cached(tmp_path / "pack", tmp_path / "cache")
+    with sa1bpack.Loader(ds, 2, order="sequential") as loader:
+        batches = iter(loader)
+        next(batches)
+        limit = time.monotonic() + 60
+        while len(origin.shards()) < 4 and time.monotonic() < limit:
+            time.sleep(0.005)
+        assert len(origin.shards()) == 4  # one batch was taken
+        assert len(list(batches)) == 3
+
+
+def test_what_is_in_a_cache_are_ordinary_shards(with_sides, tmp_path):
+    root = with_sides.root
+    ds = open_cached(root, tmp_path, side=list(SPECS))
+    ds.shards.open_many(range(len(ds.shards)))
+    assert np.array_equal(ds.shards[0]["image"], sa1bpack.open(root).shards[0]["image"])
+    folders = (path.parent for path in (tmp_path / "packs").glob("*/index-*"))
+    [pack] = folders
+    report = sa1bpack.verify(pack)
+    assert not report.problems and report.counts["samples"] == len(ds)
+    assert len(sa1bpack.open(pack)) == len(ds)
+    image = f"shards/{ds.manifest.shards[0].name}/image"
+    found, expected = (zarr.open(str(folder / image), mode="r")[:] for folder in (pack, root))
+    assert np.array_equal(found, expected)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.stat().st_blocks for path in files if path.stat().st_size > 4096)  # no holes
+
+
+@pytest.mark.parametrize("check", ["open", "read"])
+def test_side_arrays_in_the_pack_and_elsewhere(with_sides, tmp_path, check):
+    shutil.copytree(with_sides.root / "side/features", tmp_path / "apart/features")
+    names = [name for name in SPECS if name != "features"]
+    own = sa1bpack.open(with_sides.root, side=[*names, tmp_path / "apart/features"], check=check)
+    apart = url_of(tmp_path / "apart/features")
+    ds = open_cached(with_sides.root, tmp_path / "cache", side=[*names, apart], check=check)
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    with sa1bpack.Loader(own, 4) as one, sa1bpack.Loader(ds, 4) as other:
+        assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+    assert np.array_equal(ds.column("odd"), own.column("odd"))
+    assert np.array_equal(ds.mask_column("level"), own.mask_column("level"))
+
+
+def test_packs_of_different_places_are_one_dataset(layout_packs, tmp_path):
+    one, other = layout_packs("native", "rgb", "bits"), tmp_path / "other"
+    shutil.copytree(one, other)
+    own = sa1bpack.open([one, other], duplicates="first")
+    ds = sa1bpack.open([url_of(one), other], duplicates="first", cache=tmp_path / "cache")
+    assert [sample["image_id"] for sample in ds] == [sample["image_id"] for sample in own]
+    assert ds.fingerprint == own.fingerprint
+
+
+def test_a_dataset_pickles_to_its_place_in_the_cache(layout_packs, tmp_path):
+    ds = open_cached(layout_packs(), tmp_path, masks="bool")[::2]
+    again = pickle.loads(pickle.dumps(ds))
+    assert all(same_samples(again[k], ds[k]) for k in range(len(ds)))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_share_the_cache(layout_packs, tmp_path, context, driven):
+    root = shutil.copytree(layout_packs(), tmp_path / "pack")
+    own, ds = sa1bpack.open(root), open_cached(root, tmp_path / "cache")
+    options = {"workers": 2, "multiprocessing_context": context}
+    if context == "spawn":  # a new process takes seconds to import torch
+        options["workers"] = 1
+    one = sa1bpack.make_dataloader(own, 2, workers=0)
+    other = sa1bpack.make_dataloader(ds, 2, **options)
+    assert all(same_batches(a, b) for a, b in zip(one, other, strict=True))
+    used = ds.pack.fetched().requests
+    assert all(same_samples(ds[k], own[k]) for k in range(6))
+    assert ds.pack.fetched().requests == used
+
+
+def test_a_loader_resumes_and_columns_and_subsets_are_those_of_the_pack(layout_packs, tmp_path):
+    own, ds = sa1bpack.open(layout_packs()), open_cached(layout_packs(), tmp_path)
+    with sa1bpack.Loader(own, 2) as one, sa1bpack.Loader(ds, 2) as other:
+        next(iter(one))
+        state = one.state_dict()
+        one.load_state_dict(state)
+        other.load_state_dict(state)
+        assert [same_batches(a, b) for a, b in zip(one, other, strict=True)] == [True] * 2
+    for name in ("size", "file_name", "mask_count"):
+        assert np.array_equal(ds.column(name), own.column(name))
+    chosen = ds.where("mask_count > 1")
+    assert [s["image_id"] for s in chosen] == [s["image_id"] for s in own.where("mask_count > 1")]
+
+
+def test_samples_stay_as_they_are_when_the_cache_removes_them(layout_packs, tmp_path):
+    ds = open_cached(layout_packs(), tmp_path)
+    sample = ds[2]
+    before = sample["image"].copy()
+    assert not sample["image"].flags.writeable
+    assert Cache(tmp_path).make_room(1 << 30)
+    assert not shards_in(tmp_path)
+    assert np.array_equal(sample["image"], before)
+    assert np.array_equal(ds[2]["image"], before)
+
+
+def test_a_pack_that_has_grown_is_another_state_that_shares_its_shards(
+    layout_packs, tmp_path, driven
+):
+    root = tmp_path / "pack"
+    shutil.copytree(layout_packs(), root)
+    origin = driven(root)
+    first = open_cached(root, tmp_path / "cache")
+    list(first)
+    count = len(origin.ranges)
+    shutil.copytree(layout_packs("pad", "rgb", "bits"), tmp_path / "other")
+    assert same_samples(open_cached(root, tmp_path / "cache")[0], first[0])
+    assert len(origin.ranges) == count
+
+
+def test_what_is_not_a_pack_and_what_lacks_a_cache(tmp_path, layout_packs):
+    with pytest.raises(NotAPack, match=r"has no manifest\.json"):
+        open_cached(tmp_path, tmp_path / "cache")
+    with pytest.raises(OptionError, match="a URL is read through a cache"):
+        sa1bpack.open(url_of(layout_packs()))
+    with pytest.raises(OptionError, match="'500 GB'"):
+        open_cached(layout_packs(), tmp_path / "cache", "much")
+
+
+def test_saved_selections_name_the_url(layout_packs, tmp_path):
+    ds = open_cached(layout_packs(), tmp_path / "cache")[1:4]
+    ds.save(tmp_path / "some.sel")
+    again = sa1bpack.open(tmp_path / "some.sel", cache=tmp_path / "cache")
+    assert [s["image_id"] for s in again] == [s["image_id"] for s in ds]
+    assert (
+        url_of(layout_packs()) in (tmp_path / "some.sel").read_bytes().partition(b"\n")[0].decode()
+    )
+
+
+@pytest.mark.parametrize("layout", [("pad", "rgb", "bits"), ("native", "yuv420", "runs")])
+def test_samples_are_drawn_as_those_of_the_pack(layout_packs, tmp_path, layout):
+    own, ds = sa1bpack.open(layout_packs(*layout)), open_cached(layout_packs(*layout), tmp_path)
+    assert sa1bpack.show(ds, samples=3).size == sa1bpack.show(own, samples=3).size
+    for k in range(len(own)):
+        one, other = (asdict(read_subject(each, k, 400)) for each in (own, ds))
+        assert same_samples(one, other)

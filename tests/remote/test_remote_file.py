@@ -1,0 +1,349 @@
+"""A file of the web arrives complete and unmixed, or there is an error that says why."""
+
+import random
+import ssl
+import threading
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+import pytest
+import xxhash
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from fault_server import changed, cut, dropped, fault_server, slow, stalled, status
+from s3_server import use_s3
+
+from sa1bpack.errors import SourceError
+from sa1bpack.remote import remote_file
+from sa1bpack.remote import web as web_module
+from sa1bpack.remote.body import Broken
+from sa1bpack.remote.remote_file import RemoteFile
+from sa1bpack.remote.web import WebBody
+from sa1bpack.urls import parse_address
+
+DATA = random.Random(0).randbytes(3_000_000)
+PIECE = 1 << 16
+
+
+@pytest.fixture
+def served(web):
+    """The server, with DATA at /t/sa_0.tar, and the address of that, with a signature."""
+    web.files["/t/sa_0.tar"] = DATA
+    return web, parse_address("source", f"{web.url}/t/sa_0.tar?sig=SECRET")
+
+
+def read_all(address, **options) -> bytes:
+    """All bytes of a file, read in pieces, as a tar is."""
+    digest = xxhash.xxh3_128()
+    file = RemoteFile(address, digest.hexdigest, **options)
+    found = b""
+    try:
+        while data := file.read(PIECE):
+            digest.update(data)
+            found += data
+    finally:
+        file.close()
+    return found
+
+
+def test_a_file_is_one_request_without_a_range(served):
+    server, address = served
+    assert read_all(address) == DATA
+    assert server.requests == [("/t/sa_0.tar", "", "")]
+
+
+def test_a_body_that_is_cut_is_continued_at_its_byte_of_the_same_version(served):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [cut(1_000_001), cut(500_000), dropped, cut(0)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/t/sa_0.tar") == [
+        "", "bytes=1000001-", "bytes=1500001-", "bytes=1500001-", "bytes=1500001-",
+    ]  # fmt: skip
+    tags = {tag for _, _, tag in server.requests[1:]}
+    assert len(tags) == 1 and tags.pop().startswith('"')
+
+
+@pytest.mark.parametrize("code", [408, 429, 500, 502, 503, 504])
+def test_a_status_that_may_pass_is_asked_again(served, code):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [status(code), cut(1000), status(code, {"Retry-After": "1"})]
+    assert read_all(address) == DATA
+    assert len(server.requests) == 4
+
+
+def test_a_server_may_ask_how_long_to_wait(web):
+    address = parse_address("source", f"{web.url}/a.tar")
+    web.files["/a.tar"] = b""
+    asked = ["7", "1000000", "Sun, 22 Nov 2099 00:00:00 GMT", "soon", None]
+    found = []
+    for text in asked:
+        web.faults["/a.tar"] = [status(503, {"Retry-After": text} if text else {})]
+        with closing(WebBody(address)) as body, pytest.raises(Broken) as caught:
+            body.open()
+        found.append(caught.value.wait)
+    assert found[:2] == [7, 1_000_000] and found[2] > 10**9 and found[3:] == [None, None]
+
+
+def test_waits_grow_up_to_a_limit_and_a_server_is_not_obeyed_without_one():
+    attempts = remote_file.ATTEMPTS
+    waits = [remote_file.seconds_to_wait(failures, None) for failures in range(1, attempts)]
+    assert all(0.25 * 2**n <= wait <= 0.5 * 2**n for n, wait in enumerate(waits[:6]))
+    assert all(15 <= wait <= 30 for wait in waits[6:]) and 200 < sum(waits) < 500
+    assert remote_file.seconds_to_wait(1, 7) == 7
+    assert remote_file.seconds_to_wait(1, 1e6) == remote_file.LONGEST_ASKED
+    assert remote_file.seconds_to_wait(8, 1) >= 15
+
+
+def test_a_slow_link_is_waited_for(served):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [slow(500)]
+    assert read_all(address) == DATA
+    assert len(server.requests) == 1
+
+
+def test_time_outs_are_continued(served, monkeypatch):
+    server, address = served
+    monkeypatch.setattr(web_module, "TIMEOUT", 0.2)
+    server.faults["/t/sa_0.tar"] = [stalled(100_000), stalled(0)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/t/sa_0.tar")[0] == ""
+    assert len(server.requests) == 3
+
+
+def test_a_file_that_makes_no_progress_is_given_up_with_the_place_and_the_last_fault(served):
+    server, address = served
+    lines = []
+    server.faults["/t/sa_0.tar"] = [cut(1_000_000), *[status(503)] * 30]
+    with pytest.raises(SourceError, match=r"at byte 1000000 after 20 attempts .*answers 503") as e:
+        read_all(address, on_wait=lines.append)
+    assert [line.partition(": the server answers 503")[2] for line in lines] == [
+        f" Service Unavailable; asking again from byte 1000000 (attempt {number} of 20)"
+        for number in (4, 9, 14, 19)
+    ]
+    assert not any("?" in line for line in lines)
+    assert len(server.requests) == remote_file.ATTEMPTS
+    assert "SECRET" not in str(e.value) and "?" not in str(e.value)
+
+
+def test_faults_are_counted_anew_after_progress(served, monkeypatch):
+    server, address = served
+    monkeypatch.setattr(remote_file, "PROGRESS_BYTES", PIECE)
+    server.faults["/t/sa_0.tar"] = [cut(100_000)] * 25
+    assert read_all(address, attempts=2) == DATA
+
+
+def test_a_server_without_ranges_sends_it_again_and_what_was_read_is_compared(served):
+    server, address = served
+    server.ranges = False
+    server.faults["/t/sa_0.tar"] = [cut(2_000_000)]
+    assert read_all(address) == DATA
+    server.etags = False
+    server.faults["/t/sa_0.tar"] = [cut(2_000_000)]
+    server.requests.clear()
+    file = RemoteFile(address, lambda: "the digest of other bytes")
+    with pytest.raises(SourceError, match="has changed since"):
+        while file.read(PIECE):
+            pass
+    file.close()
+    assert len(server.requests) == 2
+
+
+def test_a_server_that_sends_a_part_of_a_range_is_asked_for_the_rest(served):
+    server, address = served
+    server.most = 700_000
+    server.faults["/t/sa_0.tar"] = [cut(1_000_000)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/t/sa_0.tar") == [
+        "", "bytes=1000000-", "bytes=1700000-", "bytes=2400000-",
+    ]  # fmt: skip
+
+
+def test_a_url_that_no_host_can_have_is_an_error_without_its_query(web):
+    address = parse_address("source", f"http://{'a' * 64}.example/sa_0.tar?SECRET")
+    with pytest.raises(SourceError, match=r"/sa_0\.tar: the URL cannot be used; check it$"):
+        read_all(address)
+
+
+@pytest.mark.parametrize("another", [changed('"another"'), changed('W/"another"')])
+def test_a_file_that_changed_is_an_error_and_never_continued(served, another):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [cut(1_000_000), another]
+    with pytest.raises(SourceError, match="has changed since it was first asked for"):
+        read_all(address)
+    assert len(server.requests) == 2
+
+
+def test_a_file_of_another_size_is_an_error_also_without_etag(served):
+    server, address = served
+    server.etags = False
+
+    def shorter(handler, data):
+        handler.of.files["/t/sa_0.tar"] = data[:2_000_000]
+        cut(1_000_000)(handler, data)
+
+    server.faults["/t/sa_0.tar"] = [shorter]
+    with pytest.raises(SourceError, match="has changed since it was first asked for"):
+        read_all(address)
+
+
+@pytest.mark.parametrize("code", [401, 403, 410])
+@pytest.mark.parametrize("read", [0, 1_000_000])
+def test_an_expired_link_is_an_error_at_once_with_its_remedy(served, code, read):
+    server, address = served
+    server.faults["/t/sa_0.tar"] = [*[cut(read)] * (read > 0), status(code), status(code)]
+    with pytest.raises(SourceError, match=rf"answers {code} .*download the list of links again"):
+        read_all(address)
+    assert len(server.requests) == 1 + (read > 0)
+
+
+def test_what_no_repetition_changes_is_not_repeated(served):
+    server, address = served
+    missing = parse_address("source", f"{server.url}/none.tar?SECRET")
+    with pytest.raises(SourceError, match=r"/none\.tar: the server answers 404 .*check the URL"):
+        read_all(missing)
+    assert len(server.requests) == 1
+
+    def endless(handler, data):
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"0\r\n\r\n")
+
+    server.faults["/t/sa_0.tar"] = [endless]
+    with pytest.raises(SourceError, match="does not send the size"):
+        read_all(address)
+
+
+def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
+    server, _ = served
+    server.files |= {"/a": b"", "/loop": b""}
+    there = status(302, {"Location": "/t/sa_0.tar?sig=SECRET2"})
+    server.faults["/a"] = [there, there]
+    server.faults["/t/sa_0.tar"] = [cut(1_000_000)]
+    assert read_all(parse_address("source", f"{server.url}/a")) == DATA
+    assert server.requests_of("/a") == ["", "bytes=1000000-"]
+    assert server.requests_of("/t/sa_0.tar") == ["", "bytes=1000000-"]
+    server.faults["/loop"] = [status(307, {"Location": "/loop?SECRET"})] * 20
+    with pytest.raises(SourceError, match=r"more than 5 redirects$"):
+        read_all(parse_address("source", f"{server.url}/loop"))
+    server.faults["/loop"] = [status(301, {"Location": "ftp://host/SECRET?SECRET"})]
+    with pytest.raises(SourceError, match="redirects from http to ftp"):
+        read_all(parse_address("source", f"{server.url}/loop"))
+
+
+def test_a_host_that_is_not_there_is_given_up_with_the_reason(web):
+    address = parse_address("source", "http://127.0.0.1:9/sa_0.tar?SECRET")
+    with pytest.raises(SourceError, match=r"at byte 0 after 3 attempts.*refused; check the net"):
+        read_all(address, attempts=3)
+
+
+@pytest.mark.parametrize("fault", [stalled(100_000), stalled(0)])
+def test_cancelling_ends_a_wait_for_the_server_in_another_thread(served, fault):
+    assert_cancelled(*served, fault)
+
+
+def test_cancelling_ends_a_wait_for_an_object_store(web, monkeypatch):
+    use_s3(web.url, monkeypatch)
+    bucket = f"cancelled-{web.url[-5:]}"
+    web.files[f"/{bucket}/sa_0.tar"] = DATA
+    address = parse_address("source", f"s3://{bucket}/sa_0.tar")
+    assert_cancelled(web, address, stalled(0))
+
+
+def assert_cancelled(server, address, fault) -> None:
+    """A thread that waits for an answer with this fault ends when its file is cancelled."""
+    path = next(path for path in server.files if path.endswith("/sa_0.tar"))
+    server.faults[path] = [fault]
+    file, ended = RemoteFile(address), []
+
+    def read():
+        with pytest.raises(SourceError, match="was interrupted"):
+            while file.read(PIECE):
+                pass
+        ended.append(True)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while not server.requests:
+        thread.join(0.001)
+    file.cancel()
+    thread.join(20)  # far less than the 30 s after which a server that sends nothing is given up
+    assert ended
+    file.close()
+
+
+def test_a_proxy_of_the_environment_is_used(served, monkeypatch):
+    """The server plays the proxy: it gets the complete URL in the request."""
+    server, _ = served
+    monkeypatch.delenv("NO_PROXY")
+    server.files["http://far.example.org/sa_0.tar"] = b"by proxy"
+    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:p%40ss@"))
+    monkeypatch.setenv("no_proxy", "other.example.org")
+    address = parse_address("source", "http://far.example.org/sa_0.tar?sig=SECRET")
+    assert read_all(address) == b"by proxy"
+    assert server.proxy_users == ["Basic bWU6cEBzcw=="]  # me:p@ss
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A PEM file with a key and a self-signed certificate of 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    alternative = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(alternative, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + signed.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture
+def secure(web, certificate):
+    """A server over https, and an address of DATA there. `web` shortens the waits."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with fault_server(tls) as server:
+        server.files["/sa_0.tar"] = DATA
+        yield server, parse_address("source", f"{server.url}/sa_0.tar?sig=SECRET")
+
+
+def test_https_is_continued_as_http_is(secure, certificate, monkeypatch):
+    server, address = secure
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    server.faults["/sa_0.tar"] = [cut(1_000_000), dropped, cut(5)]
+    assert read_all(address) == DATA
+    assert server.requests_of("/sa_0.tar")[-1] == "bytes=1000005-"
+    server.files["/away.tar"] = b""
+    server.faults["/away.tar"] = [status(302, {"Location": "http://127.0.0.1/a.tar?SECRET"})]
+    with pytest.raises(SourceError, match=r"redirects from https to http .*not followed$") as e:
+        read_all(parse_address("source", f"{server.url}/away.tar"))
+    assert "SECRET" not in str(e.value)
+
+
+def test_cancelling_ends_a_wait_over_https(secure, certificate, monkeypatch):
+    server, address = secure
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert_cancelled(server, address, stalled(100_000))
+
+
+def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(secure):
+    server, address = secure
+    with pytest.raises(SourceError, match=r"certificate cannot be trusted \(self-signed"):
+        read_all(address)
+    assert server.requests == []

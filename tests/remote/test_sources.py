@@ -1,0 +1,408 @@
+"""Tars are packed from the web and from object stores as from files, and no link is kept."""
+
+import hashlib
+import json
+import random
+import signal
+import sys
+import threading
+
+import pytest
+from commands import SMALL_FLAGS, finish, start, wait_until
+from fault_server import cut, dropped, flipped, stalled, status, together
+from s3_server import use_s3
+from small_tars import SMALL, contents
+
+import sa1bpack
+from sa1bpack.cli.main import main
+from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
+from sa1bpack.remote import objects
+
+TARS = ("sa_000010.tar", "sa_000011.tar")
+SECRETS = ("SECRET", "oh=", "cdn/m1", "test-secret-key")
+
+
+@pytest.fixture
+def served(web, long_tars):
+    """The server with both tars, at paths without their names, as a content network has them."""
+    for tar in long_tars:
+        web.files[f"/cdn/m1/{tar.stem[-2:]}An9.bin"] = tar.read_bytes()
+    return web
+
+
+@pytest.fixture
+def links(served, tmp_path):
+    """A list of links as SA-1B's page offers it."""
+    path = tmp_path / "links.txt"
+    lines = [f"{name}\t{served.url}/cdn/m1/{name[7:9]}An9.bin?oh=SECRET" for name in TARS]
+    path.write_text("\r\n".join(["file_name\tcdn_link", *reversed(lines), lines[0], ""]))
+    return path
+
+
+def path_of(name: str) -> str:
+    return f"/cdn/m1/{name[7:9]}An9.bin"
+
+
+def assert_no_secret(*texts: str, root=None) -> None:
+    """Neither texts nor any file below `root` hold what a link has besides the name and host."""
+    for path in root.rglob("*") if root else ():
+        if path.is_file():
+            texts += (path.read_bytes().decode("latin-1"), path.name)
+    for text in texts:
+        assert not [secret for secret in SECRETS if secret in text]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_list_of_links_makes_the_pack_of_the_files_whatever_the_network_does(
+    served, links, long_pack, tmp_path, capsys, workers
+):
+    rng = random.Random(workers)
+    for name in TARS:
+        size = len(served.files[path_of(name)])
+        cuts = [cut(rng.randrange(size)) for _ in range(3)]
+        served.faults[path_of(name)] = [status(503), *cuts, dropped, status(429), cut(0)]
+    root = tmp_path / "pack"
+    flags = ["--out", str(root), "--workers", str(workers), *SMALL_FLAGS]
+    assert main(["pack", "--links", str(links), *flags]) == 0
+    assert contents(root) == long_pack
+    out, error = capsys.readouterr()
+    assert "sa1bpack: sa_000010.tar (from 127.0.0.1): " in error and "asking again" in error
+    assert_no_secret(out, error, root=root)
+    requests = len(served.requests)
+    assert main(["pack", "--links", str(links), *flags]) == 0
+    assert len(served.requests) == requests  # nothing is asked of what is packed
+    assert "nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("code", [403, 410])
+def test_expired_links_are_named_and_the_others_packed_and_a_new_list_resumes(
+    served, links, long_pack, tmp_path, capsys, code
+):
+    root = tmp_path / "pack"
+    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    served.faults[path_of(TARS[0])] = [status(code)]
+    assert main(["pack", "--links", str(links), *flags]) == 1
+    out, error = capsys.readouterr()
+    named = f"sa_000010.tar (from 127.0.0.1): the server answers {code}"
+    assert f"sa_000010 was given up: {named}" in error
+    assert "download the list of links again" in error and "sa_000011" not in error
+    assert "24 images" in out
+    assert_no_secret(out, error, root=root)
+    served.requests.clear()
+    assert main(["pack", "--links", str(links), *flags]) == 0
+    assert {path for path, _, _ in served.requests} == {path_of(TARS[0])}
+    assert contents(root) == long_pack
+
+
+def test_a_link_that_expires_on_the_way_keeps_complete_shards(served, links, tmp_path, long_pack):
+    size = len(served.files[path_of(TARS[1])])
+    served.faults[path_of(TARS[1])] = [cut(512), cut(size * 3 // 4), status(403)]
+    root = tmp_path / "pack"
+    result = sa1bpack.pack((), root, links=links, workers=2, **SMALL)
+    assert list(result.failed) == ["sa_000011"] and result.images >= 24
+    assert "answers 403" in str(result.failed["sa_000011"])
+    sa1bpack.pack((), root, links=links, workers=2, **SMALL)
+    assert contents(root) == long_pack
+
+
+def test_parts_of_a_job_share_a_list_of_links(served, links, long_pack, tmp_path):
+    root = tmp_path / "pack"
+    served.faults[path_of(TARS[1])] = [status(403)]
+    for part in ((1, 2), (2, 2)):
+        sa1bpack.pack_part((), root, part, links=links, workers=1, **SMALL)
+    assert not sa1bpack.finalize(root).complete
+    assert_no_secret(root=root)
+    served.requests.clear()
+    sa1bpack.pack_part((), root, (2, 2), links=links, workers=1, **SMALL)
+    assert served.requests_of(path_of(TARS[0])) == []
+    assert sa1bpack.finalize(root).complete
+    assert contents(root) == long_pack
+    assert_no_secret(root=root)
+
+
+def test_several_tars_are_downloaded_at_once(served, links, long_pack, tmp_path):
+    """Each is answered only when the other has been asked for."""
+    barrier = threading.Barrier(2)
+    for name in TARS:
+        served.faults[path_of(name)] = [cut(512), together(barrier)]
+    assert sa1bpack.pack((), tmp_path / "pack", links=links, workers=2, **SMALL).complete
+    assert contents(tmp_path / "pack") == long_pack
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_while_it_waits_for_the_network_resumes_without_what_is_packed(
+    served, links, long_pack, tmp_path, number
+):
+    served.faults[path_of(TARS[1])] = [cut(512), stalled(5000)]
+    root = tmp_path / "pack"
+    flags = ["--out", root, "--workers", "2", "--downloads", "1", *SMALL_FLAGS]
+    process = start("pack", "--links", links, *flags)
+
+    def one_is_complete_and_one_waits() -> bool:
+        waits = len(served.requests_of(path_of(TARS[1]))) == 2
+        return waits and b'"sa_000010"' in (root / "manifest.json").read_bytes()
+
+    wait_until(one_is_complete_and_one_waits, process)
+    process.send_signal(number)
+    out, error = finish(process)[1:]
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert_no_secret(out, error, root=root)
+    served.requests.clear()
+    assert finish(start("pack", "--links", links, *flags))[0] == 0
+    assert served.requests_of(path_of(TARS[0])) == []
+    assert contents(root) == long_pack
+
+
+def test_bytes_that_arrive_wrong_are_noticed_and_nothing_of_the_tar_stays(
+    served, links, long_pack, tmp_path
+):
+    size = len(served.files[path_of(TARS[0])])
+    served.faults[path_of(TARS[0])] = [cut(512), flipped(size - 300)]
+    root = tmp_path / "pack"
+    result = sa1bpack.pack((), root, links=links, workers=1, **SMALL)
+    assert isinstance(result.failed["sa_000010"], SourceCorrupt)
+    assert "repeat the command; if it fails again" in str(result.failed["sa_000010"])
+    assert not list(root.glob("shards/sa_000010*"))
+    assert sa1bpack.pack((), root, links=links, workers=1, **SMALL).complete
+    assert contents(root) == long_pack
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_given_up(served, links, long_tars, tmp_path):
+    def replaced(handler, data):
+        handler.of.files[path_of(TARS[0])] = long_tars[1].read_bytes()
+        cut(5000)(handler, data)
+
+    served.faults[path_of(TARS[0])] = [cut(512), replaced]
+    result = sa1bpack.pack((), tmp_path / "pack", links=links, workers=1, **SMALL)
+    assert "has changed since" in str(result.failed["sa_000010"])
+    assert "sa_000011" not in result.failed
+
+
+def test_md5_sums_are_compared_on_the_way(served, links, long_tars, tmp_path):
+    sums = {tar.name: hashlib.md5(tar.read_bytes()).hexdigest() for tar in long_tars}
+    listed = tmp_path / "sums.txt"
+    listed.write_text("".join(f"{md5}  {name}\n" for name, md5 in sums.items()))
+    result = sa1bpack.pack((), tmp_path / "one", links=links, md5sums=listed, workers=1, **SMALL)
+    assert result.complete and "md5" in result.identity
+    sums[TARS[0]] = "0" * 32
+    listed.write_text("".join(f"{md5}  {name}\n" for name, md5 in sums.items()))
+    result = sa1bpack.pack((), tmp_path / "two", links=links, md5sums=listed, workers=1, **SMALL)
+    assert "but the list says 000" in str(result.failed["sa_000010"])
+
+
+def test_an_md5_that_is_asked_for_later_is_computed_from_the_url(
+    served, links, long_tars, tmp_path, manifest_of
+):
+    root = tmp_path / "pack"
+    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    served.faults[path_of(TARS[0])] = [cut(4000)]
+    sa1bpack.pack((), root, links=links, md5=True, workers=1, **SMALL)
+    assert [record["md5"] for record in manifest_of(root)["sources"]] == [
+        hashlib.md5(tar.read_bytes()).hexdigest() for tar in long_tars
+    ]
+
+
+def test_an_estimate_reads_the_beginning_alone_and_names_what_cannot_be_read(
+    served, links, tmp_path, capsys
+):
+    flags = ["--out", str(tmp_path / "pack"), "--workers", "1", *SMALL_FLAGS]
+    assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 0
+    assert "sources   2 with" in capsys.readouterr().out
+    served.faults[path_of(TARS[0])] = [status(403)]
+    assert main(["pack", "--links", str(links), "--dry-run", *flags]) == 1
+    out, error = capsys.readouterr()
+    assert "cannot be read: 1 source" in out and "sa_000010 cannot be read: " in error
+    assert_no_secret(out, error)
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_repair_downloads_what_it_needs_and_nothing_else(
+    served, links, long_tars, long_pack, tmp_path, capsys
+):
+    root = tmp_path / "pack"
+    sa1bpack.pack(long_tars, root, workers=1, **SMALL)
+    damaged = next((root / "shards/sa_000011-002/image").glob("c*"))
+    data = bytearray(damaged.read_bytes())
+    data[100] ^= 1
+    damaged.write_bytes(data)
+    served.faults[path_of(TARS[1])] = [status(410)]
+    repair = ["repair", str(root), "--links", str(links), "--workers", "1"]
+    assert main(repair) == 1
+    out, error = capsys.readouterr()
+    assert "sa_000011-002 is still damaged" in error and "answers 410" in error
+    assert_no_secret(out, error)
+    served.faults[path_of(TARS[1])] = [cut(512), cut(9000)]
+    assert main(repair) == 0
+    assert served.requests_of(path_of(TARS[0])) == []
+    assert contents(root) == long_pack
+
+
+def test_a_url_is_named_by_the_file_in_it_and_shown_without_its_query(
+    served, long_tars, long_pack, tmp_path, capsys
+):
+    urls = [f"{served.url}/t/{tar.name}?oh=SECRET" for tar in long_tars]
+    served.files |= {f"/t/{tar.name}": tar.read_bytes() for tar in long_tars}
+    root = tmp_path / "pack"
+    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    served.faults["/t/sa_000010.tar"] = [status(404)]
+    assert main(["pack", *urls, *flags]) == 1
+    out, error = capsys.readouterr()
+    assert f"sa_000010 was given up: {served.url}/t/sa_000010.tar: the server" in error
+    assert_no_secret(out, error, root=root)
+    assert main(["pack", *urls, *flags]) == 0
+    assert contents(root) == long_pack
+
+
+def test_what_is_no_tar_is_named_by_its_first_bytes(served, tmp_path):
+    served.files["/login.tar"] = b"<!DOCTYPE html>" + bytes(1000)
+    result = sa1bpack.pack(f"{served.url}/login.tar?SECRET", tmp_path / "pack", workers=1, **SMALL)
+    assert "begins with b'<!DOCTYPE html" in str(result.failed["login"])
+    assert_no_secret(str(result.failed["login"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "names no link"),
+        ("file_name\tcdn_link\n", "the list names no link"),
+        ("sa_1.tar https://h/SECRET\n", "line 1: not a file name, a tab and a URL"),
+        ("sa_0.tar\thttps://h/a\nsa_1.tar\n", "line 2: not a file name, a tab and a URL"),
+        ("sa_0.tar\thttps://h/a\nfile_name\tcdn_link\n", "line 2: not a file name, a tab"),
+        ("https://h/SECRET\thttps://h/SECRET\n", "line 1: not a file name, a tab and a URL"),
+        ("a/sa_1.tar\thttps://h/SECRET\n", "line 1: 'a/sa_1.tar' is no name of a file"),
+        ("\thttps://h/SECRET\n", "line 1: not a file name, a tab and a URL"),
+        ("sa_1.tar\thttps://me:SECRET@h/a\n", "line 1 is 'https://h/a', with a user name"),
+        ("sa_1.tar\thttps://h/a?SECRET\nsa_1.tar\thttps://h/a?SECRETS\n", "line 2: a second, diff"),
+        ("sa_1.tar\thttps://h/a\ud800".encode("utf-8", "surrogatepass"), "it is not UTF-8"),
+    ],
+)
+def test_a_list_that_cannot_be_used_is_refused_with_its_line_and_without_its_links(
+    tmp_path, text, fault
+):
+    path = tmp_path / "links.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SourceError, match=fault) as caught:
+        sa1bpack.pack((), tmp_path / "pack", links=path, workers=1, **SMALL)
+    assert_no_secret(str(caught.value))
+    assert not (tmp_path / "pack").exists()
+
+
+def test_without_any_source_the_error_says_what_can_be_given(tmp_path, capsys):
+    with pytest.raises(OptionError, match="at least one tar or folder, or a list of links"):
+        sa1bpack.pack((), tmp_path / "pack")
+    assert main(["pack", "--out", str(tmp_path / "pack")]) == 2
+    assert "no source is given" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bucket_is_packed_by_a_pattern_as_its_files_are(
+    s3, long_tars, long_pack, tmp_path, capsys
+):
+    s3.make_bucket("tars")
+    for tar in long_tars:
+        s3.put("tars", f"sa1b/{tar.name}", tar.read_bytes())
+    s3.put("tars", "sa1b/readme.txt", b"")
+    root = tmp_path / "pack"
+    flags = ["--out", str(root), "--workers", "1", *SMALL_FLAGS]
+    assert main(["pack", "s3://tars/sa1b/sa_*.tar", *flags]) == 0
+    assert contents(root) == long_pack
+    assert_no_secret(*capsys.readouterr(), root=root)
+    assert main(["pack", "s3://tars/none/*.tar", *flags]) == 2
+    assert "s3://tars/none/*.tar: nothing matches this pattern" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_run_that_waits_for_an_object_store(web, long_tars, tmp_path, monkeypatch):
+    use_s3(web.url, monkeypatch)
+    web.files["/waiting/sa_000010.tar"] = long_tars[0].read_bytes()
+    web.faults["/waiting/sa_000010.tar"] = [cut(512), stalled(5000)]
+    flags = ["--out", tmp_path / "pack", "--workers", "1", *SMALL_FLAGS]
+    process = start("pack", "s3://waiting/sa_000010.tar", *flags)
+    wait_until(lambda: len(web.requests) == 2, process)
+    process.send_signal(signal.SIGINT)
+    code, out, error = finish(process)
+    assert (code, out) == (130, "") and error.startswith("sa1bpack: interrupted\n")
+    assert "Traceback" not in error
+    assert_no_secret(error, root=tmp_path)
+
+
+def test_google_cloud_is_packed_too(web, long_tars, long_pack, tmp_path, monkeypatch):
+    """An emulator's key file names the server, which asks for no token."""
+    key = {
+        "gcs_base_url": web.url, "disable_oauth": True, "private_key": "", "private_key_id": "",
+        "client_email": "",
+    }  # fmt: skip
+    key_file = tmp_path / "key.json"
+    key_file.write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(key_file))
+    web.files |= {f"/tars/{tar.name}": tar.read_bytes() for tar in long_tars}
+    urls = [f"gs://tars/{tar.name}" for tar in long_tars]
+    assert sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL).complete
+    assert contents(tmp_path / "pack") == long_pack
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_without_the_extra_nothing_is_begun_and_the_error_says_what_to_install(
+    tmp_path, monkeypatch, capsys, listed
+):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    url, links = "s3://bucket/sa_000010.tar", tmp_path / "links.txt"
+    links.write_text(f"sa_000010.tar\t{url}\n")
+    given = ["--links", str(links)] if listed else [url]
+    assert main(["pack", *given, "--out", str(tmp_path / "pack")]) == 4
+    assert "pip install 'sa1bpack[cloud]'" in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()
+
+
+def test_without_credentials_nothing_is_begun_and_the_error_says_how_to_log_in(
+    s3, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert main(["pack", "s3://no-login/sa_0.tar", "--out", str(tmp_path / "pack")]) == 2
+    assert "no credentials were found" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_object_store_with_faults_makes_the_same_pack(
+    web, long_tars, long_pack, tmp_path, monkeypatch
+):
+    """The server plays S3, which this client asks for nothing but GET."""
+    use_s3(web.url, monkeypatch)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 1 << 10)  # else these tars are one chunk
+    rng = random.Random(0)
+    for tar in long_tars:
+        path, data = f"/faulty/{tar.name}", tar.read_bytes()
+        web.files[path] = data
+        cuts = [cut(rng.randrange(len(data))) for _ in range(3)]
+        web.faults[path] = [status(503), *cuts, status(500), dropped]
+    urls = [f"s3://faulty/{tar.name}" for tar in long_tars]
+    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    assert result.complete and contents(tmp_path / "pack") == long_pack
+    ranges = web.requests_of("/faulty/sa_000010.tar")
+    assert ranges[-1].startswith("bytes=") and ranges[-1] != "bytes=0-"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        (status(404), "there is no such object"),
+        (status(403), "403 Forbidden.*with the credentials that are in force"),
+        (status(412), "has changed since"),
+        (status(410), "410 Gone"),
+    ],
+)
+def test_an_object_that_cannot_be_read_is_named_and_the_others_are_packed(
+    web, long_tars, tmp_path, monkeypatch, answer, fault
+):
+    use_s3(web.url, monkeypatch)
+    bucket = f"refused-{web.url[-5:]}"  # a bucket that was opened stays so, and this is another one
+    for tar in long_tars:
+        web.files[f"/{bucket}/{tar.name}"] = tar.read_bytes()
+    web.faults[f"/{bucket}/sa_000010.tar"] = [answer]
+    urls = [f"s3://{bucket}/{tar.name}" for tar in long_tars]
+    result = sa1bpack.pack(urls, tmp_path / "pack", workers=1, **SMALL)
+    assert list(result.failed) == ["sa_000010"] and result.images == 24
+    with pytest.raises(SourceError, match=rf"^s3://{bucket}/sa_000010\.tar: .*{fault}"):
+        raise result.failed["sa_000010"]
+    assert_no_secret(str(result.failed["sa_000010"]))

@@ -1,0 +1,182 @@
+"""Packs in an S3 server on loopback, whose answers are spoilt on the way."""
+
+import os
+
+import pytest
+from faulty_http import faulty_proxy
+from same_samples import same_samples
+
+import sa1bpack
+from sa1bpack.errors import NotAPack, OptionError, StoreError
+
+pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
+pytest.importorskip("moto", reason="moto's server is not installed")
+
+from s3_server import s3_server, use_s3
+
+from sa1bpack.remote import origin, stores
+
+SIDE = "score"
+# A range of samples: of a large array, not of one that is fetched whole.
+LARGE = ("/image/c", "/mask_bits/c", "/run_ends/c", "/values/c")
+
+
+@pytest.fixture(scope="module")
+def packs(layout_packs, with_sides):
+    """Folders of packs that the bucket has under their names."""
+    return {"pack": layout_packs(), "sides": with_sides.root}
+
+
+@pytest.fixture(scope="module")
+def proxy_process(packs):
+    """A proxy before a server of S3, which this process takes for the store."""
+    with (
+        pytest.MonkeyPatch.context() as patch, s3_server() as server,
+        faulty_proxy(server.url) as proxy,
+    ):  # fmt: skip
+        use_s3(proxy.url, patch)
+        patch.setattr(stores, "READ_SECONDS", 0.4)
+        patch.setattr(origin, "PAUSE", 0.01)
+        server.make_bucket("packs")
+        for name, root in packs.items():
+            for path in root.rglob("*"):
+                inside = path.relative_to(root)
+                if path.is_file() and (inside.parts[0] != "side" or inside.parts[1] == SIDE):
+                    server.put("packs", f"{name}/{inside}", path.read_bytes())
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process):
+    proxy_process.rule = lambda method, path, number: None
+    proxy_process.requests.clear()
+    proxy_process.faults.clear()
+    proxy_process.bytes_per_second = None
+    return proxy_process
+
+
+def open_s3(tmp_path, name="pack", **options):
+    return sa1bpack.open(f"s3://packs/{name}", cache=tmp_path, cache_bytes="1 GB", **options)
+
+
+def once(fault, which=LARGE):
+    """A rule: the first request for each such path is spoilt."""
+    return lambda method, path, number: (
+        fault if number == 0 and any(word in path for word in which) else None
+    )
+
+
+def test_samples_of_a_bucket_are_those_of_the_folder(proxy, packs, tmp_path):
+    own = sa1bpack.open(packs["sides"], side=SIDE)
+    ds = open_s3(tmp_path, "sides", side=SIDE)
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    apart = open_s3(tmp_path / "2", "sides", side=f"s3://packs/sides/side/{SIDE}")
+    assert same_samples(apart[3], own[3])
+    count = len(proxy.requests)
+    list(ds)
+    assert len(proxy.requests) == count
+
+
+@pytest.mark.parametrize("fault", ["slow down", "cut", "truncate", "flip", "stall", "refuse"])
+@pytest.mark.parametrize("which", ["samples", "metadata", "heads"])
+def test_spoilt_answers_are_asked_for_again(proxy, packs, tmp_path, fault, which):
+    if which == "heads" and fault == "stall":
+        proxy.stall_seconds = 0.6
+    words = {
+        "samples": LARGE,
+        "metadata": ("/bbox/c", "sa_000000-000/checksums"),
+        "heads": ("pack/manifest.json", "/image_id/c", "pack/checksums"),
+    }[which]
+    proxy.rule = once(fault, words)
+    own, ds = sa1bpack.open(packs["pack"]), open_s3(tmp_path)
+    with sa1bpack.Loader(ds, 3, order="sequential") as loader:
+        ids = [int(number) for batch in loader for number in batch["image_ids"]]
+    assert ids == [sample["image_id"] for sample in own]
+    assert all(same_samples(ds[k], own[k]) for k in range(len(own)))
+    assert fault in proxy.faults
+
+
+def test_a_slow_link_only_takes_longer(proxy, packs, tmp_path):
+    proxy.bytes_per_second = 2e6
+    own, ds = sa1bpack.open(packs["pack"]), open_s3(tmp_path)
+    with sa1bpack.Loader(ds, 2, order="sequential") as loader:
+        assert sum(len(batch["image_ids"]) for batch in loader) == len(own)
+
+
+def test_expired_credentials_are_named_at_once_and_not_shown(proxy, packs, tmp_path):
+    ds = open_s3(tmp_path)
+    proxy.requests.clear()
+    proxy.rule = lambda method, path, number: "expired" if "/image/c" in path else None
+    with pytest.raises(StoreError, match="credentials have expired; log in again") as caught:
+        ds[0]
+    assert "test-secret-key" not in str(caught.value)
+    assert "s3://packs/pack/shards/sa_000000-000/image" in str(caught.value)
+    assert len([path for _, path in proxy.requests if "/image/c" in path]) == 1
+    proxy.rule = lambda method, path, number: None
+    assert same_samples(ds[0], sa1bpack.open(packs["pack"])[0])
+
+
+def test_an_epoch_ends_with_the_error_of_a_store_that_stays_away(
+    proxy, packs, tmp_path, monkeypatch
+):
+    ds = open_s3(tmp_path)
+    monkeypatch.setattr(origin, "TRIES", 2)
+    proxy.rule = lambda method, path, number: "truncate" if "/mask_bits/c" in path else None
+    with sa1bpack.Loader(ds, 2, on_error="drop", max_dropped=1) as loader:
+        with pytest.raises(StoreError, match="mask_bits"):
+            list(loader)
+        assert loader.dropped == []
+
+
+@pytest.mark.parametrize("url", ["s3://packs/pack?X-Sig=SECRET", "s3://me:SECRET@packs/pack"])
+def test_a_signed_url_is_refused_and_written_nowhere(proxy, tmp_path, url):
+    for options in ({"cache": tmp_path}, {}):
+        with pytest.raises(OptionError, match="leave it out") as caught:
+            sa1bpack.open(url, **options)
+        assert "SECRET" not in str(caught.value)
+    ds = open_s3(tmp_path)
+    with pytest.raises(OptionError, match=r"side is .*leave it out") as caught:
+        ds.with_options(side=url)
+    assert "SECRET" not in str(caught.value)
+    assert not [path for path in tmp_path.rglob("*") if "SECRET" in path.name]
+
+
+def test_neither_folders_nor_files_of_a_cache_have_credentials(proxy, tmp_path):
+    for url in ("s3://packs/sides", "S3://packs//sides/"):
+        list(sa1bpack.open(url, cache=tmp_path, cache_bytes="1 GB", side=SIDE))
+    assert len(list((tmp_path / "packs").glob("sides-*.lock"))) == 1
+    for path in tmp_path.rglob("*"):
+        assert "test-" not in path.name
+        assert not path.is_file() or b"test-secret-key" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("first", [-10, 5])
+def test_a_file_that_ends_early_is_told_apart(proxy, packs, first):
+    """Before or within what is asked for: it may have been replaced by a shorter one."""
+    end = (packs["pack"] / "manifest.json").stat().st_size
+    folder = origin.StoreOrigin("s3://packs/pack")
+    with pytest.raises(origin.EndsEarly, match=r"s3://packs/pack/manifest\.json: 3 requests"):
+        folder.read_range("manifest.json", end + first, end + 10)
+
+
+def test_what_is_not_there_is_named(proxy, tmp_path):
+    with pytest.raises(NotAPack, match="s3://packs/none: not a pack"):
+        open_s3(tmp_path, "none")
+    with pytest.raises(StoreError, match=r"nowhere/pack/manifest\.json: there is no such bucket"):
+        sa1bpack.open("s3://nowhere/pack", cache=tmp_path)
+    with pytest.raises(OptionError, match="names no bucket"):
+        sa1bpack.open("s3://", cache=tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_says_that_connections_do_not_survive(proxy, tmp_path):
+    ds = open_s3(tmp_path)
+    assert not ds.pack.forks
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ds[0]
+        except StoreError as error:
+            os._exit(7 if "do not survive a fork" in str(error) else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7

@@ -1,0 +1,134 @@
+"""Buckets are opened as the tools of the cloud would open them."""
+
+import json
+import subprocess
+import sys
+
+import obstore
+import pytest
+
+from sa1bpack.errors import MissingPackage, OptionError
+from sa1bpack.remote.stores import begin, error_text, list_keys, open_store
+from sa1bpack.urls import parse_address
+
+
+@pytest.fixture
+def no_credentials(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+
+
+def test_objects_are_written_and_read_with_the_credentials_of_the_environment(s3):
+    s3.make_bucket("written")
+    store = open_store("s3", "written")
+    obstore.put(store, "a/b.bin", b"0123456789")
+    assert bytes(obstore.get_range(store, "a/b.bin", start=2, end=5)) == b"234"
+    assert bytes(begin(_read(store)).result(10)) == b"0123456789"
+
+
+async def _read(store):
+    return await (await obstore.get_async(store, "a/b.bin")).bytes_async()
+
+
+def test_a_profile_of_the_aws_command_line_has_credentials_and_endpoint(
+    s3, no_credentials, monkeypatch, tmp_path
+):
+    s3.make_bucket("of-a-profile")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    config, credentials = tmp_path / "config", tmp_path / "credentials"
+    config.write_text(f"[profile lab]\nregion = eu-west-1\nendpoint_url = {s3.url}\n")
+    credentials.write_text("[lab]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    obstore.put(open_store("s3", "of-a-profile"), "key", b"data")
+    assert list_keys(parse_address("source", "s3://of-a-profile/k*")) == ["key"]
+
+
+def test_a_profile_that_does_not_exist_is_an_error_that_names_it(s3, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(OptionError, match=r"^s3://b: the configuration of AWS .*nobody"):
+        open_store("s3", "b")
+
+
+def test_without_credentials_the_error_says_how_to_log_in(s3, no_credentials):
+    with pytest.raises(OptionError, match=r"no credentials were found .*aws sso login"):
+        open_store("s3", "b")
+
+
+def test_a_public_bucket_is_read_without_signature(s3, no_credentials, monkeypatch):
+    s3.make_bucket("public")
+    s3.put("public", "key", b"data", public=True)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert obstore.get(open_store("s3", "public"), "key").bytes() == b"data"
+
+
+def test_a_pattern_lists_its_keys_and_no_others(s3):
+    s3.make_bucket("listed")
+    for key in ("t/sa_0.tar", "t/sa_1.tar", "t/sb_1.tar", "t/sa_1.txt", "sa_0.tar", "t2/sa_3.tar"):
+        s3.put("listed", key, b"")
+    listed = {
+        pattern: list_keys(parse_address("source", f"s3://listed/{pattern}"))
+        for pattern in ("t/sa_*.tar", "t/sa_[1-9].*", "*.tar", "none/*.tar")
+    }
+    assert listed == {
+        "t/sa_*.tar": ["t/sa_0.tar", "t/sa_1.tar"],
+        "t/sa_[1-9].*": ["t/sa_1.tar", "t/sa_1.txt"],
+        "*.tar": ["sa_0.tar", "t/sa_0.tar", "t/sa_1.tar", "t/sb_1.tar", "t2/sa_3.tar"],
+        "none/*.tar": [],
+    }
+
+
+def test_an_error_of_the_library_becomes_one_line_without_keys(s3):
+    s3.make_bucket("errors")
+    store = open_store("s3", "errors", retries=0)
+    with pytest.raises(FileNotFoundError) as caught:
+        obstore.get(store, "none")
+    text = error_text(caught.value)
+    assert "404" in text and "\n" not in text and len(text) <= 400
+    assert "test-secret-key" not in str(caught.value)
+
+
+def test_google_cloud_is_opened_with_its_key_file(s3, monkeypatch, tmp_path):
+    """An emulator's key file, which names a server that asks for no token."""
+    s3.make_bucket("google")
+    s3.put("google", "key", b"data", public=True)
+    key_file = tmp_path / "key.json"
+    key = {
+        "gcs_base_url": s3.url, "disable_oauth": True, "private_key": "", "private_key_id": "",
+        "client_email": "",
+    }  # fmt: skip
+    key_file.write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(key_file))
+    assert obstore.get(open_store("gs", "google"), "key").bytes() == b"data"
+
+
+@pytest.mark.parametrize("package", ["obstore", "botocore"])
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch, package):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackage, match=rf"need {package}.*pip install 'sa1bpack\[cloud\]'"):
+        open_store("s3", "b")
+
+
+def test_neither_library_is_loaded_before_a_bucket_is_opened():
+    program = (
+        "import sys, sa1bpack.remote.stores\n"
+        "sys.exit(int(bool({'obstore', 'botocore'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_an_empty_endpoint_is_an_error_that_names_the_variable(s3, monkeypatch, name):
+    monkeypatch.setenv(name, "")
+    with pytest.raises(OptionError, match=rf"^s3://b: {name} is set, but empty: unset it$"):
+        open_store("s3", "b")
+
+
+def test_an_endpoint_without_a_scheme_is_an_error_that_says_what_it_lacks(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio.example.org:9000")
+    with pytest.raises(OptionError, match=r"such as https://minio\.example\.org:9000"):
+        open_store("s3", "b")

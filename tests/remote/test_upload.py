@@ -1,0 +1,356 @@
+"""Packs that are made in a staging folder and uploaded, to an S3 server on loopback."""
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from hashlib import md5
+
+import pytest
+import xxhash
+from faulty_http import faulty_proxy
+from same_samples import same_samples
+from unflushed import unflushed
+
+import sa1bpack
+from sa1bpack.cli.main import main
+from sa1bpack.errors import NotAPack, OptionError, OutputRefused, StoreError
+
+pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
+pytest.importorskip("moto", reason="moto's server is not installed")
+
+import botocore.session
+from s3_server import s3_server, use_s3
+
+from sa1bpack.remote import bucket, origin, stores
+
+OPTIONS = {"workers": 1, "image_size": 64, "mask_size": 32, "samples_per_shard": 2}
+ONE_SHARD = OPTIONS | {"samples_per_shard": 3}
+
+
+@pytest.fixture(scope="module")
+def proxy_process():
+    with (
+        pytest.MonkeyPatch.context() as patch, s3_server() as server,
+        faulty_proxy(server.url) as proxy,
+    ):  # fmt: skip
+        use_s3(proxy.url, patch)
+        patch.setattr(stores, "READ_SECONDS", 1)
+        patch.setattr(origin, "PAUSE", 0.01)
+        patch.setattr(bucket, "PAUSE", 0.01)
+        server.make_bucket("packs")
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process):
+    proxy_process.rule = lambda method, path, number: None
+    proxy_process.requests.clear()
+    proxy_process.faults.clear()
+    with unflushed():
+        yield proxy_process
+
+
+@pytest.fixture(scope="module")
+def expected(sample_tar, tmp_path_factory):
+    """The pack of the sample tar on this machine."""
+    out = tmp_path_factory.mktemp("expected") / "pack"
+    with unflushed():
+        sa1bpack.pack(sample_tar, out, **OPTIONS)
+    return out
+
+
+def upload(sample_tar, tmp_path, name, options=OPTIONS):
+    staging = tmp_path / "staging"
+    return sa1bpack.pack(sample_tar, f"s3://packs/{name}", staging=staging, **options)
+
+
+def objects(name: str) -> dict[str, str]:
+    """Key → md5 of everything in a folder of the bucket."""
+    client, found = stores.s3_client(), {}
+    for item in client.list_objects_v2(Bucket="packs", Prefix=f"{name}/")["Contents"]:
+        tag = item["ETag"].strip('"')
+        if "-" in tag:  # written in parts, whose ETag is another
+            tag = md5(client.get_object(Bucket="packs", Key=item["Key"])["Body"].read()).hexdigest()
+        found[item["Key"].removeprefix(f"{name}/")] = tag
+    return found
+
+
+def files(root) -> dict[str, str]:
+    """Path → md5 of every file of a pack, but for working files."""
+    return {
+        str(path.relative_to(root)): md5(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and not str(path.relative_to(root)).startswith(".")
+    }
+
+
+def test_the_bucket_has_the_files_of_a_local_pack(proxy, sample_tar, tmp_path, expected, capsys):
+    words = ["pack", sample_tar, "-o", "s3://packs/one", "--staging", tmp_path / "staging"]
+    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+    assert main([str(word) for word in words]) == 0
+    assert "s3://packs/one: 3 images" in capsys.readouterr().out
+    assert objects("one") == files(expected)
+    own = sa1bpack.open(expected)
+    ds = sa1bpack.open("s3://packs/one", cache=tmp_path / "cache")
+    assert all(same_samples(ds[k], own[k]) for k in range(3))
+    images = list((tmp_path / "staging").rglob("image/c*"))
+    assert len(images) == 2
+    assert all(path.stat().st_blocks * 512 <= 4096 < path.stat().st_size for path in images)
+    # The manifest is the last that changes.
+    puts = [path for method, path in proxy.requests if method == "PUT"]
+    assert puts[-1].startswith("/packs/one/manifest.json")
+
+
+@pytest.mark.parametrize("without_staging", [False, True])
+def test_a_run_that_failed_is_continued(proxy, sample_tar, tmp_path, expected, without_staging):
+    name = f"continued-{without_staging}"
+    proxy.rule = lambda method, path, number: (
+        "expired" if method == "PUT" and "sa_000000-001/mask_bits" in path else None
+    )
+    with pytest.raises(StoreError, match="credentials have expired"):
+        upload(sample_tar, tmp_path, name)
+    there = bucket.BucketFolder(f"s3://packs/{name}")
+    keys = there.keys("")
+    assert "manifest.json" not in keys
+    assert "shards/sa_000000-000/checksums.xxh128" in keys
+    proxy.rule = lambda method, path, number: None
+    if without_staging:
+        shutil.rmtree(tmp_path / "staging")
+    proxy.requests.clear()
+    result = upload(sample_tar, tmp_path, name)
+    assert result.images == 3
+    assert result.new_images == (1 if without_staging else 0)
+    assert objects(name) == files(expected)
+    assert not [
+        path for method, path in proxy.requests if method == "PUT" and "sa_000000-000/" in path
+    ]
+
+
+# Object → what becomes of the first request that writes it, or reads it back.
+WRITTEN = {"image": "slow down", "mask_bits": "refuse", "run_ends": "cut", "bbox": "stall"}
+READ = {"image": "flip", "mask_bits": "truncate", "run_ends": "cut", "bbox": "slow down",
+        "area": "stall", "size": "refuse"}  # fmt: skip
+
+
+def test_faults_on_the_way_are_repeated_until_the_bytes_that_came_back_are_those_written(
+    proxy, sample_tar, tmp_path
+):
+    proxy.stall_seconds = 1.5
+
+    def rule(method, path, number):
+        array = path.split("/")[-2]
+        faults = {"PUT": WRITTEN, "GET": READ}.get(method, {})
+        return faults.get(array) if number == 0 and "/c." in path else None
+
+    proxy.rule = rule
+    assert upload(sample_tar, tmp_path, "spoilt", ONE_SHARD).images == 3
+    assert sorted(proxy.faults) == sorted([*WRITTEN.values(), *READ.values()])
+    for array in ("image", "mask_bits"):  # other bytes came back: written again
+        puts = [
+            path for method, path in proxy.requests if method == "PUT" and f"/{array}/c" in path
+        ]
+        assert len(puts) == 3
+    proxy.rule = lambda method, path, number: None
+    assert sa1bpack.verify("s3://packs/spoilt").ok
+
+
+def test_a_slow_link_only_takes_longer(proxy, tmp_path):
+    proxy.bytes_per_second = 1e6
+    data = bytes(range(256)) * 2000
+    try:
+        folder = bucket.BucketFolder("s3://packs/slow")
+        folder.put("key", data, xxhash.xxh3_128_hexdigest(data))
+    finally:
+        proxy.bytes_per_second = None
+    assert folder.keys("") == ["key"]
+
+
+@pytest.mark.parametrize("verb", ["PUT", "GET"])
+def test_credentials_that_expire_meanwhile_are_named_at_once_and_not_shown(proxy, verb):
+    folder = bucket.BucketFolder(f"s3://packs/expired-{verb}")
+    proxy.rule = lambda method, path, number: "expired" if method == verb else None
+    with pytest.raises(StoreError, match="credentials have expired; log in again") as caught:
+        folder.put("key", b"data", xxhash.xxh3_128_hexdigest(b"data"))
+    assert "test-secret-key" not in "".join(traceback.format_exception(caught.value))
+    assert proxy.faults == ["expired"]
+
+
+def test_bytes_that_never_come_back_as_written_are_an_error_that_names_both(proxy):
+    folder = bucket.BucketFolder("s3://packs/never")
+    proxy.rule = lambda method, path, number: "flip" if method == "GET" else None
+    with pytest.raises(StoreError, match=r"s3://packs/never/key: 3 attempts .* was written"):
+        folder.put("key", b"data", xxhash.xxh3_128_hexdigest(b"data"))
+
+
+def test_large_objects_are_written_in_parts_each_of_which_may_fail(proxy):
+    data = random.Random(0).randbytes(11 << 20)
+    folder = bucket.BucketFolder("s3://packs/large")
+
+    def rule(method, path, number):
+        if number == 0 and method == "GET" and "key" in path:
+            return "flip"
+        if number or "partNumber" not in path:
+            return None
+        return {"1": "slow down", "2": "refuse"}.get(path.split("partNumber=")[1][0])
+
+    proxy.rule = rule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket, "PART_BYTES", 5 << 20)
+        patch.setattr(bucket, "RANGE_BYTES", 1 << 20)
+        folder.put("key", data, xxhash.xxh3_128_hexdigest(data))
+    parts = {path.split("partNumber=")[1][0] for _, path in proxy.requests if "partNumber" in path}
+    assert parts == {"1", "2", "3"}
+    assert set(proxy.faults) == {"flip", "refuse", "slow down"}
+    assert proxy.requests.count(("GET", "/packs/large/key")) == 2 * 11  # written, and read, twice
+    assert folder.abort_uploads() == 0
+
+
+def test_an_object_that_came_back_longer_is_written_again(proxy, monkeypatch):
+    monkeypatch.setattr(bucket, "RANGE_BYTES", 1 << 10)
+    folder, data = bucket.BucketFolder("s3://packs/longer"), bytes(3 << 10)
+    beside = botocore.session.Session().create_client(
+        "s3", region_name="us-east-1", endpoint_url=proxy.target.geturl()
+    )
+
+    def meddle(method, path, number):
+        if method == "HEAD" and number == 0:
+            beside.put_object(Bucket="packs", Key="longer/key", Body=data + b"x")
+
+    proxy.rule = meddle
+    folder.put("key", data, xxhash.xxh3_128_hexdigest(data))
+    methods = [method for method, _ in proxy.requests]
+    assert methods[:4] == ["PUT", "HEAD", "PUT", "HEAD"] and methods[4:] == ["GET"] * 3
+
+
+# A process that uploads in parts of 4 KiB, of which objects of a small pack have several.
+CHILD = """
+import sys
+from sa1bpack.remote import bucket
+from sa1bpack.cli.main import main
+bucket.PART_BYTES = 4096
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_killed_between_two_parts_leaves_no_pack_and_no_parts_after_the_next_run(
+    proxy, sample_tar, tmp_path, expected, monkeypatch
+):
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+    proxy.stall_seconds = 60
+    proxy.rule = lambda method, path, number: (
+        "stall" if "sa_000000-001/image/c" in path and "partNumber=3" in path else None
+    )
+    words = ["pack", sample_tar, "-o", "s3://packs/killed", "--staging", tmp_path / "staging"]
+    words += ["--workers", 1, "--image-size", 64, "--mask-size", 32, "--samples-per-shard", 2]
+    client, folder = stores.s3_client(), bucket.BucketFolder("s3://packs/killed")
+    first = "shards/sa_000000-000/checksums.xxh128"  # may be sent after parts of the second shard
+    child = subprocess.Popen([sys.executable, "-c", CHILD, *map(str, words)])
+    try:
+        limit = time.monotonic() + 120
+        while "stall" not in proxy.faults or first not in folder.keys(""):
+            assert child.poll() is None and time.monotonic() < limit
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    left = client.list_multipart_uploads(Bucket="packs")["Uploads"]
+    assert any("sa_000000-001/image/c" in each["Key"] for each in left)
+    keys = folder.keys("")
+    assert "manifest.json" not in keys
+    assert first in keys
+    assert "shards/sa_000000-001/checksums.xxh128" not in keys
+    with pytest.raises(NotAPack):
+        sa1bpack.open("s3://packs/killed", cache=tmp_path / "cache", cache_bytes="1 GB")
+    proxy.rule = lambda method, path, number: None
+    assert upload(sample_tar, tmp_path, "killed").images == 3
+    assert objects("killed") == files(expected)
+    assert not client.list_multipart_uploads(Bucket="packs").get("Uploads")
+
+
+def test_parts_of_a_killed_upload_are_removed_and_a_complete_pack_is_left_as_it_is(
+    proxy, sample_tar, tmp_path
+):
+    client = stores.s3_client()
+    key = "parts/shards/sa_000000-000/image/c.0.0.0.0"
+    client.create_multipart_upload(Bucket="packs", Key=key)
+    client.put_object(Bucket="packs", Key="parts/shards/sa_000009-000/image/c.0.0.0.0", Body=b"x")
+    upload(sample_tar, tmp_path, "parts", ONE_SHARD)
+    assert not client.list_multipart_uploads(Bucket="packs").get("Uploads")
+    assert not [key for key in bucket.BucketFolder("s3://packs/parts").keys("") if "9-000" in key]
+    proxy.requests.clear()
+    result = upload(sample_tar, tmp_path, "parts", ONE_SHARD)
+    assert (result.images, result.new_images) == (3, 0)
+    assert not [path for method, path in proxy.requests if method == "PUT"]
+
+
+def test_a_bucket_that_does_not_list_uploads_is_packed_into_all_the_same(
+    proxy, sample_tar, tmp_path, caplog
+):
+    proxy.rule = lambda method, path, number: "expired" if "uploads" in path else None
+    assert upload(sample_tar, tmp_path, "unlisted", ONE_SHARD).images == 3
+    assert "a lifecycle rule of the bucket can remove them" in caplog.text
+
+
+def test_a_staging_folder_is_never_taken_for_its_pack(proxy, sample_tar, tmp_path, expected):
+    upload(sample_tar, tmp_path, "apart")
+    staging, out = tmp_path / "staging", tmp_path / "out"
+    before = files(staging)
+    calls = (
+        lambda: sa1bpack.open(staging),
+        lambda: sa1bpack.open([expected, staging], duplicates="first"),
+        lambda: sa1bpack.verify(staging),
+        lambda: sa1bpack.info(staging),
+        lambda: sa1bpack.write_report(staging, tmp_path / "report.html"),
+        lambda: sa1bpack.export_sa1b(staging, out),
+        lambda: sa1bpack.repair(staging, sample_tar, workers=1, progress=False),
+        lambda: sa1bpack.merge(out, [staging]),
+        lambda: sa1bpack.pack(sample_tar, staging, **OPTIONS),
+        lambda: sa1bpack.pack_part(sample_tar, staging, (1, 2), **OPTIONS),
+    )
+    for call in calls:
+        with pytest.raises((NotAPack, OutputRefused), match=r"has no manifest|holds no manifest"):
+            call()
+    assert files(staging) == before
+    assert upload(sample_tar, tmp_path, "elsewhere").new_images == 3  # it has a folder of its own
+    assert objects("elsewhere") == files(expected)
+
+
+def test_a_pack_of_this_machine_is_no_staging_folder(proxy, sample_tar, tmp_path, expected):
+    own = shutil.copytree(expected, tmp_path / "own")
+    with pytest.raises(OutputRefused, match="holds a pack of this machine"):
+        sa1bpack.pack(sample_tar, "s3://packs/own", staging=own, **OPTIONS)
+    assert files(own) == files(expected)
+
+
+def test_what_was_removed_from_the_bucket_is_packed_again_and_an_older_index_removed(
+    proxy, sample_tar, tmp_path, expected
+):
+    upload(sample_tar, tmp_path, "removed")
+    there = bucket.BucketFolder("s3://packs/removed")
+    there.delete(key for key in there.keys("") if "sa_000000-000/" in key or "index-" in key)
+    older = {"Bucket": "packs", "Key": "removed/index-00000000/zarr.json"}
+    stores.s3_client().put_object(Body=b"of an earlier state of the pack", **older)
+    assert upload(sample_tar, tmp_path, "removed").new_images == 2
+    assert objects("removed") == files(expected)
+
+
+def test_a_folder_of_something_else_is_refused(proxy, sample_tar, tmp_path):
+    stores.s3_client().put_object(Bucket="packs", Key="other/readme.txt", Body=b"x")
+    with pytest.raises(OutputRefused, match=r"holds readme\.txt"):
+        upload(sample_tar, tmp_path, "other")
+
+
+def test_a_url_needs_a_staging_folder_and_a_folder_in_the_bucket(proxy, sample_tar, tmp_path):
+    with pytest.raises(OptionError, match="name a folder as `staging`"):
+        sa1bpack.pack(sample_tar, "s3://packs/x", **OPTIONS)
+    with pytest.raises(OptionError, match="no URL of an object store"):
+        sa1bpack.pack(sample_tar, tmp_path / "out", staging=tmp_path, **OPTIONS)
+    with pytest.raises(StoreError, match="there is no such bucket"):
+        sa1bpack.pack(sample_tar, "s3://nowhere/x", staging=tmp_path / "staging", **OPTIONS)
+    with pytest.raises(OptionError, match=r"'s3://packs/x', with a query"):
+        sa1bpack.pack(sample_tar, "s3://packs/x?SECRET", staging=tmp_path / "staging", **OPTIONS)
+    with pytest.raises(OptionError, match="name a bucket and a folder"):
+        sa1bpack.pack(sample_tar, "s3://packs", staging=tmp_path, **OPTIONS)

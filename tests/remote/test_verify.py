@@ -1,0 +1,182 @@
+"""`verify` of packs in an S3 server on loopback finds what it finds of the folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from faulty_http import faulty_proxy
+
+import sa1bpack
+from sa1bpack.errors import FormatError, NotAPack, OptionError, StoreError
+
+pytest.importorskip("obstore", reason="the extra `cloud` is not installed")
+pytest.importorskip("moto", reason="moto's server is not installed")
+
+from s3_server import s3_server, use_s3
+
+from sa1bpack.remote import origin, stores, verify
+
+SHARD = "shards/sa_000000-000"
+LAYOUT = ("native", "rgb", "bits+runs")
+
+
+@pytest.fixture(scope="module")
+def proxy_process():
+    with (
+        pytest.MonkeyPatch.context() as patch, s3_server() as server,
+        faulty_proxy(server.url) as proxy,
+    ):  # fmt: skip
+        use_s3(proxy.url, patch)
+        patch.setattr(stores, "READ_SECONDS", 0.4)
+        patch.setattr(origin, "PAUSE", 0.01)
+        server.make_bucket("verified")
+        yield proxy
+
+
+@pytest.fixture
+def proxy(proxy_process):
+    proxy_process.rule = lambda method, path, number: None
+    proxy_process.requests.clear()
+    proxy_process.faults.clear()
+    return proxy_process
+
+
+@pytest.fixture(scope="module")
+def there(proxy_process) -> dict[str, bytes]:
+    """What the folder of the bucket holds: path → bytes."""
+    return {}
+
+
+@pytest.fixture
+def uploaded(proxy, there):
+    """uploaded(folder) → the URL of its copy in the bucket, of which only what differs is made."""
+    client = stores.s3_client()
+
+    def upload(root: Path) -> str:
+        files = {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in root.rglob("*") if path.is_file()
+        }  # fmt: skip
+        for path in there.keys() - files.keys():
+            client.delete_object(Bucket="verified", Key=f"pack/{path}")
+            del there[path]
+        for path, data in files.items():
+            if there.get(path) != data:
+                client.put_object(Bucket="verified", Key=f"pack/{path}", Body=data)
+                there[path] = data
+        proxy.requests.clear()
+        return "s3://verified/pack"
+
+    return upload
+
+
+def spoil(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a sample": lambda root: spoil(root / SHARD / "image/c.0", 5000),
+    "a small array": lambda root: spoil(root / SHARD / "bbox/c.0.0", 5),
+    "offsets that fall": lambda root: spoil(root / SHARD / "mask_offset/c.0", 23),
+    "the tail of an array": lambda root: spoil(root / SHARD / "mask_bits/c.0.0.0", -1),
+    "a length": lambda root: (root / SHARD / "image/c.0").write_bytes(b"short"),
+    "a missing file": lambda root: (root / SHARD / "area/c.0").unlink(),
+    "a missing shard": lambda root: shutil.rmtree(root / SHARD),
+    "a foreign file": lambda root: (root / SHARD / "notes.txt").write_text("hello"),
+    "metadata": lambda root: (root / SHARD / "image/zarr.json").write_text("{}"),
+    "a checksum file": lambda root: spoil(root / SHARD / "checksums.xxh128", 3),
+    "the index": lambda root: spoil(next(root.glob("index-*/image_id/c.0")), 9),
+    "the manifest": lambda root: (root / "manifest.json").write_text('{"a": 1'),
+}  # fmt: skip
+
+# Also found by a quick check, by reading other bytes.
+BY_STRUCTURE = ("the tail of an array", "a length", "a missing file")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_reported_as_of_a_folder(layout_packs, uploaded, tmp_path, damage):
+    root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
+    DAMAGES[damage](root)
+    url = uploaded(root)
+    for quick in (True, False) if damage in BY_STRUCTURE else (False,):
+        report, own = sa1bpack.verify(url, quick=quick), sa1bpack.verify(root, quick=quick)
+        assert [str(problem) for problem in report.problems] == [
+            str(problem).replace(str(root), url) for problem in own.problems
+        ]
+        assert (report.counts, report.complete) == (own.counts, own.complete)
+    assert not report.ok
+
+
+def test_parts_check_disjoint_shards(layout_packs, uploaded, proxy):
+    url = uploaded(layout_packs(*LAYOUT))
+    for number in (1, 2):
+        proxy.requests.clear()
+        assert sa1bpack.verify(url, part=(number, 2)).counts["shards"] == 1
+        read = {path.split("/shards/")[1][:13] for _, path in proxy.requests if "/image/c" in path}
+        assert read == {f"sa_000000-00{number - 1}"}
+
+
+@pytest.mark.parametrize("fault", ["slow down", "cut", "truncate", "flip", "stall", "refuse"])
+def test_faults_of_the_network_are_not_damage(layout_packs, uploaded, proxy, fault):
+    proxy.stall_seconds = 0.6
+    url, words = uploaded(layout_packs(*LAYOUT)), ("/image/c", "/bbox/c", "manifest.json")
+    proxy.rule = lambda method, path, number: (
+        fault if number == 0 and any(word in path for word in words) else None
+    )
+    if fault == "flip":  # of a manifest, it cannot be told from damage
+        words = words[:2]
+    assert sa1bpack.verify(url).ok
+    assert fault in proxy.faults
+
+
+def test_a_store_that_fails_is_an_error_and_no_verdict(layout_packs, uploaded, proxy, monkeypatch):
+    url = uploaded(layout_packs(*LAYOUT))
+    proxy.rule = lambda method, path, number: "expired" if "/image/c" in path else None
+    with pytest.raises(StoreError, match="credentials have expired; log in again"):
+        sa1bpack.verify(url)
+    with pytest.raises(NotAPack, match=r"s3://verified/none: not a pack: it has no manifest\.json"):
+        sa1bpack.verify("s3://verified/none")
+    with pytest.raises(OptionError, match="not read from a disk"):
+        sa1bpack.verify(url, io="direct")
+
+
+def test_the_command_names_the_url_and_what_to_do(layout_packs, uploaded, proxy, tmp_path, capsys):
+    from sa1bpack.cli.main import main
+
+    root = shutil.copytree(layout_packs(*LAYOUT), tmp_path / "pack")
+    (root / SHARD / "area/c.0").unlink()
+    url = uploaded(root)
+    assert main(["verify", url, "--quick"]) == 1
+    out = capsys.readouterr().out
+    assert f"{url}/{SHARD}/area/c.0: missing" in out
+    assert f"aws s3 sync {url} DIR" in out and str(tmp_path) not in out
+    assert main(["verify", f"{url}/", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["pack"] == url
+    proxy.rule = lambda method, path, number: "expired"
+    assert main(["verify", url]) == 4
+
+
+def test_an_object_with_a_path_that_leads_out_is_refused(layout_packs, uploaded, monkeypatch):
+    url = uploaded(layout_packs(*LAYOUT))
+    real = origin.StoreOrigin.files
+    monkeypatch.setattr(
+        origin.StoreOrigin, "files", lambda self: real(self) | {"shards/../../x/zarr.json": 5}
+    )
+    with pytest.raises(FormatError, match="cannot be the name of a file"):
+        sa1bpack.verify(url)
+
+
+def test_a_sound_pack_with_side_arrays_is_read_once_and_not_kept(
+    with_sides, uploaded, proxy, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(verify, "RANGE_BYTES", 1 << 14)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    url, own = uploaded(with_sides.root), sa1bpack.verify(with_sides.root)
+    report = sa1bpack.verify(url)
+    assert report.ok and report == own
+    assert len(proxy.requests) > len(set(proxy.requests))  # several ranges of one object
+    assert not any(tmp_path.iterdir())
+    assert sa1bpack.verify(with_sides.root.as_uri()) == own
