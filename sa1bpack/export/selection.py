@@ -1,4 +1,4 @@
-"""Which images of a pack are exported, and the result of the export."""
+"""Selection of the images that are exported, and the result of the export."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
@@ -39,7 +39,7 @@ EXPORTED_ARRAYS = (
 
 @dataclass
 class ExportResult:
-    """What an export wrote, and how it differs from the tars.
+    """Result of an export: what was written, and how it differs from the tars.
 
     path
         The folder (SA-1B) or the file (COCO).
@@ -78,7 +78,7 @@ class ExportResult:
 
     @property
     def lossless(self) -> bool:
-        """Whether every record has everything that it had in its tar."""
+        """True if every record has everything that it had in its tar."""
         return not (self.left_out or self.recoded or self.unknown_keys)
 
 

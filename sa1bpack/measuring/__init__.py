@@ -1,1 +1,1 @@
-"""What can this machine do with this pack? Ceilings, loaders, and the settings that suit both."""
+"""Measures what a machine can do with a pack: ceilings, loaders, and settings that suit both."""

@@ -59,7 +59,7 @@ class Ceilings:
 
 @dataclass
 class BenchResult:
-    """What `bench` found. `lines` has, by loader, "cold" and "warm" Speed, and seconds to the first
+    """Result of `bench`. `lines` has, by loader, "cold" and "warm" Speed, and seconds to the first
     batch of a new process: `first_cold` and `first_again`; `remaining_share` is what of the pack
     was in the page cache after its pages were dropped. With `sweep`, `sweeps` has the comparisons
     of settings, and `settings`, by loader, the line of Python that makes it with the best ones."""
@@ -121,7 +121,7 @@ class BenchResult:
         return "\n".join([*lines, *([""] if self.settings else []), *self.settings.values()])
 
     def _short(self) -> list[str]:
-        """What is said of cold figures that are of a moment."""
+        """A remark on cold figures that are of a moment."""
         cold = [line["cold"] for line in self.lines.values() if line["cold"] is not None]
         short = [speed for speed in cold if speed.seconds < _LEAST_SECONDS]
         if not short:
@@ -197,7 +197,7 @@ def first_batch(task: Task, setting: Setting) -> float:
 
 
 def in_new_process(function: Callable, *arguments: Any) -> Any:
-    """What a function of a module returns in a new process, which may have children."""
+    """Call a function of a module in a new process, which may have children."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *arguments).result()

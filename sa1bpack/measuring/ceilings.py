@@ -1,4 +1,4 @@
-"""What memory, disk and device deliver when nothing else is done: no loader can be faster."""
+"""Ceilings of memory, disk and device when nothing else is done: no loader can be faster."""
 
 import os
 import statistics
@@ -26,7 +26,7 @@ _AT_ONCE = 8  # samples that a thread requests together
 
 
 class Reading(NamedTuple):
-    """What reading took: seconds, CPU seconds of all threads, samples, bytes asked for."""
+    """Cost of reading: seconds, CPU seconds of all threads, samples, bytes asked for."""
 
     seconds: float
     cpu: float

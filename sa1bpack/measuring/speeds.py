@@ -33,7 +33,7 @@ _DRAWN = 100  # samples for one that is used: most are of other shards
 
 @dataclass(frozen=True)
 class Task:
-    """What is read, and what batches look like.
+    """A pack to read, and the batches to make of it.
 
     pack     folder of the pack
     device   where batches go
@@ -122,7 +122,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a measurement found.
+    """Result of a measurement.
 
     samples_per_second  of a cold task from the first request on, because what is read ahead during
                   the first batch came from the disk as well; of a warm one after the first batch

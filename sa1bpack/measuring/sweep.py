@@ -59,7 +59,7 @@ class Sweep:
 
     @property
     def verdict(self) -> str:
-        """What the comparison says."""
+        """The result of the comparison in words."""
         running = [line for line in self.lines if line.speeds]
         if len(running) > 1 and all(line.noise for line in running):
             return "all differences are within the noise"
@@ -155,7 +155,7 @@ def sweep(name: str, settings: Sequence[Setting], measure: Measure) -> Sweep:
 
 
 def _cost(line: Line) -> tuple[int, int]:
-    """What a setting takes: memory in powers of two, less is not worth a choice; then threads."""
+    """Cost of a setting: memory in powers of two, less is not worth a choice; then threads."""
     memory = (line.host_bytes or 0) + line.device_bytes
     options = dict(line.setting.options)
     return max(memory, 1 << 20).bit_length(), options.get("threads", options.get("workers", 0))

@@ -235,7 +235,7 @@ class TarDataset:
 
     @cached_property
     def _samples_key(self) -> str:
-        """What the samples of a pair depend on besides its bytes, as 16 hex digits."""
+        """Digest of all that a sample depends on besides its bytes, 16 hex digits."""
         if self._disk is None:
             return ""
         options = asdict(self.pack_options)
@@ -279,12 +279,12 @@ class TarDataset:
 
     @property
     def pack_options(self) -> PackOptions:
-        """What a pack with the same samples is made with."""
+        """Options of a pack with the same samples."""
         return self._decoder.pack_options
 
     @property
     def options(self) -> SampleOptions:
-        """What it is opened with."""
+        """Options that it would be opened with."""
         return self._decoder.options
 
     @property
@@ -294,12 +294,12 @@ class TarDataset:
 
     @property
     def spec(self) -> SampleSpec:
-        """How pixels, masks and coordinates look: `Collate(sample_spec=ds.spec)`."""
+        """Form of pixels, masks and coordinates: `Collate(sample_spec=ds.spec)`."""
         return self._decoder.spec
 
     @property
     def spec_text(self) -> str:
-        """How samples look, in one line, as `Dataset.spec_text`."""
+        """Form of samples in one line, as `Dataset.spec_text`."""
         return self.spec.as_text()
 
     @property
@@ -309,7 +309,7 @@ class TarDataset:
 
     @property
     def mask_sampling(self) -> str:
-        """How masks are drawn."""
+        """Sampling of the masks: "area" or "center"."""
         return self.spec.masks.sampling
 
     def __repr__(self) -> str:

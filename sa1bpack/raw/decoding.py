@@ -33,7 +33,7 @@ Rows = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class PairInfo:
-    """What is known of a pair without decoding pixels or masks.
+    """Facts on a pair that need no decoding of pixels or masks.
 
     index             of the sample in the dataset of all its tars, as in the sample itself
     image_id          of the JSON record
@@ -146,7 +146,7 @@ class Decoder:
     def info(
         self, source: Source, index: int, row: int, file_name: str, jpeg_bytes: int, json: bytes
     ) -> PairInfo:
-        """What the record of a pair says. Raises ReadError if it cannot be used."""
+        """The facts in the record of a pair. Raises ReadError if it cannot be used."""
         try:
             record = parse_annotations(json)
         except SampleError as error:

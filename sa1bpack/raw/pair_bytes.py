@@ -36,7 +36,7 @@ class PairBytes:
         return self._half(int(pair["json_at"]), int(pair["json_bytes"]))
 
     def changed(self, row: int) -> str:
-        """When the files of a pair changed last, as text; empty in a tar, whose digest tells.
+        """Time of the last change of a pair's files, as text; empty in a tar, whose digest tells.
 
         Raises SourceError if a file of the folder cannot be read.
         """

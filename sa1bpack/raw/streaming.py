@@ -34,7 +34,7 @@ _log = logging.getLogger("sa1bpack")
 
 @dataclass(frozen=True)
 class Share:
-    """What one consumer reads of a tar: the pairs p with p mod `of` == `part`."""
+    """The part of a tar that one consumer reads: the pairs p with p mod `of` == `part`."""
 
     number: int
     part: int
@@ -156,7 +156,7 @@ class IterableTarDataset(IterableDataset):
 
     @property
     def spec(self) -> SampleSpec:
-        """How pixels, masks and coordinates look: `Collate(sample_spec=ds.spec)`."""
+        """Form of pixels, masks and coordinates: `Collate(sample_spec=ds.spec)`."""
         return self._decoder.spec
 
     def __iter__(self) -> Iterator[Any]:
@@ -324,7 +324,7 @@ class IterableTarDataset(IterableDataset):
 
 
 class _Waiting:
-    """Which tars are read to their end, and how many of their pairs are not taken yet."""
+    """Tars that are read to their end, and the number of their pairs that are not taken yet."""
 
     def __init__(self, pairs: dict[int, int]):
         self._pairs = pairs

@@ -1,4 +1,4 @@
-"""Where the pairs of a tar or folder are, found in one pass and kept as a file that is mapped.
+"""Index of the pairs of a tar or folder, made in one pass and kept as a file that is mapped.
 
 A file of an index has a line of JSON, zeros up to a multiple of 64 bytes, and then PAIR (n,),
 POINT (p,) and the windows, uint8 (w, 32768), of `seek_points`; all numbers little-endian.
@@ -8,6 +8,8 @@ import fcntl
 import io
 import logging
 import os
+import struct
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +24,22 @@ import xxhash
 
 from sa1bpack.errors import FormatError, MissingPackage, OptionError, SourceCorrupt, SourceError
 from sa1bpack.format.files import map_bytes, temporary_beside
-from sa1bpack.raw.locate import PAIR, locate_pairs
 from sa1bpack.raw.seek_points import POINT, SPACING, WINDOW, SeekPoints
 from sa1bpack.source.find import Source
-from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, Reject
+from sa1bpack.source.folder import FolderStream
+from sa1bpack.source.inflate import ByteStream, RawFile, open_stream
+from sa1bpack.source.members import MAX_NAME_BYTES
+from sa1bpack.source.pairs import MAX_JPEG_BYTES, MAX_JSON_BYTES, PairReader, Reject
+from sa1bpack.source.tar import TarStream
 from sa1bpack.wording import counted
+
+# Where the halves of a pair are: of a tar, offset in the (inflated) tar and bytes; of a folder,
+# number of the file in `list_folder` and bytes. The name is that of the image, without folders.
+PAIR = np.dtype(
+    [("jpeg_at", "<i8"), ("jpeg_bytes", "<i8"), ("json_at", "<i8"), ("json_bytes", "<i8"),
+     ("file_name", f"S{MAX_NAME_BYTES}")]
+)  # fmt: skip
+_PLACE = struct.Struct("<qq")
 
 _ENDS = 64 << 10  # bytes at either end of a tar that identify it together with size and time
 _HEAD_BYTES = 64 << 20  # of a file of an index; a hundred thousand rejects take less
@@ -36,7 +49,7 @@ _log = logging.getLogger("sa1bpack")
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """What a file must still be for its index to hold: bytes, time of change, XXH3-64 of ends."""
+    """Marks of the file that an index is of: bytes, time of change, XXH3-64 of its ends."""
 
     size: int
     mtime_ns: int
@@ -273,7 +286,7 @@ def write_index(path: Path, source: Source) -> None:
 
 
 def _seek_points(source: Source) -> SeekPoints:
-    """What indexed_gzip finds in another pass over the file, after ours found the stream sound."""
+    """The points that indexed_gzip finds in another pass, after ours found the stream sound."""
     try:
         indexed_gzip = import_module("indexed_gzip")
     except ImportError as error:
@@ -295,3 +308,62 @@ def _seek_points(source: Source) -> SeekPoints:
     except (indexed_gzip.ZranError, EOFError, OSError) as error:
         raise SourceError(f"{source.path}: its gzip stream cannot be indexed: {error}") from error
     return SeekPoints.of_zran(exported.getvalue())
+
+
+# -------------------------------------------------------------------------------------- places
+
+
+def locate_pairs(source: Source) -> tuple[np.ndarray, list[Reject]]:
+    """The pairs of a source, PAIR (n,), as `PairReader` finds them, and its rejects.
+
+    Data of a plain tar are skipped and not read. Raises SourceTruncated, SourceCorrupt or
+    SourceError as reading the source does.
+    """
+    rows = []
+    with _Places(source, spool_dir=Path(tempfile.gettempdir())) as reader:
+        for pair in reader:
+            places = (*_PLACE.unpack(pair.jpeg), *_PLACE.unpack(pair.json))
+            rows.append((*places, pair.file_name.encode()))
+    return np.array(rows, PAIR), reader.rejects
+
+
+class _Places(PairReader):
+    """Pairs whose bytes are places: all rules about members are those of the packer."""
+
+    def _open(self):
+        if self.source.kind == "folder":
+            return _FolderPlaces(self.source.path)
+        if self.source.kind == "tar":
+            return _TarPlaces(_SkippingStream(RawFile(self.source.path)))
+        return _TarPlaces(open_stream(self.source.path, gzip=True))
+
+
+class _TarPlaces(TarStream):
+    def read(self) -> bytes:
+        """The place of the current member's data."""
+        return _PLACE.pack(self._stream.position, self._data_size)
+
+
+class _FolderPlaces(FolderStream):
+    def __iter__(self):
+        for number, member in enumerate(super().__iter__()):
+            self._number, self._bytes = number, member.size
+            yield member
+
+    def read(self) -> bytes:
+        """The place of the current file."""
+        return _PLACE.pack(self._number, self._bytes)
+
+
+class _SkippingStream(ByteStream):
+    """A plain tar of which only headers are read."""
+
+    def skip(self, count: int) -> int:
+        """Skip `count` bytes; returns how many there were."""
+        at_hand = min(count, len(self.chunk))
+        self.chunk = self.chunk[at_hand:]
+        there = max(0, min(count - at_hand, self.raw.nbytes - self.raw.bytes_read))
+        if there:
+            self.raw.skip(there)
+        self.position += at_hand + there
+        return at_hand + there

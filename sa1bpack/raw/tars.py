@@ -1,4 +1,4 @@
-"""Which tars and folders are read as they are, and what is wrong with all of them together."""
+"""Lists of tars and folders that are read as they are, and what is wrong with one."""
 
 import logging
 import os

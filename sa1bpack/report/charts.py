@@ -98,7 +98,7 @@ def charts(manifest: Manifest, mask_counts: np.ndarray, survey: Survey) -> list[
 
 
 def _basis(manifest: Manifest, survey: Survey) -> str:
-    """Where the values are from, as text."""
+    """The basis of the values, as text: all images, or so many of them."""
     if survey.images == manifest.samples:
         return f"all {counted(survey.images, 'image')}"
     return (

@@ -155,7 +155,7 @@ def _with_boxes_and_points(
 
 
 def _near(point: np.ndarray, size: tuple[int, int]) -> bool:
-    """Whether a point (2,) is on the picture, or so near that its mark may reach it."""
+    """Tell if a point (2,) is on the picture, or so near that its mark may reach it."""
     return bool((np.abs(point) < 2 * np.array(size) + 100).all())
 
 

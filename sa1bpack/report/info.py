@@ -45,7 +45,7 @@ _PACKS = 20  # of several, those that are listed
 
 @dataclass(frozen=True)
 class PackInfo:
-    """What a pack holds.
+    """Summary of a pack, or of several as one.
 
     roots
         Its folder, or those of several packs that are summarized as one.
@@ -163,7 +163,7 @@ class PackInfo:
         }
 
     def _packs(self) -> list[str]:
-        """What each of several packs holds, on one line."""
+        """A line for each of several packs."""
         lines = []
         for each in self.packs[:_PACKS]:
             state = "" if each.manifest.complete else ", NOT COMPLETE"
@@ -175,7 +175,7 @@ class PackInfo:
         return lines + ([f"             and {counted(more, 'more pack')}"] if more > 0 else [])
 
     def _state(self) -> list[str]:
-        """What is missing from the pack, and what it holds more than once."""
+        """Lines on what is missing, held more than once, or kept beside the pack."""
         state = [] if self.manifest.complete and self.manifest.samples else [self.completeness]
         lines = []
         for label, text in [
@@ -200,7 +200,7 @@ class PackInfo:
 
 
 def _pixel_text(layout: Layout) -> str:
-    """How images are stored, as a short text."""
+    """The form of stored images, as a short text."""
     side = layout.image_size
     form = {
         "pad": f"padded to {side} x {side}",
@@ -211,7 +211,7 @@ def _pixel_text(layout: Layout) -> str:
 
 
 def _mask_text(layout: Layout) -> str:
-    """How masks are stored, as a short text."""
+    """The form of stored masks, as a short text."""
     grid = f"{layout.mask_size} x {layout.mask_size}"
     forms = [f"{grid} bits"] if layout.bits else []
     forms += ["exact runs at full size"] if layout.runs else []

@@ -1,4 +1,4 @@
-"""Where a picture, a page or figures may be written to."""
+"""Checks of the file that a picture, a page or figures are written to."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What one pack or several hold beside their samples: records of the packer, and side arrays.
+"""Records of the packer and side arrays: what one pack or several hold beside their samples.
 
 The format leaves records to the packer: a missing one is fine, one of another type is damage, and
 is found before it is shown. Several packs are summed up as `sa1bpack.open` has them as one dataset.
@@ -159,7 +159,7 @@ def joined_index(pack: Pack) -> Index:
 
 
 def joined_completeness(found: Sequence[Completeness]) -> Completeness:
-    """How much of several packs is published."""
+    """The completeness of several packs together."""
     return Completeness(
         complete=all(each.complete for each in found),
         images=sum(each.images for each in found),

@@ -24,7 +24,7 @@ _COLUMNS = ("area", "predicted_iou", "stability_score")
 
 @dataclass
 class Survey:
-    """What was found in the surveyed shards.
+    """Findings in the surveyed shards.
 
     images
         Number of surveyed samples.

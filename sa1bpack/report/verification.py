@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked, when, and what was found.
+    """Result of a check: its extent, its time and its findings.
 
     how
         One of VERIFY: the check that was made. For a small pack it is "quick" if "sample" was asked
@@ -47,7 +47,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether no problem was found; True also if nothing was checked."""
+        """True if no problem was found, also if nothing was checked."""
         return not self.problems
 
 

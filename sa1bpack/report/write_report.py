@@ -50,7 +50,7 @@ _QUALITY = 82  # of its JPEG
 
 @dataclass(frozen=True)
 class ReportResult:
-    """What `write_report` wrote and found.
+    """Result of `write_report`: the file, and what was found.
 
     path
         The file.
@@ -75,7 +75,7 @@ class ReportResult:
 
     @property
     def ok(self) -> bool:
-        """Whether no damage was found in what was checked and read."""
+        """True if no damage was found in what was checked and read."""
         return self.verification.ok and not self.unreadable
 
 
