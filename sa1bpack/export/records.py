@@ -55,9 +55,17 @@ def annotations_of(shard: Shard, row: int) -> list[dict[str, Any]]:
     _check_numbers(shard, row, first, stop)
     fields = {
         name: shard[name][first:stop].tolist()
-        for name in ("bbox", "area", "predicted_iou", "point_coords", "crop_box", "annotation_id",
-                     "stability_score", "number_types")
-    }  # fmt: skip
+        for name in (
+            "bbox",
+            "area",
+            "predicted_iou",
+            "point_coords",
+            "crop_box",
+            "annotation_id",
+            "stability_score",
+            "number_types",
+        )
+    }
     size = shard["size"][row, :2].tolist()
     found = []
     for index, counts in enumerate(_counts(shard, row, first, stop)):

@@ -31,10 +31,22 @@ _log = logging.getLogger("sa1bpack")
 
 # The arrays that a record is made from.
 EXPORTED_ARRAYS = (
-    "image_id", "file_name", "size", "annotation_count", "mask_offset", "bbox", "area",
-    "predicted_iou", "stability_score", "point_coords", "crop_box", "annotation_id",
-    "number_types", "run_offset", "run_ends",
-)  # fmt: skip
+    "image_id",
+    "file_name",
+    "size",
+    "annotation_count",
+    "mask_offset",
+    "bbox",
+    "area",
+    "predicted_iou",
+    "stability_score",
+    "point_coords",
+    "crop_box",
+    "annotation_id",
+    "number_types",
+    "run_offset",
+    "run_ends",
+)
 
 
 @dataclass

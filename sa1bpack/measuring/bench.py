@@ -204,10 +204,16 @@ def in_new_process(function: Callable, *arguments: Any) -> Any:
 
 
 def bench(
-    pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
-    max_masks: int | None = None, duration: float = 5.0, sweep: bool = False,
+    pack: str | Path,
+    *,
+    device: str = "cpu",
+    batch_size: int = 32,
+    masks: str = "padded",
+    max_masks: int | None = None,
+    duration: float = 5.0,
+    sweep: bool = False,
     progress: Callable[[str], object] | None = None,
-) -> BenchResult:  # fmt: skip
+) -> BenchResult:
     """Measure what this machine does with this pack.
 
     Args:
@@ -233,19 +239,6 @@ def bench(
         >>> result = sa1bpack.bench("packed", batch_size=2, duration=1)  # doctest: +SKIP
         >>> print(result.as_text())  # doctest: +SKIP
     """
-    return bench_with(
-        in_new_process, pack, device=device, batch_size=batch_size, masks=masks,
-        max_masks=max_masks, duration=duration, sweep=sweep, progress=progress,
-    )  # fmt: skip
-
-
-def bench_with(
-    apart: Callable[..., Any],
-    pack: str | Path, *, device: str = "cpu", batch_size: int = 32, masks: str = "padded",
-    max_masks: int | None = None, duration: float = 5.0, sweep: bool = False,
-    progress: Callable[[str], object] | None = None,
-) -> BenchResult:  # fmt: skip
-    """`bench`, with what calls a function in a new process."""
     progress = progress or (lambda text: None)
     path = checked_folder(pack)
     batch_size = whole_number("batch_size", batch_size, 1)
@@ -253,9 +246,7 @@ def bench_with(
     options: dict[str, Any] = {"masks": masks, "max_masks": max_masks}
     ReadingOptions(**options)  # checks them
     open_device(device)
-    tasks = {
-        name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")
-    }  # fmt: skip
+    tasks = {name: Task(path, device, options, cold=name == "cold") for name in ("cold", "warm")}
     ds = tasks["cold"].open()
     result_of = (str(path), len(ds))
     del ds
@@ -282,7 +273,7 @@ def bench_with(
         progress(f"{name}, first batch of a new process")
         tasks["cold"].prepare()
         for key in ("first_cold", "first_again"):
-            result.lines[name][key] = apart(first_batch, tasks["cold"], setting)
+            result.lines[name][key] = in_new_process(first_batch, tasks["cold"], setting)
     if sweep:
         _sweep(result, tasks, duration, progress)
     return result

@@ -99,9 +99,14 @@ def device_ceiling(index: int, nbytes: int, seconds: float) -> float:
 
 
 def read_spans(
-    samples: Spans, threads: int, *, direct: bool = True, at_once: int = _AT_ONCE,
-    kept: int = _AT_ONCE, seconds: float | None = None,
-) -> Reading:  # fmt: skip
+    samples: Spans,
+    threads: int,
+    *,
+    direct: bool = True,
+    at_once: int = _AT_ONCE,
+    kept: int = _AT_ONCE,
+    seconds: float | None = None,
+) -> Reading:
     """Read samples in this order into reused buffers, and do nothing else with them.
 
     threads  that read

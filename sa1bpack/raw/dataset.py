@@ -114,9 +114,13 @@ class TarDataset:
         warn_of_shared_names([(index.source, index.pairs["file_name"]) for index in self._indices])
 
     def _begin(
-        self, sources: list[Source], decoder: Decoder, index_folder: Path | None,
-        caches: tuple[int, Path | None, int], rows: RowNumbers | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        sources: list[Source],
+        decoder: Decoder,
+        index_folder: Path | None,
+        caches: tuple[int, Path | None, int],
+        rows: RowNumbers | None = None,
+    ) -> None:
         self._decoder = decoder
         if decoder.pack_options.empty == "drop":
             raise OptionError(

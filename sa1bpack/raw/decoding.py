@@ -159,10 +159,20 @@ class Decoder:
             kept = kept[left]
         side, fit = self.layout.image_size, self.layout.fit
         return PairInfo(
-            index, record.image_id, file_name, source.name, source.path, row, record.height,
-            record.width, *stored_size(record.height, record.width, side, fit), len(kept),
-            len(record), jpeg_bytes, len(json),
-        )  # fmt: skip
+            index,
+            record.image_id,
+            file_name,
+            source.name,
+            source.path,
+            row,
+            record.height,
+            record.width,
+            *stored_size(record.height, record.width, side, fit),
+            len(kept),
+            len(record),
+            jpeg_bytes,
+            len(json),
+        )
 
 
 def unusable(source: Source, member: str, reason: str) -> ReadError:

@@ -123,9 +123,10 @@ class DiskCache:
             if not self._full:
                 self._full = True
                 _log.warning(
-                    "%s: samples cannot be kept: %s; they are decoded each time", self._folder,
+                    "%s: samples cannot be kept: %s; they are decoded each time",
+                    self._folder,
                     error.strerror,
-                )  # fmt: skip
+                )
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_SUFFIX}"

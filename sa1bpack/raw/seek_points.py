@@ -32,9 +32,17 @@ POINT = np.dtype(
 )
 
 _ZRAN_HEAD = np.dtype(
-    [("magic", "S5"), ("version", "u1"), ("flags", "u1"), ("file_size", "<u8"),
-     ("stream_size", "<u8"), ("spacing", "<u4"), ("window_size", "<u4"), ("points", "<u4")]
-)  # fmt: skip
+    [
+        ("magic", "S5"),
+        ("version", "u1"),
+        ("flags", "u1"),
+        ("file_size", "<u8"),
+        ("stream_size", "<u8"),
+        ("spacing", "<u4"),
+        ("window_size", "<u4"),
+        ("points", "<u4"),
+    ]
+)
 _ZRAN_POINT = np.dtype([("file", "<u8"), ("stream", "<u8"), ("bits", "u1"), ("has_window", "u1")])
 
 

@@ -281,9 +281,12 @@ class IterableTarDataset(IterableDataset):
             return dict(self._loaded)
         of_epoch, done = self._done
         return {
-            "version": 1, "epoch": epoch, "consumer": consumer, "consumers": consumers,
+            "version": 1,
+            "epoch": epoch,
+            "consumer": consumer,
+            "consumers": consumers,
             "done": list(done) if of_epoch == epoch else [],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration continue after the tars that a state names, in its epoch.

@@ -36,9 +36,14 @@ from sa1bpack.wording import counted
 # Where the halves of a pair are: of a tar, offset in the (inflated) tar and bytes; of a folder,
 # number of the file in `list_folder` and bytes. The name is that of the image, without folders.
 PAIR = np.dtype(
-    [("jpeg_at", "<i8"), ("jpeg_bytes", "<i8"), ("json_at", "<i8"), ("json_bytes", "<i8"),
-     ("file_name", f"S{MAX_NAME_BYTES}")]
-)  # fmt: skip
+    [
+        ("jpeg_at", "<i8"),
+        ("jpeg_bytes", "<i8"),
+        ("json_at", "<i8"),
+        ("json_bytes", "<i8"),
+        ("file_name", f"S{MAX_NAME_BYTES}"),
+    ]
+)
 _PLACE = struct.Struct("<qq")
 
 _ENDS = 64 << 10  # bytes at either end of a tar that identify it together with size and time
@@ -119,8 +124,13 @@ def open_index(source: Source, folder: Path | None) -> TarIndex:
         start = time.monotonic()
         write_index(path, source)
         found = _read(path, source)
-        _log.info("%s: indexed %s in %.1f s: %s", source.path, counted(len(found), "pair"),
-                  time.monotonic() - start, path)  # fmt: skip
+        _log.info(
+            "%s: indexed %s in %.1f s: %s",
+            source.path,
+            counted(len(found), "pair"),
+            time.monotonic() - start,
+            path,
+        )
         return found
 
 
@@ -205,11 +215,13 @@ def _read(path: Path, source: Source) -> TarIndex:
     windows = data[lengths[0] + lengths[1] :].reshape(-1, WINDOW)
     check_places(path, source, pairs, points, len(windows))
     return TarIndex(
-        source, pairs, SeekPoints(points, windows) if len(points) else None,
+        source,
+        pairs,
+        SeekPoints(points, windows) if len(points) else None,
         tuple(Reject(*reject) for reject in head.rejects),
         _digest(pairs, _as_bytes(f"{head.bound.size} {head.bound.ends}")),
         (head.bound.size, head.bound.mtime_ns),
-    )  # fmt: skip
+    )
 
 
 def check_places(
@@ -261,11 +273,15 @@ def write_index(path: Path, source: Source) -> None:
     points_array = np.empty(0, POINT) if points is None else points.points
     windows = np.empty((0, WINDOW), np.uint8) if points is None else points.windows
     head = _Head(
-        format="sa1bpack-tar-index", version=1, bound=bound, pairs=len(pairs),
-        points=len(points_array), windows=len(windows),
+        format="sa1bpack-tar-index",
+        version=1,
+        bound=bound,
+        pairs=len(pairs),
+        points=len(points_array),
+        windows=len(windows),
         digest=_digest(pairs, points_array),
         rejects=[(reject.member, reject.code, reject.detail) for reject in rejects],
-    )  # fmt: skip
+    )
     line = msgspec.json.encode(head) + b"\n"
     temporary = temporary_beside(path)
     try:

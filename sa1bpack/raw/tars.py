@@ -49,5 +49,7 @@ def warn_of_shared_names(names: Sequence[tuple[Source, np.ndarray]]) -> None:
     _log.warning(
         "%s in more than one of these tars, e.g. %s in %s and %s: their samples come that often",
         "1 image is" if len(shared) == 1 else f"{counted(len(shared), 'image')} are",
-        printable(shared[0].decode()), first.path, second.path,
-    )  # fmt: skip
+        printable(shared[0].decode()),
+        first.path,
+        second.path,
+    )

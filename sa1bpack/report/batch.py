@@ -74,9 +74,11 @@ def _subject(batch: Batch, row: int) -> Subject:
         valid = _array(batch["valid"][part])
     if bits is None:
         bits = np.zeros((count, 1, 1), np.uint8)
-        areas = np.zeros(count) if boxes is None else (boxes[:, 2] - boxes[:, 0]) * (
-            boxes[:, 3] - boxes[:, 1]
-        )  # fmt: skip
+        areas = (
+            np.zeros(count)
+            if boxes is None
+            else (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+        )
     else:
         areas = np.bitwise_count(bits).sum((1, 2), dtype=np.int64)
     nothing = np.full((count, 4), np.nan)

@@ -194,12 +194,14 @@ def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) ->
     lines = _ticks(0, top, 4, least=1)
     chart.ticks = [across(value) for value in values], [up(count) for count in lines]
     chart.labels = [
-        *(Label("middle", across(value), _FLOOR + 17, _compact(10**value if powers else value))
-          for value in values),
+        *(
+            Label("middle", across(value), _FLOOR + 17, _compact(10**value if powers else value))
+            for value in values
+        ),
         *(Label("end", _LEFT - 6, up(count) + 4, _compact(count)) for count in lines),
         Label("middle", (_LEFT + _RIGHT) // 2, _HEIGHT - 8, columns[0]),
         Label("upwards", -(_TOP + _FLOOR) // 2, 12, columns[1]),
-    ]  # fmt: skip
+    ]
     return chart
 
 
@@ -219,9 +221,13 @@ def _sizes_chart(survey: Survey, of: str) -> Chart:
         bars.append(("others", survey.sizes.total() - sum(count for _, count in common)))
     note = f"Width x height of the source, {counted(len(survey.sizes), 'size')}; {of}."
     chart = Chart(
-        "Image sizes", note, ("pixels", "images"), [(name, f"{count:,}") for name, count in bars],
-        numbers=1, height=26 + _ROW * len(bars),
-    )  # fmt: skip
+        "Image sizes",
+        note,
+        ("pixels", "images"),
+        [(name, f"{count:,}") for name, count in bars],
+        numbers=1,
+        height=26 + _ROW * len(bars),
+    )
     chart.labels = [Label("end", _NAMES - 8, 14, "pixels"), Label("start", _NAMES, 14, "images")]
     most = max(count for _, count in bars)
     for place, (name, count) in enumerate(bars):

@@ -290,8 +290,11 @@ def _info(root: Path) -> PackInfo:
 
 def _paths_outside(root: Path, manifest: Manifest) -> list[Path]:
     """Paths of a pack outside its shards, without working files of a packer."""
-    shown = [path for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
-             if not path.name.startswith(".") and path != root / SIDES_NAME]  # fmt: skip
+    shown = [
+        path
+        for path in (*root.iterdir(), *(root / SHARDS_NAME).glob("*"))
+        if not path.name.startswith(".") and path != root / SIDES_NAME
+    ]
     return shown + ([] if manifest.index is None else [*(root / manifest.index).rglob("*")])
 
 

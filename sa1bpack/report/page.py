@@ -101,10 +101,12 @@ class _Card(NamedTuple):
 def page(contents: Contents) -> str:
     """The HTML of a report. All text is escaped: only the templates are markup."""
     templates = Environment(
-        loader=PackageLoader("sa1bpack.report"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("sa1bpack.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else printable(value),
         keep_trailing_newline=True,
-    )  # fmt: skip
+    )
     templates.filters["counted"] = counted
     roots, manifest, runs = contents.roots, contents.manifest, contents.runs
     places = ", ".join(str(root.resolve()) for root in roots[:_SHOWN_PACKS])
@@ -205,9 +207,14 @@ def _verdict(checked: Verification) -> _Card:
     kind, verdict = ("warn", "Not all could be read") if denied else ("bad", "Damaged")
     damaged = any(not (problem.extra or problem.denied) for problem in found)
     return _Card(
-        kind, f"{verdict}: {counted(len(found), 'problem')}.", checked.covered, when, found,
-        "problem", "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else "",
-    )  # fmt: skip
+        kind,
+        f"{verdict}: {counted(len(found), 'problem')}.",
+        checked.covered,
+        when,
+        found,
+        "problem",
+        "sa1bpack repair rebuilds what is damaged, from the tars." if damaged else "",
+    )
 
 
 def _how_shown(contents: Contents) -> str:
@@ -260,9 +267,15 @@ def _summary(runs: list[Run]) -> str:
 def _run_row(run: Run) -> tuple[str, ...]:
     speed, read = run.images / run.seconds, run.source_bytes / run.seconds / 1e6
     return (
-        _when(run.finished), f"{run.outcome}", f"{run.images:,}", _duration(run.seconds),
-        f"{speed:,.1f}", f"{read:,.1f}", f"{run.workers:,}", run.sa1bpack,
-    )  # fmt: skip
+        _when(run.finished),
+        f"{run.outcome}",
+        f"{run.images:,}",
+        _duration(run.seconds),
+        f"{speed:,.1f}",
+        f"{read:,.1f}",
+        f"{run.workers:,}",
+        run.sa1bpack,
+    )
 
 
 def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
@@ -270,9 +283,13 @@ def _source_row(source: dict[str, Any]) -> tuple[str, ...]:
     if source.get("md5"):
         md5 = f"{source['md5']}{' (as in the list)' if source.get('md5_checked') else ''}"
     return (
-        source.get("name", ""), source.get("kind", ""), f"{source.get('pairs', 0):,}",
-        size_text(source.get("nbytes", 0)), source.get("xxh128") or "", md5,
-    )  # fmt: skip
+        source.get("name", ""),
+        source.get("kind", ""),
+        f"{source.get('pairs', 0):,}",
+        size_text(source.get("nbytes", 0)),
+        source.get("xxh128") or "",
+        md5,
+    )
 
 
 def _when(moment: datetime) -> str:

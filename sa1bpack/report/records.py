@@ -153,9 +153,11 @@ def joined_index(pack: Pack) -> Index:
         return pack.folders[0].index
     rows = range(len(pack))
     return Index(
-        shard_offset=np.array(pack.shards.first_row), image_id=pack.image_ids(rows),
-        id_order=pack.ids.order, mask_offset=pack.mask_offsets(rows),
-    )  # fmt: skip
+        shard_offset=np.array(pack.shards.first_row),
+        image_id=pack.image_ids(rows),
+        id_order=pack.ids.order,
+        mask_offset=pack.mask_offsets(rows),
+    )
 
 
 def joined_completeness(found: Sequence[Completeness]) -> Completeness:

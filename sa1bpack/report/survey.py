@@ -88,8 +88,9 @@ def _look_at(
     check_attributes(shard)
     stop = min(first + block, len(shard))
     masks = slice(*(int(shard["mask_offset"][edge]) for edge in (first, stop)))
-    disk_bytes = sum(path.stat().st_blocks * 512 for path in shard.folder.rglob("*")
-                     if path.is_file())  # fmt: skip
+    disk_bytes = sum(
+        path.stat().st_blocks * 512 for path in shard.folder.rglob("*") if path.is_file()
+    )
     parts = {name: np.array(shard[name][masks]) for name in _COLUMNS}
     sizes = Counter((width, height) for height, width in shard["size"][first:stop, :2].tolist())
     # Only after everything was read: a shard counts completely or not at all.

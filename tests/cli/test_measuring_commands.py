@@ -1,11 +1,10 @@
 """`sa1bpack bench`: what it prints, and the file that it writes."""
 
 import json
-from functools import partial
 
 import pytest
 
-from sa1bpack.measuring.bench import Ceilings, bench_with
+from sa1bpack.measuring.bench import Ceilings
 from sa1bpack.measuring.speeds import Setting, Speed
 
 
@@ -19,7 +18,7 @@ def made_up(monkeypatch):
         return Speed(100.0 * len(setting.options), 0.25, 1 << 28)
 
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", measured)
-    monkeypatch.setattr("sa1bpack.measuring.bench.bench", partial(bench_with, lambda *_: 0.5))
+    monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
 
 
 def test_bench_prints_ceilings_and_loaders_and_writes_them_as_json(

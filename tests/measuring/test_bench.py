@@ -12,7 +12,7 @@ import sa1bpack
 from sa1bpack import bench
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.measuring.bench import Ceilings, bench_with, in_new_process
+from sa1bpack.measuring.bench import Ceilings, in_new_process
 from sa1bpack.measuring.ceilings import device_ceiling, large_spans, memory_ceiling, read_spans
 from sa1bpack.measuring.memory import drop_pages, resident_bytes
 from sa1bpack.measuring.speeds import Setting, Speed, Task, measure, some_samples
@@ -44,8 +44,8 @@ def swept(packed, monkeypatch):
     ceilings = Ceilings(20e9, 2e9, None), 4e6
     monkeypatch.setattr("sa1bpack.measuring.bench.measure_ceilings", lambda *given: ceilings)
     monkeypatch.setattr("sa1bpack.measuring.bench.measure", machine.measure)
-    result = bench_with(lambda *_: 0.5, packed.root, batch_size=4, masks="flat", sweep=True)
-    return machine, result
+    monkeypatch.setattr("sa1bpack.measuring.bench.in_new_process", lambda *_: 0.5)
+    return machine, bench(packed.root, batch_size=4, masks="flat", sweep=True)
 
 
 def test_each_sweep_begins_from_the_best_so_far(swept):
@@ -91,12 +91,12 @@ def test_loaders_are_measured(packed, reader, cold):
     assert found.device_bytes == 0
 
 
-def test_a_benchmark_has_every_line(packed):
+def test_a_benchmark_has_every_line(packed, monkeypatch):
     steps = []
-    result = bench_with(
-        lambda function, *arguments: function(*arguments),
-        packed.root, batch_size=4, duration=0.02, progress=steps.append,
-    )  # fmt: skip
+    monkeypatch.setattr(
+        "sa1bpack.measuring.bench.in_new_process", lambda function, *given: function(*given)
+    )
+    result = bench(packed.root, batch_size=4, duration=0.02, progress=steps.append)
     assert list(result.lines) == ["Loader", "DataLoader, 0 workers", "DataLoader, 2 workers"]
     for line in result.lines.values():
         assert line["cold"].samples_per_second > 0 and line["warm"].samples_per_second > 0
