@@ -1,4 +1,4 @@
-"""Where the arrays of a batch lie in one buffer, so that it is sent to a device in one copy."""
+"""How the masks of a batch are laid out, and where its arrays lie in one buffer."""
 
 from dataclasses import dataclass
 from math import prod
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.layout import MaskLayout
+from sa1bpack.arguments import choice
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS, SAMPLE_FIELDS
 from sa1bpack.dataset.specs import RGB_OF_YUV, ImageSpec, MaskSpec, image_spec
@@ -16,6 +16,38 @@ from sa1bpack.format import Layout
 from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate
+
+
+@dataclass(frozen=True)
+class MaskLayout:
+    """Two independent values. Public names join them: "padded", "flat", "padded_bits", "flat_bits".
+
+    padded  (B, M, ...): M is the mask count of the fullest sample, with zeros after a sample's own
+            masks. Otherwise (T, ...): all masks one after the other, with `mask_offsets`
+    packed  masks are bits, uint8 (..., Sm, Sm / 8), as in the pack. Otherwise bool (..., Sm, Sm)
+    """
+
+    padded: bool
+    packed: bool
+
+    @property
+    def name(self) -> str:
+        """The public name."""
+        return ("padded" if self.padded else "flat") + ("_bits" if self.packed else "")
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        MaskLayout(padded, packed) for packed in (False, True) for padded in (True, False)
+    )
+}
+
+
+def mask_layout(name: str) -> MaskLayout:
+    """The layout with this public name. Raises OptionError for an unknown name."""
+    return LAYOUTS[choice("masks", name, LAYOUTS)]
+
 
 # Regions of a buffer begin at multiples of this: a cache line, and enough for any dtype.
 ALIGNMENT = 64

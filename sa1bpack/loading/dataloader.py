@@ -1,4 +1,9 @@
-"""A configured torch DataLoader for a pack: for transforms in Python, and for other libraries."""
+"""A configured torch DataLoader for a pack: for transforms in Python, and for other libraries.
+
+Accelerate (1.15) and the Trainer of transformers make a DataLoader of their own from its dataset,
+batch sampler and collate_fn, distribute the batches to processes, and look for `set_epoch` on the
+batch sampler, on the sampler inside it, and on the dataset.
+"""
 
 import atexit
 import logging
@@ -7,8 +12,10 @@ import shutil
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Unpack
 
 import torch
@@ -16,19 +23,17 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import choice, flag, whole_number
-from sa1bpack.batch.collate import Batch, Collate, gives_bool
-from sa1bpack.batch.mask_schedule import MaskSchedule
-from sa1bpack.batch.plan import BatchPlan, plan_batch
+from sa1bpack.batch.collate import Batch, BatchPlan, Collate, gives_bool, plan_batch
+from sa1bpack.batch.mask_choice import MaskSchedule
 from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
-from sa1bpack.loading.foreign import BatchSamples, EpochDataset, LoaderBatchSampler
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
-from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.order.batches import BatchIndices, DealtBatches, OrderedBatches
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.schedules import WholeNumbers
@@ -367,3 +372,82 @@ def _check_shared_memory(loader: PackDataLoader) -> None:
             _SHARED_MEMORY,
             size_text(free),
         )
+
+
+class LoaderBatchSampler(DealtBatches):
+    """The batch sampler of a PackDataLoader, to which it yields the batches of the current epoch.
+
+    A library that makes its own DataLoader around the same batch sampler, as Accelerate does, gets
+    the batches of all ranks in turn.
+    """
+
+    def __init__(self, batches: OrderedBatches, collate: Collate, drops: bool):
+        """A sampler over the batches of a loader, which sets the epoch of its collate_fn.
+
+        drops  the loader drops samples that cannot be read, which it alone counts and reports
+        """
+        super().__init__(batches)
+        self._collate, self._drops = collate, drops
+        self._own: dict[int, EpochBatches] = {}  # by thread: each begins one epoch at a time
+
+    def begin(self) -> tuple[int, EpochBatches]:
+        """As in DealtBatches; also sets the epoch of a random choice of masks."""
+        generation, batches = super().begin()
+        self._collate.set_epoch(batches.epoch)
+        return generation, batches
+
+    @contextmanager
+    def yielding(self, batches: EpochBatches) -> Iterator[None]:
+        """Within this context `iter` yields these batches: torch calls it twice to begin."""
+        self._collate.set_epoch(batches.epoch)
+        self._own[get_ident()] = batches
+        try:
+            yield
+        finally:
+            del self._own[get_ident()]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        own = self._own.get(get_ident())
+        if own is None:
+            if self._drops:
+                raise LoaderError(
+                    "with on_error='drop' only the loader itself can count and limit the samples "
+                    "that it drops: with Accelerate choose on_error='raise', after `sa1bpack "
+                    "repair` or with a subset of sound samples"
+                )
+            return super().__iter__()
+        return (BatchIndices(own[k].tolist(), own.epoch, own.step(k)) for k in range(len(own)))
+
+
+class BatchSamples(list):
+    """The samples of a batch, with the epoch and step of their BatchIndices; None if unknown."""
+
+    def __init__(self, samples: Iterable[Any], epoch: int, step: int | None):
+        super().__init__(samples)
+        self.epoch, self.step = epoch, step
+
+
+class EpochDataset(Dataset):
+    """The dataset of a PackDataLoader, which sets the loader's epoch.
+
+    Accelerate looks for `set_epoch` here, however deep it has wrapped the batch sampler.
+    """
+
+    def __init__(self, ds: Dataset, batches: OrderedBatches):
+        """The dataset of a loader, with the loader's batches."""
+        super().__init__(ds._pack, ds._rows, ds.options)
+        self._batches = batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """As `PackDataLoader.set_epoch`."""
+        self._batches.set_epoch(epoch)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[Any]:
+        """As that of Dataset; with the epoch and step of the batch, if the indices have them."""
+        samples = super().__getitems__(indices)
+        if isinstance(indices, BatchIndices):
+            return BatchSamples(samples, indices.epoch, indices.step)
+        return samples
+
+    def __reduce__(self):
+        return EpochDataset, (self.with_options(), self._batches)

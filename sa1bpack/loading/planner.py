@@ -19,8 +19,7 @@ import numpy as np
 
 from sa1bpack.batch.load_samples import MAP, NO_FILE, Samples
 from sa1bpack.batch.look_up import FINE, look_up, passing_masks, run_spans
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.mask_schedule import MaskSchedule
+from sa1bpack.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard

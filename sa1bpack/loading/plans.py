@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.batch.layout import MaskLayout
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.mask_schedule import MaskSchedule
-from sa1bpack.batch.spec import BatchSpec, Regions, expected_runs
+from sa1bpack.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.batch.spec import BatchSpec, MaskLayout, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
@@ -151,12 +149,6 @@ class LargestBatch:
         capacity = most if capacity is None else capacity
         regions, nbytes = spec.regions(samples, capacity, samples * most, runs)
         return cls(samples, most, nbytes, regions, capacity, runs)
-
-    def regions_of(self, spec: BatchSpec) -> Regions:
-        """The regions of the same batch in a buffer of another spec."""
-        masks = self.samples * self.most_masks
-        regions, _ = spec.regions(self.samples, self.capacity, masks, self.runs)
-        return regions
 
 
 def planned_batches(

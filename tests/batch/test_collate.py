@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.layout import LAYOUTS
+from sa1bpack.batch.collate import Collate, plan_batch
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.plan import plan_batch
+from sa1bpack.batch.spec import LAYOUTS
 from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError

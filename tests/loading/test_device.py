@@ -10,9 +10,8 @@ import torch
 from allocations import MIB, Peak, most
 
 from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchSpec, split_regions
+from sa1bpack.batch.spec import LAYOUTS, BatchSpec, split_regions
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.batch_copy import BatchSource

@@ -9,9 +9,8 @@ from simulated_cuda import SimulatedCuda
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.batch.layout import LAYOUTS
 from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchSpec
+from sa1bpack.batch.spec import LAYOUTS, BatchSpec
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout

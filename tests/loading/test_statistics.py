@@ -14,8 +14,7 @@ from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.sample_reader import Read
-from sa1bpack.loading.statistics.busy import BusyTime
-from sa1bpack.loading.statistics.counting import EpochCounts
+from sa1bpack.loading.statistics.counting import BusyTime, EpochCounts
 from sa1bpack.loading.statistics.stats import LoadingStats
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
