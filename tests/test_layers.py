@@ -17,8 +17,16 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sa1bpack"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {
-    "arguments", "errors", "environment", "interrupts", "progress", "schedules", "urls", "wording",
-}  # fmt: skip
+    "arguments",
+    "environment",
+    "errors",
+    "interrupts",
+    "options",
+    "progress",
+    "schedules",
+    "urls",
+    "wording",
+}
 CODECS = {"source", "pixels", "masks", "format"}
 # What each layer may import of ours, besides itself.
 ALLOWED = {
@@ -26,6 +34,7 @@ ALLOWED = {
     "kernels": set(),
     "arguments": {"errors"},
     "environment": {"errors"},
+    "options": {"arguments", "errors"},
     "schedules": {"arguments", "errors"},
     "urls": {"errors", "__init__"},
     **dict.fromkeys(CODECS, BASE),

@@ -1,17 +1,25 @@
-"""The parsers of the commands, and argument types that they share."""
+"""The parsers of the commands: each is made of the signature and the docstring of its `run`.
+
+A parameter before `*` is an argument, one after it is an option; its annotation is the type, its
+default the default. The docstring has the description, a section `Args:` with the help of each
+parameter, as `name (METAVAR): help`, and what follows the options in the help. A parameter that is
+a group of declared options (`sa1bpack.options`) stands for all of them.
+"""
 
 import argparse
+import dataclasses
+import inspect
 import os
 import re
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from sa1bpack.arguments import part_of_job, refuse_url
 from sa1bpack.cli import exits
 from sa1bpack.errors import OptionError
-from sa1bpack.urls import is_pack_url
 
 # Command, which is also the name of its module → its line in the help.
 COMMANDS = {
@@ -29,8 +37,9 @@ COMMANDS = {
     "bench": "measure this machine with a pack: memory, disk, device, loaders",
 }
 
-# What the functions behind the commands call the packs that they are given.
+# What the functions behind the commands call what they are given, where names differ.
 _NAMES_OF_PACKS = ("pack", "path", "root")
+_OTHER_NAMES = {"seconds": "duration"}
 
 _FIRST_STEPS = """\
 first steps:
@@ -42,13 +51,12 @@ first steps:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse a command line; among the options, `run` is the function of the command.
+    """Parse a command line; among the options, `run` calls the command, and returns its exit code.
 
     `shown_names` of the result has each option's name on the command line, for messages.
 
-    Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Options are
-    added only for the command that is named: their defaults come from modules that take a while to
-    load, and `sa1bpack --help` needs none.
+    Raises SystemExit after --help and --version, and with exits.USAGE for wrong usage. Only the
+    module of the command that is named is loaded, and none by `sa1bpack --help`.
     """
     main = _main_parser()
     if not arguments:
@@ -63,18 +71,36 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     command.refuse_unknown(words)
     # Only plain parsing treats what follows "--" as arguments.
     options = (command.parse_args if "--" in words else command.parse_intermixed_args)(words)
+    options.run = partial(_run, import_module(f"sa1bpack.cli.{name}").run, vars(options).copy())
     options.shown_names = {
         action.dest: action.option_strings[-1] if action.option_strings else action.metavar
         for action in command._actions  # argparse has no public list of them
     }
     for name, shown in tuple(options.shown_names.items()):
-        for other in _NAMES_OF_PACKS if shown == "PACK" else (f"{name}s",):
+        others = _NAMES_OF_PACKS if shown == "PACK" else (f"{name}s", _OTHER_NAMES.get(name, name))
+        for other in others:
             options.shown_names.setdefault(other, shown)
     return options
 
 
-def user_path(text: str) -> str:
-    """The type of every argument that is a path: expands `~`, and refuses URLs."""
+def _run(run: Callable[..., int], values: Mapping[str, Any]) -> int:
+    """Call a command with what was parsed; raises OptionError for declared options, too."""
+    given = {}
+    for name, kind in typing.get_type_hints(run).items():
+        if name != "return":
+            group = _declared_group(kind)
+            names = () if group is None else [field.name for field in dataclasses.fields(group)]
+            given[name] = group(**{key: values[key] for key in names}) if group else values[name]
+    return run(**given)
+
+
+# ------------------------------------------------------------------------------ types of arguments
+
+
+def _user_path(text: str) -> str:
+    """Expands `~`, and refuses URLs."""
+    from sa1bpack.arguments import refuse_url
+
     try:
         refuse_url("the path", text)
     except OptionError as error:
@@ -82,9 +108,22 @@ def user_path(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 - a Path drops a trailing slash
 
 
-def user_pack(text: str) -> str:
-    """The type of an argument that is a pack: a path, or a URL that a pack can be read from."""
-    return text if is_pack_url(text) else user_path(text)
+def _user_pack(text: str) -> str:
+    from sa1bpack.urls import is_pack_url
+
+    return text if is_pack_url(text) else _user_path(text)
+
+
+def _out_path(text: str) -> str:
+    from sa1bpack.urls import STORE_SCHEMES
+
+    scheme, found, _ = text.partition("://")
+    return text if found and scheme.lower() in STORE_SCHEMES else _user_path(text)
+
+
+UserPath = Annotated[str, _user_path]  # a path of this machine
+UserPack = Annotated[str, _user_pack]  # or a URL that a pack can be read from
+UserOut = Annotated[str, _out_path]  # or the URL of a folder in an object store
 
 
 def one_or_several(paths: list[str]) -> str | list[str]:
@@ -92,40 +131,76 @@ def one_or_several(paths: list[str]) -> str | list[str]:
     return paths[0] if len(paths) == 1 else paths
 
 
-def whole(text: str) -> int:
-    """The type of an option that is a whole number."""
+def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def real(text: str) -> float:
-    """The type of an option that is a number."""
+def _real(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
-def number(text: str) -> int:
-    """The type of an option that takes several numbers, and everything that follows them."""
+def _one_of_several(text: str) -> int:
+    """A number of an option that takes several, and everything that follows them."""
     try:
-        return whole(text)
+        return _whole(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(
             f"{error}; if it is an argument of its own, put it first"
         ) from None
 
 
-def part(text: str | None) -> tuple[int, int] | None:
+def _or_none(convert: Callable[[str], Any], word: str) -> Callable[[str], Any]:
+    """The type of an option for which a word stands for None."""
+
+    def converted(text: str) -> Any:
+        try:
+            return None if text == word else convert(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}, nor {word!r}") from None
+
+    return converted
+
+
+_TYPES = {str: str, int: _whole, float: _real}
+
+
+def part_of(text: str | None) -> tuple[int, int] | None:
     """What `--part` means: "3/8" is the third of eight parts of a job. Raises OptionError."""
+    from sa1bpack.arguments import part_of_job
+
     if text is None:
         return None
     found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise OptionError(f"part is {text!r}: choose K/N with K from 1 to N, such as 3/8")
     return part_of_job((int(found[1]), int(found[2])))
+
+
+def on_ray(engine: str, address: str | None, **without: Any) -> bool:
+    """Whether a command runs on a Ray cluster.
+
+    Raises OptionError if so and one of the other options is given, or if only an address is.
+    """
+    if engine != "ray":
+        if address is not None:
+            raise OptionError("--address is that of a Ray cluster: add --engine ray")
+        return False
+    given = [name for name, value in without.items() if value not in (None, False, [])]
+    if given:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise OptionError(f"--engine ray does all of the work: leave out {flags}")
+    return True
+
+
+Engine = Literal["local", "ray"]
+
+# ---------------------------------------------------------------------------------------- messages
 
 
 def in_flags(message: str, shown_names: Mapping[str, str]) -> str:
@@ -211,6 +286,9 @@ def _refuse_command(main: Parser, name: str) -> NoReturn:
     main.error(f"there is no command {name!r}: {meant}")
 
 
+# ----------------------------------------------------------------------------------------- parsers
+
+
 def _main_parser() -> Parser:
     from sa1bpack import __version__
 
@@ -230,8 +308,98 @@ def _main_parser() -> Parser:
 
 
 def command_parser(name: str) -> Parser:
-    """The parser of one command, with its options: a key of COMMANDS."""
-    parser = Parser(prog=f"sa1bpack {name}")
-    import_module(f"sa1bpack.cli.{name}").add_options(parser)
-    parser.epilog = f"{parser.epilog}\n\n{exits.SUMMARY}"
+    """The parser of one command, a key of COMMANDS."""
+    run = import_module(f"sa1bpack.cli.{name}").run
+    description, helps, epilog = _sections(inspect.getdoc(run) or "")
+    parser = Parser(
+        prog=f"sa1bpack {name}",
+        description=description,
+        epilog=f"{epilog}\n\n{exits.SUMMARY}".lstrip(),
+    )
+    hints = typing.get_type_hints(run, include_extras=True)
+    for parameter in inspect.signature(run).parameters.values():
+        metavar, text = helps[parameter.name]
+        if (group := _declared_group(hints[parameter.name])) is not None:
+            _add_declared(parser.add_argument_group(text), group)
+        else:
+            _add(parser, parameter, hints[parameter.name], metavar, text)
     return parser
+
+
+def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]], str]:
+    """The description, name of a parameter → (metavar, help), and what follows in the help."""
+    description, _, rest = documentation.partition("\n\nArgs:\n")
+    arguments, _, epilog = rest.partition("\n\n")
+    entries = re.findall(
+        r"^ {4}(\w+)(?: \((.+?)\))?: (.*(?:\n {8}.*)*)", arguments, flags=re.MULTILINE
+    )
+    helps = {name: (metavar or None, " ".join(text.split())) for name, metavar, text in entries}
+    return description, helps, epilog
+
+
+def _declared_group(kind: Any) -> type | None:
+    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+
+
+def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:
+    """Add the flags of declared options; their bounds are checked when the group is made."""
+    from sa1bpack.options import declarations, text_of
+
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name, (declared, kind, optional) in declarations(options).items():
+        convert = _TYPES[kind]
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=_or_none(convert, declared.none) if optional else convert,
+            default=defaults[name],
+            choices=declared.choices or None,
+            metavar=declared.metavar,
+            help=_escaped(text_of(declared, defaults[name])),
+        )
+
+
+def _add(
+    parser: Parser, parameter: inspect.Parameter, kind: Any, metavar: str | None, text: str
+) -> None:
+    """Add one argument, or one option, of a command."""
+    default = None if parameter.default is parameter.empty else parameter.default
+    details: dict[str, Any] = {"help": _escaped(text)}
+    several = origin if (origin := typing.get_origin(kind)) in (list, tuple) else None
+    if several is not None:
+        kind = typing.get_args(kind)[0]
+    elif type(None) in typing.get_args(kind):
+        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+        if typing.get_origin(kind) is tuple:
+            several, kind = tuple, typing.get_args(kind)[0]
+    if parameter.kind is parameter.KEYWORD_ONLY:
+        flags = [f"--{parameter.name.replace('_', '-')}"]
+        names = ["-o", *flags] if parameter.name == "out" else flags
+        details["required"] = parameter.default is parameter.empty
+        details["default"] = list(default) if several is list else default
+    else:
+        names = [parameter.name]
+    if kind is bool:
+        parser.add_argument(*names, action="store_true", help=details["help"])
+        return
+    if typing.get_origin(kind) is Literal:
+        details["choices"] = typing.get_args(kind)
+    else:
+        details["metavar"] = metavar
+        details["type"] = _type_of(kind)
+    if parameter.kind is not parameter.KEYWORD_ONLY:
+        details["nargs"] = None if several is not list else "+" if default is None else "*"
+    elif several is tuple:
+        details |= {"nargs": "+", "type": _one_of_several}
+    elif several is list:
+        details["action"] = "append"
+    if several is None and default is not None:
+        details["help"] += f" (default: {default})"
+    parser.add_argument(*names, **details)
+
+
+def _type_of(kind: Any) -> Callable[[str], Any]:
+    return kind.__metadata__[0] if hasattr(kind, "__metadata__") else _TYPES[kind]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")  # argparse would expand it

@@ -1,93 +1,81 @@
 """`sa1bpack bench`: what this machine does with a pack."""
 
-import argparse
-import json
+import json as json_text
+from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import real, user_path, whole
-from sa1bpack.cli.output import add_json, say, say_json
+from sa1bpack.cli.arguments import UserPath
+from sa1bpack.cli.output import say, say_json
 from sa1bpack.progress import step_line
-
-_DESCRIPTION = """\
-Measure your pack on this machine: how fast memory, disk and device are by
-themselves (the ceilings), then how many samples per second a Loader and a
-DataLoader yield to a loop that does nothing with them, with the pack's pages
-dropped (cold) and in the page cache (warm), the seconds to the first batch of
-a new process, and the memory of each. Takes about 10 times --seconds, and the
-start of six processes, 3 to 10 seconds each.
-
-With --sweep it compares settings too: threads, io, ahead and batch size of a
-Loader; workers, prefetched batches and pinning of a DataLoader, some 25
-settings, each measured three times in interleaved rounds. The tables have
-medians and the memory that each takes; * is the one to choose, ~ those that
-differ from the fastest by no more than the noise. The last lines are the
-Python that makes both loaders with the best settings."""
-
-_EPILOG = """\
-example:
-  sa1bpack bench /data/packed --device cuda --batch-size 16
-  sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
-
-Nothing else should run meanwhile. Dropping pages slows down other programs
-that read the pack, and nothing else."""
 
 LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    add_loader_options(parser)
-    parser.add_argument(
-        "--seconds", type=real, default=5.0, dest="duration", metavar="SECONDS",
-        help="per measurement (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sweep", action="store_true", help="compare settings of both loaders as well"
-    )
-    parser.add_argument(
-        "-o", "--out", type=user_path, metavar="FILE", help="write all figures to a JSON file"
-    )
-    add_json(parser, "and all figures")
-    parser.set_defaults(run=run_bench)
+def run(
+    pack: UserPath,
+    *,
+    device: str = "cpu",
+    batch_size: int = 32,
+    masks: Literal[LAYOUTS] = "padded",
+    max_masks: int | None = None,
+    seconds: float = 5.0,
+    sweep: bool = False,
+    out: UserPath | None = None,
+    json: bool = False,
+) -> int:
+    """Measure your pack on this machine: how fast memory, disk and device are by
+    themselves (the ceilings), then how many samples per second a Loader and a
+    DataLoader yield to a loop that does nothing with them, with the pack's pages
+    dropped (cold) and in the page cache (warm), the seconds to the first batch of
+    a new process, and the memory of each. Takes about 10 times --seconds, and the
+    start of six processes, 3 to 10 seconds each.
 
+    With --sweep it compares settings too: threads, io, ahead and batch size of a
+    Loader; workers, prefetched batches and pinning of a DataLoader, some 25
+    settings, each measured three times in interleaved rounds. The tables have
+    medians and the memory that each takes; * is the one to choose, ~ those that
+    differ from the fastest by no more than the noise. The last lines are the
+    Python that makes both loaders with the best settings.
 
-def add_loader_options(parser: argparse.ArgumentParser) -> None:
-    """Add the pack, and the options of both loaders."""
-    parser.add_argument("pack", type=user_path, metavar="PACK", help="folder of a pack")
-    parser.add_argument(
-        "--device", default="cpu", help="where batches go: cpu or cuda (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--batch-size", type=whole, default=32, metavar="N", help="samples per batch (default: 32)"
-    )
-    parser.add_argument(
-        "--masks", choices=LAYOUTS, default="padded",
-        help="masks in the batches, as in Loader (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-masks", type=whole, metavar="N", help="masks per sample at most (default: all)"
-    )
+    Args:
+        pack (PACK): folder of a pack
+        device (DEVICE): where batches go: cpu or cuda
+        batch_size (N): samples per batch
+        masks: masks in the batches, as in Loader
+        max_masks (N): masks per sample at most (default: all)
+        seconds (SECONDS): per measurement
+        sweep: compare settings of both loaders as well
+        out (FILE): write all figures to a JSON file
+        json: print an object on one line in place of the text: pack, and all figures
 
+    example:
+      sa1bpack bench /data/packed --device cuda --batch-size 16
+      sa1bpack bench /data/packed --device cuda --batch-size 16 --sweep
 
-def run_bench(arguments: argparse.Namespace) -> int:
-    """Measure, and print the tables."""
+    Nothing else should run meanwhile. Dropping pages slows down other programs
+    that read the pack, and nothing else.
+    """
     from sa1bpack.format.files import replace_file
     from sa1bpack.measuring.bench import bench
     from sa1bpack.report.output import check_output
 
-    out = None if arguments.out is None else check_output(arguments.out, ".json")
+    out = None if out is None else check_output(out, ".json")
     with step_line() as progress:
         result = bench(
-            arguments.pack, device=arguments.device, batch_size=arguments.batch_size,
-            masks=arguments.masks, max_masks=arguments.max_masks, duration=arguments.duration,
-            sweep=arguments.sweep, progress=progress,
-        )  # fmt: skip
-    if arguments.json:
+            pack,
+            device=device,
+            batch_size=batch_size,
+            masks=masks,
+            max_masks=max_masks,
+            duration=seconds,
+            sweep=sweep,
+            progress=progress,
+        )
+    if json:
         say_json(result.as_dict())
     else:
         say(result.as_text())
     if out is not None:
-        text = json.dumps(result.as_dict(), indent=1) + "\n"
+        text = json_text.dumps(result.as_dict(), indent=1) + "\n"
         replace_file(out, text.encode())
     return exits.OK

@@ -1,85 +1,62 @@
 """`sa1bpack export`: the annotations of a pack as JSON."""
 
-import argparse
+from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, user_path, whole
+from sa1bpack.cli.arguments import UserPath, one_or_several
 from sa1bpack.cli.output import say
 from sa1bpack.wording import counted, printable
 
-_DESCRIPTION = """\
-Export the annotations of a pack. As SA-1B's own JSON they are written to
-OUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters and
-the cap dropped are counted. As COCO they are written to one instances file
-OUT, which pycocotools loads.
 
-The pack must have the exact masks (it has, unless it was packed without runs).
-Existing files with the same bytes are left as they are; others are never
-overwritten. Interrupted? Repeat the command: SA-1B files that exist are not
-written again."""
+def run(
+    packs: list[UserPath],
+    out: UserPath,
+    *,
+    format: Literal["sa1b", "coco"] = "sa1b",
+    renumber: bool = False,
+    source: list[str] = (),
+    shard: list[str] = (),
+    image_id: list[int] = (),
+) -> int:
+    """Export the annotations of a pack. As SA-1B's own JSON they are written to
+    OUT/<source>/sa_<id>.json, byte for byte as in the tars; masks that filters and
+    the cap dropped are counted. As COCO they are written to one instances file
+    OUT, which pycocotools loads.
 
-_EPILOG = """\
-examples:
-  sa1bpack export /data/packed /data/json
-  sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
-  sa1bpack export /data/packed 12.json --format coco --source sa_000012
-  sa1bpack export '/data/packs/*' /data/json
-  sa1bpack export many.sel /data/json    # what `sa1bpack subset` saved"""
+    The pack must have the exact masks (it has, unless it was packed without runs).
+    Existing files with the same bytes are left as they are; others are never
+    overwritten. Interrupted? Repeat the command: SA-1B files that exist are not
+    written again.
 
+    Args:
+        packs (PACK): folders of packs, quoted globs, or one selection of `sa1bpack subset`
+        out (OUT): folder (sa1b) or file (coco) to write
+        format: SA-1B's files, or one file of COCO instances
+        renumber: coco: number annotations from 1, and keep SA-1B's ids as sa1b_id
+        source (NAME): only images of one tar, such as sa_000012; may be repeated
+        shard (NAME): only images of one shard; may be repeated
+        image_id (ID): only one image; may be repeated
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument(
-        "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, quoted globs, or one selection of `sa1bpack subset`",
-    )  # fmt: skip
-    parser.add_argument(
-        "out", type=user_path, metavar="OUT", help="folder (sa1b) or file (coco) to write"
-    )
-    parser.add_argument(
-        "--format", choices=("sa1b", "coco"), default="sa1b", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--renumber", action="store_true",
-        help="coco: number annotations from 1, and keep SA-1B's ids as sa1b_id",
-    )  # fmt: skip
-    which = parser.add_argument_group("which images (default: all; each may be repeated)")
-    which.add_argument(
-        "--source",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="those of one tar, such as sa_000012",
-    )
-    which.add_argument(
-        "--shard", action="append", default=[], metavar="NAME", help="those of one shard"
-    )
-    which.add_argument(
-        "--image-id", action="append", default=[], type=whole, metavar="ID", help="one image"
-    )
-    parser.set_defaults(run=run_export)
-
-
-def run_export(arguments: argparse.Namespace) -> int:
-    """Export, and print how the result differs from the tars."""
+    examples:
+      sa1bpack export /data/packed /data/json
+      sa1bpack export /data/packed /data/json --image-id 11223 --image-id 11224
+      sa1bpack export /data/packed 12.json --format coco --source sa_000012
+      sa1bpack export '/data/packs/*' /data/json
+      sa1bpack export many.sel /data/json    # what `sa1bpack subset` saved
+    """
     from sa1bpack.errors import OptionError
 
-    chosen = {
-        "sources": arguments.source, "shards": arguments.shard, "image_ids": arguments.image_id
-    }  # fmt: skip
-    if arguments.format == "coco":
+    chosen = {"sources": source, "shards": shard, "image_ids": image_id}
+    if format == "coco":
         from sa1bpack.export.coco import export_coco
 
-        result = export_coco(
-            one_or_several(arguments.packs), arguments.out, renumber=arguments.renumber, **chosen
-        )
-    elif arguments.renumber:
+        result = export_coco(one_or_several(packs), out, renumber=renumber, **chosen)
+    elif renumber:
         raise OptionError("--renumber is for --format coco; SA-1B's files keep their ids")
     else:
         from sa1bpack.export.sa1b import export_sa1b
 
-        result = export_sa1b(one_or_several(arguments.packs), arguments.out, **chosen)
+        result = export_sa1b(one_or_several(packs), out, **chosen)
     say(_summary(result))
     return exits.OK
 

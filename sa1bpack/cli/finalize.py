@@ -1,47 +1,39 @@
 """`sa1bpack finalize`: one pack of what the parts of a job have packed."""
 
-import argparse
 import sys
 from shlex import quote
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import UserPath
 from sa1bpack.cli.output import say
 from sa1bpack.errors import FormatError, NotAPack, OutputRefused
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.wording import counted, printable
 
-_DESCRIPTION = """\
-Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
-have published in OUT: write its index, manifest, rejects.jsonl and checksums.
-The pack has the same bytes as if one run had packed all sources. No tar is
-read. If sources are missing, they are named with the parts to repeat; then
-repeat this command, too."""
 
-_EPILOG = """\
-examples:
-  sa1bpack finalize /data/packed
-after all parts of a job array, if none failed (SLURM):
-  sbatch --dependency=afterok:$JOB --wrap 'sa1bpack finalize /data/packed'
+def run(out: UserPath) -> int:
+    """Make one pack of the shards that the parts of a job (sa1bpack pack --part K/N)
+    have published in OUT: write its index, manifest, rejects.jsonl and checksums.
+    The pack has the same bytes as if one run had packed all sources. No tar is
+    read. If sources are missing, they are named with the parts to repeat; then
+    repeat this command, too.
 
-Exit code 1 means that sources are missing, or that the pack has no image; 3
-that a part still works on it."""
+    Args:
+        out (OUT): folder of the pack
 
+    examples:
+      sa1bpack finalize /data/packed
+    after all parts of a job array, if none failed (SLURM):
+      sbatch --dependency=afterok:$JOB --wrap 'sa1bpack finalize /data/packed'
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("out", type=user_path, metavar="OUT", help="folder of the pack")
-    parser.set_defaults(run=run_finalize)
-
-
-def run_finalize(arguments: argparse.Namespace) -> int:
-    """Finalize, and name what is missing."""
+    Exit code 1 means that sources are missing, or that the pack has no image; 3
+    that a part still works on it.
+    """
     with interrupts_held():
         from sa1bpack.packing.parts.finalize import finalize
 
     try:
-        result = finalize(arguments.out)
+        result = finalize(out)
     except NotAPack:
         raise
     except FormatError as error:  # in what OUT held before

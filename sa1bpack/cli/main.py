@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with redirect_stdout(_Output(sys.stdout)):
             with interrupts.interrupts_held():  # while modules load, which may catch anything
                 options = parse(list(sys.argv[1:] if arguments is None else arguments))
-            code = options.run(options)
+            code = options.run()
             interrupts.check()
             sys.stdout.flush()
         return code

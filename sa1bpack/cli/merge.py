@@ -1,61 +1,52 @@
 """`sa1bpack merge`: one pack from several."""
 
-import argparse
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import user_path
+from sa1bpack.cli.arguments import UserPath
 from sa1bpack.interrupts import interrupts_held
 from sa1bpack.progress import byte_bar
 from sa1bpack.wording import counted, printable
 
-_DESCRIPTION = """\
-Merge packs that were made with the same options, on several machines for
-example, into one. No tar is read and nothing is decoded: the files of OUT are
-hard links to those of the packs where the file system allows it, otherwise
-clones that share their blocks, otherwise copies. The packs are not changed;
-removing them does not affect OUT, whose bytes are those of a pack of all tars.
 
-Interrupted? Repeat the command. To add packs later, name them in addition to
-the earlier ones."""
+def run(out: UserPath, packs: list[UserPath]) -> int:
+    """Merge packs that were made with the same options, on several machines for
+    example, into one. No tar is read and nothing is decoded: the files of OUT are
+    hard links to those of the packs where the file system allows it, otherwise
+    clones that share their blocks, otherwise copies. The packs are not changed;
+    removing them does not affect OUT, whose bytes are those of a pack of all tars.
 
-_EPILOG = """\
-examples:
-  sa1bpack merge /data/packed /data/machine1 /data/machine2
-  sa1bpack merge /data/packed '/data/machines/*'
+    Interrupted? Repeat the command. To add packs later, name them in addition to
+    the earlier ones.
 
-To train from several packs without merging them: sa1bpack.open([...])."""
+    Args:
+        out (OUT): folder of the new pack
+        packs (PACK): folders of the packs, or quoted globs
 
+    examples:
+      sa1bpack merge /data/packed /data/machine1 /data/machine2
+      sa1bpack merge /data/packed '/data/machines/*'
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument("out", type=user_path, metavar="OUT", help="folder of the new pack")
-    parser.add_argument(
-        "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of the packs, or quoted globs",
-    )  # fmt: skip
-    parser.set_defaults(run=run_merge)
-
-
-def run_merge(arguments: argparse.Namespace) -> int:
-    """Merge, and print what the pack holds and how its files were made."""
+    To train from several packs without merging them: sa1bpack.open([...]).
+    """
     with interrupts_held():  # loads what packing needs
         from sa1bpack.packing.merge.run import merge
 
     try:
         with byte_bar() as advance:
-            result = merge(arguments.out, arguments.packs, progress=advance)
+            result = merge(out, packs, progress=advance)
     except (OSError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the command to continue")
         raise
     files = [
         f"{count:,} {how}"
         for how, count in (
-            ("linked", result.linked), ("cloned", result.cloned), ("copied", result.copied)
+            ("linked", result.linked),
+            ("cloned", result.cloned),
+            ("copied", result.copied),
         )
         if count
-    ]  # fmt: skip
+    ]
     lines = [
         f"{result.root}: {counted(result.images, 'image')}, {counted(result.masks, 'mask')} in "
         f"{counted(result.shards, 'shard')} of {counted(result.packs, 'pack')}; "

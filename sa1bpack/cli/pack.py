@@ -1,240 +1,112 @@
 """`sa1bpack pack`: tars in, shards out."""
 
-import argparse
 import sys
-from dataclasses import fields
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, real, user_path, whole
-from sa1bpack.cli.engine import add_engine, on_ray
+from sa1bpack.cli.arguments import Engine, UserOut, UserPath, on_ray, part_of
 from sa1bpack.cli.output import say
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.interrupts import interrupts_held
-from sa1bpack.packing.options import (
-    EMPTY,
-    FITS,
-    IMAGE_SIZES,
-    MASK_SAMPLINGS,
-    MASK_SIZES,
-    MASKS,
-    NATIVE_SAMPLES_PER_SHARD,
-    PIXELS,
-    RESAMPLES,
-    SAMPLES_PER_SHARD,
-    PackOptions,
-)
-from sa1bpack.urls import STORE_SCHEMES
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.wording import counted, printable
 
-_DESCRIPTION = """\
-Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
-numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
-command: it resumes after the last complete shard. Called later with more tars,
-it adds them.
 
-A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
-copy is kept. Streams that break off are continued where they broke off."""
+def run(
+    sources: list[str] = (),
+    *,
+    out: UserOut,
+    workers: int | None = None,
+    links: UserPath | None = None,
+    staging: UserPath | None = None,
+    downloads: int | None = None,
+    md5sums: UserPath | None = None,
+    md5: bool = False,
+    max_rejects: int | None = None,
+    ignore_space: bool = False,
+    part: str | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    dry_run: bool = False,
+    options: PackOptions,
+) -> int:
+    """Decode SA-1B tars (or extracted folders) once, into shards under OUT that are
+    numpy memory maps and Zarr v3 at the same time. Interrupted? Repeat the same
+    command: it resumes after the last complete shard. Called later with more tars,
+    it adds them.
 
-_EPILOG = """\
-examples:
-  sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
-  sa1bpack pack sa_000000.tar --out packed --dry-run
-  sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
-from SA-1B's list of links, without keeping the tars:
-  sa1bpack pack --links sa1b_links.txt -o packed --workers 16
-from a bucket (pip install 'sa1bpack[cloud]'), and into one:
-  sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
-  sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
-a job array of 100, whose parts share the folder; in the end, once:
-  sa1bpack pack '/data/sa_*.tar' --out /data/packed --part 7/100
-  sa1bpack finalize /data/packed
+    A tar may be a URL: https://, s3://, gs://. It is read once, as a stream; no
+    copy is kept. Streams that break off are continued where they broke off.
 
-Members that cannot be used are listed in OUT/rejects.jsonl; all others are
-packed.
+    Args:
+        sources (TAR): tars, extracted folders, quoted globs, or URLs of tars
+        out (OUT): folder of the pack; or its URL, s3:// or gs://, with --staging
+        workers (N): worker processes (default: all processors)
+        links (FILE): pack the tars of this list as well: file name, tab and URL in each
+            line, as the download page of SA-1B lists them; no query of a URL is written or
+            shown
+        staging (DIR): local folder in which a pack for an object store is made, shard by
+            shard; it needs room for four shards, and holds what a repeated command
+            continues
+        downloads (N): tars read at once if any is at a URL (default: 4, at most one per
+            worker, at least one per 6 workers)
+        md5sums (FILE): check each tar against this list, in the format of md5sum
+        md5: record the md5 of each tar beside its XXH3-128, without a list to compare it
+            with
+        max_rejects (N): fail if more than N members are rejected (default: no limit)
+        ignore_space: go on although the disk has no room for the pack, as far as that can be
+            estimated
+        part (K/N): pack every N-th source only, from the K-th on, such as 3/8; other parts
+            may pack into the same folder at the same time; `sa1bpack finalize OUT` makes
+            them one pack
+        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
+            share all folders: each tar is a task, and --workers is per task, by default 6
+        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
+        dry_run: estimate images, disk space and time, and refuse what the run would refuse;
+            write nothing
+        options: what decides the bytes (part of the pack's identity)
 
-Exit code 1 means that a source was given up, that no image was packed, that
-too many members were rejected or, with --dry-run, that the pack does not fit
-on disk or that a URL cannot be read."""
+    examples:
+      sa1bpack pack '/data/sa_*.tar' --out /data/packed --workers 16
+      sa1bpack pack sa_000000.tar --out packed --dry-run
+      sa1bpack pack '/data/sa_*.tar' -o packed --md5sums sums.txt --max-rejects 9
+    from SA-1B's list of links, without keeping the tars:
+      sa1bpack pack --links sa1b_links.txt -o packed --workers 16
+    from a bucket (pip install 'sa1bpack[cloud]'), and into one:
+      sa1bpack pack 's3://bucket/sa1b/sa_*.tar' -o packed
+      sa1bpack pack '/data/sa_*.tar' -o s3://bucket/packed --staging staging
+    a job array of 100, whose parts share the folder; in the end, once:
+      sa1bpack pack '/data/sa_*.tar' --out /data/packed --part 7/100
+      sa1bpack finalize /data/packed
 
+    Members that cannot be used are listed in OUT/rejects.jsonl; all others are
+    packed.
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    default = PackOptions()
-    parser.add_argument(
-        "sources", nargs="*", metavar="TAR",
-        help="tars, extracted folders, quoted globs, or URLs of tars",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--out", required=True, type=_out_path, metavar="OUT",
-        help="folder of the pack; or its URL, s3:// or gs://, with --staging",
-    )  # fmt: skip
-
-    run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--workers", type=whole, metavar="N", help="worker processes (default: all processors)"
-    )
-    run.add_argument(
-        "--links", type=user_path, metavar="FILE",
-        help="pack the tars of this list as well: file name, tab and URL in each line, as the "
-        "download page of SA-1B lists them; no query of a URL is written or shown",
-    )  # fmt: skip
-    run.add_argument(
-        "--staging", type=user_path, metavar="DIR",
-        help="local folder in which a pack for an object store is made, shard by shard; it needs "
-        "room for four shards, and holds what a repeated command continues",
-    )  # fmt: skip
-    run.add_argument(
-        "--downloads", type=whole, metavar="N",
-        help="tars read at once if any is at a URL (default: 4, at most one per worker, at least "
-        "one per 6 workers)",
-    )  # fmt: skip
-    run.add_argument(
-        "--md5sums", type=user_path, metavar="FILE",
-        help="check each tar against this list, in the format of md5sum",
-    )  # fmt: skip
-    run.add_argument(
-        "--md5", action="store_true",
-        help="record the md5 of each tar beside its XXH3-128, without a list to compare it with",
-    )  # fmt: skip
-    run.add_argument(
-        "--max-rejects",
-        type=whole,
-        metavar="N",
-        help="fail if more than N members are rejected (default: no limit)",
-    )
-    run.add_argument(
-        "--ignore-space", action="store_true",
-        help="go on although the disk has no room for the pack, as far as that can be estimated",
-    )  # fmt: skip
-    run.add_argument(
-        "--part", metavar="K/N",
-        help="pack every N-th source only, from the K-th on, such as 3/8; other parts may pack "
-        "into the same folder at the same time; `sa1bpack finalize OUT` makes them one pack",
-    )  # fmt: skip
-    add_engine(run, "each tar is a task, and --workers is per task, by default 6")
-    run.add_argument(
-        "--dry-run", action="store_true",
-        help="estimate images, disk space and time, and refuse what the run would refuse; write "
-        "nothing",
-    )  # fmt: skip
-
-    images = parser.add_argument_group("images (part of the pack's identity)")
-    images.add_argument(
-        "--image-size", type=whole, default=default.image_size, metavar="S",
-        help="side of the stored square in pixels, {} to {} (default: %(default)s)".format(
-            *IMAGE_SIZES
-        ),
-    )  # fmt: skip
-    images.add_argument(
-        "--fit", choices=FITS, default=default.fit,
-        help="pad: longer side scaled to S, the rest zero (SAM); squash: both sides scaled to S "
-        "(SAM 2); native: as pad, but the padding is not stored (default: %(default)s)",
-    )  # fmt: skip
-    images.add_argument(
-        "--pixels", choices=PIXELS, default=default.pixels,
-        help="rgb: 3 bytes per pixel; yuv420: 1.5, with colour at half the size, converted to RGB "
-        "when read (default: %(default)s)",
-    )  # fmt: skip
-    images.add_argument(
-        "--resample", choices=RESAMPLES, default=default.resample,
-        help="fast: DCT-scaled decode, then bicubic; exact: full decode, then bicubic, bit-equal "
-        "to Pillow (default: %(default)s)",
-    )  # fmt: skip
-
-    masks = parser.add_argument_group("masks (part of the pack's identity)")
-    masks.add_argument(
-        "--masks", choices=MASKS, default=default.masks,
-        help="stored masks: bits of a grid, the exact full-size runs, or both; from runs, masks of "
-        "any size can be drawn when read (default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--mask-size", type=whole, default=default.mask_size, metavar="SM",
-        help="side of the mask grid in cells, a multiple of 8 up to "
-        f"{MASK_SIZES[1]} (default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--mask-sampling", choices=MASK_SAMPLINGS, default=default.mask_sampling,
-        help="area: a cell is set if at least half of it is covered; center: if its centre is "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--max-masks", type=_count_or_all, default=default.max_masks, metavar="N",
-        help="keep at most N masks per image, or 'all' (default: all; some images of SA-1B have "
-        "more than 400: cap the batches of a loader with max_masks)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--select", choices=("largest", "random", "iou", "stability"), default=default.select,
-        help="which masks to keep if there are more (default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--seed", type=whole, default=default.seed, metavar="N",
-        help="seed of --select random (default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--min-area", type=whole, default=default.min_area, metavar="PIXELS",
-        help="drop masks smaller than this many source pixels (default: %(default)s)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--max-area-frac", type=real, default=default.max_area_frac, metavar="F",
-        help="drop masks larger than this fraction of the image, 0 to 1 (default: keep all)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--min-iou", type=real, default=default.min_iou, metavar="X",
-        help="drop masks with a lower predicted IoU; some of SA-1B exceed 1 (default: keep all)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--min-stability", type=real, default=default.min_stability, metavar="X",
-        help="drop masks with a lower stability score, up to 1 (default: keep all)",
-    )  # fmt: skip
-    masks.add_argument(
-        "--empty", choices=EMPTY, default=default.empty,
-        help="what to do with images of which no mask is left (default: %(default)s)",
-    )  # fmt: skip
-
-    shards = parser.add_argument_group("shards (part of the pack's identity)")
-    shards.add_argument(
-        "--samples-per-shard", type=whole, metavar="N",
-        help=f"at most N images per shard (default: {SAMPLES_PER_SHARD}; with --fit native "
-        f"{NATIVE_SAMPLES_PER_SHARD})",
-    )  # fmt: skip
-    parser.set_defaults(run=run_pack)
-
-
-def _out_path(text: str) -> str:
-    """A path of this machine, or the URL of a folder in an object store."""
-    scheme, found, _ = text.partition("://")
-    return text if found and scheme.lower() in STORE_SCHEMES else user_path(text)
-
-
-def _count_or_all(text: str) -> int | None:
-    if text == "all":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'all'") from None
-
-
-def run_pack(arguments: argparse.Namespace) -> int:
-    """Pack, or estimate what packing would need."""
-    wanted = {field.name: getattr(arguments, field.name) for field in fields(PackOptions)}
-    for name in (
-        "sources", "out", "workers", "md5sums", "md5", "max_rejects", "links", "downloads",
-    ):  # fmt: skip
-        wanted[name] = getattr(arguments, name)
-    job_part, staging = part(arguments.part), arguments.staging
-    one_run = job_part is None and not arguments.dry_run
-    if on_ray(arguments, "part", "dry_run", "staging"):
-        wanted["address"] = arguments.address
+    Exit code 1 means that a source was given up, that no image was packed, that
+    too many members were rejected or, with --dry-run, that the pack does not fit
+    on disk or that a URL cannot be read.
+    """
+    wanted = options.to_json() | {
+        "sources": sources,
+        "out": out,
+        "workers": workers,
+        "md5sums": md5sums,
+        "md5": md5,
+        "max_rejects": max_rejects,
+        "links": links,
+        "downloads": downloads,
+    }
+    job_part = part_of(part)
+    one_run = job_part is None and not dry_run
+    if on_ray(engine, address, part=part, dry_run=dry_run, staging=staging):
+        wanted["address"] = address
     elif staging is not None and not one_run:
         raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
-    elif job_part is not None and arguments.dry_run:
+    elif job_part is not None and dry_run:
         raise OptionError("--dry-run is of all sources: leave out --part")
     try:
-        if not arguments.dry_run:
-            wanted["ignore_space"] = arguments.ignore_space
-        return _dry_run(wanted) if arguments.dry_run else _pack(wanted, job_part, staging)
+        if not dry_run:
+            wanted["ignore_space"] = ignore_space
+        return _dry_run(wanted) if dry_run else _pack(wanted, job_part, staging)
     except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error
 

@@ -1,83 +1,68 @@
 """`sa1bpack report`: a report on a pack, as an HTML page."""
 
-import argparse
 import sys
+from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, user_path, whole
+from sa1bpack.cli.arguments import UserPath, one_or_several
 from sa1bpack.cli.output import say
 from sa1bpack.cli.verify import advice
 from sa1bpack.progress import byte_bar
+from sa1bpack.report.verification import VERIFY
 from sa1bpack.wording import counted, printable
 
 _NAMED = 10  # problems printed to stderr; the page has more
 
-_DESCRIPTION = """\
-Write one HTML page about a pack: its state, counts, distributions of masks and
-images, samples with their masks, options, versions, packing runs and rejects.
-The page is one file, needs no network and runs no script: send it, print it,
-keep it beside an experiment."""
 
-_EPILOG = """\
-examples:
-  sa1bpack report /data/packed -o report.html
-  sa1bpack report /data/packed -o report.html --verify full --samples 24
-  sa1bpack report '/data/packs/*' -o report.html
+def run(
+    packs: list[UserPath],
+    *,
+    out: UserPath,
+    verify: Literal[VERIFY] = "sample",
+    samples: int = 12,
+    seed: int = 0,
+) -> int:
+    """Write one HTML page about a pack: its state, counts, distributions of masks and
+    images, samples with their masks, options, versions, packing runs and rejects.
+    The page is one file, needs no network and runs no script: send it, print it,
+    keep it beside an experiment.
 
-It takes seconds for a pack of any size: distributions of masks are those of at
-most 20,000 images in 64 shards, and the page says how many. Checking may take
-longer:
-  --verify sample   structure, sizes, and the checksums of all but pixels, bits
-                    and runs, of up to 8 random shards; 0.5 GB are read for all
-                    of SA-1B
-  --verify quick    the same for all shards, as `sa1bpack verify --quick`;
-                    140 GB are read for all of SA-1B
-  --verify full     every byte, as `sa1bpack verify`
-  --verify none     nothing, and the page says so
+    Args:
+        packs (PACK): folders of packs, complete or not, or quoted globs; several are one
+            dataset
+        out (FILE.html): the page; an existing file is replaced
+        verify: how much of the pack to check
+        samples (N): number of random samples to show, 1 to 400
+        seed (N): seed of every random choice
 
-Exit code 1 means that damage was found; the page is written all the same, and
-names it."""
+    examples:
+      sa1bpack report /data/packed -o report.html
+      sa1bpack report /data/packed -o report.html --verify full --samples 24
+      sa1bpack report '/data/packs/*' -o report.html
 
+    It takes seconds for a pack of any size: distributions of masks are those of at
+    most 20,000 images in 64 shards, and the page says how many. Checking may take
+    longer:
+      --verify sample   structure, sizes, and the checksums of all but pixels, bits
+                        and runs, of up to 8 random shards; 0.5 GB are read for all
+                        of SA-1B
+      --verify quick    the same for all shards, as `sa1bpack verify --quick`;
+                        140 GB are read for all of SA-1B
+      --verify full     every byte, as `sa1bpack verify`
+      --verify none     nothing, and the page says so
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    from sa1bpack.report.verification import VERIFY
-
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument(
-        "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, complete or not, or quoted globs; several are one dataset",
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", "--out", required=True, type=user_path, metavar="FILE.html",
-        help="the page; an existing file is replaced",
-    )  # fmt: skip
-    parser.add_argument(
-        "--verify", choices=VERIFY, default="sample",
-        help="how much of the pack to check (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--samples", type=whole, default=12, metavar="N",
-        help="number of random samples to show, 1 to 400 (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=whole, default=0, metavar="N",
-        help="seed of every random choice (default: %(default)s)",
-    )  # fmt: skip
-    parser.set_defaults(run=run_report)
-
-
-def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page, and print problems to stderr."""
+    Exit code 1 means that damage was found; the page is written all the same, and
+    names it.
+    """
     from sa1bpack.report.write_report import write_report
 
     with byte_bar() as advance:
         result = write_report(
-            one_or_several(arguments.packs),
-            arguments.out,
-            verify=arguments.verify,
-            samples=arguments.samples,
-            seed=arguments.seed,
+            one_or_several(packs),
+            out,
+            verify=verify,
+            samples=samples,
+            seed=seed,
             progress=advance,
         )
     problems = (*result.verification.problems, *result.unreadable)
@@ -85,7 +70,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     if len(problems) > _NAMED:
         more = counted(len(problems) - _NAMED, "more problem")
         lines.append(f"and {more}; `sa1bpack verify` lists all")
-    pack = arguments.packs[0] if len(arguments.packs) == 1 else "PACK"
+    pack = packs[0] if len(packs) == 1 else "PACK"
     for line in (*lines, *advice(pack, result.verification.problems)):
         print(f"sa1bpack: {printable(line)}", file=sys.stderr)
     state = "" if result.complete else ", NOT COMPLETE"

@@ -1,104 +1,79 @@
 """`sa1bpack subset`: a selection of samples, kept as a small file."""
 
-import argparse
 from pathlib import Path
+from typing import Literal
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import one_or_several, real, user_path, whole
-from sa1bpack.wording import counted, printable
-
-_DESCRIPTION = """\
-Select samples of one or several packs, and save their image ids in a small
-file. sa1bpack.open(OUT) opens it for training; `show`, `export` and `subset`
-accept it in place of a pack. No pixels are read or copied.
-
-A sample must meet all conditions. The samples are in the order of the pack, or
-in the order of --ids."""
-
-_EPILOG = """\
-conditions:
-  NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
-  annotation_count, height, width (source pixels) or image_id; or sum, max or
-  min of area, predicted_iou, stability_score or annotation_id of the masks.
-
-examples:
-  sa1bpack subset /data/packed many.sel --where 'mask_count >= 50'
-  sa1bpack subset /data/packed some.sel --where 'max(area) > 1e6'
-  sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
-  sa1bpack subset '/data/packs/*' these.sel --ids ids.txt"""
+from sa1bpack.cli.arguments import UserPath, one_or_several
+from sa1bpack.cli.output import say
+from sa1bpack.wording import counted
 
 _LONGEST_LINE = 1000  # characters; the file may be anything, such as a tar
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument(
-        "packs", type=user_path, nargs="+", metavar="PACK",
-        help="folders of packs, quoted globs, or one selection",
-    )  # fmt: skip
-    parser.add_argument(
-        "out", type=user_path, metavar="OUT",
-        help="file to write; an earlier selection is replaced",
-    )  # fmt: skip
-    parser.add_argument(
-        "--where", action="append", default=[], metavar="CONDITION",
-        help="keep samples that meet this condition, see below; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--source", action="append", default=[], metavar="NAME",
-        help="keep samples of this tar, such as sa_000012; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--fraction", type=real, metavar="F",
-        help="keep this fraction of the samples, 0 to 1, by a hash of the image id",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed",
-        type=whole,
-        default=0,
-        metavar="N",
-        help="seed of --fraction (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--ids", type=user_path, metavar="FILE",
-        help="keep the samples with these image ids, one per line",
-    )  # fmt: skip
-    parser.add_argument(
-        "--duplicates", choices=("error", "first"), default="error",
-        help="if an image id occurs more than once: fail, or keep its first sample "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.set_defaults(run=run_subset)
+def run(
+    packs: list[UserPath],
+    out: UserPath,
+    *,
+    where: list[str] = (),
+    source: list[str] = (),
+    fraction: float | None = None,
+    seed: int = 0,
+    ids: UserPath | None = None,
+    duplicates: Literal["error", "first"] = "error",
+) -> int:
+    """Select samples of one or several packs, and save their image ids in a small
+    file. sa1bpack.open(OUT) opens it for training; `show`, `export` and `subset`
+    accept it in place of a pack. No pixels are read or copied.
 
+    A sample must meet all conditions. The samples are in the order of the pack, or
+    in the order of --ids.
 
-def run_subset(arguments: argparse.Namespace) -> int:
-    """Select, and write the file."""
+    Args:
+        packs (PACK): folders of packs, quoted globs, or one selection
+        out (OUT): file to write; an earlier selection is replaced
+        where (CONDITION): keep samples that meet this condition, see below; may be repeated
+        source (NAME): keep samples of this tar, such as sa_000012; may be repeated
+        fraction (F): keep this fraction of the samples, 0 to 1, by a hash of the image id
+        seed (N): seed of --fraction
+        ids (FILE): keep the samples with these image ids, one per line
+        duplicates: if an image id occurs more than once: fail, or keep its first sample
+
+    conditions:
+      NAME SIGN NUMBER, with the signs < <= > >= == !=. A name is mask_count,
+      annotation_count, height, width (source pixels) or image_id; or sum, max or
+      min of area, predicted_iou, stability_score or annotation_id of the masks.
+
+    examples:
+      sa1bpack subset /data/packed many.sel --where 'mask_count >= 50'
+      sa1bpack subset /data/packed some.sel --where 'max(area) > 1e6'
+      sa1bpack subset /data/packed tenth.sel --fraction 0.1 --seed 7
+      sa1bpack subset '/data/packs/*' these.sel --ids ids.txt
+    """
     from sa1bpack.arguments import local_path
     from sa1bpack.dataset.open_pack import open as open_pack
     from sa1bpack.errors import OptionError
 
-    out = local_path("out", arguments.out)
-    everything = open_pack(one_or_several(arguments.packs), duplicates=arguments.duplicates)
+    out = local_path("out", out)
+    everything = open_pack(one_or_several(packs), duplicates=duplicates)
     ds = everything
-    if arguments.ids is not None:
+    if ids is not None:
         try:
-            ds = ds[ds.index_of(_read_ids(local_path("ids", arguments.ids)))]
+            ds = ds[ds.index_of(_read_ids(local_path("ids", ids)))]
         except KeyError as error:
-            raise OptionError(f"ids is {arguments.ids!r}: {error.args[0]}") from None
-    if arguments.source:
+            raise OptionError(f"ids is {ids!r}: {error.args[0]}") from None
+    if source:
         try:
-            ds = ds.source(arguments.source)
+            ds = ds.source(source)
         except KeyError as error:
             raise OptionError(f"source is {error.args[0]}") from None
-    if arguments.fraction is not None:
-        ds = ds.fraction(arguments.fraction, seed=arguments.seed)
-    for condition in arguments.where:
+    if fraction is not None:
+        ds = ds.fraction(fraction, seed=seed)
+    for condition in where:
         ds = ds.where(condition)
     ds.save(out)
-    print(printable(
-        f"{out}: {len(ds):,} of {counted(len(everything), 'image')}, fingerprint {ds.fingerprint}"
-    ))  # fmt: skip
+    images = counted(len(everything), "image")
+    say(f"{out}: {len(ds):,} of {images}, fingerprint {ds.fingerprint}")
     return exits.OK
 
 

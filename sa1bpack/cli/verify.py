@@ -1,114 +1,107 @@
 """`sa1bpack verify`: check a pack against its checksums."""
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 from sa1bpack import interrupts
 from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import part, user_pack
-from sa1bpack.cli.engine import add_engine, on_ray
-from sa1bpack.cli.output import add_json, say, say_json
+from sa1bpack.cli.arguments import Engine, UserPack, on_ray, part_of
+from sa1bpack.cli.output import say, say_json
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
+from sa1bpack.format.problems import Report
 from sa1bpack.progress import byte_bar, step_bar
 from sa1bpack.urls import is_pack_url, pack_url
-from sa1bpack.wording import counted, printable
-
-_DESCRIPTION = """\
-Check a pack: that no file is missing and none is foreign, that structure and
-offsets are valid, and that the bytes are those that were written. A damaged
-sample is named by shard, row and image. Several packs are checked one after
-the other; the exit code is that of the worst.
-
-Exit code 0 means that each pack is sound and complete, 1 that damage was
-found, 5 that a pack is sound, but not complete or without any image."""
-
-_EPILOG = """\
-examples:
-  sa1bpack verify /data/packed
-  sa1bpack verify '/data/packs/*' --quick
-  sa1bpack verify /home/teacher    # a side array outside its pack
-  sa1bpack verify s3://bucket/packed
-a job array of 20; the pack is sound if no part fails:
-  sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
-on a Ray cluster (pip install 'sa1bpack[ray]'):
-  sa1bpack verify /data/packed --engine ray --address auto"""
+from sa1bpack.wording import counted
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the description and the arguments of the command to its parser."""
-    parser.description, parser.epilog = _DESCRIPTION, _EPILOG
-    parser.add_argument(
-        "packs", type=user_pack, metavar="PACK", nargs="+",
-        help="folders of packs, whose side arrays in PACK/side are checked too; of side arrays "
-        "elsewhere; quoted globs; or URLs of either in an object store, s3:// or gs://",
-    )  # fmt: skip
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="structure, sizes and small files only: seconds per tar, not a full read",
-    )
-    parser.add_argument(
-        "--io",
-        choices=IO,
-        default="auto",
-        help="direct reads past the page cache, cached through it; auto reads past it if the pack "
-        "takes more than half of the memory (default: auto)",
-    )
-    parser.add_argument(
-        "--part", metavar="K/N",
-        help="check every N-th shard only, from the K-th on, such as 3/8; the first part also "
-        "checks the pack's own files",
-    )  # fmt: skip
-    add_engine(parser, "each shard is a task")
-    add_json(parser, "part, ok, complete, counts, problems, notes; a line per pack")
-    parser.set_defaults(run=run_verify)
+def run(
+    packs: list[UserPack],
+    *,
+    quick: bool = False,
+    io: Literal[IO] = "auto",
+    part: str | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    json: bool = False,
+) -> int:
+    """Check a pack: that no file is missing and none is foreign, that structure and
+    offsets are valid, and that the bytes are those that were written. A damaged
+    sample is named by shard, row and image. Several packs are checked one after
+    the other; the exit code is that of the worst.
 
+    Exit code 0 means that each pack is sound and complete, 1 that damage was
+    found, 5 that a pack is sound, but not complete or without any image.
 
-def run_verify(arguments: argparse.Namespace) -> int:
-    """Verify each pack, and print every problem."""
-    packs: list[str | Path] = []
-    for pack in arguments.packs:
-        packs += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
-    arguments.part = part(arguments.part)
-    if on_ray(arguments, "part") and (urls := [pack for pack in packs if is_pack_url(pack)]):
+    Args:
+        packs (PACK): folders of packs, whose side arrays in PACK/side are checked too; of
+            side arrays elsewhere; quoted globs; or URLs of either in an object store, s3://
+            or gs://
+        quick: structure, sizes and small files only: seconds per tar, not a full read
+        io: direct reads past the page cache, cached through it; auto reads past it if the
+            pack takes more than half of the memory
+        part (K/N): check every N-th shard only, from the K-th on, such as 3/8; the first
+            part also checks the pack's own files
+        engine: where the work is done: on this machine, or on a Ray cluster whose nodes
+            share all folders: each shard is a task
+        address (ADDRESS): of the Ray cluster (default: RAY_ADDRESS, or this machine alone)
+        json: print an object on one line in place of the text: pack, part, ok, complete,
+            counts, problems, notes; a line per pack
+
+    examples:
+      sa1bpack verify /data/packed
+      sa1bpack verify '/data/packs/*' --quick
+      sa1bpack verify /home/teacher    # a side array outside its pack
+      sa1bpack verify s3://bucket/packed
+    a job array of 20; the pack is sound if no part fails:
+      sa1bpack verify /data/packed --part 3/20 --json > verify-3.json
+    on a Ray cluster (pip install 'sa1bpack[ray]'):
+      sa1bpack verify /data/packed --engine ray --address auto
+    """
+    named: list[str | Path] = []
+    for pack in packs:
+        named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
+    job_part = part_of(part)
+    if on_ray(engine, address, part=part) and (urls := list(filter(is_pack_url, named))):
         raise OptionError(
             f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
         )
-    codes = [_verify(pack, arguments) for pack in packs]
-    if len(packs) > 1 and not arguments.json:
+    codes = []
+    for pack in named:
+        report = _report(pack, quick, io, job_part, engine, address)
+        codes.append(_code(report, whole=job_part is None))
+        if json:
+            say_json(_as_dict(pack, job_part, report))
+        else:
+            _print(pack, quick, job_part, report, codes[-1])
+    if len(named) > 1 and not json:
         counts = {
             "with problems": codes.count(exits.FAILED),
             "not complete": codes.count(exits.INCOMPLETE),
         }
         found = [f"{count:,} {what}" for what, count in counts.items() if count]
-        say(f"{len(packs):,} checked: {', '.join(found) or 'no problem found'}")
+        say(f"{len(named):,} checked: {', '.join(found) or 'no problem found'}")
     return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
 
 
-def _verify(pack: str | Path, arguments: argparse.Namespace) -> int:
-    """Verify one pack, print what was found, and return its exit code."""
-    report = _report(pack, arguments)
-    code = _code(report, whole=arguments.part is None)
-    if arguments.json:
-        say_json(_as_dict(pack, arguments.part, report))
-        return code
+def _print(
+    pack: str | Path, quick: bool, part: tuple[int, int] | None, report: Report, code: int
+) -> None:
     for line in (*report.problems, *report.notes):
-        print(printable(line))
+        say(line)
     if report.complete is False:
         say(f"NOT COMPLETE: {remedy_of(Path(pack))}")
     for line in advice(str(pack), report.problems):
         say(line)
-    of = "" if arguments.part is None else "part {}/{}: ".format(*arguments.part)
-    say(f"{pack}: {of}{_verdict(report, code, arguments.quick)}")
-    return code
+    of = "" if part is None else "part {}/{}: ".format(*part)
+    say(f"{pack}: {of}{_verdict(report, code, quick)}")
 
 
-def _code(report, whole: bool) -> int:
+def _code(report: Report, whole: bool) -> int:
     """The exit code of a report, on the whole of a pack or on a part, which may have no shard."""
     if not report.ok:
         return exits.FAILED
@@ -116,30 +109,39 @@ def _code(report, whole: bool) -> int:
     return exits.INCOMPLETE if empty or report.complete is False else exits.OK
 
 
-def _report(pack: str | Path, arguments: argparse.Namespace):
-    if arguments.engine == "ray":
+def _report(
+    pack: str | Path,
+    quick: bool,
+    io: str,
+    part: tuple[int, int] | None,
+    engine: str,
+    address: str | None,
+) -> Report:
+    if engine == "ray":
         with interrupts.interrupts_held():
             from sa1bpack.cluster.verify import verify_on_ray
 
+        check = interrupts.check
         with step_bar() as advance:
             return verify_on_ray(
-                pack, address=arguments.address, quick=arguments.quick, progress=advance,
-                io=arguments.io, check=interrupts.check,
-            )  # fmt: skip
+                pack, address=address, quick=quick, progress=advance, io=io, check=check
+            )
     from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
-        return verify(
-            pack, quick=arguments.quick, progress=advance, io=arguments.io, part=arguments.part
-        )
+        return verify(pack, quick=quick, progress=advance, io=io, part=part)
 
 
-def _as_dict(pack: str | Path, job_part: tuple[int, int] | None, report) -> dict:
+def _as_dict(pack: str | Path, job_part: tuple[int, int] | None, report: Report) -> dict:
     return {
-        "pack": str(pack), "part": job_part and "{}/{}".format(*job_part), "ok": report.ok,
-        "complete": report.complete, "counts": report.counts,
-        "problems": [asdict(problem) for problem in report.problems], "notes": report.notes,
-    }  # fmt: skip
+        "pack": str(pack),
+        "part": job_part and "{}/{}".format(*job_part),
+        "ok": report.ok,
+        "complete": report.complete,
+        "counts": report.counts,
+        "problems": [asdict(problem) for problem in report.problems],
+        "notes": report.notes,
+    }
 
 
 def advice(pack: str, problems) -> list[str]:
@@ -166,7 +168,7 @@ def advice(pack: str, problems) -> list[str]:
     return lines
 
 
-def _verdict(report, code: int, quick: bool) -> str:
+def _verdict(report: Report, code: int, quick: bool) -> str:
     problems = counted(len(report.problems), "problem")
     if "parts" in report.counts:
         verdict = "sound" if report.ok else f"DAMAGED: {problems}"

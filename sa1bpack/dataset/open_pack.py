@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from sa1bpack.arguments import (
     bytes_of,
@@ -24,6 +24,7 @@ from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
+from sa1bpack.masks.select import ThresholdKeywords
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
 
 _log = logging.getLogger("sa1bpack")
@@ -41,14 +42,11 @@ def open(
     transform: Callable[[Sample], Any] | None = None,
     on_error: str = "raise",
     check: str = "open",
-    min_area: int = 0,
-    max_area_frac: float | None = None,
-    min_iou: float | None = None,
-    min_stability: float | None = None,
     duplicates: str = "error",
     side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | str | None = None,
+    **thresholds: Unpack[ThresholdKeywords],
 ) -> Dataset:
     """Open a pack, or several as one, for training.
 
@@ -83,10 +81,6 @@ def open(
             later change of a file shows in it. Columns are compared with the digest of their file.
             What differs, is cut short or cannot be read is a ReadError; for columns and the index,
             a FormatError. `ds.shards` remains unchecked memory maps.
-        min_area: samples have only masks of at least this many source pixels.
-        max_area_frac: only masks that cover at most this fraction of the image; None: no limit.
-        min_iou: only masks with at least this predicted IoU; None: no limit.
-        min_stability: only masks with at least this stability score; None: no limit.
         duplicates: what becomes of image ids that occur more than once, in one pack or in several.
             "error" raises OptionError. "first" keeps one sample per id, that of the pack that is
             first in the list; of several in one pack, the first. The log and `Dataset.left_out` say
@@ -97,6 +91,9 @@ def open(
             read of them is fetched into it once, and shared by all processes of the machine.
         cache_bytes: what the cache may take, such as "500 GB"; what was used least recently is
             removed. None: as it was opened last, or four fifths of the free disk.
+        thresholds: samples have only masks of at least `min_area` source pixels, which cover at
+            most the fraction `max_area_frac` of the image, with a predicted IoU of at least
+            `min_iou` and a stability score of at least `min_stability`; see `masks.MaskRule`.
 
     Thresholds are those of `sa1bpack pack`, by the numbers of the annotation: inclusive, and NaN
     passes none. Samples, batches, columns and `max_masks` count the masks that are left. A sample
@@ -127,8 +124,8 @@ def open(
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
     options = SampleOptions(
-        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels,
-        min_area, max_area_frac, min_iou, min_stability, side,
+        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels, side,
+        **thresholds,
     )  # fmt: skip
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from sa1bpack.format.array_reader import map_array
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.masks.select import ThresholdKeywords, Thresholds
+from sa1bpack.options import declarations
 
 COORDINATES = ("source", "stored")
 ON_ERROR = ("raise", "return")
@@ -39,7 +41,7 @@ CHECKS = ("open", "read")
 Sample = dict[str, Any]
 
 
-class SampleKeywords(TypedDict, total=False):
+class SampleKeywords(ThresholdKeywords, total=False):
     """The fields of `SampleOptions`, as keyword arguments."""
 
     masks: str
@@ -50,15 +52,11 @@ class SampleKeywords(TypedDict, total=False):
     mask_size: int | None
     mask_sampling: str | None
     pixels: str
-    min_area: int
-    max_area_frac: float | None
-    min_iou: float | None
-    min_stability: float | None
     side: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(Thresholds):
     """How a dataset's samples look and what happens to them; see `sa1bpack.open`.
 
     Raises OptionError for a value that is not one of the choices.
@@ -72,13 +70,10 @@ class SampleOptions:
     mask_size: int | None = None
     mask_sampling: str | None = None
     pixels: str = "rgb"
-    min_area: int = 0
-    max_area_frac: float | None = None
-    min_iou: float | None = None
-    min_stability: float | None = None
     side: tuple[str, ...] = ()
 
     def __post_init__(self):
+        super().__post_init__()
         choice("masks", self.masks, MASKS)
         choice("pixels", self.pixels, PIXELS)
         choice("coordinates", self.coordinates, COORDINATES)
@@ -87,14 +82,13 @@ class SampleOptions:
         object.__setattr__(self, "side", side_paths(self.side))
         if self.transform is not None and not callable(self.transform):
             raise OptionError(f"transform is {self.transform!r}: choose a function or None")
-        _ = self.rule  # checks the thresholds
 
     @cached_property
     def rule(self) -> kernels.MaskRule | None:
         """Which masks a sample has; None for all."""
-        names = ("min_area", "max_area_frac", "min_iou", "min_stability")
-        rule = kernels.MaskRule(**{name: getattr(self, name) for name in names})
-        return None if rule.keeps_all else rule
+        if self.keeps_all:
+            return None
+        return kernels.MaskRule(**{name: getattr(self, name) for name in declarations(Thresholds)})
 
 
 @dataclass(frozen=True)

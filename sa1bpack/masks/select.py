@@ -2,92 +2,102 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
-from numbers import Real
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from sa1bpack.arguments import choice, whole_number
-from sa1bpack.errors import OptionError
+from sa1bpack.options import Options, declarations, option
 from sa1bpack.wording import brief
 
 ORDERS = ("largest", "random", "iou", "stability")
 MAX_MASKS = MAX_AREA = 2**31 - 1
 MAX_SEED = 2**32 - 1
-# A higher value was meant as a percentage: a predicted IoU may exceed 1, but only slightly.
-_HIGHEST = {"max_area_frac": 1, "min_iou": 2, "min_stability": 1}
+_FRACTION = "it is not a percentage"
 
 
-def _bound(name: str, value: object) -> int | float:
-    """Return a threshold as a Python number. Raises OptionError if it is out of range."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not isfinite(value):
-        raise OptionError(f"{name} must be a finite number, got {value!r}")
-    if value > _HIGHEST[name]:
-        raise OptionError(
-            f"{name} must be at most {_HIGHEST[name]}, got {value!r}; it is not a percentage"
-        )
-    return value if isinstance(value, int) else float(value)
+class ThresholdKeywords(TypedDict, total=False):
+    """The fields of `Thresholds`, as keyword arguments."""
+
+    min_area: int
+    max_area_frac: float | None
+    min_iou: float | None
+    min_stability: float | None
 
 
-@dataclass(frozen=True)
-class MaskRule:
-    """Which masks of an image to keep. The default keeps all.
+@dataclass(frozen=True, kw_only=True)
+class Thresholds(Options):
+    """Which masks pass. Thresholds are inclusive, and NaN passes none; by default all pass."""
 
-    Thresholds are inclusive, and NaN passes none. They are applied before the cap.
-
-    Attributes:
-        max_masks: the cap, 1 or more; None for no cap.
-        select: which masks the cap keeps. "largest": by area; "iou": by predicted IoU; "stability":
-            by stability score; the highest first, and the lower index first among equals; "random":
-            drawn without replacement, depending only on (seed, image_id, index of the mask), so
-            that a higher cap keeps the same masks and more.
-        seed: of "random"; 0 to 2**32 - 1.
-        min_area: keep masks of at least this many source pixels.
-        max_area_frac: keep masks that cover at most this fraction of the image; None for no limit.
-        min_iou: keep masks with at least this predicted IoU, at most 2 (a predicted IoU may exceed
-            1); None for no limit.
-        min_stability: keep masks with at least this stability score; at most 1; None for no limit.
-
-    Raises:
-        OptionError: a value is outside its range.
-    """
-
-    max_masks: int | None = None
-    select: str = "largest"
-    seed: int = 0
-    min_area: int = 0
-    max_area_frac: float | None = None
-    min_iou: float | None = None
-    min_stability: float | None = None
-
-    def __post_init__(self):
-        if self.max_masks is not None:
-            self._set("max_masks", whole_number("max_masks", self.max_masks, 1, MAX_MASKS))
-        choice("select", self.select, ORDERS)
-        self._set("seed", whole_number("seed", self.seed, 0, MAX_SEED))
-        self._set("min_area", whole_number("min_area", self.min_area, 0, MAX_AREA))
-        for name in _HIGHEST:
-            if getattr(self, name) is not None:
-                self._set(name, _bound(name, getattr(self, name)))
-        if self.max_area_frac is not None and self.max_area_frac < 0:
-            raise OptionError(f"max_area_frac must be at least 0, got {self.max_area_frac!r}")
+    min_area: int = option(
+        0,
+        "leave out masks smaller than this many source pixels",
+        low=0,
+        high=MAX_AREA,
+        metavar="PIXELS",
+    )
+    max_area_frac: float | None = option(
+        None,
+        "leave out masks larger than this fraction of the image",
+        low=0,
+        high=1,
+        why=_FRACTION,
+        metavar="F",
+    )
+    min_iou: float | None = option(
+        None,
+        "leave out masks with a lower predicted IoU; some of SA-1B exceed 1",
+        high=2,
+        why=_FRACTION,
+        metavar="X",
+    )
+    min_stability: float | None = option(
+        None,
+        "leave out masks with a lower stability score",
+        high=1,
+        why=_FRACTION,
+        metavar="X",
+    )
 
     @property
     def keeps_all(self) -> bool:
         """Whether there are no thresholds."""
-        return self.min_area == 0 and all(getattr(self, name) is None for name in _HIGHEST)
+        return not self._given()
 
     def as_text(self) -> str:
         """The thresholds, such as "min_area=100, min_iou=0.9"; shortest form of each number."""
-        found = {"min_area": self.min_area} if self.min_area else {}
-        for name in _HIGHEST:
-            if getattr(self, name) is not None:
-                found[name] = float(getattr(self, name))  # 1 and 1.0 are the same rule
-        return ", ".join(f"{name}={value}" for name, value in found.items())
+        return ", ".join(f"{name}={value}" for name, value in self._given().items())
 
-    def _set(self, name: str, value: float) -> None:
-        object.__setattr__(self, name, value)  # frozen; numpy numbers become Python numbers
+    def _given(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in declarations(Thresholds)}
+        if not self.min_area:
+            del values["min_area"]
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskRule(Thresholds):
+    """Which masks of an image to keep: thresholds, then a cap. The default keeps all.
+
+    What "random" draws depends only on (seed, image_id, index of the mask), so a higher cap keeps
+    the same masks and more. Among equals the lower index is kept.
+    """
+
+    max_masks: int | None = option(
+        None,
+        "keep at most N masks per image; some of SA-1B have more than 400: cap the batches of a "
+        "loader with max_masks",
+        low=1,
+        high=MAX_MASKS,
+        none="all",
+        metavar="N",
+    )
+    select: str = option(
+        "largest",
+        "which masks to keep if there are more: the largest, those of the highest "
+        "predicted IoU or stability score, or random ones",
+        choices=ORDERS,
+    )
+    seed: int = option(0, "seed of the random choice", low=0, high=MAX_SEED, metavar="N")
 
 
 def passes(

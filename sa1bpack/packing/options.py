@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
-from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
-from sa1bpack.masks.select import MAX_AREA, MAX_MASKS, MAX_SEED, ORDERS, MaskRule
+from sa1bpack.masks.select import MaskRule, ThresholdKeywords
+from sa1bpack.options import declarations, option
 from sa1bpack.wording import brief
 
 FITS = ("pad", "squash", "native")
@@ -19,8 +19,6 @@ MASKS = ("bits+runs", "bits", "runs")
 RESAMPLES = ("fast", "exact")
 MASK_SAMPLINGS = ("area", "center")
 EMPTY = ("keep", "drop")
-IMAGE_SIZES = (16, 8192)
-MASK_SIZES = (8, 4096)
 
 # A tar of 11,186 images makes two shards, or one with the fit "native", whose images are smaller
 # and have one more array. docs/format.md counts the files.
@@ -28,7 +26,7 @@ SAMPLES_PER_SHARD = 6144
 NATIVE_SAMPLES_PER_SHARD = 12288
 
 
-class PackKeywords(TypedDict, total=False):
+class PackKeywords(ThresholdKeywords, total=False):
     """The fields of `PackOptions`, as keyword arguments."""
 
     image_size: int
@@ -41,51 +39,16 @@ class PackKeywords(TypedDict, total=False):
     max_masks: int | None
     select: str
     seed: int
-    min_area: int
-    max_area_frac: float | None
-    min_iou: float | None
-    min_stability: float | None
     empty: str
     samples_per_shard: int | None
 
 
-@dataclass(frozen=True)
-class PackOptions:
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(MaskRule):
     """The options that determine which bytes a pack holds.
 
-    image_size
-        S, the side in pixels of the square that images are stored in.
-    fit
-        "pad": the longer side becomes S, the rest is zero (SAM). "squash": both become S (SAM 2).
-        "native": as pad, but the padding is not stored.
-    pixels
-        "rgb": 3 bytes per pixel. "yuv420": planes Y, Cb, Cr with chroma at half the size, 1.5 bytes
-        per pixel; converted to RGB when read.
-    resample
-        "fast": DCT-scaled decode, then antialiased bicubic. "exact": bit-equal to a full decode
-        followed by Pillow's antialiased bicubic.
-    masks
-        "bits+runs", "bits" or "runs": bits of a mask grid, the exact run-length masks, or both.
-        From runs a reader draws masks of any size, and the original annotations can be exported.
-    mask_size
-        Sm, the side in cells of the mask grid; a multiple of 8. Without bits it is the default size
-        that a reader draws.
-    mask_sampling
-        "area": a cell is 1 if the mask covers at least half of it. "center": if the mask contains
-        the source pixel under the cell's centre.
-    max_masks, select, seed
-        At most this many masks per image, 1 or more (None: all, of which some images of SA-1B have
-        more than 400; a loader's `max_masks` caps batches), chosen by `select` ("largest",
-        "random", "iou" or "stability"); `seed` is that of "random".
-    min_area, max_area_frac, min_iou, min_stability
-        Masks outside these bounds are dropped before capping; the bounds themselves pass.
-        None: no bound. Area is in source pixels, its fraction that of the source image.
-    empty
-        Images without remaining masks are kept ("keep") or dropped ("drop").
-    samples_per_shard
-        At most this many images per shard; None: 6144, or 12288 with the fit "native".
-
-    Whole numbers may be of any integer type, and are stored as int.
+    Masks outside the bounds are dropped before capping; the bounds themselves pass. Whole numbers
+    may be of any integer type, and are stored as int.
 
     Examples:
         >>> sa1bpack.PackOptions(image_size=512, pixels="yuv420").mask_size
@@ -96,59 +59,64 @@ class PackOptions:
         sa1bpack.errors.OptionError: image_size is 0: choose a whole number from 16 to 8192
     """
 
-    image_size: int = 1024
-    fit: str = "pad"
-    pixels: str = "rgb"
-    resample: str = "fast"
-    masks: str = "bits+runs"
-    mask_size: int = 256
-    mask_sampling: str = "area"
-    max_masks: int | None = None
-    select: str = "largest"
-    seed: int = 0
-    min_area: int = 0
-    max_area_frac: float | None = None
-    min_iou: float | None = None
-    min_stability: float | None = None
-    empty: str = "keep"
-    samples_per_shard: int | None = None
+    image_size: int = option(
+        1024, "side S of the stored square in pixels", low=16, high=8192, metavar="S"
+    )
+    fit: str = option(
+        "pad",
+        "pad: longer side scaled to S, the rest zero (SAM); squash: both sides scaled to S (SAM "
+        "2); native: as pad, but the padding is not stored",
+        choices=FITS,
+    )
+    pixels: str = option(
+        "rgb",
+        "rgb: 3 bytes per pixel; yuv420: 1.5, with colour at half the size, converted to RGB when "
+        "read",
+        choices=PIXELS,
+    )
+    resample: str = option(
+        "fast",
+        "fast: DCT-scaled decode, then antialiased bicubic; exact: full decode, then bicubic, "
+        "bit-equal to Pillow",
+        choices=RESAMPLES,
+    )
+    masks: str = option(
+        "bits+runs",
+        "stored masks: bits of a grid, the exact full-size runs, or both; from runs, masks of any "
+        "size can be drawn when read, and the annotations be exported",
+        choices=MASKS,
+    )
+    mask_size: int = option(
+        256,
+        "side of the mask grid in cells; without bits, that of masks drawn by default",
+        low=8,
+        high=4096,
+        multiple=8,
+        why="eight cells share a byte",
+        metavar="SM",
+    )
+    mask_sampling: str = option(
+        "area",
+        "area: a cell is set if at least half of it is covered; center: if its centre is",
+        choices=MASK_SAMPLINGS,
+    )
+    empty: str = option("keep", "what to do with images of which no mask is left", choices=EMPTY)
+    samples_per_shard: int | None = option(
+        None,
+        "at most N images per shard",
+        low=1,
+        high=1 << 24,
+        none=f"{SAMPLES_PER_SHARD}, or {NATIVE_SAMPLES_PER_SHARD} with the fit native",
+        metavar="N",
+    )
 
     def __post_init__(self):
-        for name, choices in (
-            ("fit", FITS),
-            ("pixels", PIXELS),
-            ("resample", RESAMPLES),
-            ("masks", MASKS),
-            ("mask_sampling", MASK_SAMPLINGS),
-            ("empty", EMPTY),
-            ("select", ORDERS),
-        ):
-            choice(name, getattr(self, name), choices)
-        self._store_int("image_size", *IMAGE_SIZES)
-        self._store_int("mask_size", *MASK_SIZES)
-        if self.mask_size % 8:
-            raise OptionError(
-                f"mask_size is {self.mask_size}: choose a multiple of 8, because eight cells share "
-                "a byte"
-            )
-        if self.max_masks is not None:
-            self._store_int("max_masks", 1, MAX_MASKS)
-        self._store_int("seed", 0, MAX_SEED)
-        self._store_int("min_area", 0, MAX_AREA)
+        super().__post_init__()
         if self.samples_per_shard is None:
             native = self.fit == "native"
             count = NATIVE_SAMPLES_PER_SHARD if native else SAMPLES_PER_SHARD
             object.__setattr__(self, "samples_per_shard", count)
-        self._store_int("samples_per_shard", 1, 1 << 24)
-        _ = self.rule, self.layout  # check the remaining options, and what goes with what
-        for name in ("max_area_frac", "min_iou", "min_stability"):
-            if getattr(self, name) is not None:
-                # 1 and 1.0 are the same option, and must be so in the manifest.
-                object.__setattr__(self, name, float(getattr(self, name)))
-
-    def _store_int(self, name: str, low: int, high: int) -> None:
-        """Check a whole number, and store it as int, whatever its type."""
-        object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
+        _ = self.layout  # checks what goes with what
 
     @cached_property
     def layout(self) -> Layout:
@@ -161,19 +129,6 @@ class PackOptions:
             pixels=self.pixels,
             bits="bits" in kinds,
             runs="runs" in kinds,
-        )
-
-    @cached_property
-    def rule(self) -> MaskRule:
-        """Which masks of an image are kept."""
-        return MaskRule(
-            max_masks=self.max_masks,
-            select=self.select,
-            seed=self.seed,
-            min_area=self.min_area,
-            max_area_frac=self.max_area_frac,
-            min_iou=self.min_iou,
-            min_stability=self.min_stability,
         )
 
     def to_json(self) -> dict:
@@ -210,7 +165,11 @@ def checked_options(options: dict) -> PackOptions:
 def worded(name: str, options: dict) -> str:
     """The value of an option, for a message."""
     if options.get(name) is None:
-        return "all" if name == "max_masks" else "none"
+        return (
+            declarations(PackOptions)[name][0].none
+            if name in PackKeywords.__annotations__
+            else "none"
+        )
     return brief(options[name])
 
 

@@ -95,7 +95,7 @@ def make_sample(
     _check_name(record.file_name, file_name)
     image_pixels = record.height * record.width
     kept = select_masks(
-        options.rule,
+        options,
         record.area,
         record.predicted_iou,
         record.stability_score,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from sa1bpack.dataset.sample import (
     sample_of_rows,
 )
 from sa1bpack.errors import OptionError, ReadError, SampleError
-from sa1bpack.masks.select import MAX_MASKS, MaskRule, select_masks
+from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
 from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.sample import Buffers, Packed, require_decoder
@@ -62,7 +62,7 @@ class PairInfo:
     json_bytes: int
 
 
-class RawKeywords(TypedDict, total=False):
+class RawKeywords(ThresholdKeywords, total=False):
     """Options of the samples of tars: those of `sa1bpack.open` that need no pack, and a cap."""
 
     masks: str
@@ -71,10 +71,6 @@ class RawKeywords(TypedDict, total=False):
     pixels: str
     coordinates: str
     transform: Callable[[Sample], Any] | None
-    min_area: int
-    max_area_frac: float | None
-    min_iou: float | None
-    min_stability: float | None
     max_masks: int | None
 
 
@@ -153,7 +149,7 @@ class Decoder:
             raise unusable(source, Path(file_name).stem + ".json", str(error)) from error
         scores = record.area, record.predicted_iou, record.stability_score
         pixels = record.height * record.width
-        kept = select_masks(self.pack_options.rule, *scores, pixels, record.image_id)
+        kept = select_masks(self.pack_options, *scores, pixels, record.image_id)
         if self.rule is not None:
             left = select_masks(self.rule, *(score[kept] for score in scores), pixels, 0)
             kept = kept[left]

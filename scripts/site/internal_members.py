@@ -12,7 +12,7 @@ INTERNAL = {
     "Frame": ("covered", "kept", "steps", "visible"),
     "Mixup": ("draw",),
     "OrderedBatches": ("cursor", "most_samples", "part_of", "sizes"),
-    "PackOptions": ("check_same", "layout", "rule", "to_json"),
+    "PackOptions": ("as_text", "check_same", "keeps_all", "layout", "to_json"),
     "ReadingOptions": ("batches", "choices", "layout", "mask_schedule", "relate"),
     "Relate": ("nbytes", "of", "of_masks", "scratch_bytes", "with_torch"),
     "RunBatch": ("ends_of", "part"),

@@ -161,14 +161,15 @@ def test_a_wrong_md5_fails(command, tar, root, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (["--fit", "stretch"], "--fit"), (["--max-masks", "few"], "'few' is neither"),
+        (["--fit", "stretch"], "--fit"),
+        (["--max-masks", "few"], "'few' is not a whole number, nor 'all'"),
         (["--workers", "0"], ": --workers is 0"), (["--select", "best"], "--select"),
         (["--mask-size", "20"], ": --mask-size is 20: choose a multiple of 8"),
         (["--image-size", "1"], ": --image-size is 1: choose a whole number from 16 to 8192"),
         (["--max-rejects", "-1"], ": --max-rejects is -1"),
-        (["--max-area-frac", "2"], ": --max-area-frac must be at most 1"),
-        (["--min-stability", "80"], ": --min-stability must be at most 1, got 80"),
-        (["--min-iou", "nan"], ": --min-iou must be a finite number, got nan"),
+        (["--max-area-frac", "2"], ": --max-area-frac is 2.0: choose a number from 0 to 1"),
+        (["--min-stability", "80"], ": --min-stability is 80.0: choose a number of at most 1"),
+        (["--min-iou", "nan"], ": --min-iou is nan: choose a number of at most 2"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )  # fmt: skip

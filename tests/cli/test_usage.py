@@ -36,8 +36,7 @@ COMMANDS = {
     "report": {"--out", "--verify", "--samples", "--seed"},
     "derive": {
         "--fn", "--option", "--axis", "--masks", "--spatial", "--out", "--batch-size", "--device",
-        "--allow-nonfinite",
-        "--threads", "--part", "--engine", "--address",
+        "--threads", "--part", "--engine", "--address", "--allow-nonfinite",
     },
     "bench": {
         "--device", "--batch-size", "--masks", "--max-masks", "--seconds", "--sweep", "--out",
@@ -296,7 +295,10 @@ def test_messages_name_options_and_packs_as_they_were_typed(command, packed, tar
         (("verify", packed, "--part", "3/2"), "--part is '3/2': choose K/N with K from 1 to N"),
         (("pack", tar, "-o", "s3://bucket/pack"), "name a folder as --staging"),
         (("pack", tar, "-o", "x", "--workers", "two"), "--workers: 'two' is not a whole number;"),
-        (("pack", tar, "-o", "x", "--min-iou", "high"), "--min-iou: 'high' is not a number;"),
+        (
+            ("pack", tar, "-o", "x", "--min-iou", "high"),
+            "--min-iou: 'high' is not a number, nor 'none';",
+        ),
         (("export", packed, tmp_path / "x", "--shard", "b"), "no shard 'b'; it has sa_000000-000"),
         (("merge", packed / "m", packed), "choose a folder elsewhere"),
     ):

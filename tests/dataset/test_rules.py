@@ -142,9 +142,12 @@ def test_another_rule_is_another_dataset_and_none_is_the_same(packed):
     [
         ({"min_area": -1}, "min_area is -1"),
         ({"min_area": 2.5}, "min_area is 2.5"),
-        ({"max_area_frac": 90}, "max_area_frac must be at most 1"),
-        ({"min_iou": float("nan")}, "min_iou must be a finite number"),
-        ({"min_stability": 95}, "min_stability must be at most 1, got 95; it is not a percentage"),
+        ({"max_area_frac": 90}, "max_area_frac is 90: choose a number from 0 to 1"),
+        ({"min_iou": float("nan")}, "min_iou is nan: choose a number of at most 2"),
+        (
+            {"min_stability": 95},
+            "min_stability is 95: choose a number of at most 1; it is not a percentage",
+        ),
     ],
 )
 def test_thresholds_that_cannot_be_meant_are_refused(packed, rule, text):

@@ -136,4 +136,4 @@ def test_show_draws_the_masks_that_pass_the_thresholds(small_pack, tmp_path, cap
     np.testing.assert_array_equal(few, np.asarray(expected))
     assert not np.array_equal(few, np.asarray(sa1bpack.show(ds, rows=[5])))
     assert main(["show", str(small_pack), "-o", str(out), "--min-iou", "90"]) == 2
-    assert "--min-iou must be at most 2, got 90" in capsys.readouterr().err
+    assert "--min-iou is 90.0: choose a number of at most 2" in capsys.readouterr().err
