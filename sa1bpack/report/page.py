@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from sa1bpack.format import Completeness, Manifest
 from sa1bpack.format.duplicates import Duplicates
@@ -104,7 +103,8 @@ def page(contents: Contents) -> str:
         loader=PackageLoader("sa1bpack.report"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
+        # What macros and blocks return is markup; all else is text.
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
         keep_trailing_newline=True,
     )
     templates.filters["counted"] = counted
