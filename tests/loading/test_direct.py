@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -329,42 +328,6 @@ def test_an_error_of_opening_is_the_error_of_the_samples(root, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------- ends
-
-
-def test_an_epoch_left_while_samples_are_being_read_corrupts_nothing(root, monkeypatch):
-    """Reads finish late, into buffers that no later batch has."""
-    monkeypatch.setattr("sa1bpack.loading.loader.END_SECONDS", 0.0)
-    options = {"threads": 2, "masks": "flat_bits", "seed": 3, "io": "direct"}
-    with Loader(open_pack(root), 1, **options) as undisturbed:
-        epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
-    opened, waits, left = threading.Event(), threading.Event(), threading.Event()
-    late, real = [], BatchCopy.copy
-
-    def slow(self, first, stop, buffer, reader):
-        first_batch = self.indices.tolist() == epochs[0][0]["indices"].tolist()
-        if not first_batch and not left.is_set():
-            late.append(self.indices.tolist())
-            waits.set()
-            assert opened.wait(60)
-        real(self, first, stop, buffer, reader)
-
-    monkeypatch.setattr(BatchCopy, "copy", slow)
-    loader = Loader(open_pack(root), 1, **options)
-    for _ in loader:
-        assert waits.wait(60)
-        break
-    left.set()
-    del _  # it has a buffer, and the late reads have others
-    batches = iter(loader)
-    found = [clone(next(batches)) for _ in range(2)]
-    opened.set()
-    found += [clone(batch) for batch in batches]
-    assert late
-    equal(found, epochs[1])
-    join_readers()
-    loader.set_epoch(0)
-    equal([clone(batch) for batch in loader], epochs[0])
-    loader.close()
 
 
 def test_nothing_is_left_open_but_what_the_caches_keep(root):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 from batches import clone, join_readers
+from page_cache import drop, why_not_direct
 
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.loading.batch_copy import BatchCopy
@@ -61,10 +62,15 @@ def rows_of(batches) -> list[list[int]]:
 
 @pytest.mark.parametrize("then", ["the next epoch", "set_epoch", "load_state_dict"])
 @pytest.mark.parametrize("opened", ["before", "while", "after"])
+@pytest.mark.parametrize("io", ["cached", "direct"])
 def test_a_loop_left_while_copies_hang_corrupts_neither_the_next_epoch_nor_its_state(
-    ds, monkeypatch, then, opened
+    ds, monkeypatch, then, opened, io
 ):
-    options = {"threads": 2, "seed": 3}
+    if io == "direct" and (reason := why_not_direct(ds.root.parent)):
+        pytest.skip(reason)
+    for array in ("image", "mask_bits") if io == "direct" else ():
+        drop(*ds.root.glob(f"shards/*/{array}/c.*"))
+    options = {"threads": 2, "seed": 3, "io": io}
     with Loader(ds, 2, **options) as undisturbed:
         epochs = [[clone(batch) for batch in undisturbed] for _ in range(2)]
     loader = Loader(ds, 2, **options)

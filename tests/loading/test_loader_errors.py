@@ -1,6 +1,5 @@
 """Errors that reach the consumer of a Loader, and that they arrive in time."""
 
-import errno
 import logging
 import os
 import threading
@@ -19,7 +18,6 @@ from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.epoch import BatchQueue
 from sa1bpack.loading.iteration import DroppedSamples, rows_of
 from sa1bpack.loading.loader import Loader
-from sa1bpack.loading.sample_reader import SampleReader
 
 LAST_SHARD = "sa_000002-000"  # rows 9 to 11 of the pack
 
@@ -65,20 +63,6 @@ def test_a_shard_that_cannot_be_opened_is_an_error_with_the_samples_name(root):
         with pytest.raises(ReadError, match="cut short") as found:
             [batch["indices"].clone() for batch in loader]
         assert (found.value.row, found.value.shard) == (9, LAST_SHARD)
-
-
-def test_an_error_of_the_file_system_is_an_error_with_the_samples_name(root, monkeypatch):
-    ds = open_pack(root)
-
-    def failing(reader, samples, place, first, stop):
-        place.status[first:stop, 0] = errno.EIO
-
-    monkeypatch.setattr(SampleReader, "load", failing)
-    expected = pytest.raises(ReadError, match=r"Input/output error.*image/c")
-    with Loader(ds, 4, order="sequential") as loader, expected as found:
-        next(iter(loader))
-    assert found.value.row == 0 and isinstance(found.value.__cause__, OSError)
-    assert found.value.__cause__.errno == errno.EIO
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
