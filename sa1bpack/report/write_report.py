@@ -95,8 +95,8 @@ def write_report(
     says which. Damage is reported on the page and in the result, never raised.
 
     Args:
-        pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset, whose
-            shared image ids are counted once in distributions and pictures.
+        pack: folder of a pack, complete or not; several, or a glob pattern, are one dataset. An
+            image id that is held more than once counts each time, and the page names it.
         out: the page, `*.html`; an existing file is replaced atomically.
         verify: "sample" checks up to 8 shards as "quick" does. "quick" checks everything except
             pixels, bits and runs; "full" reads every byte, as `sa1bpack.verify` does; "none" checks
