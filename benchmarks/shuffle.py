@@ -27,8 +27,14 @@ from statistics import median
 import numpy as np
 
 from sa1bpack.order.functions import Key, permutation
-from sa1bpack.order.home import HomeShuffleOrder
-from sa1bpack.order.orders import Extent, LocalShuffleOrder, Order, SequentialOrder, ShuffleOrder
+from sa1bpack.order.orders import (
+    Extent,
+    HomeShuffleOrder,
+    LocalShuffleOrder,
+    Order,
+    SequentialOrder,
+    ShuffleOrder,
+)
 
 FINGERPRINT = "0123456789abcdef"
 SETTINGS = [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (64, 1), (8, 4), (8, 16), (64, 16), (None, 16)]

@@ -36,7 +36,7 @@ _MODULES = {
     "SequentialOrder": "sa1bpack.order.orders",
     "ShuffleOrder": "sa1bpack.order.orders",
     "LocalShuffleOrder": "sa1bpack.order.orders",
-    "HomeShuffleOrder": "sa1bpack.order.home",
+    "HomeShuffleOrder": "sa1bpack.order.orders",
     "WeightedOrder": "sa1bpack.order.orders",
     "Extent": "sa1bpack.order.orders",
     "OrderedBatches": "sa1bpack.order.batches",

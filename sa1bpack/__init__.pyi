@@ -24,8 +24,8 @@ from sa1bpack.loading.statistics.stats import LoadingStats as LoadingStats
 from sa1bpack.measuring.bench import bench as bench
 from sa1bpack.order.batches import OrderedBatches as OrderedBatches
 from sa1bpack.order.buckets import Buckets as Buckets
-from sa1bpack.order.home import HomeShuffleOrder as HomeShuffleOrder
 from sa1bpack.order.orders import Extent as Extent
+from sa1bpack.order.orders import HomeShuffleOrder as HomeShuffleOrder
 from sa1bpack.order.orders import LocalShuffleOrder as LocalShuffleOrder
 from sa1bpack.order.orders import SequentialOrder as SequentialOrder
 from sa1bpack.order.orders import ShuffleOrder as ShuffleOrder

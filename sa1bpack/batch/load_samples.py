@@ -158,6 +158,21 @@ class Means(NamedTuple):
     spent: np.ndarray
 
 
+class _Plan(NamedTuple):
+    """How samples are loaded; it is filled.
+
+    pieces    int64 (q, 6): see _OWNER
+    requests  int64 (r, 5): of `disk.aio`
+    owners    int64 (r,): the owner of each request
+    counts    int64 (4,): see CACHED
+    """
+
+    pieces: np.ndarray
+    requests: np.ndarray
+    owners: np.ndarray
+    counts: np.ndarray
+
+
 @njit(nogil=True, cache=True)
 def _nanoseconds():
     now = np.empty(2, np.int64)
@@ -238,18 +253,19 @@ def _block_ceil(position):
 
 
 @njit(nogil=True, cache=True)
-def _plan_reads(pieces, first, stop, files, straight, free, requests, n):
+def _plan_reads(plan, first, stop, files, straight, free, n):
     """Plan how the pieces of one array of a sample, not in memory, are read.
 
-    pieces    from `first` to `stop`; one that is read to its place past the page cache has no bytes
-              left to copy
-    files     int64 (4,), of the array
-    straight  its bytes go to their place as they are
-    free      address of the scratch memory that is not taken
-    requests  int64 (r, 5), of `disk.aio`; n of them are made already
+    first, stop  its pieces; one that is read to its place past the page cache has no bytes left to
+                 copy
+    files        int64 (4,), of the array
+    straight     its bytes go to their place as they are
+    free         address of the scratch memory that is not taken
+    n            requests that are made already
 
     Returns (the address of what scratch memory is left, how many requests are made then).
     """
+    pieces, requests = plan.pieces, plan.requests
     while first < stop:
         begin, end = pieces[first, _BEGIN], pieces[first, _BEGIN] + pieces[first, _BYTES]
         following = first + 1
@@ -294,24 +310,18 @@ def _read_ahead_fields(samples, place, at):
 
 
 @njit(nogil=True, cache=True)
-def _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners):
+def _plan(samples, place, first, stop, scratch, plan):
     """Plan samples `first` to `stop` of a batch.
 
-    scratch   its address
-    counts    int64 (4,), out
-    pieces    int64 (q, 6), out
-    requests  int64 (r, 5), out
-    owners    int64 (r,), out: the owner of each request
+    scratch  its address
+    plan     out
 
     Returns how many pieces and requests there are, and how many bytes of scratch memory they take.
     """
-    arrays, low = place.arrays, place.low
+    arrays, low, pieces, counts = place.arrays, place.low, plan.pieces, plan.counts
     first_mask = samples.offsets[low + first]
-    n, made, free = (
-        np.int64(0),
-        np.int64(0),
-        scratch,
-    )  # as literals they would be types of their own
+    n, made = np.int64(0), np.int64(0)  # as literals they would be types of their own
+    free = scratch
     for k in range(first, stop):
         for c in range(len(arrays)):
             files = samples.files[low + k, c]
@@ -338,8 +348,9 @@ def _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners
                     _read_ahead_fields(samples, place, low + k)
                 kind, before = arrays[c, KIND], made
                 straight = kind in (AS_IT_IS, RUNS)
-                free, made = _plan_reads(pieces, n, end, files, straight, free, requests, made)
-                owners[before:made] = k * len(arrays) + c
+                free, made = _plan_reads(plan, n, end, files, straight, free, made)
+                for r in range(before, made):
+                    plan.owners[r] = k * len(arrays) + c
             n = end
     counts[REQUESTS] = made
     return n, made, free - scratch
@@ -458,7 +469,8 @@ def load_samples(means, samples, place, first, stop):
     pieces = np.empty((most, 6), np.int64)
     requests, owners = np.empty((most, REQUEST_COLUMNS), np.int64), np.empty(most, np.int64)
     counts, scratch = np.zeros(4, np.int64), np.int64(means.scratch.ctypes.data)
-    n, made, used = _plan(samples, place, first, stop, scratch, counts, pieces, requests, owners)
+    plan = _Plan(pieces, requests, owners, counts)
+    n, made, used = _plan(samples, place, first, stop, scratch, plan)
     if used > len(means.scratch):
         return used
     for which in range(len(counts)):  # arrays may differ in length: compiling that takes seconds

@@ -4,6 +4,8 @@ Values are copied out of a memory map once, checked, and used from the copy: wha
 array holds, no address outside an array results.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from sa1bpack.dataset.open_shard import IMAGE_BYTES, IMAGE_OFFSET, MASKS, RUN_OFFSET, RUNS, SIZE
@@ -12,6 +14,21 @@ from sa1bpack.kernels import memcpy, njit
 
 # What is wrong with a sample.
 FINE, BAD_MASKS, BAD_SIZE, BAD_IMAGE, BAD_RUNS = range(5)
+
+
+class Stored(NamedTuple):
+    """What the samples of a pack have.
+
+    image_bytes  of a stored canvas; 0 if images have none
+    channels     of images without a canvas: 3, or 0 for planes
+    side         the largest one of a stored image
+    with_runs    masks come from runs, whose offsets are checked
+    """
+
+    image_bytes: int
+    channels: int
+    side: int
+    with_runs: bool
 
 
 @njit(nogil=True, cache=True)
@@ -34,24 +51,19 @@ def _rising(edges, most):
 
 
 @njit(nogil=True, cache=True)
-def look_up(
-    table, local, first, stop, image_bytes, channels, side, with_runs, sizes, spans, status
-):
+def look_up(table, local, first, stop, stored, sizes, spans, status):
     """Find and check the images of samples, and the runs of their masks.
 
     Args:
         table: int64 (n, c): `OpenShard.table` of each sample's shard.
         local: int64 (n,), rows in the shards, which exist.
         first, stop: int64 (n,), the masks of each sample by the index of the pack.
-        image_bytes: bytes of a stored canvas; 0 if images have none.
-        channels: of images without a canvas: 3, or 0 for planes.
-        side: the largest side of a stored image.
-        with_runs: masks come from runs, whose offsets are checked.
+        stored: `Stored`.
         sizes: int32 (n, 4), out: source height and width, stored height and width.
         spans: int64 (n, 2), out: first byte and number of bytes of each image.
         status: int64 (n,), out: FINE, or the first thing that is wrong.
     """
-    edge = np.empty(2, np.int64)
+    edge, image_bytes, with_runs = np.empty(2, np.int64), stored.image_bytes, stored.with_runs
     for k in range(len(local)):  # all of them are announced before the first is waited for
         read_ahead_map(table[k, SIZE] + 16 * local[k], np.int64(16))
         if not image_bytes:
@@ -67,14 +79,14 @@ def look_up(
         memcpy(sizes[k].ctypes.data, table[k, SIZE] + 16 * row, 16)
         height, width = np.int64(sizes[k, 2]), np.int64(sizes[k, 3])
         lowest = min(sizes[k, 0], sizes[k, 1], sizes[k, 2], sizes[k, 3])
-        if lowest < 1 or max(height, width) > side:
+        if lowest < 1 or max(height, width) > stored.side:
             status[k] = BAD_SIZE
             continue
         if image_bytes:
             spans[k, 0], spans[k, 1] = row * image_bytes, image_bytes
         else:
             memcpy(edge.ctypes.data, table[k, IMAGE_OFFSET] + 8 * row, 16)
-            spans[k, 0], spans[k, 1] = edge[0], _image_bytes(height, width, channels)
+            spans[k, 0], spans[k, 1] = edge[0], _image_bytes(height, width, stored.channels)
             # Compared, not subtracted: a difference of two int64 may wrap around.
             if not 0 <= edge[0] <= edge[1] <= table[k, IMAGE_BYTES] or (
                 edge[1] - edge[0] != spans[k, 1]

@@ -17,8 +17,8 @@ from sa1bpack.loading.ahead import check_order
 from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.order.batches import OrderedBatches
 from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import (
+    HomeShuffleOrder,
     LocalShuffleOrder,
     Order,
     Ordered,

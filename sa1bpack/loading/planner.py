@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.batch.load_samples import MAP, NO_FILE, Samples
-from sa1bpack.batch.look_up import FINE, look_up, passing_masks, run_spans
+from sa1bpack.batch.look_up import FINE, Stored, look_up, passing_masks, run_spans
 from sa1bpack.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
@@ -55,9 +55,12 @@ class Planner:
         self._scores = FIRST_ADDRESS + np.array(
             [source.spec.arrays.index(n) for n in ("area", "predicted_iou", "stability_score")]
         )
-        self._canvas_bytes = 0 if layout.flat else layout.array("image").row_bytes
-        self._channels = 3 if layout.pixels == "rgb" else 0
-        self._side, self._with_runs = layout.image_size, source.spec.masks.source != "bits"
+        self._stored = Stored(
+            image_bytes=0 if layout.flat else layout.array("image").row_bytes,
+            channels=3 if layout.pixels == "rgb" else 0,
+            side=layout.image_size,
+            with_runs=source.spec.masks.source != "bits",
+        )
 
     def at(self, epoch: int, step: int) -> "Planner":
         """The planner of batches of this epoch and step: the same one for the same choice."""
@@ -137,10 +140,7 @@ class Planner:
                 array[opened] for array in (indices, numbers, local, first, stop)
             )
         status = np.empty(len(opened), np.int64)
-        look_up(
-            table, local, first, stop, self._canvas_bytes, self._channels, self._side,
-            self._with_runs, sizes, spans, status,
-        )  # fmt: skip
+        look_up(table, local, first, stop, self._stored, sizes, spans, status)
         if status.any():
             for k in np.flatnonzero(status).tolist():
                 error = _error(shards[int(numbers[k])], int(local[k]), int(first[k]), int(stop[k]))
@@ -220,7 +220,7 @@ class Planner:
 
     def _mask_spans(self, table: np.ndarray, offsets, mask_rows: np.ndarray) -> np.ndarray:
         """int64 (T, 2), see Lookup."""
-        if not self._with_runs:
+        if not self._stored.with_runs:
             return np.stack([mask_rows, mask_rows + 1], 1)
         spans = np.empty((len(mask_rows), 2), np.int64)
         run_spans(table, offsets, mask_rows, spans)

@@ -12,6 +12,7 @@ from sa1bpack.batch.look_up import (
     BAD_RUNS,
     BAD_SIZE,
     FINE,
+    Stored,
     look_up,
     run_spans,
 )
@@ -50,10 +51,8 @@ class Arrays:
         first, stop = self.mask_edges[:-1].copy(), self.mask_edges[1:].copy()
         sizes, spans = np.zeros((SAMPLES, 4), np.int32), np.zeros((SAMPLES, 2), np.int64)
         status = np.full(SAMPLES, 9)
-        look_up(
-            self.table(), np.arange(SAMPLES), first, stop, 0,
-            3 if self.layout.pixels == "rgb" else 0, SIDE, with_runs, sizes, spans, status,
-        )  # fmt: skip
+        stored = Stored(0, 3 if self.layout.pixels == "rgb" else 0, SIDE, with_runs)
+        look_up(self.table(), np.arange(SAMPLES), first, stop, stored, sizes, spans, status)
         return status, sizes, spans
 
     def expected(self, k: int, with_runs: bool) -> int:
@@ -87,10 +86,9 @@ def test_every_layout_is_looked_up_as_its_memory_maps_say(layout_packs, fit, pix
     sizes, spans = np.zeros((7, 4), np.int32), np.zeros((7, 2), np.int64)
     status = np.full(7, 9)
     canvas = 0 if layout.flat else layout.array("image").row_bytes
-    look_up(
-        np.ascontiguousarray(table[:, :FIRST_ADDRESS]), local, first, stop, canvas,
-        3 if pixels == "rgb" else 0, layout.image_size, layout.runs, sizes, spans, status,
-    )  # fmt: skip
+    stored = Stored(canvas, 3 if pixels == "rgb" else 0, layout.image_size, layout.runs)
+    table = np.ascontiguousarray(table[:, :FIRST_ADDRESS])
+    look_up(table, local, first, stop, stored, sizes, spans, status)
     assert status.tolist() == [FINE] * 7
     for k, shard in enumerate(shards):
         assert sizes[k].tolist() == shard.sizes[local[k]].tolist()

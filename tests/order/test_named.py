@@ -6,8 +6,13 @@ import pytest
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.options import make_batches, order_seed
 from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.home import HomeShuffleOrder
-from sa1bpack.order.orders import Extent, LocalShuffleOrder, SequentialOrder, ShuffleOrder
+from sa1bpack.order.orders import (
+    Extent,
+    HomeShuffleOrder,
+    LocalShuffleOrder,
+    SequentialOrder,
+    ShuffleOrder,
+)
 from sa1bpack.order.ranks import RankBatches
 
 ORDERS = "shuffle, local, home, sequential"

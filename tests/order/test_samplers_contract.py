@@ -10,9 +10,9 @@ import pytest
 
 from sa1bpack.errors import OptionError
 from sa1bpack.order.batches import EpochBatches, OrderedBatches
-from sa1bpack.order.home import HomeShuffleOrder
 from sa1bpack.order.orders import (
     Extent,
+    HomeShuffleOrder,
     LocalShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
