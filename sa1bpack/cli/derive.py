@@ -84,7 +84,7 @@ def run(
     ray = on_ray(engine, address, part=part)
     with interrupts.interrupts_held():
         from sa1bpack.dataset.open_pack import open as open_pack
-        from sa1bpack.deriving.named import function_of
+        from sa1bpack.deriving.run import function_of
 
         if ray:
             from sa1bpack.cluster.derive import derive_on_ray as derive

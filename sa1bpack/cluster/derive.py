@@ -9,8 +9,14 @@ from sa1bpack.arguments import choice
 from sa1bpack.cluster.tasks import Died, Needs, connected, once_unlocked
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.torch_subset import as_dataset
-from sa1bpack.deriving.named import function_of
-from sa1bpack.deriving.run import DeriveKeywords, Function, PartMaker, derive, function_name
+from sa1bpack.deriving.run import (
+    DeriveKeywords,
+    Function,
+    PartMaker,
+    derive,
+    function_name,
+    function_of,
+)
 from sa1bpack.deriving.target import DeriveResult
 from sa1bpack.errors import ClusterError, OptionError
 from sa1bpack.wording import counted

@@ -5,10 +5,10 @@ import torch
 
 from sa1bpack.batch.spec import BatchSpec, Region, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
-from sa1bpack.transforms.device_memory import on_device
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.memory import on_device
 
 Batch = dict[str, torch.Tensor | RunBatch]
 

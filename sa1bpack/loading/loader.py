@@ -34,7 +34,7 @@ from sa1bpack.loading.shard_files import most_open_shards
 from sa1bpack.order.epoch import EpochBatches
 from sa1bpack.order.ranks import cores
 from sa1bpack.schedules import WholeNumbers
-from sa1bpack.transforms.device_memory import on_device
+from sa1bpack.transforms.memory import on_device
 from sa1bpack.wording import counted
 
 # More threads than this are not faster: the memory channels are the limit.

@@ -15,7 +15,7 @@ from importlib import import_module
 
 # Public name → module, imported on first use: code that draws nothing needs no compiled kernel.
 _MODULES = {
-    "LEVELS": "relations.hierarchy",
+    "LEVELS": "relations.relate",
     "Relations": "relations.relate",
     "count_pixels": "regions",
     "draw_points": "prompts",
@@ -47,8 +47,8 @@ _INTERNAL = {
     "passes": "select",
     "select_masks": "select",
     "take_masks": "rle",
-    "thirds_of": "relations.hierarchy",
-    "warm_up": "_warm_up",
+    "thirds_of": "relations.relate",
+    "warm_up": "raster",
 }
 
 __all__ = [*_MODULES]

@@ -1,7 +1,6 @@
 """Types of the names that `sa1bpack/masks/__init__.py` imports on first use."""
 
 from sa1bpack.masks._arrays import check_image_runs as check_image_runs
-from sa1bpack.masks._warm_up import warm_up as warm_up
 from sa1bpack.masks.bits import pack_bits as pack_bits
 from sa1bpack.masks.bits import unpack_bits as unpack_bits
 from sa1bpack.masks.boxes import mask_bbox as mask_bbox
@@ -11,16 +10,17 @@ from sa1bpack.masks.prompts import draw_points as draw_points
 from sa1bpack.masks.prompts import jitter_boxes as jitter_boxes
 from sa1bpack.masks.raster import FITS as FITS
 from sa1bpack.masks.raster import rasterize as rasterize
+from sa1bpack.masks.raster import warm_up as warm_up
 from sa1bpack.masks.regions import REGIONS as REGIONS
 from sa1bpack.masks.regions import count_pixels as count_pixels
 from sa1bpack.masks.regions import nth_pixels as nth_pixels
-from sa1bpack.masks.relations.hierarchy import LEVELS as LEVELS
-from sa1bpack.masks.relations.hierarchy import thirds_of as thirds_of
+from sa1bpack.masks.relations.relate import LEVELS as LEVELS
 from sa1bpack.masks.relations.relate import RELATIONS as RELATIONS
 from sa1bpack.masks.relations.relate import Relations as Relations
 from sa1bpack.masks.relations.relate import relate as relate
 from sa1bpack.masks.relations.relate import relate_bits as relate_bits
 from sa1bpack.masks.relations.relate import relate_runs as relate_runs
+from sa1bpack.masks.relations.relate import thirds_of as thirds_of
 from sa1bpack.masks.rle import encode_counts as encode_counts
 from sa1bpack.masks.rle import mask_area as mask_area
 from sa1bpack.masks.rle import parse_counts as parse_counts

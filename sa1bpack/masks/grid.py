@@ -193,9 +193,18 @@ def area_grid(y: Axis, x: Axis) -> AreaGrid:
     for table in edges + columns:
         table.flags.writeable = False
     return AreaGrid(
-        y.pixels, x.pixels, y.cells, int(y.mirrored), int(x.mirrored), y.cell, x.cell, magic, shift,
-        *edges, *columns,
-    )  # fmt: skip
+        y.pixels,
+        x.pixels,
+        y.cells,
+        int(y.mirrored),
+        int(x.mirrored),
+        y.cell,
+        x.cell,
+        magic,
+        shift,
+        *edges,
+        *columns,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -211,6 +220,12 @@ def center_grid(y: Axis, x: Axis) -> CenterGrid:
     for table in (center_column, edge_center, column_center):
         table.flags.writeable = False
     return CenterGrid(
-        y.pixels, x.pixels, y.cells, x.cells, int(x.mirrored),
-        center_column, edge_center, column_center,
-    )  # fmt: skip
+        y.pixels,
+        x.pixels,
+        y.cells,
+        x.cells,
+        int(x.mirrored),
+        center_column,
+        edge_center,
+        column_center,
+    )

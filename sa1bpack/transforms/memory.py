@@ -1,4 +1,4 @@
-"""Memory for results on a CPU, used again once nobody holds it.
+"""Memory of transforms: how much torch operations may take, results on a CPU, constants.
 
 New memory costs page faults, which for large arrays take longer than filling them. A tensor from
 here keeps its memory for as long as it, or a view of it, lives; only then may another one have it.
@@ -8,6 +8,37 @@ from collections import deque
 
 import numpy as np
 import torch
+
+# On CUDA a part may take a quarter of the free memory instead: many small parts are bound by the
+# time to launch them.
+CHUNK_BYTES = 1 << 28
+CHUNK_SHARE = 4
+
+# Of torch's allocator for CUDA (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize and kSmallSize).
+_MULTIPLE, _UNCUT = 512, 1 << 20
+
+
+def on_device(nbytes: int, tensors: int = 1) -> int:
+    """The most that tensors of so many bytes in all take on CUDA, as torch counts its memory.
+
+    torch's allocator rounds up to multiples of 512 bytes. For more than 1 MiB, it takes a free
+    block as it is if cutting it to size would leave up to 1 MiB.
+    """
+    size = (-(-max(nbytes, 1) // _MULTIPLE) + tensors - 1) * _MULTIPLE
+    large = min(tensors, (size - 1) // _UNCUT)
+    return size + large * _UNCUT
+
+
+def chunk_bytes(device: torch.device) -> int:
+    """Bytes that the temporary arrays of a part may take on a device."""
+    if device.type != "cuda":
+        return CHUNK_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    # What torch has taken from the device and does not use is free as well.
+    return (free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)) // (
+        CHUNK_SHARE
+    )
+
 
 LEAST = 1 << 20  # bytes; the C library itself keeps smaller blocks for the next use
 KEPT = 2  # unused blocks; a training loop holds one result while the next one is made
@@ -59,3 +90,29 @@ class _Lent:
 
     def __del__(self):
         self._free.append(self._block)
+
+
+class Table:
+    """A constant array, copied to each device the first time that it is used there.
+
+    That copy waits for the device; later uses do not. Threads may share a table: it never moves
+    from one device to another.
+    """
+
+    def __init__(self, values: np.ndarray):
+        """values: of any dtype and shape; not to be changed afterwards."""
+        self._values = values
+        self._copies: dict[torch.device, torch.Tensor] = {}
+
+    def __reduce__(self):
+        return Table, (self._values,)  # a copy starts without tensors
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The array as a tensor on a device, not to be changed."""
+        found = self._copies.get(device)
+        if found is None:
+            # A tensor that inference mode made could not take part in training later.
+            with torch.inference_mode(False):
+                copied = torch.tensor(self._values, device=device)
+            found = self._copies.setdefault(device, copied)
+        return found

@@ -1,11 +1,16 @@
-"""Options of steps and pipelines: numbers, sequences of numbers, sizes."""
+"""Options of steps and pipelines: numbers, sequences of numbers, sizes and their schedules."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any
 
-from sa1bpack.arguments import whole_number
+from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.errors import OptionError
+from sa1bpack.masks.grid import MAX_MASK_SIZE
 from sa1bpack.masks.window import check_size
+from sa1bpack.schedules import Schedule, as_schedule
 
 MAX_CANVAS = 16384  # pixels along one side, as for the images of a pack
 
@@ -34,3 +39,75 @@ def check_sides(name: str, size: Any, most: int) -> tuple[int, int]:
     except TypeError:
         return (whole_number(name, size, 1, most),) * 2
     return check_size(size, name, most)
+
+
+Sides = tuple[int, int]
+# A side, or (height, width), or a schedule of either. A list is a schedule.
+Size = int | Sides | Schedule | list[Any] | Callable[[int], Any] | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Schedules of the canvas and of the mask grid, (height, width) each.
+
+    grid  None: as many pixels per cell as in the batch, whose images have `side` pixels and whose
+          masks have `cells` cells per side
+    """
+
+    canvas: Schedule
+    grid: Schedule | None
+    side: int
+    cells: int
+
+    @classmethod
+    def of(cls, size: Size, mask_size: Size, side: int, cells: int) -> "Sizes":
+        """Of a pipeline's options. Raises OptionError for a value that cannot be used."""
+        canvas = as_schedule("size", side if size is None else size)
+        canvas = canvas.map(lambda each: check_sides("size", each, MAX_CANVAS))
+        grid = None
+        if mask_size is not None:
+            grid = as_schedule("mask_size", mask_size)
+            grid = grid.map(lambda each: check_sides("mask_size", each, MAX_MASK_SIZE))
+        found = cls(canvas, grid, side, cells)
+        if grid is None:  # of a large canvas the grid may be too large
+            canvas.map(lambda each: check_sides("mask_size", found.grid_of(each), MAX_MASK_SIZE))
+        return found
+
+    def grid_of(self, canvas: Sides) -> Sides:
+        """The grid that has as many pixels per cell as the batch."""
+        height, width = (max(1, length * self.cells // self.side) for length in canvas)
+        return height, width
+
+    def at(self, epoch: int | None, step: int | None) -> tuple[Sides, Sides]:
+        """Canvas and grid in an epoch, at a step; only what they depend on is needed."""
+        canvas = self.canvas.at(epoch, step)
+        return canvas, self.grid_of(canvas) if self.grid is None else self.grid.at(epoch, step)
+
+    def change_by(self, by: str) -> bool:
+        """Whether any size depends on the epoch, or on the step."""
+        both = (self.canvas, self.grid)
+        return any(each is not None and not each.constant and each.by == by for each in both)
+
+    def step_of(self, batch: Mapping) -> int | None:
+        """The step of a batch, if any size depends on it.
+
+        Raises OptionError if the batch has none.
+        """
+        if not self.change_by("step"):
+            return None
+        if batch.get("step") is None:
+            raise OptionError(
+                "the sizes of the pipeline change by step, but the batch has no 'step': take it "
+                "from Loader or make_dataloader, or choose sizes by epoch"
+            )
+        return whole_number("batch['step']", batch["step"], 0, MAX_WORD)
+
+    def __str__(self) -> str:
+        if self.grid is None and self.canvas.constant:
+            return f"size={self.canvas.values[0]}, mask_size={self.at(0, 0)[1]}"
+        grid = "in proportion" if self.grid is None else _text(self.grid)
+        return f"size={_text(self.canvas)}, mask_size={grid}"
+
+
+def _text(sides: Schedule) -> str:
+    return str(sides.values[0]) if sides.constant else repr(sides)

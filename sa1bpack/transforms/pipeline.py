@@ -21,8 +21,14 @@ from sa1bpack.transforms.checks import (
     check_spec,
     check_tensors,
 )
-from sa1bpack.transforms.geometry.boxes import box_edges, move_boxes, points_inside
-from sa1bpack.transforms.geometry.frame import Frame, fit_frame, stored_to_source
+from sa1bpack.transforms.geometry.frame import (
+    Frame,
+    box_edges,
+    fit_frame,
+    move_boxes,
+    points_inside,
+    stored_to_source,
+)
 from sa1bpack.transforms.geometry.steps import GeometricStep, Uniform
 from sa1bpack.transforms.images.color import ColorJitter
 from sa1bpack.transforms.images.make import ImageMaker
@@ -31,19 +37,23 @@ from sa1bpack.transforms.images.pixels import SAM_MEAN, SAM_STD
 from sa1bpack.transforms.images.spatial import check_spatial, move_spatial, spatial_sides
 from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
-from sa1bpack.transforms.options import as_numbers
-from sa1bpack.transforms.precision import full_precision
+from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
-from sa1bpack.transforms.sizes import Size, Sizes
+from sa1bpack.transforms.ways import full_precision
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | MixStep
 
 # Keys of a batch with one row per mask; a dataset's transform may have removed some.
 MASK_KEYS = (
-    "masks", "bboxes", "point_coords", "areas", "predicted_ious", "stability_scores",
+    "masks",
+    "bboxes",
+    "point_coords",
+    "areas",
+    "predicted_ious",
+    "stability_scores",
     "annotation_ids",
-)  # fmt: skip
+)
 
 
 class Pipeline:

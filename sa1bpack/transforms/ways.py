@@ -11,7 +11,9 @@ kernel that cannot be run is replaced by torch operations for the rest of the pr
 
 import os
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -103,3 +105,27 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
         )
         return False
     return True
+
+
+Job = Callable[[], None]
+
+
+def run_jobs(jobs: Iterable[Job]) -> None:
+    """Run jobs in as many threads as torch may use."""
+    jobs = list(jobs)
+    threads = min(torch.get_num_threads(), len(jobs))
+    if threads < 2:
+        for job in jobs:
+            job()
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """A context without autocast, which would round images to a 16-bit type, and counts of cells to
+    one that does not hold them."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

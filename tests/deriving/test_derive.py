@@ -333,12 +333,17 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "image"}, "samples or batches have that key"), ({"name": "a b"}, "name is"),
-        ({"fn": 5}, "fn is 5"), ({"axis": "row"}, "axis is 'row'"),
-        ({"part": (0, 2)}, "part is 0"), ({"part": (3, 2)}, "part is 3"),
-        ({"part": 2}, r"choose \(K, N\)"), ({"order": "shuffle"}, "no option 'order'"),
+        ({"name": "image"}, "samples or batches have that key"),
+        ({"name": "a b"}, "name is"),
+        ({"fn": 5}, "fn is 5"),
+        ({"axis": "row"}, "axis is 'row'"),
+        ({"part": (0, 2)}, "part is 0"),
+        ({"part": (3, 2)}, "part is 3"),
+        ({"part": 2}, r"choose \(K, N\)"),
+        ({"order": "shuffle"}, "no option 'order'"),
         ({"axis": "mask", "masks": "padded"}, "masks is 'padded'"),
-        ({"options": {"scale": object()}}, "what JSON can hold"), ({"options": 3}, "options is 3"),
+        ({"options": {"scale": object()}}, "what JSON can hold"),
+        ({"options": 3}, "options is 3"),
         ({"options": {"size": 2}}, r"embed\(batch, scale=1.0\) cannot .* argument 'size'\)"),
         ({"fn": Returning(lambda batch: batch["image_ids"][:1])}, "it must return 3 rows"),
         ({"fn": Returning(lambda batch: None)}, "rows are NoneType"),
@@ -347,11 +352,12 @@ def test_another_function_or_other_options_are_refused_and_nothing_is_computed(d
         ({"fn": Returning(lambda batch: batch["image_ids"].to(torch.complex64))}, "complex64"),
         ({"spatial": True, "fn": Returning(lambda batch: batch["image_ids"])}, "spatial is True"),
         ({"spatial": True, "axis": "mask"}, "spatial is True, but axis is 'mask'"),
-        ({"spatial": 1}, "spatial is 1"), ({"batch_size": 0}, "batch_size is 0"),
+        ({"spatial": 1}, "spatial is 1"),
+        ({"batch_size": 0}, "batch_size is 0"),
         ({"fn": lambda batch: batch["image_ids"]}, "<lambda>, which does not tell"),
         ({"fn": functools.partial(embed, scale=2)}, "partial, which does not tell"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_refused_and_leaves_no_part(ds, pack, change, message):
     arguments = {"name": "a", "fn": embed, "batch_size": 3} | change
     with pytest.raises(OptionError, match=message):
@@ -466,15 +472,26 @@ def test_relations_of_exact_masks_are_stored_once(layout_packs, tmp_path):
     ds = sa1bpack.open(layout_packs("pad", "rgb", "bits+runs"), masks="runs")
     for name in ("parents", "mask_boxes", "centroids"):
         result = derive(
-            ds, name, sa1bpack.transforms.relation, axis="mask", options={"name": name},
-            out=tmp_path / name, batch_size=4,
-        )  # fmt: skip
+            ds,
+            name,
+            sa1bpack.transforms.relation,
+            axis="mask",
+            options={"name": name},
+            out=tmp_path / name,
+            batch_size=4,
+        )
         found = [getattr(sa1bpack.masks.relate(sample), name) for sample in ds]
         expected = np.concatenate(found).astype("f4" if name == "centroids" else "i8")
         np.testing.assert_array_equal(rows_of(result.folder, ds.root), expected)
     with pytest.raises(OptionError, match="ious has a row per pair of masks; choose one of centr"):
-        derive(ds, "ious", sa1bpack.transforms.relation, axis="mask", options={"name": "ious"},
-               out=tmp_path / "ious")  # fmt: skip
+        derive(
+            ds,
+            "ious",
+            sa1bpack.transforms.relation,
+            axis="mask",
+            options={"name": "ious"},
+            out=tmp_path / "ious",
+        )
 
 
 def test_a_dataset_with_thresholds_has_no_side_array(ds, tmp_path):

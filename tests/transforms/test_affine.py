@@ -221,8 +221,10 @@ def test_maps_compose_and_invert_like_matrices(any_way):
         return torch.cat([maps.matrix(), last], 1)
 
     for outer in whole:
-        torch.testing.assert_close(square(outer.inverse()) @ square(outer),
-                                   torch.eye(3).double().to(any_way).expand(4, 3, 3))  # fmt: skip
+        torch.testing.assert_close(
+            square(outer.inverse()) @ square(outer),
+            torch.eye(3).double().to(any_way).expand(4, 3, 3),
+        )
         for inner in whole:
             both = outer.after(inner)
             torch.testing.assert_close(square(outer) @ square(inner), square(both))
@@ -285,10 +287,14 @@ def test_spatial_side_arrays_rotate_with_the_images(with_sides):  # noqa: F811
             assert inner.sum() > 100
             for rows, found in zip(batch["teacher"][k], done["teacher"][k], strict=True):
                 plane = Image.fromarray(rows.float().numpy())
-                expected = np.asarray(plane.transform(
-                    (cells, cells), Image.Transform.AFFINE, to_cells.flatten().tolist(),
-                    Image.Resampling.BILINEAR,
-                ))  # fmt: skip
+                expected = np.asarray(
+                    plane.transform(
+                        (cells, cells),
+                        Image.Transform.AFFINE,
+                        to_cells.flatten().tolist(),
+                        Image.Resampling.BILINEAR,
+                    )
+                )
                 np.testing.assert_allclose(
                     found.float().numpy()[inner], expected[inner], atol=0.1, rtol=2e-3
                 )

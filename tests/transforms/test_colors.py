@@ -128,12 +128,22 @@ def test_the_largest_factors_do_not_overflow(spread):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"brightness": -0.1}, {"hue": 0.6}, {"contrast": float("nan")}, {"saturation": -1},
-        {"contrast": float("inf")}, {"brightness": 1e39}, {"saturation": "a"}, {"hue": None},
-        {"brightness": (0.5,)}, {"contrast": (1.5, 0.5)}, {"saturation": (-0.1, 1)},
-        {"hue": (-0.6, 0)}, {"hue": (0.2, 0.1)}, {"brightness": (0.5, float("inf"))},
+        {"brightness": -0.1},
+        {"hue": 0.6},
+        {"contrast": float("nan")},
+        {"saturation": -1},
+        {"contrast": float("inf")},
+        {"brightness": 1e39},
+        {"saturation": "a"},
+        {"hue": None},
+        {"brightness": (0.5,)},
+        {"contrast": (1.5, 0.5)},
+        {"saturation": (-0.1, 1)},
+        {"hue": (-0.6, 0)},
+        {"hue": (0.2, 0.1)},
+        {"brightness": (0.5, float("inf"))},
     ],
-)  # fmt: skip
+)
 def test_an_invalid_spread_is_refused(wrong):
     with pytest.raises(OptionError, match=f"{next(iter(wrong))} is"):
         ColorJitter(**wrong)

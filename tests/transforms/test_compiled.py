@@ -15,9 +15,9 @@ from sa1bpack.transforms import (
     ways,
 )
 from sa1bpack.transforms.images import compiled as compiled_images
-from sa1bpack.transforms.jobs import run_jobs
 from sa1bpack.transforms.masks import compiled as compiled_masks
 from sa1bpack.transforms.masks.cells import count_cells
+from sa1bpack.transforms.ways import run_jobs
 
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
 

@@ -21,7 +21,7 @@ from sa1bpack.transforms import (
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
-    device_memory,
+    memory,
     ways,
     yuv420_to_rgb,
 )
@@ -58,7 +58,7 @@ def counted(monkeypatch):
     On a device without Triton memory for the parts in which masks are drawn is that of CUDA with
     64 GB free.
     """
-    monkeypatch.setattr(device_memory, "CHUNK_BYTES", 16 << 30)
+    monkeypatch.setattr(memory, "CHUNK_BYTES", 16 << 30)
 
     def count(work, triton: bool):
         mode = Launches()

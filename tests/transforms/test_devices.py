@@ -44,7 +44,7 @@ from sa1bpack.transforms import (
 )
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks import prompts, regions
-from sa1bpack.transforms.tables import Table
+from sa1bpack.transforms.memory import Table
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
@@ -267,9 +267,10 @@ def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
             peaks.append(peak.most)
             numbers = torch.arange(5).repeat(128, 1)
             found = [
-                count, prompts.nth_pixels(runs, numbers, region),
+                count,
+                prompts.nth_pixels(runs, numbers, region),
                 *prompts.draw_points(runs, torch.arange(128), 3, region, seed=0, epoch=0),
-            ]  # fmt: skip
+            ]
             expected = expected or found
             assert all(map(torch.equal, found, expected)), region
         assert peaks[0] > 128_000 * 100 and peaks[1] < 4096 * 1000, (region, peaks)
@@ -311,8 +312,10 @@ def test_a_cuda_device_is_found_by_the_files_of_its_driver(tmp_path, files, foun
 def test_what_needs_a_device_does_not_pass_with_interpreted_kernels(pytestconfig, monkeypatch):
     conftest = str(Path(cuda_devices.__file__).parents[1] / "conftest.py")
     set_up = pytestconfig.pluginmanager.get_plugin(conftest).pytest_runtest_setup
-    needs = {True: SimpleNamespace(get_closest_marker=lambda name: name == "cuda"),
-             False: SimpleNamespace(get_closest_marker=lambda name: False)}  # fmt: skip
+    needs = {
+        True: SimpleNamespace(get_closest_marker=lambda name: name == "cuda"),
+        False: SimpleNamespace(get_closest_marker=lambda name: False),
+    }
     for interpreted, needed in (("0", True), ("0", False), ("1", False)):
         monkeypatch.setenv("TRITON_INTERPRET", interpreted)
         set_up(needs[needed])

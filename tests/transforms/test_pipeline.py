@@ -36,9 +36,14 @@ GEOMETRIC = {
     "jitter": [ScaleJitter(0.3, 2.0)],
     "crop": [RandomResizedCrop((0.3, 1.0))],
     "crop and flip": [RandomResizedCrop((0.2, 0.9)), RandomFlip()],
-    "everything": [RandomFlip(), ScaleJitter(0.5, 1.5), RandomResizedCrop((0.5, 1.0)),
-                   RandomFlip(0.9), ScaleJitter(0.7, 0.9)],
-}  # fmt: skip
+    "everything": [
+        RandomFlip(),
+        ScaleJitter(0.5, 1.5),
+        RandomResizedCrop((0.5, 1.0)),
+        RandomFlip(0.9),
+        ScaleJitter(0.7, 0.9),
+    ],
+}
 PLAIN = {"mean": (0, 0, 0), "std": (255, 255, 255)}
 
 
@@ -308,9 +313,11 @@ def test_keys_missing_from_the_batch_are_missing_from_the_result(layout):
     for missing, without in (
         (("masks",), {"masks"}),
         (("bboxes", "areas"), {"boxes", "areas"}),
-        (("masks", "bboxes", "point_coords", "areas"),
-         {"masks", "boxes", "point_coords", "point_inside", "areas", "valid"}),
-    ):  # fmt: skip
+        (
+            ("masks", "bboxes", "point_coords", "areas"),
+            {"masks", "boxes", "point_coords", "point_inside", "areas", "valid"},
+        ),
+    ):
         batch = {key: value for key, value in ragged(layout).items() if key not in missing}
         done = Pipeline(dataset(LAYOUT), [RandomFlip()])(batch, 0)
         assert done.keys() == whole.keys() - without

@@ -81,13 +81,17 @@ def test_anything_but_a_batch_of_tensors_is_refused_by_name():
     for wrong, match in (
         (arrays, "images is a numpy.ndarray: a pipeline needs torch tensors"),
         ({**batch, "bboxes": arrays["bboxes"]}, "bboxes is a numpy.ndarray"),
-        ({"image": batch["images"][0], "sizes": batch["sizes"]},
-         "the batch has image, sizes, but no images and no image_ids: this is a single sample"),
-        ({key: batch[key] for key in batch if key != "mask_counts"},
-         ", but no mask_counts: pass a batch"),
+        (
+            {"image": batch["images"][0], "sizes": batch["sizes"]},
+            "the batch has image, sizes, but no images and no image_ids: this is a single sample",
+        ),
+        (
+            {key: batch[key] for key in batch if key != "mask_counts"},
+            ", but no mask_counts: pass a batch",
+        ),
         ({}, "the batch is empty: it has no images and no sizes and no image_ids: "),
         ([batch], "the batch is a list: pass a batch as Loader"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(OptionError, match=match):
             pipeline(wrong, 0)
 
@@ -130,9 +134,9 @@ def test_masks_dropped_without_their_runs_are_refused_by_name(layout):
     ends, offset, height, width = one.run_ends.numpy(), one.run_offset.numpy(), 150, 225
 
     def runs(*counts):
-        return RunBatch.collate([
-            (np.tile(ends, n), np.arange(n + 1) * offset[1], height, width) for n in counts
-        ])  # fmt: skip
+        return RunBatch.collate(
+            [(np.tile(ends, n), np.arange(n + 1) * offset[1], height, width) for n in counts]
+        )
 
     assert pipeline({**batch, "runs": runs(2, 0, 1)}, 0)["valid"].sum() == 3
     for counts, match in (

@@ -91,8 +91,13 @@ def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
     are many or large."""
     relate = Relate(names)
     for samples, most, side in (
-        (8, 64, 256), (8, 100, 1024), (2, 3, 16), (1, 400, 64), (1, 2, 1024), (2, 8, 512),
-    ):  # fmt: skip
+        (8, 64, 256),
+        (8, 100, 1024),
+        (2, 3, 16),
+        (1, 400, 64),
+        (1, 2, 1024),
+        (2, 8, 512),
+    ):
         padded, packed = layout.startswith("padded"), layout.endswith("bits")
         total = samples * most - 1
         leading = (samples, most) if padded else (total,)
@@ -111,8 +116,13 @@ def test_relations_on_a_device_take_no_more_memory_than_stated(names, layout):
 
 
 @settings(max_examples=30, deadline=None)
-@given(arrays(bool, st.tuples(st.integers(0, 3), st.integers(1, 300), st.integers(1, 40)),
-              elements=st.booleans()))  # fmt: skip
+@given(
+    arrays(
+        bool,
+        st.tuples(st.integers(0, 3), st.integers(1, 300), st.integers(1, 40)),
+        elements=st.booleans(),
+    )
+)
 def test_columns_and_rows_are_counted(cells):
     for given_cells in (torch.from_numpy(cells), torch.ones(2, 1, 300, 2048, dtype=torch.bool)):
         columns, rows = count_columns_and_rows(given_cells)

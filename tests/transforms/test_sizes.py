@@ -29,14 +29,21 @@ def equal(found, expected):
 @pytest.mark.parametrize("steps", [[], STEPS], ids=["none", "crop"])
 def test_every_epoch_and_step_has_its_sizes_and_masks_are_drawn_at_them(batch, steps):
     changing = Pipeline(
-        DS, steps, size=Linear(48, 96, epochs=2, multiple=8), seed=3,
+        DS,
+        steps,
+        size=Linear(48, 96, epochs=2, multiple=8),
+        seed=3,
         mask_size=Steps(24, {2: (32, 40), 4: 96}, by="step"),
-    )  # fmt: skip
+    )
     for pipeline in (changing, pickle.loads(pickle.dumps(changing))):
         for epoch, step, size, grid in (
-            (0, 0, 48, 24), (0, 1, 48, 24), (1, 2, 72, (32, 40)), (1, 4, 72, 96), (7, 9, 96, 96),
+            (0, 0, 48, 24),
             (0, 1, 48, 24),
-        ):  # fmt: skip
+            (1, 2, 72, (32, 40)),
+            (1, 4, 72, 96),
+            (7, 9, 96, 96),
+            (0, 1, 48, 24),
+        ):
             given = batch | {"epoch": epoch, "step": step}
             expected = Pipeline(DS, steps, size=size, mask_size=grid, seed=3)(given)
             equal(pipeline(given), expected)

@@ -28,9 +28,12 @@ def ds(with_sides):  # noqa: F811
 def batches(ds, size=4):
     with sa1bpack.Loader(ds, size, seed=1) as loader:
         return [
-            {key: value.clone() if hasattr(value, "clone") else value
-             for key, value in batch.items()} for batch in loader
-        ]  # fmt: skip
+            {
+                key: value.clone() if hasattr(value, "clone") else value
+                for key, value in batch.items()
+            }
+            for batch in loader
+        ]
 
 
 def frame_of(maps: AxisMaps) -> Frame:

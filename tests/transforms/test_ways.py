@@ -97,10 +97,14 @@ def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_
     assert calls == []
 
 
-@pytest.mark.parametrize("error", [
-    torch.OutOfMemoryError("CUDA out of memory"),
-    RuntimeError("Triton Error [CUDA]: out of memory"),
-], ids=["torch", "Triton"])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["torch", "Triton"],
+)
 def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch, error):
     fails(monkeypatch, error)
     with pytest.raises(type(error)) as raised:

@@ -13,7 +13,7 @@ from sa1bpack.pixels.resample import Normal, make_taps, resample_rows
 from sa1bpack.pixels.turn import turn_rows
 from sa1bpack.pixels.yuv420 import planes_to_rgb
 from sa1bpack.transforms.geometry.affine import AxisMaps
-from sa1bpack.transforms.jobs import Job, run_jobs
+from sa1bpack.transforms.ways import Job, run_jobs
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.
 PART_ROWS = 256
@@ -94,9 +94,15 @@ def turn_images(
     lengths, kept = stored.tolist(), keep.tolist()
     run_jobs(
         partial(
-            turn_rows, data[k], tuple(lengths[k]), *(array[k] for array in placed), values,
-            tuple(kept[k]), (start, min(start + PART_ROWS, height)), target[k],
+            turn_rows,
+            data[k],
+            tuple(lengths[k]),
+            *(array[k] for array in placed),
+            values,
+            tuple(kept[k]),
+            (start, min(start + PART_ROWS, height)),
+            target[k],
         )
         for k in range(len(data))
         for start in range(0, height, PART_ROWS)
-    )  # fmt: skip
+    )

@@ -15,8 +15,7 @@ from sa1bpack.transforms.images.compiled import draw_images, planes_as_rgb, turn
 from sa1bpack.transforms.images.pixels import normalize, yuv420_to_rgb
 from sa1bpack.transforms.images.resample import channels_first, enlarge, resample
 from sa1bpack.transforms.images.turn import supports, turn
-from sa1bpack.transforms.memory import Memory
-from sa1bpack.transforms.tables import Table
+from sa1bpack.transforms.memory import Memory, Table
 
 _TRITON, _TURNED = "images.sample_images", "turned_images.turn_images"
 _COLORS = "colors.adjust_colors"
@@ -100,9 +99,17 @@ class ImageMaker:
         out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
         # If the kernel cannot be started, images are as they were.
         done = not out.numel() or ways.launch(
-            images.device, _COLORS, images, inside.contiguous(), step.factors(uniform), step.used,
-            LUMA, self._normal.mean.tolist(), self._normal.std.tolist(), out,
-        )  # fmt: skip
+            images.device,
+            _COLORS,
+            images,
+            inside.contiguous(),
+            step.factors(uniform),
+            step.used,
+            LUMA,
+            self._normal.mean.tolist(),
+            self._normal.std.tolist(),
+            out,
+        )
         return out.to(self.dtype) if done else None
 
     def normalization(self, device: torch.device) -> dict[str, torch.Tensor]:
@@ -133,9 +140,17 @@ class ImageMaker:
         else:
             where = frame.steps(self.canvas), supports(frame.maps, self._shrinks), frame.edges()
         done = not out.numel() or ways.launch(
-            images.device, kernel, images.contiguous(), *where, stored, frame.kept(self.canvas),
-            values.mean.tolist(), values.std.tolist(), self._shrinks, out,
-        )  # fmt: skip
+            images.device,
+            kernel,
+            images.contiguous(),
+            *where,
+            stored,
+            frame.kept(self.canvas),
+            values.mean.tolist(),
+            values.std.tolist(),
+            self._shrinks,
+            out,
+        )
         return out.to(dtype) if done else None
 
     def _resampled(self, images: torch.Tensor, sizes: torch.Tensor, frame: Frame) -> torch.Tensor:

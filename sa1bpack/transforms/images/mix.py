@@ -5,8 +5,8 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.steps import Uniform
+from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.options import is_number
-from sa1bpack.transforms.tables import Table
 
 _KNOTS = 4097  # size of the table of quantiles
 

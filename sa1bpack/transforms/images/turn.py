@@ -9,9 +9,9 @@ from math import ceil
 
 import torch
 
-from sa1bpack.transforms.device_memory import chunk_bytes
 from sa1bpack.transforms.geometry.affine import AffineMaps
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.memory import chunk_bytes
 
 Axis = tuple[torch.Tensor, torch.Tensor]
 

@@ -9,8 +9,8 @@ from math import gcd
 import torch
 
 from sa1bpack.transforms import ways
-from sa1bpack.transforms.device_memory import chunk_bytes
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
+from sa1bpack.transforms.memory import chunk_bytes
 
 TRITON = "cells.take_cells"
 TURNED = "cells.take_turned"
@@ -163,9 +163,15 @@ def take_turned_counted(
         return None
     shape = (len(masks), *visible.shape[1:])
     return written_cells(
-        TURNED, shape, dtype, masks.device, masks.contiguous(), owner, steps.contiguous(),
+        TURNED,
+        shape,
+        dtype,
+        masks.device,
+        masks.contiguous(),
+        owner,
+        steps.contiguous(),
         visible.contiguous(),
-    )  # fmt: skip
+    )
 
 
 def written_cells(

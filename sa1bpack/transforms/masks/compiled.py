@@ -13,7 +13,7 @@ import torch
 from sa1bpack.masks._arrays import check_image_runs
 from sa1bpack.masks.cells import clear_hidden, fill_cells, take_cells, take_turned
 from sa1bpack.masks.window import check_maps, draw_turned, draw_window
-from sa1bpack.transforms.jobs import Job, run_jobs
+from sa1bpack.transforms.ways import Job, run_jobs
 
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
 PART_BYTES = 1 << 20
@@ -108,11 +108,17 @@ def take_masks(
     down, across, kept = rows.numpy(), columns.numpy(), keep.tolist()
     run_jobs(
         partial(
-            take_cells, source[part], _numbers(part), down[k], across[k], tuple(kept[k]), target,
+            take_cells,
+            source[part],
+            _numbers(part),
+            down[k],
+            across[k],
+            tuple(kept[k]),
+            target,
             counts,
         )
         for k, part in _parts_of_samples(owner, len(columns), out)
-    )  # fmt: skip
+    )
     return torch.from_numpy(counts)
 
 

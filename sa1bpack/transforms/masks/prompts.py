@@ -29,8 +29,8 @@ from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
 from sa1bpack.masks.regions import REGIONS
 from sa1bpack.transforms.masks.regions import bounds, regions
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
+from sa1bpack.transforms.memory import Table
 from sa1bpack.transforms.random import words
-from sa1bpack.transforms.tables import Table
 
 
 def count_pixels(

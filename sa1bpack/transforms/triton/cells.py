@@ -20,10 +20,23 @@ def _store_cells(target, on_grid, cells, counter):
 
 @triton.jit(do_not_specialize=["rows_stride", "columns_stride", "cells", "line", "height"])
 def _take(
-    masks, owner, rows, rows_stride, columns, columns_stride, keep, out, counts,
-    cells, line, height, width,
-    PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    masks,
+    owner,
+    rows,
+    rows_stride,
+    columns,
+    columns_stride,
+    keep,
+    out,
+    counts,
+    cells,
+    line,
+    height,
+    width,
+    PACKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """cells: rows of a grid; line: bytes of one of them."""
     across = tl.cdiv(width, COLUMNS)
     tiles = tl.cdiv(height, ROWS) * across
@@ -70,17 +83,41 @@ def take_cells(
     height, width = out.shape[1:]
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     _take[(len(masks) * tiles,)](
-        masks.view(torch.uint8), owner, rows, rows.stride(0), columns, columns.stride(0), keep,
-        out, counts, masks.shape[1], masks.shape[2], height, width,
-        PACKED=masks.dtype == torch.uint8, ROWS=ROWS, COLUMNS=COLUMNS,
-    )  # fmt: skip
+        masks.view(torch.uint8),
+        owner,
+        rows,
+        rows.stride(0),
+        columns,
+        columns.stride(0),
+        keep,
+        out,
+        counts,
+        masks.shape[1],
+        masks.shape[2],
+        height,
+        width,
+        PACKED=masks.dtype == torch.uint8,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )
 
 
 @triton.jit(do_not_specialize=["cells", "line", "height", "width"])
 def _take_turned(
-    masks, owner, steps, visible, out, counts, cells, line, height, width,
-    PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    masks,
+    owner,
+    steps,
+    visible,
+    out,
+    counts,
+    cells,
+    line,
+    height,
+    width,
+    PACKED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """cells: rows of a grid; line: bytes of one of them."""
     across = tl.cdiv(width, COLUMNS)
     tiles = tl.cdiv(height, ROWS) * across
@@ -127,7 +164,17 @@ def take_turned(
     height, width = out.shape[1:]
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     _take_turned[(len(masks) * tiles,)](
-        masks.view(torch.uint8), owner, steps, visible.view(torch.uint8), out, counts,
-        masks.shape[1], masks.shape[2], height, width,
-        PACKED=masks.dtype == torch.uint8, ROWS=ROWS, COLUMNS=COLUMNS,
-    )  # fmt: skip
+        masks.view(torch.uint8),
+        owner,
+        steps,
+        visible.view(torch.uint8),
+        out,
+        counts,
+        masks.shape[1],
+        masks.shape[2],
+        height,
+        width,
+        PACKED=masks.dtype == torch.uint8,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )

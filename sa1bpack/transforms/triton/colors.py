@@ -42,9 +42,18 @@ def _loaded(images, sample, at, plane, wanted, factor, BRIGHTNESS: tl.constexpr)
 
 @triton.jit(do_not_specialize=["plane"])
 def _sum_gray(
-    images, inside, factors, sums, counts, plane, red_luma, green_luma, blue_luma,
-    BRIGHTNESS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    images,
+    inside,
+    factors,
+    sums,
+    counts,
+    plane,
+    red_luma,
+    green_luma,
+    blue_luma,
+    BRIGHTNESS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The grey of the pixels inside, and their number, of each block: float32 (B, blocks)."""
     sample = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -67,11 +76,27 @@ def _hued(base, value, chroma, place: tl.constexpr):
 
 @triton.jit(do_not_specialize=["plane"])
 def _adjust(
-    images, inside, factors, means, out, plane, red_luma, green_luma, blue_luma,
-    red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    BRIGHTNESS: tl.constexpr, CONTRAST: tl.constexpr, SATURATION: tl.constexpr, HUE: tl.constexpr,
+    images,
+    inside,
+    factors,
+    means,
+    out,
+    plane,
+    red_luma,
+    green_luma,
+    blue_luma,
+    red_mean,
+    green_mean,
+    blue_mean,
+    red_std,
+    green_std,
+    blue_std,
+    BRIGHTNESS: tl.constexpr,
+    CONTRAST: tl.constexpr,
+    SATURATION: tl.constexpr,
+    HUE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     sample = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     on_canvas = at < plane
@@ -81,13 +106,17 @@ def _adjust(
     if CONTRAST:
         mean, factor = tl.load(means + sample), tl.load(of + 1)
         red, green, blue = (
-            _blend(red, mean, factor), _blend(green, mean, factor), _blend(blue, mean, factor)
-        )  # fmt: skip
+            _blend(red, mean, factor),
+            _blend(green, mean, factor),
+            _blend(blue, mean, factor),
+        )
     if SATURATION:
         gray, factor = _gray(red, green, blue, red_luma, green_luma, blue_luma), tl.load(of + 2)
         red, green, blue = (
-            _blend(red, gray, factor), _blend(green, gray, factor), _blend(blue, gray, factor)
-        )  # fmt: skip
+            _blend(red, gray, factor),
+            _blend(green, gray, factor),
+            _blend(blue, gray, factor),
+        )
     if HUE:
         value = tl.maximum(tl.maximum(red, green), blue)
         chroma = value - tl.minimum(tl.minimum(red, green), blue)
@@ -97,14 +126,26 @@ def _adjust(
         sector = tl.where(red == value, 0.0, tl.where(green == value, 2.0, 4.0))
         base = sector + tl.div_rn(ahead, tl.maximum(chroma, 1e-6)) + 6 * tl.load(of + 3)
         red, green, blue = (
-            _hued(base, value, chroma, 5), _hued(base, value, chroma, 3),
+            _hued(base, value, chroma, 5),
+            _hued(base, value, chroma, 3),
             _hued(base, value, chroma, 1),
-        )  # fmt: skip
+        )
     target = out + sample * 3 * plane + at
     _store_pixels(
-        target, plane, on_canvas, shown, red, green, blue,
-        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    )  # fmt: skip
+        target,
+        plane,
+        on_canvas,
+        shown,
+        red,
+        green,
+        blue,
+        red_mean,
+        green_mean,
+        blue_mean,
+        red_std,
+        green_std,
+        blue_std,
+    )
 
 
 def adjust_colors(
@@ -135,12 +176,32 @@ def adjust_colors(
     if contrast:
         sums, counts = (torch.empty(grid[::-1], device=device) for _ in range(2))
         _sum_gray[grid](
-            images, inside, factors, sums, counts, plane, *luma,
-            BRIGHTNESS=brightness, BLOCK=BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
+            images,
+            inside,
+            factors,
+            sums,
+            counts,
+            plane,
+            *luma,
+            BRIGHTNESS=brightness,
+            BLOCK=BLOCK,
+            enable_fp_fusion=False,
+        )
         means = sums.sum(1) / counts.sum(1).clamp(min=1)
     _adjust[grid](
-        images, inside, factors, means, out, plane, *luma, *mean, *std,
-        BRIGHTNESS=brightness, CONTRAST=contrast, SATURATION=saturation, HUE=hue, BLOCK=BLOCK,
+        images,
+        inside,
+        factors,
+        means,
+        out,
+        plane,
+        *luma,
+        *mean,
+        *std,
+        BRIGHTNESS=brightness,
+        CONTRAST=contrast,
+        SATURATION=saturation,
+        HUE=hue,
+        BLOCK=BLOCK,
         enable_fp_fusion=False,
-    )  # fmt: skip
+    )

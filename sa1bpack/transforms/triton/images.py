@@ -29,9 +29,18 @@ def _weight(at, pixel, high, support):
 
 @triton.jit(do_not_specialize=["stored_stride", "width", "height", "count", "taps"])
 def _fill_taps(
-    scale, offset, stored, stored_stride, first, weights, width, height, count, taps,
+    scale,
+    offset,
+    stored,
+    stored_stride,
+    first,
+    weights,
+    width,
+    height,
+    count,
+    taps,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The first pixel and the weights of filters; axis 0 is x, axis 1 is y.
 
     first    int32 (B, 2, count)
@@ -80,9 +89,20 @@ def _normalise(value, mean, std, inside):
 
 @triton.jit
 def _store_pixels(
-    target, plane, on_canvas, inside, red, green, blue,
-    red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-):  # fmt: skip
+    target,
+    plane,
+    on_canvas,
+    inside,
+    red,
+    green,
+    blue,
+    red_mean,
+    green_mean,
+    blue_mean,
+    red_std,
+    green_std,
+    blue_std,
+):
     """Write normalised pixels to three planes, the first of which is at `target`; 0 outside."""
     kind = target.dtype.element_ty
     tl.store(target, _normalise(red, red_mean, red_std, inside).to(kind), mask=on_canvas)
@@ -94,10 +114,26 @@ def _store_pixels(
 
 @triton.jit(do_not_specialize=["side", "height", "count", "taps"])
 def _sample(
-    images, scale, first, weights, keep, out, side, width, height, count, taps,
-    red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    images,
+    scale,
+    first,
+    weights,
+    keep,
+    out,
+    side,
+    width,
+    height,
+    count,
+    taps,
+    red_mean,
+    green_mean,
+    blue_mean,
+    red_std,
+    green_std,
+    blue_std,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     sample = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(width, COLUMNS)
     top = tl.program_id(0) // across * ROWS
@@ -139,9 +175,20 @@ def _sample(
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
     _store_pixels(
-        target, plane, on_canvas, inside, red, green, blue,
-        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    )  # fmt: skip
+        target,
+        plane,
+        on_canvas,
+        inside,
+        red,
+        green,
+        blue,
+        red_mean,
+        green_mean,
+        blue_mean,
+        red_std,
+        green_std,
+        blue_std,
+    )
 
 
 def sample_images(
@@ -171,11 +218,35 @@ def sample_images(
     first = torch.empty((samples, 2, count), dtype=torch.int32, device=images.device)
     weights = torch.empty((samples, 2, taps, count), dtype=torch.float32, device=images.device)
     _fill_taps[(triton.cdiv(count, BLOCK), samples, 2)](
-        scale, offset, stored, stored.stride(0), first, weights, width, height, count, taps,
-        BLOCK=BLOCK, enable_fp_fusion=False,
-    )  # fmt: skip
+        scale,
+        offset,
+        stored,
+        stored.stride(0),
+        first,
+        weights,
+        width,
+        height,
+        count,
+        taps,
+        BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     _sample[(tiles, samples)](
-        images, scale, first, weights, keep, out, side, width, height, count, taps, *mean, *std,
-        ROWS=ROWS, COLUMNS=COLUMNS, enable_fp_fusion=False,
-    )  # fmt: skip
+        images,
+        scale,
+        first,
+        weights,
+        keep,
+        out,
+        side,
+        width,
+        height,
+        count,
+        taps,
+        *mean,
+        *std,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        enable_fp_fusion=False,
+    )

@@ -60,10 +60,23 @@ def _row_of(edge, pixel, start, cell, cells):
 
 @triton.jit
 def _area(
-    ends, first, last, most, i, right, height,
-    cells_y, pixel_y, start_y, cell_y, pixel_x, cell_x, least,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    ends,
+    first,
+    last,
+    most,
+    i,
+    right,
+    height,
+    cells_y,
+    pixel_y,
+    start_y,
+    cell_y,
+    pixel_x,
+    cell_x,
+    least,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Whether at least `least` of cells is covered.
 
     first, last  int64, of the run ends that decide about each cell column; `most` of them at most
@@ -102,9 +115,19 @@ def _area(
 
 @triton.jit
 def _center(
-    ends, first, last, most, i, left, height, pixel_y, start_y, cell_y,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    ends,
+    first,
+    last,
+    most,
+    i,
+    left,
+    height,
+    pixel_y,
+    start_y,
+    cell_y,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Whether the source pixel under the centre of cells is foreground.
 
     left    int64: the first position of the source column of each cell column
@@ -126,10 +149,22 @@ def _center(
 
 @triton.jit(do_not_specialize=["half", "height"])
 def _draw(
-    ends, offset, source, owner, frames, out, counts, half, height, width,
-    UNIT: tl.constexpr, FIELDS: tl.constexpr, AREA: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    ends,
+    offset,
+    source,
+    owner,
+    frames,
+    out,
+    counts,
+    half,
+    height,
+    width,
+    UNIT: tl.constexpr,
+    FIELDS: tl.constexpr,
+    AREA: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     strips = tl.cdiv(width, COLUMNS)
     place = (tl.program_id(0) // strips).to(tl.int64)
     j = tl.program_id(0) % strips * COLUMNS + tl.arange(0, COLUMNS)
@@ -174,14 +209,38 @@ def _draw(
             row = tl.where(mirror_y > 0, height - 1 - i, i)
             if AREA:
                 found = _area(
-                    ends, first, last, most, row, begin_x + cell_x, source_height,
-                    height, pixel_y, start_y, cell_y, pixel_x, cell_x, least, ROWS, COLUMNS,
-                )  # fmt: skip
+                    ends,
+                    first,
+                    last,
+                    most,
+                    row,
+                    begin_x + cell_x,
+                    source_height,
+                    height,
+                    pixel_y,
+                    start_y,
+                    cell_y,
+                    pixel_x,
+                    cell_x,
+                    least,
+                    ROWS,
+                    COLUMNS,
+                )
             else:
                 found = _center(
-                    ends, first, last, most, row, left, source_height, pixel_y, start_y, cell_y,
-                    ROWS, COLUMNS,
-                )  # fmt: skip
+                    ends,
+                    first,
+                    last,
+                    most,
+                    row,
+                    left,
+                    source_height,
+                    pixel_y,
+                    start_y,
+                    cell_y,
+                    ROWS,
+                    COLUMNS,
+                )
             on_grid = (i < height)[:, None] & (j < width)[None, :]
             cells = (found & (wanted[None, :] & (i < rows)[:, None]) & on_grid).to(tl.int32)
             numbers += tl.sum(cells, 0)
@@ -224,6 +283,20 @@ def draw_runs(
     height, width = out.shape[1:]
     half = 1 << most_ends.bit_length() >> 1
     _draw[(len(out) * triton.cdiv(width, COLUMNS),)](
-        ends, offset, source, owner, frames, out, counts, half, height, width,
-        UNIT=unit, FIELDS=FIELDS, AREA=area, ROWS=ROWS, COLUMNS=COLUMNS, enable_fp_fusion=False,
-    )  # fmt: skip
+        ends,
+        offset,
+        source,
+        owner,
+        frames,
+        out,
+        counts,
+        half,
+        height,
+        width,
+        UNIT=unit,
+        FIELDS=FIELDS,
+        AREA=area,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        enable_fp_fusion=False,
+    )

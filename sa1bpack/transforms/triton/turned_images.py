@@ -63,10 +63,27 @@ def _total(at, low, high, support, taps):
 
 @triton.jit(do_not_specialize=["side", "stored_stride", "height", "width", "taps"])
 def _turn(
-    images, steps, support, window, stored, stored_stride, keep, out, side, height, width, taps,
-    red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    images,
+    steps,
+    support,
+    window,
+    stored,
+    stored_stride,
+    keep,
+    out,
+    side,
+    height,
+    width,
+    taps,
+    red_mean,
+    green_mean,
+    blue_mean,
+    red_std,
+    green_std,
+    blue_std,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     sample = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(width, COLUMNS)
     top = tl.program_id(0) // across * ROWS
@@ -122,9 +139,20 @@ def _turn(
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
     _store_pixels(
-        target, plane, on_canvas, inside, red, green, blue,
-        red_mean, green_mean, blue_mean, red_std, green_std, blue_std,
-    )  # fmt: skip
+        target,
+        plane,
+        on_canvas,
+        inside,
+        red,
+        green,
+        blue,
+        red_mean,
+        green_mean,
+        blue_mean,
+        red_std,
+        green_std,
+        blue_std,
+    )
 
 
 def turn_images(
@@ -154,7 +182,22 @@ def turn_images(
     (samples, side), (height, width) = images.shape[:2], out.shape[2:]
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     _turn[(tiles, samples)](
-        images, steps.contiguous(), support.contiguous(), window.contiguous(), stored,
-        stored.stride(0), keep, out, side, height, width, ceil(2 * max(shrinks, 1.0)), *mean, *std,
-        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, enable_fp_fusion=False,
-    )  # fmt: skip
+        images,
+        steps.contiguous(),
+        support.contiguous(),
+        window.contiguous(),
+        stored,
+        stored.stride(0),
+        keep,
+        out,
+        side,
+        height,
+        width,
+        ceil(2 * max(shrinks, 1.0)),
+        *mean,
+        *std,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=WARPS,
+        enable_fp_fusion=False,
+    )

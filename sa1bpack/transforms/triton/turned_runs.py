@@ -19,9 +19,22 @@ FIELDS = 8
 
 @triton.jit(do_not_specialize=["half", "height", "width"])
 def _draw_turned(
-    ends, offset, source, owner, frames, visible, out, counts, half, height, width,
-    POINTS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    ends,
+    offset,
+    source,
+    owner,
+    frames,
+    visible,
+    out,
+    counts,
+    half,
+    height,
+    width,
+    POINTS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     across = tl.cdiv(width, COLUMNS)
     tiles = tl.cdiv(height, ROWS) * across
     place = (tl.program_id(0) // tiles).to(tl.int64)
@@ -103,6 +116,19 @@ def draw_turned(
     half = 1 << most_ends.bit_length() >> 1
     tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
     _draw_turned[(len(out) * tiles,)](
-        ends, offset, source, owner, frames, visible.view(torch.uint8), out, counts, half, height,
-        width, POINTS=points, FIELDS=FIELDS, ROWS=ROWS, COLUMNS=COLUMNS,
-    )  # fmt: skip
+        ends,
+        offset,
+        source,
+        owner,
+        frames,
+        visible.view(torch.uint8),
+        out,
+        counts,
+        half,
+        height,
+        width,
+        POINTS=points,
+        FIELDS=FIELDS,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+    )

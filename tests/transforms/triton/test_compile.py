@@ -19,14 +19,24 @@ def test_every_kernel_of_a_pipeline_compiles_and_rounds_as_the_compiled_kernels_
     done = subprocess.run(
         [sys.executable, HELPERS / "compile_kernels.py"],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
     names = {
-        "_convert", "_fill_taps", "_sample", "_draw", "_take",
-        "_turn", "_draw_turned", "_take_turned", "_sum_gray", "_adjust",
-    }  # fmt: skip
+        "_convert",
+        "_fill_taps",
+        "_sample",
+        "_draw",
+        "_take",
+        "_turn",
+        "_draw_turned",
+        "_take_turned",
+        "_sum_gray",
+        "_adjust",
+    }
     made = {(kernel["kernel"], kernel["variant"], kernel["generation"]) for kernel in kernels}
     assert made == {
         *((name, "aligned", generation) for name in names for generation in (80, 90)),

@@ -18,9 +18,7 @@ VALUES = normal(np.array(MEAN, np.float32), np.array(STD, np.float32))
 def sampled(device, images, maps, stored, keep, canvas, shrinks, dtype=torch.float32, plain=False):
     """The kernel's images, on the CPU."""
     out = torch.full((len(images), 3, *canvas), float("nan"), dtype=dtype, device=device)
-    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (
-        VALUES.mean.tolist(), VALUES.std.tolist()
-    )  # fmt: skip
+    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (VALUES.mean.tolist(), VALUES.std.tolist())
     maps = AxisMaps(maps.scale.to(device), maps.offset.to(device))
     given = (images.to(device), maps, stored.to(device), keep.to(device), mean, std, shrinks, out)
     assert ways.launch(device, "images.sample_images", *given)

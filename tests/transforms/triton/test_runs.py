@@ -105,9 +105,12 @@ def test_the_area_rule_is_that_of_pixels_summed_with_numpy(triton_device):
 def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dtype):
     ends, offset = flat_runs([[0, 30], [3, 9, 30], [], [10, 30]])
     runs = RunBatch(
-        torch.from_numpy(ends), torch.from_numpy(offset), torch.tensor([0, 1, 4]),
-        torch.tensor([[5, 6], [6, 5]]), torch.from_numpy(offset),
-    )  # fmt: skip
+        torch.from_numpy(ends),
+        torch.from_numpy(offset),
+        torch.tensor([0, 1, 4]),
+        torch.tensor([[5, 6], [6, 5]]),
+        torch.from_numpy(offset),
+    )
     maps = np.stack([window_map(0, 0, 6, 6, (6, 6)), window_map(6, 0, 0, 6, (6, 6))])
     whole, _ = drawn(runs, axes_of(maps), (6, 6), "area", triton_device)
     keep = torch.tensor([[6, 6], [4, 3]])
@@ -149,9 +152,12 @@ def test_damaged_runs_write_nothing_outside_the_result(triton_device, area, seed
     ends[:3] = torch.tensor([7, -500, 2**31 - 1])
     frame = [4, 5, 4096, 0, 0, 5120, 0, seed & 1, 4096 * 5120 // 2, 4, 5]
     given = (
-        ends, torch.tensor([0, 17, 40]), torch.tensor([0, 1]), torch.tensor([0, 0]),
+        ends,
+        torch.tensor([0, 17, 40]),
+        torch.tensor([0, 1]),
+        torch.tensor([0, 0]),
         torch.tensor([frame]),
-    )  # fmt: skip
+    )
     on_device = [tensor.to(triton_device) for tensor in given]
     buffer = torch.full((4, 4, 5), 9, dtype=torch.uint8, device=triton_device)
     counts = torch.full((4,), 9, dtype=torch.int32, device=triton_device)
