@@ -3,7 +3,7 @@
 >>> import sa1bpack
 >>> sa1bpack.pack("/data/sa_*.tar", "/data/packed", workers=16)   # doctest: +SKIP
 >>> sa1bpack.verify("/data/packed").ok                            # doctest: +SKIP
->>> print(sa1bpack.info("/data/packed").as_text())                # doctest: +SKIP
+>>> print(sa1bpack.info("/data/packed"))                # doctest: +SKIP
 """
 
 from importlib import import_module

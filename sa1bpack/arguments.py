@@ -1,17 +1,20 @@
 """Arguments that users give: whole numbers, choices, timeouts, checked in one place and alike."""
 
 import errno
+import functools
 import glob
+import inspect
 import operator
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -26,6 +29,9 @@ _LONGEST = 200  # characters of a value in a message
 MAX_SECONDS = min(2_000_000, threading.TIMEOUT_MAX)
 
 Item = TypeVar("Item")
+_Call = TypeVar("_Call", bound=Callable)
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 # Which part of a job: (K, N), the K-th of N.
 Share = tuple[int, int]
@@ -58,16 +64,6 @@ def choice(name: str, value: Any, choices: Collection[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} is {value!r}: choose one of {', '.join(choices)}")
     return value
-
-
-def refuse_unknown(owner: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raise OptionError for the first name that `owner` does not know, with the nearest it does."""
-    for name in sorted(set(given).difference(known)):
-        near = get_close_matches(name, known, 1)
-        raise OptionError(
-            f"{owner} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
-            f"options: {', '.join(sorted(known))}"
-        )
 
 
 def flag(name: str, value: Any) -> bool:
@@ -242,6 +238,74 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
         if not isinstance(each, str | os.PathLike) or isinstance(os.fspath(each), bytes):
             raise OptionError(f"{name} has {_short(each)}: give paths and patterns")
     return [each if isinstance(each, str) else Path(each) for each in patterns]
+
+
+# Options that people look for in another call: name → where it is. Tests hold them against it.
+PLACES = {
+    **dict.fromkeys(
+        ("max_masks", "choose", "pad_to_max", "order", "buckets", "relations", "batch_size",
+         "threads", "device", "io", "ahead", "last", "seed", "timeout", "max_dropped"), "Loader"
+    ),
+    **dict.fromkeys(
+        ("coordinates", "transform", "check", "duplicates", "side", "cache", "cache_bytes"), "open"
+    ),
+    **dict.fromkeys(
+        ("image_size", "fit", "resample", "select", "empty", "samples_per_shard", "workers",
+         "md5sums", "max_rejects"), "pack"
+    ),
+    **dict.fromkeys(("index_folder", "cache_folder", "cache_folder_bytes"), "TarDataset"),
+}  # fmt: skip
+
+
+def refuse_unknown(
+    owner: str,
+    given: Collection[str],
+    known: Collection[str],
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise OptionError for an option that `owner` does not have, saying what is meant.
+
+    known      its options
+    elsewhere  options of other libraries → what to use here
+    """
+    for name in sorted(set(given) - set(known)):
+        if (meant := elsewhere.get(name)) is not None:
+            raise OptionError(f"{owner} has no option {name!r}: use {meant}")
+        if (place := PLACES.get(name)) is not None and place != owner:
+            raise OptionError(f"{owner} has no option {name!r}: it is an option of {place}")
+        near = get_close_matches(name, known, 1)
+        raise OptionError(
+            f"{owner} has no option {name!r}{f': is {near[0]} meant?' if near else ';'} valid "
+            f"options: {', '.join(sorted(known))}"
+        )
+
+
+def checks_options(owner: str, **elsewhere: str) -> Callable[[_Call], _Call]:
+    """A decorator: a call with an option that a function lacks raises as `refuse_unknown` does.
+
+    Of `**options: Unpack[Keywords]`, the keys of Keywords are options. Of a class, those of its
+    `__init__`.
+    """
+
+    def decorate(call: _Call) -> _Call:
+        if isinstance(call, type):
+            call.__init__ = decorate(call.__init__)
+            return call
+        parameters = inspect.signature(call).parameters.values()
+        known = {each.name for each in parameters if each.kind in _BY_NAME} - {"self"}
+        for each in parameters:
+            if each.kind is inspect.Parameter.VAR_KEYWORD:
+                known |= get_args(each.annotation)[0].__annotations__.keys()
+
+        @functools.wraps(call)
+        def checked(*args, **options):
+            if not known.issuperset(options):
+                refuse_unknown(owner, options, known, elsewhere)
+            return call(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def refuse_dataset(name: str, value: Any) -> None:

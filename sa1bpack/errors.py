@@ -4,6 +4,7 @@
 
     Sa1bpackError
     ├── OptionError        an option or argument has a value that cannot be used (also ValueError)
+    ├── UnknownName        a dataset has no such image id, column, source or shard (also KeyError)
     ├── SourceError        a tar or a folder cannot be read
     │   ├── SourceTruncated    it ends too early; what was read before the end is sound
     │   └── SourceCorrupt      its bytes are wrong; nothing read from it can be trusted
@@ -39,6 +40,12 @@ class Sa1bpackError(Exception):
 
 class OptionError(Sa1bpackError, ValueError):
     """An option or argument has a value that cannot be used."""
+
+
+class UnknownName(Sa1bpackError, KeyError):
+    """A dataset has no image id, column, source or shard of that name."""
+
+    __str__ = Exception.__str__  # KeyError shows its text in quotes
 
 
 class SourceError(Sa1bpackError):

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 from sa1bpack.adapters.packs import opened
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.errors import OptionError
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import ReadingKeywords
 from sa1bpack.schedules import WholeNumbers, as_schedule
@@ -97,13 +96,10 @@ class DataModule(LightningDataModule):
         if not isinstance(self._val, Real):
             self.train, self.val = ds, opened(self._val)
             return
-        train, val = ds.split(val=self._val, seed=self._split_seed)
-        if not len(train) or (self._val and not len(val)):
-            raise OptionError(
-                f"val is {self._val}: of {len(ds)} images {len(train)} are for training and "
-                f"{len(val)} for validation; choose another share, or a dataset"
-            )
-        self.train, self.val = train, val if len(val) else None
+        if self._val:
+            self.train, self.val = ds.split(val=self._val, seed=self._split_seed)
+        else:
+            self.train, self.val = ds, None
 
     def train_dataloader(self) -> Loader:
         """The training loader: one for all epochs, which it shuffles differently."""

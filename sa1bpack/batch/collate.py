@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from sa1bpack.arguments import MAX_WORD, choice, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
 from sa1bpack.batch.canvas import put_image
 from sa1bpack.batch.mask_choice import Choose, MaskChoice, fixed_capacity
 from sa1bpack.batch.spec import LAYOUTS, MaskLayout, mask_layout
@@ -352,6 +352,7 @@ class Collate:
         (torch.Size([2, 1024, 1024, 3]), torch.Size([2, 64, 256, 256]), [35, 64])
     """
 
+    @checks_options("Collate")
     def __init__(
         self,
         masks: str = "padded",

@@ -12,7 +12,7 @@ from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.batch.spec import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
-from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.errors import LoaderError, OptionError, UnknownName
 from sa1bpack.masks import thirds_of
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import brief
@@ -42,12 +42,12 @@ class MaskColumns:
         return self._masks
 
     def __getitem__(self, name: str) -> Any:
-        """The column of that name. Raises KeyError naming the columns that exist."""
+        """The column of that name. Raises UnknownName naming the columns that exist."""
         if name == "epoch":
             return self._epoch
         key = _FIELDS[name].sample if name in _FIELDS else name
         if key not in self._sample or (key != "image_id" and name not in _FIELDS):
-            raise KeyError(f"{name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}")
+            raise UnknownName(f"{name!r}; the columns are image_id, epoch, {', '.join(_FIELDS)}")
         return self._sample[key]
 
 

@@ -7,10 +7,11 @@ import numpy as np
 
 from sa1bpack.arguments import choice
 from sa1bpack.dataset import shard_cache
-from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS
+from sa1bpack.dataset.fields import MASK_COLUMNS, SAMPLE_COLUMNS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, offsets_of, row_array, shard_bounds
 from sa1bpack.dataset.sample import SampleOptions
+from sa1bpack.errors import UnknownName
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import read_array_rows
 from sa1bpack.format.layout import FILE_NAME_BYTES
@@ -18,6 +19,9 @@ from sa1bpack.masks import MaskRule, passes
 
 # How the values of a sample's masks become one value; a sample without masks has 0.
 REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+
+# Names of columns with one value per sample.
+_OF_SAMPLES = (*SAMPLE_COLUMNS, *SIZE_COLUMNS)
 
 
 class Columns:
@@ -27,6 +31,7 @@ class Columns:
     columns["mask_count"]   (k,) int64
     columns["mask_offset"]  (k + 1,) int64: the masks of sample i are rows [i] to [i + 1] below
     columns["size"]         (k, 4) int32: source height, width, stored height, width
+    columns["height"]       (k,) int32, and "width": of the source
     columns["annotation_count"]  (k,) int32: masks in the JSON record
     columns["file_name"]    (k,) S64
     columns["checksum"]     (k,) uint64
@@ -81,7 +86,7 @@ class Columns:
         return len(self["mask_offset"]) - 1
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The column of that name. Raises KeyError naming the columns that exist."""
+        """The column of that name. Raises UnknownName naming the columns that exist."""
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -93,11 +98,13 @@ class Columns:
             return self._pack.image_ids(self._rows)
         if name == "file_name":
             return self._array(name).view(f"S{FILE_NAME_BYTES}")[self._local, 0]
-        if name in SAMPLE_COLUMNS:
-            return self._array(name)[self._local]
         if name in side_names(self._pack):
             return self._side(name)
-        _check_name(name, SAMPLE_COLUMNS + MASK_COLUMNS + side_names(self._pack))
+        if name in SIZE_COLUMNS:
+            return self["size"][:, SIZE_COLUMNS[name]]
+        if name in SAMPLE_COLUMNS:
+            return self._array(name)[self._local]
+        _check_name(name, _OF_SAMPLES + MASK_COLUMNS + side_names(self._pack))
         return self._array(name)[self._masks]
 
     def _side(self, name: str) -> np.ndarray:
@@ -121,7 +128,7 @@ class Columns:
     def reduced(self, name: str, how: str) -> np.ndarray:
         """A column of masks as one value per sample: (k, ...). `how` is "sum", "max" or "min".
 
-        A sample without masks has 0. Raises KeyError for a name that is not a column of masks,
+        A sample without masks has 0. Raises UnknownName for a name that is not a column of masks,
         OptionError for another `how`.
         """
         check_mask_column(name, self._pack)
@@ -141,25 +148,25 @@ def side_names(pack: Pack, axis: str | None = None) -> tuple[str, ...]:
 
 
 def check_sample_column(name: str, pack: Pack) -> None:
-    """Raise KeyError, naming the columns or the remedy, unless it is a column of samples."""
+    """Raise UnknownName, naming the columns or the remedy, unless it is a column of samples."""
     if name in MASK_COLUMNS + side_names(pack, "mask"):
-        raise KeyError(
+        raise UnknownName(
             f"{name!r} has one value per mask: use mask_column({name!r}), or "
             f"column({name!r}, reduce=...) with one of {', '.join(REDUCTIONS)}"
         )
-    _check_name(name, SAMPLE_COLUMNS + side_names(pack, "sample"))
+    _check_name(name, _OF_SAMPLES + side_names(pack, "sample"))
 
 
 def check_mask_column(name: str, pack: Pack) -> None:
-    """Raise KeyError, naming the columns or the remedy, unless it is a column of masks."""
-    if name in SAMPLE_COLUMNS + side_names(pack, "sample"):
-        raise KeyError(f"{name!r} has one value per sample: use column({name!r})")
+    """Raise UnknownName, naming the columns or the remedy, unless it is a column of masks."""
+    if name in _OF_SAMPLES + side_names(pack, "sample"):
+        raise UnknownName(f"{name!r} has one value per sample: use column({name!r})")
     _check_name(name, MASK_COLUMNS + side_names(pack, "mask"))
 
 
 def _check_name(name: str, names: tuple[str, ...]) -> None:
     if name not in names:
-        raise KeyError(f"{name!r}; the columns are {', '.join(names)}")
+        raise UnknownName(f"{name!r}; the columns are {', '.join(names)}")
 
 
 def expanded(first: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -244,5 +251,5 @@ def _row(pack: Pack, name: str) -> tuple[tuple[int, ...], np.dtype]:
     for side in pack.sides:
         if side.spec.name == name:
             return side.spec.row_shape, side.spec.stored
-    spec = pack.layout.array(name)
-    return spec.row_shape, spec.dtype
+    spec = pack.layout.array("size" if name in SIZE_COLUMNS else name)
+    return () if name in SIZE_COLUMNS else spec.row_shape, spec.dtype

@@ -11,17 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from sa1bpack.dataset.columns import REDUCTIONS, Columns
-from sa1bpack.dataset.fields import NUMBER_FIELDS
+from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
 from sa1bpack.errors import OptionError
 
-# Number of a sample → how it is found in its columns. Sizes are source pixels.
-NUMBERS: dict[str, Callable[[Columns], np.ndarray]] = {
-    "mask_count": lambda columns: columns["mask_count"],
-    "annotation_count": lambda columns: columns["annotation_count"],
-    "image_id": lambda columns: columns["image_id"],
-    "height": lambda columns: columns["size"][:, 0],
-    "width": lambda columns: columns["size"][:, 1],
-}
+# Numbers of a sample: columns with one value each. Sizes are source pixels.
+NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
 # Numbers of a mask, of which a sample has the sum, max or min.
 MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
 SIGNS = {
@@ -51,7 +45,7 @@ def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
     number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
     name, mask, reduce = found["name"], found["mask"], found["reduce"]
     if name in NUMBERS:
-        return lambda columns: compare(NUMBERS[name](columns), number)
+        return lambda columns: compare(columns[name], number)
     if mask in MASK_NUMBERS:
         return lambda columns: compare(columns.reduced(mask, reduce), number)
     if name in MASK_NUMBERS:

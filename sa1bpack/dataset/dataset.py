@@ -27,7 +27,7 @@ from sa1bpack.dataset.selectable import Selectable
 from sa1bpack.dataset.shards import Shards
 from sa1bpack.dataset.sides import with_sides
 from sa1bpack.dataset.specs import pack_sampling
-from sa1bpack.errors import FormatError, ReadError
+from sa1bpack.errors import FormatError, ReadError, UnknownName
 from sa1bpack.format import Layout, Manifest
 from sa1bpack.urls import ShardSource
 
@@ -164,7 +164,7 @@ class Dataset(Selectable):
 
         image_ids  a whole number of 64 bits, or a one-dimensional array of integers
 
-        Returns an int, or int64 (k,). Raises KeyError if the dataset lacks one, OptionError for
+        Returns an int, or int64 (k,). Raises UnknownName if the dataset lacks one, OptionError for
         what is neither. The first call on a subset, or on several packs, sorts their ids.
         """
         if np.ndim(image_ids) == 0:
@@ -175,7 +175,7 @@ class Dataset(Selectable):
         if len(missing := wanted[found < 0]):
             more = f" and {len(missing) - 5:,} others" if len(missing) > 5 else ""
             text = ", ".join(map(str, missing[:5].tolist()))
-            raise KeyError(
+            raise UnknownName(
                 f"no image_id {text}{more} among the {len(self):,} samples of {self._pack.name}; "
                 "rejects.jsonl in the pack may say why"
             )
@@ -196,13 +196,13 @@ class Dataset(Selectable):
         """One value per sample: (n, ...), read-only views where possible.
 
         name    image_id, mask_count (both from the index, without reading shards, unless the
-                dataset has a rule for masks: then they are counted), size, annotation_count,
-                file_name, checksum, or a side array with a row per image (read from all shards);
-                with `reduce`, a column of masks
+                dataset has a rule for masks: then they are counted), height and width of the
+                source, size, annotation_count, file_name, checksum, or a side array with a row per
+                image (read from all shards); with `reduce`, a column of masks
         reduce  "sum", "max" or "min" over a sample's masks, 0 for a sample without masks:
                 `ds.column("area", "sum")`
 
-        Raises KeyError naming the columns that exist, FormatError if a shard cannot be read.
+        Raises UnknownName naming the columns that exist, FormatError if a shard cannot be read.
         """
         if name == "mask_count" and reduce is None:
             return np.diff(self.mask_offsets)

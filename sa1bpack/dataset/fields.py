@@ -72,6 +72,8 @@ SAMPLE_COLUMNS = (
     *(field.array for field in SAMPLE_FIELDS if field.array not in ("", "image")),
     "mask_count", "annotation_count", "checksum",
 )  # fmt: skip
+# Columns of samples that are a column of `size`: pixels of the source.
+SIZE_COLUMNS = {"height": 0, "width": 1}
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
 
 # What a side array cannot be called: other keys of samples and of batches, before and after a

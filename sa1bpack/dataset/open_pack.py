@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from sa1bpack.arguments import (
     bytes_of,
     check_can_be_folder,
+    checks_options,
     choice,
     local_path,
     paths_of,
@@ -26,11 +27,13 @@ from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.format.selection import is_selection, packs_of
 from sa1bpack.masks.select import ThresholdKeywords
 from sa1bpack.urls import ShardSource, is_pack_url, pack_url, scheme_of
+from sa1bpack.wording import brief
 
 _log = logging.getLogger("sa1bpack")
 _reported: set[Path] = set()  # incomplete packs that a warning was logged for
 
 
+@checks_options("open")
 def open(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     *,
@@ -142,6 +145,9 @@ def open(
         duplicates = recorded if duplicates == "error" else duplicates
         places = _places(found, folder, limit)
     folders = open_folders(places)
+    if all(isinstance(place, Path) for place in places):
+        _refuse_unused("cache", cache, places[0])
+        _refuse_unused("cache_bytes", cache_bytes, places[0])
     check_same_layout(folders)
     pack = Pack(folders, duplicates)
     _report_missing(pack)
@@ -173,6 +179,16 @@ def _places(path: Any, cache: Path | None, limit: int | None) -> list[Path | Sha
         else:
             found += paths_of("path", each)
     return found
+
+
+def _refuse_unused(name: str, value: Any, folder: Path) -> None:
+    """Raise OptionError for an option of a cache that was given for packs on this machine."""
+    if value is not None:
+        raise OptionError(
+            f"{name} is {brief(value)}, but {folder} is read where it is, and nothing of it "
+            "would be cached: leave the option out, or name a slow folder by a URL, "
+            "file:///mnt/nfs/pack"
+        )
 
 
 def _report_missing(pack: Pack) -> None:

@@ -9,20 +9,20 @@ from sa1bpack.dataset.columns import Columns
 from sa1bpack.dataset.conditions import parse_condition
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, concatenated, row_array
-from sa1bpack.errors import OptionError
+from sa1bpack.errors import OptionError, UnknownName
 from sa1bpack.wording import span_text
 
 
 def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) -> Rows:
     """Those of the rows that are in the shards whose entry has one of these names in a field.
 
-    Raises KeyError for a name that no shard has.
+    Raises UnknownName for a name that no shard has.
     """
     wanted = {names} if isinstance(names, str) else set(names)
     edges, entries = pack.shards.first_row, pack.manifest.shards
     known = {getattr(entry, field) for entry in entries}
     if unknown := sorted(wanted - known, key=str):
-        raise KeyError(f"{unknown[0]!r}; {pack.name} has {span_text(known)}")
+        raise UnknownName(f"{unknown[0]!r}; {pack.name} has {span_text(known)}")
     chosen = np.array([getattr(entry, field) in wanted for entry in entries])
     if isinstance(rows, range) and rows == range(len(pack)):
         return concatenated(

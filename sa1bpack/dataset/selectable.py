@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from sa1bpack.arguments import local_path, share
+from sa1bpack.arguments import local_path, refuse_unknown, share
 from sa1bpack.dataset import select
 from sa1bpack.dataset.chance import FRACTION, SPLIT, below
 from sa1bpack.dataset.columns import Columns, iterate_columns
@@ -18,6 +18,8 @@ from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, take
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.dataset.saved import save_rows, selected_rows
+from sa1bpack.errors import OptionError
+from sa1bpack.wording import counted
 
 if TYPE_CHECKING:
     from sa1bpack.dataset.dataset import Dataset
@@ -42,12 +44,12 @@ class Selectable(ABC):
     def source(self, name: str | Iterable[str]) -> "Dataset":
         """The samples from sources (`"sa_000012"`), by name, several in a list.
 
-        Raises KeyError if the pack lacks one.
+        Raises UnknownName if the pack lacks one.
         """
         return self._of_shards("source", name)
 
     def shard(self, name: str | Iterable[str]) -> "Dataset":
-        """The samples of shards (`"sa_000012-001"`), by name. Raises KeyError as `source` does."""
+        """The samples of shards (`"sa_000012-001"`), by name. Raises as `source` does."""
         return self._of_shards("name", name)
 
     def _of_shards(self, field: str, names: str | Iterable[str]) -> "Dataset":
@@ -68,18 +70,24 @@ class Selectable(ABC):
         columns = iterate_columns(self._pack, self._rows, self._options)
         return self._part(select.flags(condition, columns, len(self._rows)))
 
-    def split(self, val: float = 0.01, *, seed: int = 0) -> "tuple[Dataset, Dataset]":
+    def split(self, *, val: float = 0.01, seed: int = 0) -> "tuple[Dataset, Dataset]":
         """Two parts, for training and validation: `train, val = ds.split(val=0.01)`.
 
-        val   share of the samples in the second part, 0 to 1, as an expectation
+        val   share of the samples in the second part, between 0 and 1, as an expectation
         seed  0 to 2**64 - 1
 
         Which part a sample is in depends on its image id and the seed alone, see docs/training.md:
         it stays the same with more tars, in a merged pack, over several packs, and in subsets.
 
-        Raises OptionError for a value out of range.
+        Raises OptionError for a value out of range, and if a part would be empty.
         """
         inside = self._below("val", val, seed, SPLIT)
+        if (count := int(np.count_nonzero(inside))) in (0, len(inside)):
+            raise OptionError(
+                f"val is {val!r}: {'no sample' if count == 0 else 'every sample'} of "
+                f"{counted(len(inside), 'sample')} would be in the validation part, and a part "
+                "must not be empty: choose another share, or another seed"
+            )
         return self._part(~inside), self._part(inside)
 
     def fraction(self, part: float, *, seed: int = 0) -> "Dataset":
@@ -120,6 +128,7 @@ class Selectable(ABC):
         """The same samples with other options of `sa1bpack.open`, by name; the rest stay.
 
         `train, val = ds[1000:].with_options(transform=augment), ds[:1000]`. Raises OptionError for
-        a value that is not one of the choices, TypeError for an unknown name.
+        a value that is not one of the choices, and for an unknown name.
         """
+        refuse_unknown("open", options, SampleKeywords.__annotations__)
         return self._over(self._rows, dataclasses.replace(self._options, **options))

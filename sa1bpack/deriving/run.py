@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import choice, flag, whole_number
+from sa1bpack.arguments import choice, flag, refuse_unknown, whole_number
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
@@ -217,11 +217,7 @@ class PartMaker:
         _check_call(fn, self._options)
         choice("axis", axis, SIDE_AXES)
         check_spatial(axis, spatial)
-        known = LoadingKeywords.__annotations__
-        if unknown := sorted(loading.keys() - known.keys()):
-            raise OptionError(
-                f"derive has no option {unknown[0]!r}; of a Loader it takes {', '.join(known)}"
-            )
+        refuse_unknown("derive", loading, LoadingKeywords.__annotations__)
         if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
             raise OptionError(
                 f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"

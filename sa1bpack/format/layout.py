@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sa1bpack.arguments import choice, whole_number
-from sa1bpack.errors import FormatError, OptionError
+from sa1bpack.errors import FormatError, OptionError, UnknownName
 from sa1bpack.wording import brief
 
 FORMAT_NAME = "sa1bpack"
@@ -172,11 +172,11 @@ class Layout:
         return _shard_arrays(self)
 
     def array(self, name: str) -> ArraySpec:
-        """The array of that name. Raises KeyError naming the arrays."""
+        """The array of that name. Raises UnknownName naming the arrays."""
         for spec in self.arrays:
             if spec.name == name:
                 return spec
-        raise KeyError(f"{name!r}; the arrays are {', '.join(s.name for s in self.arrays)}")
+        raise UnknownName(f"{name!r}; the arrays are {', '.join(s.name for s in self.arrays)}")
 
     def array_rows(self, extent: Extent) -> dict[ArraySpec, int]:
         """The number of rows of each array in a shard of the given extent."""

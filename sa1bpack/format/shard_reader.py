@@ -58,7 +58,7 @@ class Shard:
         self._arrays: dict[str, np.ndarray] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """All rows of the array of that name. Raises KeyError naming the arrays."""
+        """All rows of the array of that name. Raises UnknownName naming the arrays."""
         if name not in self._arrays:
             spec = self.layout.array(name)
             self._arrays[name] = map_array(self.folder, spec, spec.rows(self.extent))

@@ -277,9 +277,6 @@ def reading_options(
     Raises OptionError for an unknown name, with the name to use instead.
     """
     shared = {field.name for field in fields(ReadingOptions)}
-    for name in sorted(given.keys() - shared):
-        meant = {**_ELSEWHERE, **elsewhere}.get(name)
-        if meant is not None:
-            raise OptionError(f"{reader} has no option {name!r}: use {meant}")
-    refuse_unknown(reader, given.keys() - shared, shared.union(own))
+    if unknown := given.keys() - shared:
+        refuse_unknown(reader, unknown, shared.union(own), {**_ELSEWHERE, **elsewhere})
     return ReadingOptions(**given)

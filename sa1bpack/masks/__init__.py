@@ -54,6 +54,10 @@ _INTERNAL = {
 __all__ = [*_MODULES]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str):
     module = _MODULES.get(name) or _INTERNAL.get(name)
     if module is not None:

@@ -16,9 +16,9 @@ one for libraries that deal batches out to the ranks themselves.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Never
+from typing import Any
 
-from sa1bpack.arguments import MAX_WORD, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
 from sa1bpack.order.buckets import Buckets
 from sa1bpack.order.cursor import EpochCursor
@@ -55,7 +55,6 @@ class OrderedBatches:
         buckets: `Buckets` of the dataset, so that samples that are alike are in the same batch.
         schedules: names and schedules of other options of a loader, which a state has to agree
             with.
-        removed: options of earlier versions (drop_last, pad_last), refused with what to choose.
 
     Attributes:
         cursor: the place in the order, for loaders that take the batches by number.
@@ -72,6 +71,7 @@ class OrderedBatches:
         1
     """
 
+    @checks_options("OrderedBatches", drop_last="last='drop'", pad_last="last='pad'")
     def __init__(
         self,
         order: Order,
@@ -82,9 +82,7 @@ class OrderedBatches:
         last: str = "short",
         buckets: Buckets | None = None,
         schedules: Sequence[tuple[str, Schedule]] = (),
-        **removed: Never,
     ):
-        _refuse_flags(removed)
         if buckets is not None and not isinstance(buckets, Buckets):
             raise OptionError(f"buckets is {buckets!r}: pass Buckets(ds, {buckets!r})")
         batches = EpochBatches(
@@ -242,14 +240,6 @@ class OrderedBatches:
                 the message names every difference.
         """
         self.cursor.load_state_dict(state)
-
-
-def _refuse_flags(removed: dict[str, Any]) -> None:
-    flags = {"drop_last": "drop", "pad_last": "pad"}
-    for name in removed:
-        if name in flags:
-            raise OptionError(f"{name} is not an option: choose last='{flags[name]}'")
-        raise TypeError(f"OrderedBatches has no option {name!r}")
 
 
 class BatchIndices(list):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import OptionError, OutputRefused, SourceError
 from sa1bpack.format import Extent, Layout
 from sa1bpack.format.files import TEMPORARY_PREFIX
@@ -146,6 +147,7 @@ class Forecast:
         return "\n".join(lines)
 
 
+@checks_options("estimate")
 def estimate(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

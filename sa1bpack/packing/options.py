@@ -1,12 +1,13 @@
 """The options that determine a pack's bytes. All runs into one folder must agree on them."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sa1bpack.arguments import checks_options
 from sa1bpack.errors import FormatError, OptionError, OptionsDiffer
 from sa1bpack.format.layout import Layout
 from sa1bpack.masks.select import MaskRule, ThresholdKeywords
@@ -43,6 +44,7 @@ class PackKeywords(ThresholdKeywords, total=False):
     samples_per_shard: int | None
 
 
+@checks_options("PackOptions")
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(MaskRule):
     """The options that determine which bytes a pack holds.
@@ -152,16 +154,6 @@ class PackOptions(MaskRule):
             )
 
 
-def checked_options(options: dict) -> PackOptions:
-    """PackOptions with these fields; raises OptionError also for unknown ones."""
-    known = {field.name for field in fields(PackOptions)}
-    if unknown := sorted(options.keys() - known):
-        raise OptionError(
-            f"unknown option: {', '.join(unknown)}; valid options: {', '.join(sorted(known))}"
-        )
-    return PackOptions(**options)
-
-
 def worded(name: str, options: dict) -> str:
     """The value of an option, for a message."""
     if options.get(name) is None:
@@ -176,7 +168,7 @@ def worded(name: str, options: dict) -> str:
 def recorded_options(recorded: dict, root: Path) -> PackOptions:
     """The options that a manifest records. Raises FormatError if they cannot be used."""
     try:
-        return checked_options(msgspec.convert(recorded, dict[str, Any]))
+        return PackOptions(**msgspec.convert(recorded, dict[str, Any]))
     except (OptionError, msgspec.ValidationError) as error:
         raise FormatError(
             f"{root}: the recorded options cannot be used: {error}. Repair it with the version "

@@ -8,7 +8,7 @@ from sa1bpack.arguments import check_can_be_folder, flag, local_path, patterns_o
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
-from sa1bpack.packing.options import PackOptions, checked_options
+from sa1bpack.packing.options import PackOptions
 from sa1bpack.source.find import Source, find_sources
 from sa1bpack.source.links import read_links
 from sa1bpack.source.md5sums import read_md5sums
@@ -66,7 +66,7 @@ def checked_request(
 
     Raises OptionError, SourceError and PackError as `pack` does.
     """
-    pack_options = checked_options(options)
+    pack_options = PackOptions(**options)
     workers = checked_workers(workers)
     if max_rejects is not None:
         max_rejects = whole_number("max_rejects", max_rejects, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import __version__, interrupts
+from sa1bpack.arguments import checks_options
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
@@ -84,6 +85,7 @@ class PackResult:
         return not self.failed
 
 
+@checks_options("pack")
 def pack(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

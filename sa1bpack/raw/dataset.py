@@ -11,12 +11,18 @@ from typing import Any, Unpack
 import numpy as np
 import xxhash
 
-from sa1bpack.arguments import bytes_of, check_can_be_folder, local_path, whole_number
+from sa1bpack.arguments import (
+    bytes_of,
+    check_can_be_folder,
+    checks_options,
+    local_path,
+    whole_number,
+)
 from sa1bpack.dataset.rows import Rows as RowNumbers
 from sa1bpack.dataset.rows import as_position, take
 from sa1bpack.dataset.sample import SampleOptions, SampleSpec
 from sa1bpack.environment import pil_in_force
-from sa1bpack.errors import OptionError, ReadError, SourceError
+from sa1bpack.errors import OptionError, ReadError, SourceError, UnknownName
 from sa1bpack.format import Layout
 from sa1bpack.format.manifest import refuse_in_pack
 from sa1bpack.packing.options import PackOptions
@@ -31,15 +37,6 @@ from sa1bpack.wording import counted
 
 # Options of packing that do not change what a sample is.
 _NOT_OF_SAMPLES = ("samples_per_shard", "empty")
-
-_OWN = {
-    "options",
-    "on_error",
-    "index_folder",
-    "cache_bytes",
-    "cache_folder",
-    "cache_folder_bytes",
-}
 
 
 class TarDataset:
@@ -71,6 +68,7 @@ class TarDataset:
         (3, (1024, 1024, 3), 35)
     """
 
+    @checks_options("TarDataset")
     def __init__(
         self,
         tars: Tars,
@@ -107,7 +105,7 @@ class TarDataset:
             MissingPackage: a gzip stream must be indexed without indexed_gzip, or there is no PIL.
         """
         sources = sources_of(tars)
-        decoder = Decoder.of("TarDataset", _OWN, options, on_error, samples)
+        decoder = Decoder.of(options, on_error, samples)
         folder = None if index_folder is None else _outside("index_folder", index_folder)
         caches = _caches(cache_bytes, cache_folder, cache_folder_bytes)
         self._begin(sources, decoder, folder, caches)
@@ -175,8 +173,8 @@ class TarDataset:
         """The index in this dataset of the (first) sample with an image id.
 
         It is found by its name, which in SA-1B has the id: `sa_5.jpg`; its record is read, and no
-        other. Raises KeyError if there is no image of that name or its record has another id, and
-        as `info` does.
+        other. Raises UnknownName if there is no image of that name or its record has another id,
+        and as `info` does.
         """
         image_id = whole_number("image_id", image_id, -(2**63), 2**63 - 1)
         name = f"sa_{image_id}.jpg"
@@ -184,9 +182,9 @@ class TarDataset:
         rows = [row + np.flatnonzero(i.pairs["file_name"] == name.encode()) for row, i in tars]
         places = np.flatnonzero(np.isin(self._rows, np.concatenate(rows)))
         if not len(places):
-            raise KeyError(f"no image {name} in {self!r}; `ds.info(i).image_id` says which is i")
+            raise UnknownName(f"no image {name} in {self!r}; `ds.info(i).image_id` says which is i")
         if (found := self.info(int(places[0]))).image_id != image_id:
-            raise KeyError(f"{found.path}: the record of {name} has image_id {found.image_id}")
+            raise UnknownName(f"{found.path}: the record of {name} has image_id {found.image_id}")
         return int(places[0])
 
     def _over(self, rows: RowNumbers) -> "TarDataset":

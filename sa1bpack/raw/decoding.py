@@ -1,13 +1,13 @@
 """One pair → the sample that a pack of it would give, by the packer's step and the dataset's."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.arguments import refuse_unknown, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import (
     Sample,
@@ -101,19 +101,8 @@ class Decoder:
         return Decoder, (self.pack_options, self.options, self.max_masks)
 
     @classmethod
-    def of(
-        cls,
-        owner: str,
-        own: Collection[str],
-        options: PackOptions | None,
-        on_error: str,
-        given: RawKeywords,
-    ) -> "Decoder":
-        """A decoder by the keyword arguments of `owner`, which has `own` ones besides.
-
-        Raises OptionError for an unknown name too, with the nearest known one.
-        """
-        refuse_unknown(owner, given.keys(), {*RawKeywords.__annotations__, *own})
+    def of(cls, options: PackOptions | None, on_error: str, given: RawKeywords) -> "Decoder":
+        """A decoder by the keyword arguments of a dataset. Raises OptionError as these do."""
         of_samples = {name: value for name, value in given.items() if name != "max_masks"}
         chosen = SampleOptions(**of_samples, on_error=on_error)
         return cls(PackOptions() if options is None else options, chosen, given.get("max_masks"))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sa1bpack.arguments import MAX_WORD, choice, local_path, whole_number
+from sa1bpack.arguments import MAX_WORD, checks_options, choice, local_path, whole_number
 from sa1bpack.dataset.sample import SampleSpec
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.order.ranks import process_group
@@ -22,7 +22,6 @@ from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import Pair, PairReader
 from sa1bpack.wording import counted
 
-_OWN = {"shuffle_buffer", "seed", "rank", "world_size", "on_error", "options", "spool_folder"}
 ON_ERROR = ("drop", "raise")
 _PLACE_BITS = 32  # of `index`: the pair's number in its tar; above it, the number of the tar
 _MOST_BUFFERED = 1 << 20
@@ -78,6 +77,7 @@ class IterableTarDataset(IterableDataset):
         [5, 6, 2]
     """
 
+    @checks_options("IterableTarDataset", shuffle="shuffle_buffer")
     def __init__(
         self,
         tars: Tars,
@@ -109,7 +109,7 @@ class IterableTarDataset(IterableDataset):
             OptionError, SourceError, MissingPackage: as `TarDataset`.
         """
         self.sources = sources_of(tars)
-        self._decoder = Decoder.of("IterableTarDataset", _OWN, options, "raise", samples)
+        self._decoder = Decoder.of(options, "raise", samples)
         self._buffer = whole_number("shuffle_buffer", shuffle_buffer, 0, _MOST_BUFFERED)
         self._seed = whole_number("seed", seed, 0, MAX_WORD)
         self._on_error = choice("on_error", on_error, ON_ERROR)

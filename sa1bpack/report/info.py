@@ -92,6 +92,9 @@ class PackInfo:
         edges = np.arange(0, top + step, step)
         return np.histogram(self.mask_counts, edges)[0], edges
 
+    def __str__(self) -> str:
+        return self.as_text()
+
     def as_text(self) -> str:
         """A summary in lines of at most 90 columns, unless the path of the folder is longer."""
         manifest, counts = self.manifest, self.manifest.counts

@@ -75,3 +75,7 @@ __all__ = [
     "unpack_bits",
     "yuv420_to_rgb",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -320,7 +320,7 @@ def test_options_can_be_changed_for_a_subset(ds):
     assert ds[2]["masks"].dtype == np.uint8
     with pytest.raises(OptionError):
         ds.with_options(masks="none")
-    with pytest.raises(TypeError):
+    with pytest.raises(OptionError, match="no option 'mask': is masks meant"):
         ds.with_options(mask="bool")
 
 

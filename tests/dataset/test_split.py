@@ -78,8 +78,18 @@ def test_two_parts_make_up_the_dataset_in_order(several):
     inside = set(val.column("image_id").tolist())
     assert train.column("image_id").tolist() == [i for i in ids if i not in inside]
     assert val.column("image_id").tolist() == [i for i in ids if i in inside]
-    assert [len(part) for part in ds.split(val=0)] == [len(ds), 0]
-    assert [len(part) for part in ds.split(val=1)] == [0, len(ds)]
+
+
+@pytest.mark.parametrize(("share", "whose"), [(0, "no sample"), (1, "every sample")])
+def test_an_empty_part_is_refused(several, share, whose):
+    with pytest.raises(OptionError, match=f"val is {share}: {whose} of 16 samples would be"):
+        open_pack(several.roots).split(val=share)
+
+
+def test_a_share_without_its_name_is_refused(several):
+    """0.9 may be meant for either part."""
+    with pytest.raises(TypeError):
+        open_pack(several.roots).split(0.9)
 
 
 def test_membership_is_the_same_in_every_pack_and_every_subset(several):
@@ -87,6 +97,11 @@ def test_membership_is_the_same_in_every_pack_and_every_subset(several):
     inside = set(whole.column("image_id").tolist())
     for path in (*several.roots, several.roots):
         for ds in (open_pack(path), open_pack(path)[::-2]):
+            parts = {number(i, 0, b"split 1") < 0.5 for i in ds.column("image_id").tolist()}
+            if len(parts) == 1:
+                with pytest.raises(OptionError, match="of 3 samples would be in the validation"):
+                    ds.split(val=0.5)
+                continue
             train, val = ds.split(val=0.5)
             assert set(val.column("image_id").tolist()) <= inside
             assert not inside & set(train.column("image_id").tolist())

@@ -173,6 +173,8 @@ DISK = {"disk_bytes": 18 * 10**9, "disk_seconds": 9.0}
         (FETCHED | {"fetch_seconds": 6.0}, "bursts", "the threads worked only 0 % of the time"),
         ({"copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time, mostly copying"),
         ({"copy_seconds": 8.0}, "bursts", "the threads worked only 40 % of the time"),
+        ({"batches": 5000}, "small batches", "a batch takes 2 ms, mostly to hand it over"),
+        ({"batches": 5000, "copy_seconds": 18.0}, "threads", "2 threads worked 90 % of the time"),
         ({"threads": None, "disk_seconds": None}, "unknown", "torch and its workers"),
     ],
 )  # fmt: skip
@@ -187,7 +189,15 @@ def test_the_verdict_names_the_cause_and_where_the_remedy_is(given, cause, text)
 def test_every_verdict_has_a_row_in_the_guide():
     guide = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
     table = guide.partition("## Verdicts")[2].partition("## ")[0]
-    for cause in ("first batch", "tensors", "network", "disk", "threads", "bursts", "unknown"):
+    for cause in (
+        "first batch",
+        "tensors",
+        "network",
+        "disk",
+        "threads",
+        "small batches",
+        "bursts",
+    ):
         assert f"\n| {cause} | " in table
     assert "\n| not input-bound | " in table
 

@@ -259,10 +259,6 @@ def no_workers(tar, root):
     return {"workers": 0}
 
 
-def an_unknown_option(tar, root):
-    return {"colour": "red"}
-
-
 REFUSED = {
     something_else: OutputRefused,
     another_tar_of_the_name: OutputRefused,
@@ -275,7 +271,6 @@ REFUSED = {
     a_file_in_its_place: OptionError,
     a_negative_limit: OptionError,
     no_workers: OptionError,
-    an_unknown_option: OptionError,
 }
 
 

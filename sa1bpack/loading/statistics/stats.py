@@ -8,6 +8,8 @@ from sa1bpack.wording import counted, size_text
 _LITTLE = 0.05
 # From this share on, a part of the loader was busy all the time, as far as figures can tell.
 _BUSY = 0.7
+# Seconds for a batch below which Python's part, handing it over, is most of the time.
+_SHORT = 0.01
 # A disk that delivers this part of its ceiling delivers what it can.
 
 _GUIDE = "docs/tuning.md#verdicts"
@@ -120,6 +122,8 @@ class LoadingStats:
         "network"      batches waited for shards being fetched for 70 % of the epoch or more
         "disk"         the disk was read for 70 % of the epoch or more
         "threads"      the threads were at work for 70 % of their time or more, mostly copying
+        "small batches"  neither, and a batch takes less than 10 ms: handing it over takes longer
+                         than copying it
         "bursts"       neither: batches come in time on average, but not one by one
         "unknown"      this loader does not know
         """
@@ -139,7 +143,7 @@ class LoadingStats:
             return "unknown"
         if self._busy_share >= _BUSY:
             return "threads"
-        return "bursts"
+        return "small batches" if self.seconds < _SHORT * self.batches else "bursts"
 
     @property
     def _busy_share(self) -> float:
@@ -171,6 +175,9 @@ class LoadingStats:
                     f"{counted(self.threads, 'thread')} worked {_percent(self._busy_share)} of the "
                     "time, mostly copying"
                 )
+            case "small batches":
+                each = 1e3 * self.seconds / self.batches
+                why = f"a batch takes {each:.2g} ms, mostly to hand it over"
             case "bursts":
                 why = f"the threads worked only {_percent(self._busy_share)} of the time"
             case _:

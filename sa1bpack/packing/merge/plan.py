@@ -13,7 +13,7 @@ from sa1bpack.format.duplicates import shared_ids
 from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.manifest import MANIFEST_NAME
 from sa1bpack.format.shard_digests import shard_digests
-from sa1bpack.packing.options import PackOptions, checked_options, worded
+from sa1bpack.packing.options import PackOptions, worded
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_source_record
 from sa1bpack.wording import brief, counted
@@ -62,7 +62,7 @@ def plan_merge(roots: Sequence[Path]) -> MergePlan:
     for root, manifest in zip(roots, manifests, strict=True):
         check_can_write(manifest.version, root / MANIFEST_NAME)
         _check_same_options(roots[0], manifests[0], root, manifest)
-    plan = MergePlan(list(roots), checked_options(manifests[0].options))
+    plan = MergePlan(list(roots), PackOptions(**manifests[0].options))
     if any(manifest.layout != plan.options.layout for manifest in manifests):
         raise FormatError(
             f"{roots[0]}: its layout is not that of its options; run `sa1bpack verify`"

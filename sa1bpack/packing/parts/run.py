@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sa1bpack import interrupts
-from sa1bpack.arguments import part_of_job, share_of
+from sa1bpack.arguments import checks_options, part_of_job, share_of
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
@@ -27,6 +27,7 @@ from sa1bpack.packing.sample import warm_up
 from sa1bpack.source.find import Source
 
 
+@checks_options("pack_part")
 def pack_part(
     sources: str | Path | Iterable[str | Path],
     out: str | Path,

@@ -1,0 +1,98 @@
+"""An option that a call does not have: one answer everywhere, which says what is meant."""
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+import sa1bpack
+from sa1bpack import arguments
+from sa1bpack.errors import OptionError, Sa1bpackError, UnknownName
+
+TAR = "tests/samples/sa_000000.tar"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda pack: sa1bpack.open(pack, max_masks=3), "'max_masks': it is an option of Loader"),
+        (lambda pack: sa1bpack.open(pack, mask=3), "'mask': is masks meant"),
+        (lambda pack: sa1bpack.open(pack).with_options(chek="read"), "'chek': is check meant"),
+        (lambda pack: sa1bpack.TarDataset(TAR, cache_size=1), "'cache_size': is cache_bytes meant"),
+        (
+            lambda pack: sa1bpack.IterableTarDataset(TAR, shuffle=8),
+            "'shuffle': use shuffle_buffer",
+        ),
+        (lambda pack: sa1bpack.Collate(max_mask=3), "'max_mask': is max_masks meant"),
+        (lambda pack: sa1bpack.PackOptions(image_sze=3), "'image_sze': is image_size meant"),
+        (lambda pack: sa1bpack.pack(TAR, "out", num_workers=2), "'num_workers': is workers meant"),
+        (lambda pack: sa1bpack.pack(TAR, "out", coordinates="x"), "it is an option of open"),
+        (lambda pack: sa1bpack.pack_part(TAR, "out", pat=(1, 2)), "'pat': is part meant"),
+        (lambda pack: sa1bpack.estimate(TAR, out="out", masc="bits"), "'masc': is masks meant"),
+        (
+            lambda pack: sa1bpack.Loader(sa1bpack.open(pack), 2, cache="x"),
+            "it is an option of open",
+        ),
+    ],
+)
+def test_it_is_named_with_what_is_meant_or_where_it_belongs(packed, call, said):
+    with pytest.raises(OptionError, match=f"has no option .*{said}"):
+        call(packed.root)
+
+
+def test_every_place_that_is_named_has_the_option():
+    for name, place in arguments.PLACES.items():
+        assert name in _options_of(place), name
+
+
+def _options_of(place: str) -> set[str]:
+    found = set()
+    for each in inspect.signature(getattr(sa1bpack, place)).parameters.values():
+        if each.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= each.annotation.__args__[0].__annotations__.keys()
+        else:
+            found.add(each.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda ds: ds.by_id(1), lambda ds: ds.index_of([1, 2]), lambda ds: ds.column("x"),
+        lambda ds: ds.column("area"), lambda ds: ds.mask_column("size"), lambda ds: ds.source("x"),
+        lambda ds: ds.shard("x"), lambda ds: ds.shards[0]["x"],
+    ],
+)  # fmt: skip
+def test_a_name_that_a_dataset_does_not_have_is_an_error_of_sa1bpack_with_a_readable_text(
+    packed, look_up
+):
+    with pytest.raises(UnknownName) as caught:
+        look_up(sa1bpack.open(packed.root))
+    assert isinstance(caught.value, KeyError) and isinstance(caught.value, Sa1bpackError)
+    assert str(caught.value) == caught.value.args[0]
+
+
+@pytest.mark.parametrize("module", [sa1bpack.masks, sa1bpack.transforms])
+def test_dir_has_the_public_names_and_nothing_else(module):
+    assert sorted(dir(module)) == sorted(module.__all__)
+    assert not [name for name in dir(module) if isinstance(getattr(module, name), ModuleType)]
+
+
+def test_a_cache_for_a_pack_that_is_read_where_it_is_is_refused(packed, tmp_path):
+    for given in ({"cache": tmp_path / "cache"}, {"cache_bytes": "1 GB"}):
+        with pytest.raises(OptionError, match=rf"{next(iter(given))} is .* is read where it is"):
+            sa1bpack.open(packed.root, **given)
+    sa1bpack.open(packed.root).save(tmp_path / "all.sel")
+    with pytest.raises(OptionError, match=r"cache is .* is read where it is"):
+        sa1bpack.open(tmp_path / "all.sel", cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["height", "width"])
+def test_a_number_of_a_condition_is_a_column(packed, name):
+    ds = sa1bpack.open(packed.root)
+    column = ds.column(name)
+    assert column.tolist() == ds.column("size")[:, ["height", "width"].index(name)].tolist()
+    median = int(sorted(column)[len(column) // 2])
+    found = ds.where(f"{name} >= {median}")
+    assert found.column(name).tolist() == [value for value in column.tolist() if value >= median]
+    assert ds[:0].column(name).dtype == column.dtype
