@@ -17,11 +17,6 @@ from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 
-PER_MASK = (
-    "masks", "bboxes", "areas", "predicted_ious", "stability_scores", "point_coords",
-    "annotation_ids",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def ds(packed):

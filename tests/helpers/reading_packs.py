@@ -1,6 +1,7 @@
 """A synthetic pack of a small layout, and what was put into it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,16 @@ def write_pack(root: Path, shards=SHARDS, layout: Layout = LAYOUT, first_id: int
         layout, entries, complete=True, options={}, sources=[], counts={}
     ))  # fmt: skip
     return samples
+
+
+def overwrite_scores(root: Path, array: str, values: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Replace the numbers of an array per mask, in place, by those that a function makes of them,
+    in every shard of a pack of the test's own."""
+    for path in sorted(root.glob(f"shards/*/{array}/c.0*")):
+        masks = int(np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2].max())
+        stored = np.memmap(path, "<i8" if array == "area" else "<f8", "r+", shape=(masks,))
+        stored[...] = values(stored)
+        stored.flush()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from batches import clone, same
+from reading_packs import overwrite_scores
 
 import sa1bpack
 from sa1bpack.errors import OptionError, ReadError
@@ -47,16 +48,6 @@ def test_a_state_of_another_rule_is_refused_and_of_the_same_resumes(root, make):
             make(sa1bpack.open(root, **rule), 4, seed=1).load_state_dict(state)
 
 
-def overwrite(root, array: str, values) -> None:
-    """Replace the values of an array by those that a function makes of them, in every shard."""
-    for path in sorted(root.glob(f"shards/*/{array}/c.0*")):
-        offsets = np.fromfile(path.parent.parent / "mask_offset" / "c.0", "<i8")[:-2]
-        kind = "<i8" if array == "area" else "<f8"
-        stored = np.memmap(path, kind, "r+", shape=(int(offsets.max()),))
-        stored[...] = values(stored)
-        stored.flush()
-
-
 def random_bytes(stored: np.ndarray) -> np.ndarray:
     return np.frombuffer(np.random.default_rng(5).bytes(stored.nbytes), stored.dtype)
 
@@ -69,7 +60,7 @@ def random_bytes(stored: np.ndarray) -> np.ndarray:
 def test_scores_of_any_bytes_lead_to_masks_of_the_sample_or_a_named_error(root, array, values):
     plain = sa1bpack.open(root)
     known = [set(sample["annotation_ids"].tolist()) for sample in plain]
-    overwrite(root, array, values)
+    overwrite_scores(root, array, values)
     for check in ("open", "read"):
         ds = sa1bpack.open(root, check=check, **RULE)
         for k in range(len(ds)):
