@@ -27,11 +27,13 @@ def ids(batch, scale=1, name="x"):
     return batch["image_ids"] * scale
 
 def slow(batch):
-    """Wait in the second shard, until a file says that the wait is over."""
-    if batch["image_ids"][0] < 4989 and not Path("go").exists():
+    """Wait in the second batch of the second shard, until a file says that the wait is over."""
+    if batch["image_ids"][0] < 4989 and batch["number"] and not Path("go").exists():
         Path("waiting").touch()
         while not Path("go").exists():
             time.sleep(0.01)
+    with Path("computed").open("a") as file:
+        file.write("".join(f"{number}\\n" for number in batch["image_ids"].tolist()))
     return batch["image_ids"]
 
 wrong = 5
@@ -100,10 +102,10 @@ def test_parts_of_a_job_array_complete_the_array(pack, in_folder):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
 )
-def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(
+def test_a_killed_command_keeps_complete_parts_and_batches_and_resumes_after_them(
     pack, tmp_path, in_folder, number, code
 ):
-    command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 2)
+    command = ("derive", pack, "ids", "--fn", "made:slow", "--batch-size", 1)
     process = start(*command, cwd=tmp_path)
     while not (tmp_path / "waiting").exists():
         assert process.poll() is None, process.communicate()
@@ -122,6 +124,8 @@ def test_a_killed_command_keeps_complete_parts_and_resumes_after_them(
     assert {name: (folder / name).stat().st_ino for name in before} == before
     assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
     assert verify(pack).ok and verify(pack).notes == ()
+    computed = (tmp_path / "computed").read_text().split()
+    assert sorted(map(int, computed)) == sorted(sa1bpack.open(pack).column("image_id"))  # once each
 
 
 @pytest.mark.parametrize(
