@@ -6,7 +6,7 @@ process that is killed between numba's two files leaves old code behind for good
 file of its cache is an error. Here the name of a file is a digest of everything that its code is
 compiled from: the bytecode of the kernel and of all that it calls, their constants, the types of
 the arguments, the processor, and the versions of Python, numpy, numba and LLVM. So a file is right
-or it is not found, whoever wrote it, and a changed comment compiles nothing again.
+or it is not found, no matter which process wrote it, and a changed comment compiles nothing again.
 
 What needs no kernel imports neither this module nor numba, and leaves the file system untouched.
 """

@@ -53,7 +53,7 @@ def run(
         md5: record the md5 of each tar beside its XXH3-128, without a list to compare it
             with
         max_rejects (N): fail if more than N members are rejected (default: no limit)
-        ignore_space: go on although the disk has no room for the pack, as far as that can be
+        ignore_space: pack although the disk has no room for the pack, as far as that can be
             estimated
         part (K/N): pack every N-th source only, from the K-th on, such as 3/8; other parts
             may pack into the same folder at the same time; `sa1bpack finalize OUT` makes

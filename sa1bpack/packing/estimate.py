@@ -218,7 +218,7 @@ def check_room(request: Request, sources: list[Source]) -> None:
         raise OutputRefused(
             f"{request.out}: packing takes about {size_text(forecast.needed_bytes)} more, and "
             f"{size_text(forecast.free_bytes)} are free there; {forecast.remedy()}, or another "
-            "disk, or go on with --ignore-space"
+            "disk, or continue with --ignore-space"
         )
 
 

@@ -36,7 +36,7 @@ class Request:
     downloads
         Tars that are read at once if any is at a URL; None: by the number of workers.
     ignore_space
-        Go on although the disk has no room.
+        Continue although the disk has no room.
     """
 
     sources: list[Source]

@@ -134,7 +134,7 @@ def pack(
     max_rejects
         The run ends when more members than this are rejected. Default: no limit.
     ignore_space
-        Go on although the disk has no room for the pack, as far as that can be estimated.
+        Continue although the disk has no room for the pack, as far as that can be estimated.
     progress
         Show a progress bar on stderr. Default: if it is a terminal.
     options

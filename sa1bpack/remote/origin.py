@@ -49,7 +49,7 @@ class Origin:
 
     url     of the folder, without credentials
     forks   whether it can be read in a child that was forked
-    counts  of requests and bytes; whoever opens shards adds hits and misses
+    counts  of requests and bytes; what opens shards adds hits and misses
     """
 
     forks = True

@@ -184,7 +184,7 @@ def test_a_part_needs_room_for_all_that_is_left_of_its_job(tar, tmp_path, free):
     root, tars = tmp_path / "pack", [tar, shutil.copy(tar, tmp_path / "sa_000001.tar")]
     both = sa1bpack.estimate(tars, root, **OPTIONS).needed_bytes
     free(both - 1)
-    with pytest.raises(OutputRefused, match="go on with --ignore-space"):
+    with pytest.raises(OutputRefused, match="continue with --ignore-space"):
         sa1bpack.pack_part(tars, root, (1, 2), **OPTIONS)
     assert not root.exists()
     assert sa1bpack.pack_part(tars, root, (1, 2), **OPTIONS, ignore_space=True).complete

@@ -97,7 +97,7 @@ class PartWriter:
             raise
 
     def _begin(self) -> None:
-        """Make the working folder anew."""
+        """Make the working folder again, empty."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         for array in self.spec.arrays(self.shard.extent):

@@ -70,8 +70,8 @@ class EpochCounts:
         self.clock, self._begun = clock, begun
         self._epoch, self._pid = epoch, os.getpid()
         self._ended: float | None = None
-        # (kind, begin, end, reads), and of a wait what `took` is told: plain tuples, because making
-        # a named one takes five times as long.
+        # (kind, begin, end, reads), and of a wait what `took` is given: plain tuples, as making a
+        # named one takes five times as long.
         self._records: deque[tuple] = deque()
         self._lock = threading.RLock()  # of what follows
         self._seconds = dict.fromkeys(("plan", "read", "copy", "stage", "wait", "deliver"), 0.0)
