@@ -77,7 +77,7 @@ def on_disk(with_sides, direct_folder) -> Path:  # noqa: F811
 
 @pytest.mark.parametrize("how", [{"masks": "runs"}, {"mask_size": 24}], ids=str)
 @pytest.mark.parametrize("io", ["direct", "cached"])
-@pytest.mark.parametrize("names", [NAMES, ["teacher"], ["odd"], ["features"], ["level"]], ids=str)
+@pytest.mark.parametrize("names", [NAMES, ["features"]], ids=str)
 def test_masks_from_runs_are_read_together_with_side_arrays(
     real_masks, direct_folder, how, io, names
 ):

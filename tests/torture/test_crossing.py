@@ -11,7 +11,7 @@ RUN = Path(__file__).parents[1] / "crossing" / "run.py"
 
 def test_every_way_of_reading_has_the_batches_that_its_samples_say(torture, tmp_path):
     """In a process of its own: if a case ends it, another one begins with the next case."""
-    count = torture.rounds(60, 3000)
+    count = torture.rounds(45, 3000)
     seed = torture.seed * 1_000_000
     end, failures, output = seed + count, [], ""
     while seed < end:
