@@ -19,7 +19,7 @@ _MODULES = {
     "estimate": "sa1bpack.packing.estimate",
     "verify": "sa1bpack.format.verify",
     "repair": "sa1bpack.packing.repair.run",
-    "RepairResult": "sa1bpack.packing.repair.result",
+    "RepairResult": "sa1bpack.packing.repair.run",
     "merge": "sa1bpack.packing.merge.run",
     "MergeResult": "sa1bpack.packing.merge.run",
     "export_sa1b": "sa1bpack.export.sa1b",

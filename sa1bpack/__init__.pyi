@@ -37,7 +37,7 @@ from sa1bpack.packing.options import PackOptions as PackOptions
 from sa1bpack.packing.parts.finalize import FinalizeResult as FinalizeResult
 from sa1bpack.packing.parts.finalize import finalize as finalize
 from sa1bpack.packing.parts.run import pack_part as pack_part
-from sa1bpack.packing.repair.result import RepairResult as RepairResult
+from sa1bpack.packing.repair.run import RepairResult as RepairResult
 from sa1bpack.packing.repair.run import repair as repair
 from sa1bpack.packing.run import PackResult as PackResult
 from sa1bpack.packing.run import pack as pack

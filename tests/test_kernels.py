@@ -104,7 +104,7 @@ with warnings.catch_warnings(record=True) as seen:
     assert sa1bpack.kernels.kernel_folder() is None
 assert "set NUMBA_CACHE_DIR" in str(seen[0].message), seen
 import numpy as np
-from sa1bpack.pixels.rgbx import pack_rgb
+from sa1bpack.pixels.pil_memory import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 print("alive")
 """
@@ -164,7 +164,7 @@ def test_reading_without_kernels_imports_no_numba_and_leaves_the_file_system_unt
 
 COMPILE = """
 import numpy as np
-from sa1bpack.pixels.rgbx import pack_rgb
+from sa1bpack.pixels.pil_memory import pack_rgb
 print("imported", flush=True)
 input()
 out = np.zeros((1, 64, 3), np.uint8)
@@ -305,7 +305,7 @@ FIRST_USE = """
 import numpy as np
 from sa1bpack import kernels
 kernels.PATIENCE = 0.0
-from sa1bpack.pixels.rgbx import pack_rgb
+from sa1bpack.pixels.pil_memory import pack_rgb
 pack_rgb(np.full((1, 64), 7, np.uint32), np.zeros((1, 64, 3), np.uint8))
 """
 

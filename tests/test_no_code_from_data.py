@@ -28,13 +28,7 @@ ALLOWED = {
     ("sa1bpack/transforms/ways.py", "import_module"): "kernels that its own callers name",
     ("sa1bpack/cloud/stores.py", "import_module"): "modules of the extra `cloud`, named by callers",
     ("sa1bpack/measuring/bench.py", "multiprocessing"): "a process that it spawns itself",
-    **{
-        (
-            f"sa1bpack/packing/execution/{module}.py",
-            "multiprocessing",
-        ): "its own processes' socket pair"
-        for module in ("worker_pool", "worker")
-    },
+    ("sa1bpack/packing/execution/worker.py", "multiprocessing"): "its own processes' socket pair",
 }
 # File loaders of numpy and torch, which unpickle if allowed to.
 LOADING = {

@@ -11,8 +11,7 @@ from sa1bpack.format import Problem
 from sa1bpack.packing.estimate import memory_bytes
 from sa1bpack.packing.progress import report
 from sa1bpack.packing.repair.damage import sources_in_pack
-from sa1bpack.packing.repair.result import OWN_FILES, RepairResult
-from sa1bpack.packing.repair.run import repair
+from sa1bpack.packing.repair.run import OWN_FILES, RepairResult, repair
 from sa1bpack.packing.request import checked_workers
 from sa1bpack.progress import step_bar
 from sa1bpack.urls import is_url

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.format.identity import DIGEST_NAMES
 from sa1bpack.format.index import Index
-from sa1bpack.format.manifest import Manifest
+from sa1bpack.format.manifest import DIGEST_NAMES, Manifest
 from sa1bpack.wording import printable
 
 # Image ids that `Duplicates` names, and sources that a line names.

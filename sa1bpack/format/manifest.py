@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from sa1bpack.format.array_reader import REMEDY
 from sa1bpack.format.files import read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_NAME, FORMAT_VERSION, Extent, Layout
 from sa1bpack.format.zarr_metadata import canonical_json
-from sa1bpack.wording import brief
+from sa1bpack.wording import brief, counted
 
 MANIFEST_NAME = "manifest.json"
 SIDE_FORMAT_NAME = "sa1bpack-side"  # of side arrays, whose manifest has the same name
@@ -232,3 +232,25 @@ def _check_manifest(manifest: Manifest, path: Path) -> None:
     if manifest.index is not None and not is_index_name(manifest.index):
         found = brief(manifest.index)
         raise FormatError(f"{path}: index is {found}, not 'index-' and 8 hex digits; {REMEDY}")
+
+
+# Key of a source's record → name of the digest.
+DIGEST_NAMES = {"xxh128": "XXH3-128", "md5": "md5"}
+
+
+def identity_text(records: Iterable[Mapping[str, Any]]) -> str:
+    """How the tars among these records are identified, in words.
+
+    For example "XXH3-128 of 3 tars, md5 of 2 (2 compared with a list)".
+    """
+    tars = [record for record in records if record.get("kind") != "folder"]
+    with_xxh128, with_md5, checked = (
+        sum(bool(record.get(key)) for record in tars) for key in ("xxh128", "md5", "md5_checked")
+    )
+    parts = [f"XXH3-128 of {counted(with_xxh128, 'tar')}"] if with_xxh128 else []
+    if with_md5:
+        parts.append(f"md5 of {with_md5 if parts else counted(with_md5, 'tar')}")
+        parts[-1] += f" ({checked} compared with a list)" if checked else ""
+    elif parts:
+        parts.append("no md5")
+    return ", ".join(parts) or "none: no tar"

@@ -21,15 +21,13 @@ from sa1bpack.format.image_bytes import canvas_spans, image_nbytes
 from sa1bpack.format.manifest import SHARDS_NAME
 from sa1bpack.format.publish import shard_folders
 from sa1bpack.format.shard_writer import shard_bytes
-from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.execution.processes import WORKERS_PER_READER_THREAD
 from sa1bpack.packing.options import MASKS, PIXELS, PackKeywords, PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import sources_to_pack
 from sa1bpack.packing.progress import nothing_to_do, rejects_so_far
 from sa1bpack.packing.request import Request, checked_request, existing_parent
-from sa1bpack.packing.sample import Buffers, Packed, warm_up
-from sa1bpack.packing.shard_builder import Rejected
+from sa1bpack.packing.sample import Buffers, Packed, Rejected, attempt, warm_up
 from sa1bpack.source.find import Source
 from sa1bpack.source.pairs import SPOOL_MEMORY, PairReader
 from sa1bpack.wording import counted, size_text

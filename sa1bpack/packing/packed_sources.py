@@ -2,7 +2,7 @@
 
 from sa1bpack import interrupts
 from sa1bpack.errors import OutputRefused, SourceError
-from sa1bpack.format.identity import DIGEST_NAMES
+from sa1bpack.format.manifest import DIGEST_NAMES
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
 from sa1bpack.progress import byte_bar

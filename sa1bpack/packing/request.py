@@ -10,8 +10,7 @@ from sa1bpack.errors import FormatError, OptionError, SourceError
 from sa1bpack.format.manifest import check_shard_name, refuse_in_pack
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.source.find import Source, find_sources
-from sa1bpack.source.links import read_links
-from sa1bpack.source.md5sums import read_md5sums
+from sa1bpack.source.lists import read_links, read_md5sums
 from sa1bpack.urls import STORE_SCHEMES, is_url, shown
 
 

@@ -11,8 +11,8 @@ from sa1bpack.arguments import checks_options
 from sa1bpack.environment import pil_in_force
 from sa1bpack.errors import SourceError
 from sa1bpack.format.duplicates import find_duplicates
-from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
+from sa1bpack.format.manifest import identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.estimate import check_room
 from sa1bpack.packing.execution.inline import pack_inline
@@ -20,9 +20,8 @@ from sa1bpack.packing.execution.processes import pack_with_processes
 from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
-from sa1bpack.packing.progress import Progress, rejects_so_far
+from sa1bpack.packing.progress import Progress, recorded_run, rejects_so_far
 from sa1bpack.packing.request import Request, checked_request, upload_to
-from sa1bpack.packing.run_log import recorded_run
 from sa1bpack.packing.sample import require_decoder, warm_up
 from sa1bpack.packing.source_packer import SourcePacker
 from sa1bpack.packing.writer_threads import WriterThreads

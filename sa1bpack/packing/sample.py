@@ -3,13 +3,14 @@
 import json
 from dataclasses import dataclass
 from math import prod
+from pathlib import PurePath
 
 import numpy as np
 import simplejpeg
 
 from sa1bpack import pixels
 from sa1bpack.disk.direct import HUGE_PAGE, aligned
-from sa1bpack.errors import AnnotationError, MaskError
+from sa1bpack.errors import AnnotationError, MaskError, SampleError
 from sa1bpack.format.image_bytes import image_nbytes, image_planes
 from sa1bpack.format.layout import FILE_NAME_BYTES, Extent, Layout
 from sa1bpack.format.sample_rows import finished_rows, sample_extent
@@ -50,6 +51,26 @@ class Packed:
     rows: dict
     extent: Extent
     unknown_keys: frozenset
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """No masks of the sample remained, and the options drop such images."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A member cannot be used. `as_json` is its line in rejects.jsonl, without the source."""
+
+    member: str
+    code: str
+    detail: str
+
+    def as_json(self) -> dict:
+        return {"member": self.member, "reason": self.code, "detail": self.detail}
+
+
+Outcome = Packed | Dropped | Rejected
 
 
 class Buffers:
@@ -239,3 +260,26 @@ def _padded_name(file_name: str) -> np.ndarray:
             code="name-too-long",
         )
     return np.frombuffer(encoded.ljust(FILE_NAME_BYTES, b"\0"), np.uint8)[None]
+
+
+def attempt(file_name: str, jpeg, json, options: PackOptions, buffers: Buffers) -> Outcome:
+    """Make a sample; what goes wrong with it becomes a Rejected.
+
+    An exception that no code of ours raises on purpose is filed as "unexpected" with its type: one
+    image must not end a run of days. A lack of memory and errors of the operating system (which,
+    unlike PIL's own OSErrors, have a number) are not the sample's fault, and are raised.
+    """
+    try:
+        packed = make_sample(file_name, jpeg, json, options, buffers)
+    except (AnnotationError, MaskError) as error:
+        record = str(PurePath(file_name).with_suffix(".json"))
+        return Rejected(record, error.code, str(error))
+    except SampleError as error:
+        return Rejected(file_name, error.code, str(error))
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        return Rejected(file_name, "unexpected", f"{type(error).__name__}: {error}")
+    return Dropped() if packed is None else packed

@@ -9,33 +9,13 @@ import xxhash
 
 from sa1bpack.format import ShardEntry
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sample import Packed
+from sa1bpack.packing.sample import Outcome, Packed, Rejected
 from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
 
 
 def shard_name(source: str, part: int) -> str:
     """Name of the shard that a part of a source becomes."""
     return f"{source}-{part:03d}"
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """No masks of the sample remained, and the options drop such images."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A member cannot be used. `as_json` is its line in rejects.jsonl, without the source."""
-
-    member: str
-    code: str
-    detail: str
-
-    def as_json(self) -> dict:
-        return {"member": self.member, "reason": self.code, "detail": self.detail}
-
-
-Outcome = Packed | Dropped | Rejected
 
 
 @dataclass(frozen=True)

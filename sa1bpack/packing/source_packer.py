@@ -11,7 +11,8 @@ from sa1bpack.errors import SourceCorrupt, SourceError
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
-from sa1bpack.packing.shard_builder import Outcome, PublishedShard, Rejected, ShardBuilder
+from sa1bpack.packing.sample import Outcome, Rejected
+from sa1bpack.packing.shard_builder import PublishedShard, ShardBuilder
 from sa1bpack.packing.writer_threads import WriterThreads
 from sa1bpack.source.find import Source
 from sa1bpack.source.inflate import remedy

@@ -31,7 +31,7 @@ from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage, OptionError
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
-from sa1bpack.pixels.rgbx import pack_rgb
+from sa1bpack.pixels.pil_memory import pack_rgb
 from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420
 
 try:

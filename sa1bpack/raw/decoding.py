@@ -19,10 +19,8 @@ from sa1bpack.dataset.sample import (
 )
 from sa1bpack.errors import OptionError, ReadError, SampleError
 from sa1bpack.masks.select import MAX_MASKS, MaskRule, ThresholdKeywords, select_masks
-from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.options import PackOptions
-from sa1bpack.packing.sample import Buffers, Packed, require_decoder
-from sa1bpack.packing.shard_builder import Dropped
+from sa1bpack.packing.sample import Buffers, Dropped, Packed, attempt, require_decoder
 from sa1bpack.pixels.geometry import stored_size
 from sa1bpack.source.annotations import parse_annotations
 from sa1bpack.source.find import Source

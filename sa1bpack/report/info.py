@@ -15,9 +15,8 @@ from sa1bpack.dataset.same_layout import check_same_layout
 from sa1bpack.errors import FormatError
 from sa1bpack.format import Completeness, Layout, Manifest, Shard, completeness_of, open_shard
 from sa1bpack.format.duplicates import Duplicates, find_duplicates
-from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME
+from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, identity_text
 from sa1bpack.format.side.spec import SIDES_NAME
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.report.records import (

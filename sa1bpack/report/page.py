@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sa1bpack.format import Completeness, Manifest
 from sa1bpack.format.duplicates import Duplicates
 from sa1bpack.masks.select import left_out_text
-from sa1bpack.packing.run_log import Run
+from sa1bpack.packing.progress import Run
 from sa1bpack.report.charts import charts
 from sa1bpack.report.records import REJECTS_PREFIX, SideInfo, text_of
 from sa1bpack.report.survey import Survey

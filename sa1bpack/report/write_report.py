@@ -23,7 +23,7 @@ from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import replace_file
 from sa1bpack.format.problems import reason_of
 from sa1bpack.format.publish import REJECTS_NAME
-from sa1bpack.packing.run_log import Run, read_runs
+from sa1bpack.packing.progress import Run, read_runs
 from sa1bpack.report.drawing import drawn, fitted
 from sa1bpack.report.output import check_output
 from sa1bpack.report.page import SHOWN_REJECTS, Contents, Picture, page

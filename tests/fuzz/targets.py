@@ -40,7 +40,7 @@ from sa1bpack.pixels import read_header
 from sa1bpack.pixels.decode import decode_into
 from sa1bpack.source import PairReader, open_source, parse_annotations
 from sa1bpack.source.inflate import INFLATE_BYTES, open_stream
-from sa1bpack.source.md5sums import read_md5sums
+from sa1bpack.source.lists import read_md5sums
 from sa1bpack.source.members import MAX_PATH_BYTES
 from sa1bpack.source.tar import BLOCK, TarStream
 

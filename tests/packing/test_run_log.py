@@ -7,7 +7,7 @@ from small_tars import SMALL, members, write_tar
 
 import sa1bpack
 from sa1bpack.errors import TooManyRejects
-from sa1bpack.packing.run_log import RUNS_NAME, read_runs
+from sa1bpack.packing.progress import RUNS_NAME, read_runs
 
 
 def test_each_run_that_decodes_images_leaves_a_line(tmp_path):

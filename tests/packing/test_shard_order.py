@@ -12,8 +12,8 @@ from small_tars import SMALL, members, write_tar
 from sa1bpack.format import Extent
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.pack_state import PackState
-from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.shard_builder import Dropped, Rejected, ShardBuilder
+from sa1bpack.packing.sample import Dropped, Packed, Rejected
+from sa1bpack.packing.shard_builder import ShardBuilder
 from sa1bpack.packing.source_packer import SourcePacker
 from sa1bpack.packing.writer_threads import ShardQueue, WriterThreads
 from sa1bpack.source import PairReader, find_sources

@@ -9,7 +9,7 @@ from guard_pages import guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sa1bpack.pixels.rgbx import pack_rgb
+from sa1bpack.pixels.pil_memory import pack_rgb
 
 AROUND = 96  # bytes of the target's memory on either side
 

@@ -13,7 +13,7 @@ from sa1bpack.source import PairReader, open_source
 from sa1bpack.source import inflate as inflate_module
 from sa1bpack.source import pairs as pairs_module
 from sa1bpack.source.inflate import open_stream
-from sa1bpack.source.md5sums import MAX_LIST_BYTES, read_md5sums
+from sa1bpack.source.lists import MAX_LIST_BYTES, read_md5sums
 from sa1bpack.source.members import MAX_PATH_BYTES
 from sa1bpack.source.tar import MAX_EXTENDED_HEADER
 

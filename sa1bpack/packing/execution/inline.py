@@ -9,11 +9,10 @@ from queue import SimpleQueue
 
 from sa1bpack import interrupts
 from sa1bpack.errors import SourceError
-from sa1bpack.packing.execution.attempt import attempt
 from sa1bpack.packing.execution.descriptors import enough_descriptors, needed_inline
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.sample import Buffers
+from sa1bpack.packing.sample import Buffers, attempt
 from sa1bpack.packing.source_packer import SourcePacker, pair_digest, stopped_on_error
 
 # Samples in memory: one being decoded, one being written, one waiting to be written.

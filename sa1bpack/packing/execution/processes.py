@@ -24,12 +24,10 @@ from sa1bpack.packing.execution.source_reader import (
     SourceRead,
     SourceReaders,
 )  # fmt: skip
-from sa1bpack.packing.execution.worker import JOBS_PER_WORKER
-from sa1bpack.packing.execution.worker_pool import WorkerProcess, start_worker
+from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress
-from sa1bpack.packing.sample import Packed
-from sa1bpack.packing.shard_builder import Outcome, Rejected
+from sa1bpack.packing.sample import Outcome, Packed, Rejected
 from sa1bpack.packing.source_packer import SourcePacker, stopped_on_error
 from sa1bpack.urls import Address
 

@@ -32,14 +32,17 @@ from sa1bpack.packing.merge.place_files import (
     data_bytes,
     place_folder,
 )
-from sa1bpack.packing.merge.place_sides import (
+from sa1bpack.packing.merge.plan import (
+    Key,
+    MergePlan,
     SidePlan,
+    Taken,
     create_sides,
     find_parts,
+    plan_merge,
     plan_sides,
     working_name,
 )
-from sa1bpack.packing.merge.plan import Key, MergePlan, Taken, plan_merge
 from sa1bpack.packing.pack_state import LOCK_NAME, PackState
 from sa1bpack.packing.records import check_shard_record
 from sa1bpack.packing.request import check_folder

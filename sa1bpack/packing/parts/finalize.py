@@ -8,9 +8,8 @@ from sa1bpack.arguments import local_path
 from sa1bpack.format import read_manifest
 from sa1bpack.format.duplicates import find_duplicates
 from sa1bpack.format.files import flush_folder
-from sa1bpack.format.identity import identity_text
 from sa1bpack.format.index import open_manifest_and_index
-from sa1bpack.format.manifest import MANIFEST_NAME
+from sa1bpack.format.manifest import MANIFEST_NAME, identity_text
 from sa1bpack.masks.select import left_out_text
 from sa1bpack.packing.options import recorded_options
 from sa1bpack.packing.pack_state import PackState, check_can_write
@@ -23,7 +22,7 @@ from sa1bpack.packing.parts.outcomes import (
     failed_path,
     read_plans,
 )
-from sa1bpack.packing.run_log import RUNS_NAME
+from sa1bpack.packing.progress import RUNS_NAME
 from sa1bpack.wording import counted
 
 

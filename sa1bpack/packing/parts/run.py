@@ -13,7 +13,7 @@ from sa1bpack.packing.options import PackKeywords
 from sa1bpack.packing.packed_sources import add_missing_md5, sources_to_pack
 from sa1bpack.packing.parts.outcomes import Plan
 from sa1bpack.packing.parts.state import PartState
-from sa1bpack.packing.progress import Progress, rejects_so_far
+from sa1bpack.packing.progress import Progress, recorded_run, rejects_so_far
 from sa1bpack.packing.request import Request, checked_request
 from sa1bpack.packing.run import (
     PackResult,
@@ -22,7 +22,6 @@ from sa1bpack.packing.run import (
     result_of,
     versions_in_force,
 )
-from sa1bpack.packing.run_log import recorded_run
 from sa1bpack.packing.sample import warm_up
 from sa1bpack.source.find import Source
 

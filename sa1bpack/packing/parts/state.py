@@ -25,7 +25,9 @@ from sa1bpack.packing.parts.outcomes import (
     PARTS_NAME,
     Done,
     Failed,
+    PartFolder,
     Plan,
+    alone,
     done_path,
     failed_path,
     read_done,
@@ -34,7 +36,6 @@ from sa1bpack.packing.parts.outcomes import (
     write_failed,
     write_plan,
 )
-from sa1bpack.packing.parts.part_folder import PartFolder, alone
 from sa1bpack.packing.records import check_shard_record, check_source_record
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.wording import printable

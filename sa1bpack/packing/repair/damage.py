@@ -28,7 +28,7 @@ from sa1bpack.format import (
     read_manifest,
 )
 from sa1bpack.format.checksums import CHECKSUMS_NAME, file_digest, read_checksums
-from sa1bpack.format.files import read_metadata_file
+from sa1bpack.format.files import TEMPORARY_PREFIX, flush_folder, read_metadata_file, replace_file
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import MANIFEST_NAME, SHARDS_NAME, manifest_bytes
 from sa1bpack.format.problems import Findings
@@ -39,8 +39,48 @@ from sa1bpack.format.zarr_metadata import METADATA_NAME, canonical_json
 from sa1bpack.packing.options import PackOptions, recorded_options
 from sa1bpack.packing.pack_state import check_can_write
 from sa1bpack.packing.records import check_shard_record, check_source_record
-from sa1bpack.packing.repair.unfinished import Unfinished, read_note
 from sa1bpack.wording import span_text
+
+_NAME = TEMPORARY_PREFIX + "unfinished-repair.json"
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """What an unfinished repair intended.
+
+    lost
+        The manifest was lost, and must be rewritten from shards and sources.
+    complete
+        The manifest said that the pack is complete.
+    """
+
+    lost: bool = False
+    complete: bool = False
+
+
+def note_path(root: Path) -> Path:
+    """Path of the note in a pack's folder."""
+    return root / _NAME
+
+
+def write_note(root: Path, note: Unfinished) -> None:
+    """Leave a note; durable before anything in the pack changes."""
+    replace_file(note_path(root), msgspec.json.encode(note))
+
+
+def read_note(root: Path) -> Unfinished:
+    """The note that an unfinished repair left, or an empty one. Raises OSError if unreadable."""
+    try:
+        return msgspec.json.decode(note_path(root).read_bytes(), type=Unfinished)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return Unfinished()
+
+
+def remove_note(root: Path) -> None:
+    """Remove the note, if there is one."""
+    if note_path(root).exists():
+        note_path(root).unlink()
+        flush_folder(root)
+
 
 _MAX_WRONG_DIGITS = 2  # in which a damaged digest may differ from the true one
 _SHARD_NAME = re.compile(r"(.+)-(\d{3,})")

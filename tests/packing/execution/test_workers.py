@@ -20,7 +20,7 @@ from small_tars import SMALL, contents, members, rejects_of, write_tar
 import sa1bpack
 from sa1bpack.errors import PackError, TooManyRejects
 from sa1bpack.packing import writer_threads
-from sa1bpack.packing.execution import worker_pool
+from sa1bpack.packing.execution import worker
 from sa1bpack.packing.progress import Progress
 from sa1bpack.packing.source_packer import SourcePacker
 
@@ -67,7 +67,7 @@ def workers_that(tmp_path, monkeypatch):
     def workers_that(change: str) -> None:
         folder = tmp_path / "site"
         folder.mkdir(exist_ok=True)
-        preload = after_import("sa1bpack.packing.execution.attempt", change)
+        preload = after_import("sa1bpack.packing.sample", change)
         preload = "import sys\nif sys.argv[:1] == ['-m']:\n" + indent(preload, "    ")
         (folder / "sitecustomize.py").write_text(preload)
         monkeypatch.syspath_prepend(folder)
@@ -190,7 +190,7 @@ def test_a_worker_that_cannot_start_ends_the_run(
 
 
 def test_a_missing_interpreter_ends_the_run(tar, tmp_path, monkeypatch, leaves_nothing):
-    monkeypatch.setattr(worker_pool.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(worker.sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PackError, match=r"could not be started: .*python"):
         sa1bpack.pack(tar, tmp_path / "pack", workers=2, **SMALL)
 

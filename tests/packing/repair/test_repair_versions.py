@@ -19,7 +19,7 @@ from sa1bpack.format.checksums import file_digest, format_checksums, read_checks
 @pytest.fixture
 def other_versions(monkeypatch):
     versions = {"sa1bpack": "9.9"}
-    monkeypatch.setattr("sa1bpack.packing.repair.wanted.versions_in_force", lambda: versions)
+    monkeypatch.setattr("sa1bpack.packing.repair.rebuild.versions_in_force", lambda: versions)
     return versions
 
 
