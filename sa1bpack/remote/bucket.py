@@ -164,7 +164,7 @@ class BucketFolder:
                 "%s: parts of uploads that were not completed could not be looked for (%s); a "
                 "lifecycle rule of the bucket can remove them",
                 self.url,
-                error,
+                getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__),
             )
         return count
 

@@ -15,6 +15,7 @@ from sa1bpack.remote.stores import (
     READ_SECONDS,
     begin,
     error_text,
+    library_text,
     open_store,
     package,
 )
@@ -103,13 +104,14 @@ class StoreBody:
     def _raise(self, error: Exception) -> None:
         """Raise what an exception of obstore means."""
         kinds, address, text = package("obstore.exceptions"), self._address, error_text(error)
+        said = library_text(error)
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{address}: there is no such object; check the URL") from None
         if isinstance(error, ValueError):  # of a key that the library does not take, such as a//b
             raise SourceError(f"{address}: {text}") from None
         if isinstance(error, kinds.PreconditionError):
             raise changed(address) from None
-        if "configured region" in text:  # a redirect without a target
+        if "configured region" in said:  # a redirect without a target
             raise SourceError(
                 f"{address}: the bucket lies in another region; set AWS_REGION to that one"
             ) from None

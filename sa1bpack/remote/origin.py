@@ -18,7 +18,7 @@ from sa1bpack.format.files import (
     open_file,
     read_metadata_file,
 )
-from sa1bpack.remote.stores import error_text, final_error, open_store, package
+from sa1bpack.remote.stores import error_text, final_error, library_text, open_store, package
 from sa1bpack.urls import Counts, local_folder
 
 # Requests at once: an object store takes tens of milliseconds to answer each, and delivers some 50
@@ -182,7 +182,8 @@ class StoreOrigin(Origin):
                     raise FileNotFoundError(2, "not in the object store", address) from None
                 if not left:
                     text = error_text(error)
-                    early = isinstance(error, _CutShort) or "InvalidRange" in text
+                    said = library_text(error)
+                    early = isinstance(error, _CutShort) or "InvalidRange" in said
                     raise (EndsEarly if early else StoreError)(
                         f"{address}: {TRIES} requests failed: {text}"
                     ) from None

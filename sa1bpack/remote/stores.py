@@ -7,17 +7,21 @@ login` writes, the instance. None of them is kept, shown or written.
 """
 
 import asyncio
+import atexit
 import functools
 import os
 import re
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
+from http.client import responses
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 from sa1bpack.errors import MissingPackage, OptionError, SourceError, StoreError
 from sa1bpack.urls import Address
@@ -26,7 +30,13 @@ from sa1bpack.urls import Address
 # by default, would end every longer one.)
 READ_SECONDS = 60
 CONNECT_SECONDS = 20
+# How long the end of the process waits for what is on its way.
+END_SECONDS = 5.0
 _NO_LIMIT = timedelta(days=365)
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+# Credentials that were handed out.
+_secrets: set[str] = set()
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
@@ -94,6 +104,7 @@ def _s3_config(bucket: str) -> dict[str, Any]:
 
     def current() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
+        _secrets.update(filter(None, (frozen.access_key, frozen.secret_key, frozen.token)))
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -150,15 +161,15 @@ def final_error(error: Exception, address: str) -> StoreError | None:
     error    of the library
     address  URL of the object
     """
-    text = error_text(error)
-    if any(word in text for word in _EXPIRED):
+    text, said = error_text(error), library_text(error)
+    if any(word in said for word in _EXPIRED):
         return StoreError(f"{address}: the credentials have expired; log in again ({text})")
-    if "computeMetadata" in text:  # asked last of all, of the instance that this would be
+    if "computeMetadata" in said:  # asked last of all, of the instance that this would be
         return StoreError(
             f"{address}: no credentials of Google Cloud were found; set "
             "GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`"
         )
-    if "NoSuchBucket" in text:
+    if "NoSuchBucket" in said:
         return StoreError(
             f"{address}: there is no such bucket; check the URL and the endpoint, or create the "
             "bucket"
@@ -170,9 +181,32 @@ def final_error(error: Exception, address: str) -> StoreError | None:
     return None
 
 
+def library_text(error: BaseException) -> str:
+    """What an exception of obstore says, in one line: its texts are followed by pages of detail.
+
+    It may have what the server says, and so is looked at, and never shown.
+    """
+    return " ".join(str(error).partition("\n\nDebug source:")[0].split())
+
+
 def error_text(error: BaseException) -> str:
-    """What an exception of obstore says, in one line: its texts are followed by pages of detail."""
-    return " ".join(str(error).partition("\n\nDebug source:")[0].split())[:400]
+    """What an exception of obstore says, as it may be shown.
+
+    Of the answer of a server, which may echo what was sent, it has the status and the code of an
+    error alone; and nothing of the credentials that were handed out.
+    """
+    text = library_text(error)
+    if status := _STATUS.search(text):
+        phrase = responses.get(int(status[1]), "")
+        code = _CODE.search(text)
+        text = f"{text[: status.start()]}status code: {status[1]} {phrase}".rstrip()
+        text += f" ({code[1]})" if code else ""
+    else:
+        text = text.partition("<")[0]
+    for secret in _secrets:
+        for each in (secret, quote(secret, safe="")):
+            text = text.replace(each, "***")
+    return text[:400]
 
 
 # Waiting for obstore. Its own blocking calls do not notice signals, and cannot be ended from
@@ -184,7 +218,28 @@ def _loop(process: int) -> asyncio.AbstractEventLoop:
     """The event loop of this process, in a thread of its own; a fork has another."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="sa1bpack-cloud", daemon=True).start()
+    atexit.register(_end, process, loop)
     return loop
+
+
+def _end(process: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is on its way when the process ends.
+
+    Threads of obstore hand its outcome to the event loop; one that does so while the interpreter
+    ends, or has ended, takes the process down with it (SIGSEGV, or SIGABRT).
+    """
+    if process != os.getpid():
+        return
+
+    async def cancel_all() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    with suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(END_SECONDS)
+    loop.call_soon_threadsafe(loop.stop)
 
 
 def begin(work: Coroutine) -> Future:

@@ -1,7 +1,7 @@
 """One GET over http or https, with the standard library (why: docs/decisions/0011).
 
-Redirects and the proxies of the environment are followed. No text of an exception of `http.client`
-is passed on but those without a URL.
+Redirects and the proxies of the environment are followed. No text of a server is shown, since it
+may echo a signed query, and none of an exception of `http.client` but those without a URL.
 """
 
 import http.client
@@ -17,14 +17,16 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from sa1bpack.errors import SourceError
 from sa1bpack.remote.body import REPEATED, Broken
-from sa1bpack.urls import WEB_SCHEMES, Address, shown
+from sa1bpack.urls import WEB_SCHEMES, Address
 
 # Seconds without a byte, or without a connection, after which a request is broken.
 TIMEOUT = 30
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _EXPIRED = frozenset({401, 403, 410})
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+# Larger numbers are no sizes: Python refuses to read those of thousands of digits.
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _UNQUOTED = "%/:?#[]@!$&'()*+,;=~"  # in a URL, what is not quoted again
 # Ports at which urlsplit's `port` is None.
 _PORTS = {"https": http.client.HTTPS_PORT, "http": http.client.HTTP_PORT}
@@ -61,10 +63,12 @@ class WebBody:
     def read(self, count: int) -> bytes:
         try:
             data = self._answer.read(min(count, self._left))
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise Broken(_text(error)) from None
         if self._left and not data:  # http.client says nothing of it
             raise Broken(f"the connection ended {self._left} bytes too early")
+        if len(data) > self._left:
+            raise Broken("the server sends more than it announced")
         self._left -= len(data)
         return data
 
@@ -83,9 +87,9 @@ class WebBody:
         self._socket = None
 
     def _request(self, url: str) -> http.client.HTTPResponse:
-        parts = urlsplit(quote(url, safe=_UNQUOTED))
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         try:
+            parts = urlsplit(quote(url, safe=_UNQUOTED))
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             self._connection = _connection(parts)
             headers = self._headers()
             if parts.scheme == "http" and (proxy := _proxy(parts)):
@@ -118,12 +122,17 @@ class WebBody:
         return headers
 
     def _redirected(self, url: str, location: str) -> str:
-        target = urljoin(url, location)
-        before, after = urlsplit(url).scheme.lower(), urlsplit(target).scheme.lower()
+        before = urlsplit(url).scheme.lower()
+        try:
+            target = urljoin(url, location)
+            after = urlsplit(target).scheme.lower()
+        except ValueError:  # it is no URL
+            target = after = ""
         if after not in WEB_SCHEMES or (before, after) == ("https", "http"):
+            where = after if after in WEB_SCHEMES else "what is no address of the web"
             raise SourceError(
-                f"{self._address}: the server redirects from {before} to {after or 'nowhere'} "
-                f"({shown(target)}), which is not followed"
+                f"{self._address}: the server redirects from {before} to {where}, which is not "
+                "followed"
             )
         return target
 
@@ -139,12 +148,12 @@ class WebBody:
             if first != self._wanted[0] or not first <= last < self.nbytes:
                 raise SourceError(
                     f"{address}: asked for the bytes from {self._wanted[0]} on, the server sends "
-                    f"{answer.getheader('Content-Range')!r}; download the file, and pack the copy"
+                    "others, or does not say which; download the file, and pack the copy"
                 )
             self.start, self._left = first, last + 1 - first
             return
         length = answer.getheader("Content-Length", "")
-        if not length.isdecimal():
+        if not _NUMBER.fullmatch(length):
             raise SourceError(
                 f"{address}: the server does not send the size of the file (Content-Length), so "
                 "a truncated answer could not be noticed; download the file, and pack the copy"
@@ -154,7 +163,7 @@ class WebBody:
 
     def _refuse(self, status: int) -> None:
         """Raise what a status other than success means."""
-        what = f"{status} {self._answer.reason}".strip()
+        what = f"{status} {http.client.responses.get(status, '')}".strip()
         if status in REPEATED or status >= 500:
             raise Broken(f"the server answers {what}", _wait(self._answer.getheader("Retry-After")))
         if status == 412:
@@ -210,12 +219,12 @@ def _wait(retry_after: str | None) -> float | None:
     """Seconds of a `Retry-After`, which is a number of them or a time."""
     if retry_after is None:
         return None
-    if retry_after.isdecimal():
+    if _NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
         when = parsedate_to_datetime(retry_after)
         return max(0.0, (when - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -229,7 +229,7 @@ def test_redirects_are_followed_with_the_range_and_no_further_than_five(served):
     with pytest.raises(SourceError, match=r"more than 5 redirects$"):
         read_all(parse_address("source", f"{server.url}/loop"))
     server.faults["/loop"] = [status(301, {"Location": "ftp://host/SECRET?SECRET"})]
-    with pytest.raises(SourceError, match="redirects from http to ftp"):
+    with pytest.raises(SourceError, match="redirects from http to what is no address"):
         read_all(parse_address("source", f"{server.url}/loop"))
 
 
@@ -331,7 +331,9 @@ def test_https_is_continued_as_http_is(secure, certificate, monkeypatch):
     assert server.requests_of("/sa_0.tar")[-1] == "bytes=1000005-"
     server.files["/away.tar"] = b""
     server.faults["/away.tar"] = [status(302, {"Location": "http://127.0.0.1/a.tar?SECRET"})]
-    with pytest.raises(SourceError, match=r"redirects from https to http .*not followed$") as e:
+    with pytest.raises(
+        SourceError, match=r"redirects from https to http, which is not followed$"
+    ) as e:
         read_all(parse_address("source", f"{server.url}/away.tar"))
     assert "SECRET" not in str(e.value)
 
@@ -347,3 +349,65 @@ def test_a_certificate_that_nobody_vouches_for_is_an_error_at_once(secure):
     with pytest.raises(SourceError, match=r"certificate cannot be trusted \(self-signed"):
         read_all(address)
     assert server.requests == []
+
+
+DIGITS = "9" * 5000
+# What a server sends, and what its answer becomes: an error, or another attempt.
+MALFORMED = {
+    "a length of 5,000 digits": ("200 OK", {"Content-Length": DIGITS}, "does not send the size"),
+    "a negative length": ("200 OK", {"Content-Length": "-5"}, "does not send the size"),
+    "a range of 5,000 digits": (
+        "206 Partial Content",
+        {"Content-Range": f"bytes 0-{DIGITS}/{DIGITS}", "Content-Length": "4"},
+        "the server sends others",
+    ),
+    "a place that is no URL": ("302 Found", {"Location": "http://[x"}, "which is not followed"),
+    "a wait of 5,000 digits": ("503 Busy", {"Retry-After": DIGITS}, None),
+    "a wait until the year 10000": (
+        "503 Busy", {"Retry-After": "Mon, 23 Nov 10000 00:00:00 GMT"}, None
+    ),
+    "a negative chunk": (
+        "200 OK", {"Transfer-Encoding": "chunked", "Content-Length": "10"}, "has changed since"
+    ),
+}  # fmt: skip
+
+
+def malformed(line: str, headers: dict[str, str]):
+    """Answer with these headers, and a chunk of a negative size."""
+
+    def answer(handler, data):
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        body = "-5\r\nabc\r\n" if "Transfer-Encoding" in headers else "abcd"
+        handler.wfile.write(f"HTTP/1.1 {line}\r\n{head}\r\n{body}".encode())
+        handler.close_connection = True
+
+    return answer
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_malformed_answer_is_an_error_or_another_attempt(served, what, monkeypatch):
+    monkeypatch.setattr(remote_file, "LONGEST_ASKED", 0.01)
+    server, address = served
+    line, headers, error = MALFORMED[what]
+    server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
+    file = RemoteFile(address)
+    if error is None:
+        assert file.read(10) == server.files["/t/sa_0.tar"][:10]
+        assert len(server.requests) == 2
+    else:
+        with pytest.raises(SourceError, match=error) as caught:
+            file.read(10)
+        assert "99999" not in str(caught.value)
+    file.close()
+
+
+@pytest.mark.parametrize("line", ["403 SECRET", "418 ?sig=SECRET", "302 Found"])
+def test_no_text_of_a_server_is_shown(served, line):
+    server, address = served
+    headers = {"Location": "ftp://host/SECRET", "Content-Length": "0"}
+    server.faults["/t/sa_0.tar"] = [malformed(line, headers)]
+    file = RemoteFile(parse_address("source", f"{address.url}?sig=SECRET"))
+    with pytest.raises(SourceError, match="the server") as caught:
+        file.read(10)
+    assert "SECRET" not in str(caught.value)
+    file.close()

@@ -1,13 +1,18 @@
 """Buckets are opened as the tools of the cloud would open them."""
 
+import http.server
 import json
 import subprocess
 import sys
+import threading
+import traceback
 
 import obstore
 import pytest
+from s3_server import use_s3
 
-from sa1bpack.errors import MissingPackage, OptionError
+import sa1bpack
+from sa1bpack.errors import MissingPackage, OptionError, SourceError, StoreError
 from sa1bpack.remote.stores import begin, error_text, list_keys, open_store
 from sa1bpack.urls import parse_address
 
@@ -132,3 +137,76 @@ def test_an_endpoint_without_a_scheme_is_an_error_that_says_what_it_lacks(s3, mo
     monkeypatch.setenv("AWS_ENDPOINT_URL", "minio.example.org:9000")
     with pytest.raises(OptionError, match=r"such as https://minio\.example\.org:9000"):
         open_store("s3", "b")
+
+
+def test_a_token_that_the_server_echoes_is_not_shown(monkeypatch, tmp_path):
+    """As S3 does in the body of its answers, and another server may do anywhere."""
+    token = "THE+SESSION/TOKEN=="
+    monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+
+    class Echo(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            sent = self.headers["x-amz-security-token"]
+            assert sent == token
+            body = f"<Error><Code>InvalidToken</Code><Token-0>{sent}</Token-0></Error>".encode()
+            self.send_response(400, sent)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        use_s3(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        monkeypatch.setenv("AWS_SESSION_TOKEN", token)
+        with pytest.raises(StoreError, match=r"400.*InvalidToken") as caught:
+            sa1bpack.open("s3://echo/pack", cache=tmp_path)
+        assert token not in "".join(traceback.format_exception(caught.value))
+        with pytest.raises(SourceError) as caught:
+            sa1bpack.estimate("s3://echo/sa_*.tar", tmp_path / "out")
+        assert token not in str(caught.value)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# Ends while requests are on their way, to a server in a thread of its own.
+ENDS = """
+import asyncio, http.server, os, threading, time
+from sa1bpack.remote.stores import begin, open_store
+import obstore
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        for name, value in {"Content-Length": "4", "ETag": '"a"',
+                            "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(b"abcd")
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.server_port}"
+store = open_store("s3", "bucket")
+
+async def ask():
+    while True:
+        await obstore.get_async(store, "key")
+
+for _ in range(8):
+    begin(ask())
+time.sleep(0.2)
+"""
+
+
+def test_a_process_ends_in_peace_while_requests_are_on_their_way(s3):
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
