@@ -198,7 +198,8 @@ class Cache:
     def _bring(self, name, nbytes, fetch, is_sound, outcome: Future) -> None:
         try:
             with _a_full_disk_named(self.root), self._alone(name) as lock:
-                self._make(lock, self.root / name, nbytes, fetch, is_sound)
+                if lock is not None:
+                    self._make(lock, self.root / name, nbytes, fetch, is_sound)
         except FileNotFoundError as error:
             outcome.set_exception(
                 error
@@ -242,8 +243,11 @@ class Cache:
                 lock.path.unlink()
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[Lock]:
-        """The lock of a folder, taken exclusively as soon as others release it."""
+    def _alone(self, name: str) -> Iterator[Lock | None]:
+        """The lock of a folder, taken exclusively as soon as others release it.
+
+        None as soon as the folder is here: who fetched it may keep the lock, shared, for long.
+        """
         path, pause = self.root / f"{name}.lock", _SHORTEST_WAIT
         limit, seen = time.monotonic() + PATIENCE, 0
         while not (lock := Lock(path)).take(exclusive=True):
@@ -256,6 +260,9 @@ class Cache:
                     "nothing; was it stopped? End it, and the system releases the lock"
                 )
             lock.close()
+            if self.lease(name) is not None:
+                yield None
+                return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
         with lock:

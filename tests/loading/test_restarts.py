@@ -45,4 +45,4 @@ def test_global_batches_through_caches_are_the_same_on_any_number_of_ranks(
     options = {"cache": cache, "cache_bytes": "1 GB"}
     found = restarted(tmp_path, packed.root, "home", RUNS, place=bucket, **options)
     check(found, packed, "home")
-    assert all(any((tmp_path / f"cache-{node}/folders").iterdir()) for node in range(2))
+    assert all(any((tmp_path / f"cache-{node}/shards").iterdir()) for node in range(2))

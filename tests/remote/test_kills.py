@@ -130,6 +130,33 @@ def test_threads_that_want_the_same_shard_fetch_it_once(pack, tmp_path, driven):
     assert asked and len(asked) == len(set(asked))
 
 
+def test_who_waits_for_a_shard_that_another_keeps_in_use_has_it_as_soon_as_it_is_there(
+    pack, tmp_path, driven
+):
+    """The one that fetches goes on to use it, and never releases its lock."""
+    origin, may = driven(pack), threading.Event()
+
+    def wait(path, first, data):
+        assert may.wait(60)
+        return data
+
+    origin.change, found = wait, []
+    cache = tmp_path / "cache"
+    head = threading.Thread(target=lambda: found.append(open_cached(pack, cache)))
+    head.start()
+    other = threading.Thread(target=lambda: found.append(open_cached(pack, cache)))
+    other.start()
+    while len(list((cache / "packs").glob("*.lock"))) < 1 and head.is_alive():
+        time.sleep(0.005)
+    time.sleep(0.1)
+    may.set()
+    for thread in (head, other):
+        thread.join(60)
+    assert len(found) == 2
+    opened = [ds.shards.open(0) for ds in found]
+    assert len(opened) == 2
+
+
 class Interrupted(BaseException):
     """What a signal raises."""
 

@@ -1,0 +1,49 @@
+"""Without the folder of `remote`, packs of this machine work, and a URL is a clear error."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import sa1bpack
+
+# Packs, verifies, reads and loads in a copy of the package; then names URLs.
+PROGRAM = """
+import sys
+import sa1bpack
+assert sa1bpack.__file__.startswith(sys.argv[1]), sa1bpack.__file__
+tar, out = sys.argv[2:]
+result = sa1bpack.pack(tar, out, workers=1, image_size=64, mask_size=32)
+assert result.images == 3 and sa1bpack.verify(out).ok
+ds = sa1bpack.open(out)
+assert ds[0]["image"].any()
+with sa1bpack.Loader(ds, 2) as loader:
+    assert sum(len(batch["image_ids"]) for batch in loader) == 3
+calls = (
+    lambda: sa1bpack.open("s3://bucket/pack", cache=out + "-cache"),
+    lambda: sa1bpack.verify("gs://bucket/pack"),
+    lambda: sa1bpack.pack("https://host/sa_000000.tar?sig=SECRET", out + "-2", workers=1),
+    lambda: sa1bpack.pack(tar, "s3://bucket/pack", staging=out + "-3", workers=1),
+)
+for call in calls:
+    try:
+        call()
+    except sa1bpack.errors.MissingPackage as error:
+        assert "reads no URLs, because sa1bpack.remote is missing" in str(error), error
+        assert "SECRET" not in str(error)
+    else:
+        raise AssertionError("no error")
+"""
+
+
+def test_without_remote_packs_of_this_machine_work_and_a_url_is_a_clear_error(sample_tar, tmp_path):
+    ignored = shutil.ignore_patterns("remote", "__pycache__")
+    copy = shutil.copytree(
+        Path(sa1bpack.__file__).parent, tmp_path / "src/sa1bpack", ignore=ignored
+    )
+    words = [sys.executable, "-c", PROGRAM, copy.parent, sample_tar, tmp_path / "pack"]
+    done = subprocess.run(
+        list(map(str, words)), cwd=copy.parent, env={"PYTHONPATH": str(copy.parent)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
