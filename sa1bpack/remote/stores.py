@@ -35,7 +35,8 @@ END_SECONDS = 5.0
 _NO_LIMIT = timedelta(days=365)
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-# Credentials that were handed out.
+# Credentials that were handed out. Shorter ones are those of tests, and parts of any word.
+SHORTEST_SECRET = 8
 _secrets: set[str] = set()
 # Credentials are asked for again after so long; botocore renews those that expire.
 _CREDENTIALS_FOR = timedelta(minutes=5)
@@ -104,7 +105,8 @@ def _s3_config(bucket: str) -> dict[str, Any]:
 
     def current() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
-        _secrets.update(filter(None, (frozen.access_key, frozen.secret_key, frozen.token)))
+        handed = (frozen.access_key, frozen.secret_key, frozen.token)
+        _secrets.update(each for each in handed if each and len(each) >= SHORTEST_SECRET)
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
