@@ -64,7 +64,7 @@ REQUIRED = {
 INSTALLING = 60  # seconds at most
 # Where tests are marked `cuda`.
 CUDA_TESTS = (
-    "tests/dataset", "tests/batch", "tests/loading", "tests/transforms",
+    "tests/dataset", "tests/loading", "tests/transforms",
     "tests/test_train_example.py",
 )  # fmt: skip
 PEERS = ROOT / ".venv-peers/bin/python"  # of `make peers`

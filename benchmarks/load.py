@@ -8,10 +8,10 @@ then times every method in turn, `--rounds` times: one epoch to warm up, then th
 Figures are medians over the rounds; a ratio is the median of the ratios to the ceiling of the same
 round.
 
-The ceiling is a copy of the same bytes past the processor's caches (sa1bpack.batch.stream_copy) by
-2 threads, from maps of the same files into as many reused buffers as the Loader has, of `--batch`
-samples each; memcpy in its place is a line of its own. Consumers take the batches and do nothing
-with them.
+The ceiling is a copy of the same bytes past the processor's caches by 2 threads
+(sa1bpack.loading.batch.stream_copy), from maps of the same files into as many reused buffers as the
+Loader has, of `--batch` samples each; memcpy in its place is a line of its own. Consumers take the
+batches and do nothing with them.
 
 Below the table are samples of 16 x 16 pixels with 10 masks, which take almost no copying:
 how many of them one Python consumer takes per second.
@@ -41,9 +41,9 @@ from peers import PEERS, PeerError, open_peers
 from synthetic import make_tar
 
 import sa1bpack
-from sa1bpack.batch.stream_copy import stream_copy
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.loading.batch.stream_copy import stream_copy
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 

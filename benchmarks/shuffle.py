@@ -26,8 +26,8 @@ from statistics import median
 
 import numpy as np
 
-from sa1bpack.order.functions import Key, permutation
-from sa1bpack.order.orders import (
+from sa1bpack.loading.order.functions import Key, permutation
+from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
     LocalShuffleOrder,

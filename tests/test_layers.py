@@ -2,9 +2,9 @@
 
 errors, arguments, urls, environment, interrupts, progress and the like → source, pixels, masks,
 format (which do not know each other) → packing | export | the reading side (nor do these) → raw →
-report → cli. The reading side is dataset, order, disk, transforms → batch → loading → deriving,
-adapters, measuring. torch is imported by transforms, batch, loading, deriving, adapters and
-raw/streaming.py alone, numba through kernels; imports stand at the top of a module.
+report → cli. The reading side is dataset, disk, transforms → loading, with its rooms order and
+batch → deriving, adapters, measuring. torch is imported by transforms, loading, deriving, adapters
+and raw/streaming.py alone, numba through kernels; imports stand at the top of a module.
 """
 
 import ast
@@ -44,17 +44,15 @@ ALLOWED = {
     "export": BASE | {"format", "masks"},
     "transforms": BASE | {"pixels", "masks"},
     "dataset": BASE | CODECS,
-    "order": BASE,
     "disk": {"arguments", "environment", "errors", "wording", "kernels"},
-    "batch": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
-    "loading": BASE | CODECS | {"disk", "dataset", "order", "batch", "transforms"},
+    "loading": BASE | CODECS | {"kernels", "disk", "dataset", "transforms"},
     "remote": BASE | {"disk", "format", "dataset", "packing"},
-    "deriving": BASE | {"format", "dataset", "order", "loading"},
+    "deriving": BASE | {"format", "dataset", "loading"},
     "cluster": BASE | {"disk", "format", "source", "packing", "dataset", "deriving"},
     "adapters": BASE | {"masks", "dataset", "loading"},
-    "raw": BASE | CODECS | {"packing", "dataset", "order"},
+    "raw": BASE | CODECS | {"packing", "dataset", "loading"},
     "report": BASE | CODECS | {"packing", "dataset", "raw"},
-    "measuring": BASE | {"format", "disk", "dataset", "batch", "loading"},
+    "measuring": BASE | {"format", "disk", "dataset", "loading"},
     "cli": BASE
     | CODECS
     | {
@@ -125,9 +123,20 @@ def test_modules_import_from_below_only():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_rooms_of_loading_do_not_import_what_loads():
+    """Orders are for `raw` as well, so they import the basics alone."""
+    for room, allowed in (("order", BASE), ("batch", ALLOWED["loading"])):
+        for path, imports in IMPORTS.items():
+            if path.is_relative_to(PACKAGE / "loading" / room):
+                ours = {name for name, _ in imports if name.startswith("sa1bpack.")}
+                others = {n for n in ours if not n.startswith(f"sa1bpack.loading.{room}.")}
+                assert {name.split(".")[1] for name in others} <= allowed, path
+
+
 def test_torch_is_imported_by_what_makes_or_moves_tensors_alone():
-    layers = {"transforms", "batch", "loading", "deriving", "adapters"}
+    layers = {"transforms", "loading", "deriving", "adapters"}
     found = importers("torch")
+    assert not [name for name in found if name.startswith("loading/order/")]
     assert {name for name in found if name.split("/")[0] not in layers} <= {"raw/streaming.py"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.errors import OptionError
-from sa1bpack.order.orders import Order
+from sa1bpack.loading.order.orders import Order
 from sa1bpack.wording import counted, size_text
 
 # Bytes of shards that are opened before they are used: what a link of 25 Gbit/s delivers in the

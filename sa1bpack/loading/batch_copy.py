@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import (
+from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.open_shard import OpenShard
+from sa1bpack.dataset.sample import read_error
+from sa1bpack.dataset.specs import AS_STORED
+from sa1bpack.disk.aio import CUT_SHORT
+from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
+from sa1bpack.format.array_reader import missing
+from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,
     MASKS,
@@ -19,17 +27,9 @@ from sa1bpack.batch.load_samples import (
     Place,
     Samples,
 )
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
-from sa1bpack.batch.unpack import unpack_into
-from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.open_shard import OpenShard
-from sa1bpack.dataset.sample import read_error
-from sa1bpack.dataset.specs import AS_STORED
-from sa1bpack.disk.aio import CUT_SHORT
-from sa1bpack.errors import FormatError, MaskError, ReadError, ResourceShortage
-from sa1bpack.format.array_reader import missing
-from sa1bpack.format.checked_rows import REPAIR
+from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.spec import COPIED_FIELDS, FIELD_TABLE, BatchSpec
+from sa1bpack.loading.batch.unpack import unpack_into
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.loading.shard_files import ShardFiles, shard_files, side_files
 from sa1bpack.masks import check_image_runs

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import IMAGE, IN_MEMORY, IN_PLACE, MAP, OPEN, Samples
 from sa1bpack.dataset import shard_cache
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.specs import AS_STORED
@@ -17,6 +16,7 @@ from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, MaskError, ResourceShortage
 from sa1bpack.format import Shard
 from sa1bpack.format.checked_rows import REPAIR, read_rows_unchecked
+from sa1bpack.loading.batch.load_samples import IMAGE, IN_MEMORY, IN_PLACE, MAP, OPEN, Samples
 from sa1bpack.loading.batch_copy import (
     BatchCopy,
     Lookup,

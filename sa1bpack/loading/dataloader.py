@@ -23,19 +23,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from sa1bpack.arguments import choice, flag, whole_number
-from sa1bpack.batch.collate import Batch, BatchPlan, Collate, gives_bool, plan_batch
-from sa1bpack.batch.mask_choice import MaskSchedule
-from sa1bpack.batch.spec import BatchSpec
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.sample import Sample
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.errors import LoaderError, ReadError
+from sa1bpack.loading.batch.collate import Batch, BatchPlan, Collate, gives_bool, plan_batch
+from sa1bpack.loading.batch.mask_choice import MaskSchedule
+from sa1bpack.loading.batch.spec import BatchSpec
 from sa1bpack.loading.iteration import BatchReader, Iteration, Taken
 from sa1bpack.loading.options import ReadingKeywords, ReadingOptions, reading_options
+from sa1bpack.loading.order.batches import BatchIndices, DealtBatches, OrderedBatches
+from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.ranks import cores
 from sa1bpack.loading.plans import LargestBatch, LoadingPlan, planned_batches
-from sa1bpack.order.batches import BatchIndices, DealtBatches, OrderedBatches
-from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.ranks import cores
 from sa1bpack.schedules import WholeNumbers
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.wording import counted, size_text

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sa1bpack.batch.spec import BatchSpec, split_regions
 from sa1bpack.disk.direct import aligned
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError
+from sa1bpack.loading.batch.spec import BatchSpec, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.cuda_runtime import CUDA
 from sa1bpack.loading.epoch import Buffer, BufferPool

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sa1bpack.batch.spec import BatchSpec, Region, Regions, split_regions
+from sa1bpack.loading.batch.spec import BatchSpec, Region, Regions, split_regions
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks.cells import unpack_bits

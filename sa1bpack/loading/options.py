@@ -8,16 +8,15 @@ from typing import Any, TypedDict
 import numpy as np
 
 from sa1bpack.arguments import choice, flag, refuse_unknown, seconds
-from sa1bpack.batch.collate import ON_ERROR
-from sa1bpack.batch.mask_choice import MaskSchedule, ScheduledChoose
-from sa1bpack.batch.spec import MaskLayout, mask_layout
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.ahead import check_order
-from sa1bpack.loading.statistics.stats import LoadingStats
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.orders import (
+from sa1bpack.loading.batch.collate import ON_ERROR
+from sa1bpack.loading.batch.mask_choice import MaskSchedule, ScheduledChoose
+from sa1bpack.loading.batch.spec import MaskLayout, mask_layout
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.orders import (
     HomeShuffleOrder,
     LocalShuffleOrder,
     Order,
@@ -26,7 +25,8 @@ from sa1bpack.order.orders import (
     ShuffleOrder,
     order_seed,
 )
-from sa1bpack.order.ranks import RankBatches
+from sa1bpack.loading.order.ranks import RankBatches
+from sa1bpack.loading.statistics.stats import LoadingStats
 from sa1bpack.schedules import Schedule, WholeNumbers, as_schedule
 from sa1bpack.transforms.masks.relations import Relate
 

@@ -17,9 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import MAP, NO_FILE, Samples
-from sa1bpack.batch.look_up import FINE, Stored, look_up, passing_masks, run_spans
-from sa1bpack.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.dataset.columns import expanded
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.dataset.open_shard import FIRST_ADDRESS, OpenShard
@@ -28,6 +25,9 @@ from sa1bpack.disk.page_cache import read_ahead_map
 from sa1bpack.errors import FormatError, LoaderError, ReadError
 from sa1bpack.format.checked_rows import REPAIR
 from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.loading.batch.load_samples import MAP, NO_FILE, Samples
+from sa1bpack.loading.batch.look_up import FINE, Stored, look_up, passing_masks, run_spans
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
 from sa1bpack.loading.batch_copy import (
     BatchCopy,
     BatchSource,

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from sa1bpack.batch.mask_choice import MaskChoice, MaskSchedule
-from sa1bpack.batch.spec import BatchSpec, MaskLayout, Regions, expected_runs
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.order.batches import OrderedBatches
+from sa1bpack.loading.batch.mask_choice import MaskChoice, MaskSchedule
+from sa1bpack.loading.batch.spec import BatchSpec, MaskLayout, Regions, expected_runs
+from sa1bpack.loading.order.batches import OrderedBatches
 from sa1bpack.wording import counted, size_text
 
 # The cap that a plan without one compares with. SA-1B has about 100 masks per image, and some

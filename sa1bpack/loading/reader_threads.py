@@ -16,10 +16,10 @@ from sa1bpack.loading.devices import Cuda, Host
 from sa1bpack.loading.epoch import BatchQueue, BufferPool, Ticket
 from sa1bpack.loading.iteration import Taken
 from sa1bpack.loading.options import ReadingOptions
+from sa1bpack.loading.order.epoch import EpochBatches
 from sa1bpack.loading.planner import Planner
 from sa1bpack.loading.sample_reader import SampleReader
 from sa1bpack.loading.statistics.counting import EpochCounts
-from sa1bpack.order.epoch import EpochBatches
 
 # How long a thread waits at a time. It is woken when there is something to do; this bounds the wait
 # of a thread whose loader disappeared without ending it.

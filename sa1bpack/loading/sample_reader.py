@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import Means, Place, Samples, load_samples
 from sa1bpack.disk.aio import CONTEXTS, Context
 from sa1bpack.disk.direct import aligned
+from sa1bpack.loading.batch.load_samples import Means, Place, Samples, load_samples
 
 # Scratch memory that a thread begins with; it grows to what its samples need.
 _FIRST_SCRATCH = 1 << 20

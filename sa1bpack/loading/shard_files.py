@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sa1bpack.batch.load_samples import NO_FILE
 from sa1bpack.dataset.open_shard import OpenShard
 from sa1bpack.dataset.resources import is_shortage
 from sa1bpack.dataset.shard_cache import CACHE
 from sa1bpack.disk.direct import open_direct_if_possible
+from sa1bpack.loading.batch.load_samples import NO_FILE
 
 _MOST_SHARDS = 4096
 

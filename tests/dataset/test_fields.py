@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import (
     MASK_COLUMNS,
@@ -19,6 +18,7 @@ from sa1bpack.dataset.fields import (
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.transforms.pipeline import Pipeline
 
 FIELDS = SAMPLE_FIELDS + MASK_FIELDS

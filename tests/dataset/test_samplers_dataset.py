@@ -9,8 +9,8 @@ import pytest
 import sa1bpack
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.orders import LocalShuffleOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.orders import LocalShuffleOrder, ShuffleOrder, WeightedOrder
 
 
 @pytest.fixture(scope="module")

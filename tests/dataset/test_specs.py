@@ -16,10 +16,10 @@ from small_tars import changed, members, photo, record, write_tar
 
 import sa1bpack
 from sa1bpack import transforms as T
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import BatchSpec, mask_layout
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.format import open_shard
+from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.spec import BatchSpec, mask_layout
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.finish import batch_views, finish
 from sa1bpack.loading.planner import Planner

@@ -33,8 +33,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.orders import ShuffleOrder
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.orders import ShuffleOrder
 from sa1bpack.schedules import Steps
 
 EPOCHS, BATCH = 3, 4

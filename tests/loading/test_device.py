@@ -9,11 +9,11 @@ import pytest
 import torch
 from allocations import MIB, Peak, most
 
-from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import LAYOUTS, BatchSpec, split_regions
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
+from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.spec import LAYOUTS, BatchSpec, split_regions
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.finish import batch_views, finish, finishing_bytes

@@ -11,10 +11,10 @@ from batches import same, tensors_of
 from packs_with_sides import SPECS, with_sides  # noqa: F401 - a fixture
 from sync_debug import waiting_is_an_error
 
-from sa1bpack.batch.collate import Collate
-from sa1bpack.batch.spec import LAYOUTS
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError
+from sa1bpack.loading.batch.collate import Collate
+from sa1bpack.loading.batch.spec import LAYOUTS
 from sa1bpack.loading.devices import open_device
 from sa1bpack.loading.loader import Loader
 

@@ -18,12 +18,12 @@ from layout_packs import MASKS
 from open_files import open_files
 from page_cache import drop, resident
 
-from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.disk import direct, reading_mode
 from sa1bpack.disk.aio import CONTEXTS
 from sa1bpack.errors import OptionError, ReadError
 from sa1bpack.loading import page_cache, sample_reader
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.sample_reader import SampleReader

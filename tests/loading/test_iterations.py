@@ -11,8 +11,8 @@ from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
-from sa1bpack.order.cursor import EpochCursor
-from sa1bpack.order.orders import SequentialOrder, ShuffleOrder
+from sa1bpack.loading.order.cursor import EpochCursor
+from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder
 
 BOTH = pytest.mark.parametrize("make", [Loader, make_dataloader])
 

@@ -9,18 +9,18 @@ from simulated_cuda import SimulatedCuda
 from small_tars import SMALL, members, write_tar
 
 import sa1bpack
-from sa1bpack.batch.mask_choice import MaskChoice
-from sa1bpack.batch.spec import LAYOUTS, BatchSpec
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import OptionError
 from sa1bpack.format import Layout
 from sa1bpack.loading import devices
+from sa1bpack.loading.batch.mask_choice import MaskChoice
+from sa1bpack.loading.batch.spec import LAYOUTS, BatchSpec
 from sa1bpack.loading.batch_copy import BatchSource
 from sa1bpack.loading.devices import Host
 from sa1bpack.loading.loader import Loader
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.orders import LocalShuffleOrder, WeightedOrder
 from sa1bpack.loading.planner import Planner
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.orders import LocalShuffleOrder, WeightedOrder
 from sa1bpack.wording import size_text
 
 

@@ -10,9 +10,9 @@ import torch
 from batches import clone, join_readers, readers
 from sync_debug import Waits
 
-from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout, OptionError, ReadError
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.batch_copy import BatchCopy
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.epoch import BatchQueue

@@ -16,7 +16,7 @@ from sa1bpack.errors import OptionError
 from sa1bpack.loading.dataloader import make_dataloader
 from sa1bpack.loading.loader import Loader
 from sa1bpack.loading.options import ReadingOptions
-from sa1bpack.order.orders import (
+from sa1bpack.loading.order.orders import (
     HomeShuffleOrder,
     LocalShuffleOrder,
     SequentialOrder,

@@ -10,10 +10,10 @@ from schedules import Schedule
 from simulated_cuda import Event, SimulatedCuda, Stream
 from simulated_loading import Consumer, scheduled
 
-from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, LoaderTimeout
 from sa1bpack.loading import loader
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.devices import Cuda
 from sa1bpack.loading.epoch import BufferPool
 from sa1bpack.loading.loader import Loader

@@ -10,9 +10,9 @@ from batches import tensors_of
 from simulated_cuda import SimulatedCuda
 from simulated_loading import LATE
 
-from sa1bpack.batch.collate import Collate
 from sa1bpack.dataset.open_pack import open as open_pack
 from sa1bpack.errors import LoaderError, OptionError, ReadError
+from sa1bpack.loading.batch.collate import Collate
 from sa1bpack.loading.loader import Loader
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.order import functions as pure
-from sa1bpack.order.buckets import Buckets, Waste
-from sa1bpack.order.orders import Latest, Order, order_seed
+from sa1bpack.loading.order import functions as pure
+from sa1bpack.loading.order.buckets import Buckets, Waste
+from sa1bpack.loading.order.orders import Latest, Order, order_seed
 from sa1bpack.schedules import Schedule, whole_numbers
 from sa1bpack.wording import counted
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import OptionError
-from sa1bpack.order.functions import (
+from sa1bpack.loading.order.functions import (
     Key,
     permutation,
     shuffle,

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.functions import Key, home_shards, home_shuffle
-from sa1bpack.order.orders import Extent, HomeShuffleOrder
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.functions import Key, home_shards, home_shuffle
+from sa1bpack.loading.order.orders import Extent, HomeShuffleOrder
 
 FINGERPRINT = "0123456789abcdef"
 BOUNDS = np.array([0, 100, 100, 350, 700, 760, 1000, 1201])

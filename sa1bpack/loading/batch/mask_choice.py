@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sa1bpack.arguments import MAX_WORD, choice, whole_number
-from sa1bpack.batch.spec import MaskLayout
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.fields import NUMBER_FIELDS
 from sa1bpack.errors import LoaderError, OptionError, UnknownName
+from sa1bpack.loading.batch.spec import MaskLayout
 from sa1bpack.masks import thirds_of
 from sa1bpack.schedules import Schedule, as_schedule
 from sa1bpack.wording import brief

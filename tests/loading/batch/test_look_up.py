@@ -6,7 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_packs import LAYOUTS
 
-from sa1bpack.batch.look_up import (
+from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.open_shard import FIRST_ADDRESS
+from sa1bpack.format import Layout
+from sa1bpack.format.image_bytes import image_nbytes
+from sa1bpack.loading.batch.look_up import (
     BAD_IMAGE,
     BAD_MASKS,
     BAD_RUNS,
@@ -16,10 +20,6 @@ from sa1bpack.batch.look_up import (
     look_up,
     run_spans,
 )
-from sa1bpack.dataset.open_pack import open as open_pack
-from sa1bpack.dataset.open_shard import FIRST_ADDRESS
-from sa1bpack.format import Layout
-from sa1bpack.format.image_bytes import image_nbytes
 
 SIDE, SAMPLES, MASKS_EACH, RUNS_EACH = 20, 6, 3, 4
 MASKS, RUNS = SAMPLES * MASKS_EACH, SAMPLES * MASKS_EACH * RUNS_EACH

@@ -7,9 +7,9 @@ beyond the stored pixels: RGB (S, S, 3), or I420, S rows of Y, then Cb and Cr at
 
 import numpy as np
 
-from sa1bpack.batch.stream_copy import stream, stream_end
 from sa1bpack.dataset.specs import RGB_OF_YUV, RGB_ON_CANVAS
 from sa1bpack.kernels import memcpy, memset, njit
+from sa1bpack.loading.batch.stream_copy import stream, stream_end
 from sa1bpack.pixels.vectors import PIXELS
 from sa1bpack.pixels.yuv420 import rgb_row, row_scratch
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.order.batches import EpochBatches, OrderedBatches
-from sa1bpack.order.orders import (
+from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.loading.order.orders import (
     Extent,
     LocalShuffleOrder,
     SequentialOrder,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from sa1bpack.errors import OptionError
-from sa1bpack.order.batches import DealtBatches, OrderedBatches
-from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.orders import Extent, SequentialOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.loading.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import Extent, SequentialOrder, ShuffleOrder, WeightedOrder
 from sa1bpack.schedules import Function, Linear, Steps
 
 SIZE = 53

@@ -19,10 +19,6 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sa1bpack.arguments import MAX_WORD, checks_options, choice, whole_number
-from sa1bpack.batch.canvas import put_image
-from sa1bpack.batch.mask_choice import Choose, MaskChoice, fixed_capacity
-from sa1bpack.batch.spec import LAYOUTS, MaskLayout, mask_layout
-from sa1bpack.batch.unpack import unpack_into
 from sa1bpack.dataset.fields import MASK_FIELDS, SAMPLE_FIELDS, Field
 from sa1bpack.dataset.rows import offsets_of
 from sa1bpack.dataset.sample import Sample, SampleSpec
@@ -31,6 +27,10 @@ from sa1bpack.errors import LoaderError, OptionError, ReadError
 from sa1bpack.format.image_bytes import half
 from sa1bpack.format.layout import MAX_IMAGE_SIZE
 from sa1bpack.format.side.spec import SideSpec
+from sa1bpack.loading.batch.canvas import put_image
+from sa1bpack.loading.batch.mask_choice import Choose, MaskChoice, fixed_capacity
+from sa1bpack.loading.batch.spec import LAYOUTS, MaskLayout, mask_layout
+from sa1bpack.loading.batch.unpack import unpack_into
 from sa1bpack.masks.rle import take_masks
 from sa1bpack.transforms.checks import check_relations
 from sa1bpack.transforms.masks.relations import Relate

@@ -8,9 +8,9 @@ from typing import Any
 
 from sa1bpack.environment import available_cpus
 from sa1bpack.errors import LoaderError
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.orders import Order
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import WholeNumbers
 
 

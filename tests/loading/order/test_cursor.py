@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.order.cursor import EpochCursor
-from sa1bpack.order.epoch import EpochBatches
-from sa1bpack.order.orders import Extent, ShuffleOrder
+from sa1bpack.loading.order.cursor import EpochCursor
+from sa1bpack.loading.order.epoch import EpochBatches
+from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(20, "0123456789abcdef"), seed=3)
 ENDED = r"ended by a new one .*set_epoch\(\), load_state_dict\(\) or close\(\)"

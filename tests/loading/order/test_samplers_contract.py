@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sa1bpack.errors import OptionError
-from sa1bpack.order.batches import EpochBatches, OrderedBatches
-from sa1bpack.order.orders import (
+from sa1bpack.loading.order.batches import EpochBatches, OrderedBatches
+from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
     LocalShuffleOrder,

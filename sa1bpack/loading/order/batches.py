@@ -20,10 +20,10 @@ from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, checks_options, whole_number
 from sa1bpack.errors import LoaderError, OptionError
-from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.cursor import EpochCursor
-from sa1bpack.order.epoch import EpochBatches, Kept
-from sa1bpack.order.orders import Order
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.cursor import EpochCursor
+from sa1bpack.loading.order.epoch import EpochBatches, Kept
+from sa1bpack.loading.order.orders import Order
 from sa1bpack.schedules import Schedule, WholeNumbers
 
 

@@ -5,15 +5,15 @@ import pytest
 
 from sa1bpack.errors import OptionError
 from sa1bpack.loading.options import make_batches, order_seed
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.orders import (
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.orders import (
     Extent,
     HomeShuffleOrder,
     LocalShuffleOrder,
     SequentialOrder,
     ShuffleOrder,
 )
-from sa1bpack.order.ranks import RankBatches
+from sa1bpack.loading.order.ranks import RankBatches
 
 ORDERS = "shuffle, local, home, sequential"
 DS = Extent(20, "0123456789abcdef", np.array([0, 12, 20]))

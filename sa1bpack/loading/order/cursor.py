@@ -9,7 +9,7 @@ from typing import Any
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import LoaderError
-from sa1bpack.order.epoch import EpochBatches
+from sa1bpack.loading.order.epoch import EpochBatches
 
 ENDED = (
     "this iteration was ended by a new one of the same loader, by set_epoch(), load_state_dict() "

@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_cache import drop, resident
 
-from sa1bpack.batch.load_samples import (
+from sa1bpack.dataset.specs import RGB_ON_CANVAS
+from sa1bpack.disk.aio import CUT_SHORT, Context
+from sa1bpack.disk.direct import BLOCK, aligned, open_direct
+from sa1bpack.loading.batch.load_samples import (
     AS_IT_IS,
     BAD_SPANS,
     IN_MEMORY,
@@ -27,9 +30,6 @@ from sa1bpack.batch.load_samples import (
     Samples,
     load_samples,
 )
-from sa1bpack.dataset.specs import RGB_ON_CANVAS
-from sa1bpack.disk.aio import CUT_SHORT, Context
-from sa1bpack.disk.direct import BLOCK, aligned, open_direct
 
 IMAGE_FILE, MASK_FILE = 40 * BLOCK + 77, 90 * BLOCK + 5  # bytes
 GAP = 1 << 16  # spans that are farther apart are read separately

@@ -14,8 +14,8 @@ import xxhash
 
 from sa1bpack.arguments import MAX_WORD, select_nested, torch_subset, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.order import functions as pure
-from sa1bpack.order.functions import Key
+from sa1bpack.loading.order import functions as pure
+from sa1bpack.loading.order.functions import Key
 from sa1bpack.schedules import Schedule, as_schedule
 
 

@@ -5,8 +5,8 @@ from itertools import chain
 import pytest
 
 from sa1bpack.errors import LoaderError
-from sa1bpack.order.batches import DealtBatches, OrderedBatches
-from sa1bpack.order.orders import Extent, ShuffleOrder
+from sa1bpack.loading.order.batches import DealtBatches, OrderedBatches
+from sa1bpack.loading.order.orders import Extent, ShuffleOrder
 
 ORDER = ShuffleOrder(Extent(44, "0123456789abcdef"), seed=3)
 

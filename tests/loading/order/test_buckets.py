@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from sa1bpack.errors import OptionError
-from sa1bpack.order.batches import OrderedBatches
-from sa1bpack.order.buckets import Buckets
-from sa1bpack.order.orders import SequentialOrder, ShuffleOrder, WeightedOrder
+from sa1bpack.loading.order.batches import OrderedBatches
+from sa1bpack.loading.order.buckets import Buckets
+from sa1bpack.loading.order.orders import SequentialOrder, ShuffleOrder, WeightedOrder
 from sa1bpack.schedules import Steps
 
 SIZE = 500

@@ -1,5 +1,0 @@
-"""Packs of a small layout that the tests of the reading side share."""
-
-from layout_packs import layout_packs  # noqa: F401 - a fixture
-from page_cache import direct_folder  # noqa: F401 - a fixture
-from reading_packs import pack_writer, packed  # noqa: F401 - fixtures

@@ -1,4 +1,0 @@
-"""Packs of a small layout that the tests of the reading side share."""
-
-from reading_packs import pack_writer, packed  # noqa: F401 - fixtures
-from several_packs import several  # noqa: F401 - a fixture
