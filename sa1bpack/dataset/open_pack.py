@@ -19,8 +19,7 @@ from sa1bpack.arguments import (
 from sa1bpack.dataset.dataset import Dataset
 from sa1bpack.dataset.duplicates import DUPLICATES, rows_once
 from sa1bpack.dataset.pack import Pack
-from sa1bpack.dataset.pack_folder import open_folders
-from sa1bpack.dataset.same_layout import check_same_layout
+from sa1bpack.dataset.pack_folder import check_same_layout, open_folders
 from sa1bpack.dataset.sample import Sample, SampleOptions
 from sa1bpack.errors import OptionError
 from sa1bpack.format.manifest import refuse_in_pack

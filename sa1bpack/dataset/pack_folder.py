@@ -1,23 +1,29 @@
 """The folder of one pack, open for reading: manifest and index, and the digests of its shards."""
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sa1bpack.dataset import shard_cache
-from sa1bpack.errors import FormatError
+from sa1bpack.dataset.specs import pack_sampling
+from sa1bpack.errors import FormatError, OptionError
 from sa1bpack.format.array_reader import REMEDY, check_offsets_rise
 from sa1bpack.format.completeness import completeness_of
 from sa1bpack.format.index import has_distinct_ids, open_manifest_and_index
 from sa1bpack.format.index_check import check_index
 from sa1bpack.format.shard_digests import shard_digests
 from sa1bpack.urls import ShardSource
+from sa1bpack.wording import brief
 
 # Packs that are opened at the same time: opening waits for a file system, not for a processor.
 _OPENERS = 16
+
+_log = logging.getLogger("sa1bpack")
 
 
 class PackFolder:
@@ -123,3 +129,35 @@ def open_folders(places: Sequence[Path | ShardSource]) -> list[PackFolder]:
         return [PackFolder(places[0])]
     with ThreadPoolExecutor(_OPENERS) as pool:
         return list(pool.map(PackFolder, places))
+
+
+def check_same_layout(folders: Sequence[PackFolder]) -> None:
+    """Raise OptionError, naming what differs, unless all packs have the layout of the first.
+
+    Mask sampling counts as well: it decides what the bits of a mask mean. Other options of packing
+    may differ, such as the limit of masks; where they do, the log says so.
+    """
+    first, others = folders[0], folders[1:]
+    for folder in others:
+        if lines := _differences(_meaning(first), _meaning(folder), first, folder):
+            raise OptionError(
+                f"packs of different layouts cannot be opened together: {'; '.join(lines)}"
+            )
+    for folder in others:
+        if lines := _differences(first.manifest.options, folder.manifest.options, first, folder):
+            _log.warning("packs made with other options are opened together: %s", "; ".join(lines))
+            return
+
+
+def _meaning(folder: PackFolder) -> dict[str, Any]:
+    manifest = folder.manifest
+    return manifest.layout.to_json() | {"mask_sampling": pack_sampling(manifest)}
+
+
+def _differences(one: dict, other: dict, first: PackFolder, folder: PackFolder) -> list[str]:
+    return [
+        f"{brief(key)[1:-1]} is {brief(one.get(key))} in {first.root}, {brief(other.get(key))} in "
+        f"{folder.root}"
+        for key in sorted(one.keys() | other.keys())
+        if one.get(key) != other.get(key)
+    ]

@@ -1,16 +1,49 @@
-"""Which samples a selection by shards, by a condition or by ids holds."""
+"""Which samples a selection holds: by shards, by a condition, by ids, or by a hash of the image id.
 
+A condition as text, "mask_count >= 10" or "max(area) > 100000", compares a number of each sample
+with a constant. Nothing in it is evaluated as code: names and signs are looked up in tables.
+
+A sample is in a random part of the size f if u < f, where u in [0, 1) is a pure function of (seed,
+use, image id), which docs/training.md states: the numbers of `masks.random` with epoch 0. So more
+tars, another order, a merge or a repair move no sample from one part to another, a larger part
+contains every smaller one of the same seed, and packs on different machines agree.
+"""
+
+import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from sa1bpack.dataset.columns import Columns
-from sa1bpack.dataset.conditions import parse_condition
+from sa1bpack.dataset.columns import REDUCTIONS, Columns
+from sa1bpack.dataset.fields import NUMBER_FIELDS, SIZE_COLUMNS
 from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, as_rows, concatenated, row_array
 from sa1bpack.errors import OptionError, UnknownName
+from sa1bpack.masks.random import words
 from sa1bpack.wording import span_text
+
+# Numbers of a sample: columns with one value each. Sizes are source pixels.
+NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
+# Numbers of a mask, of which a sample has the sum, max or min.
+MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
+SIGNS = {
+    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+    "<": operator.lt, ">": operator.gt,
+}  # fmt: skip
+
+_CONDITION = re.compile(
+    rf"\s*(?:(?P<reduce>{'|'.join(REDUCTIONS)})\s*\(\s*(?P<mask>\w+)\s*\)|(?P<name>\w+))"
+    rf"\s*(?P<sign>{'|'.join(SIGNS)})\s*(?P<number>[-+]?[0-9][0-9_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"
+)
+
+# What a hash is used for, and the version of its rule: draws of other uses are other numbers. So a
+# fraction of a dataset is not by chance its validation part.
+SPLIT = int.from_bytes(b"split 1", "big")
+FRACTION = int.from_bytes(b"share 1", "big")
+
+_BLOCK = 1 << 20  # ids that are hashed together
 
 
 def of_shards(pack: Pack, rows: Rows, field: str, names: str | Iterable[str]) -> Rows:
@@ -74,3 +107,46 @@ def as_ids(image_ids: Any) -> np.ndarray:
     if found.dtype == np.uint64 and found.max() > 2**63 - 1:
         raise OptionError(f"image_ids has {found.max()}: an id has 63 bits and a sign")
     return found.astype(np.int64)
+
+
+def parse_condition(text: str) -> Callable[[Columns], np.ndarray]:
+    """The function of `Dataset.where` for a condition: columns of k samples → bool (k,).
+
+    Raises OptionError, naming what there is, for a text that is not a condition.
+    """
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise OptionError(
+            f"where is {text!r}: write NAME SIGN NUMBER, such as 'mask_count >= 10' or "
+            f"'max(area) > 100000'; a sign is one of {' '.join(SIGNS)}"
+        )
+    compare = SIGNS[found["sign"]]
+    digits = found["number"].replace("_", "")
+    number = int(digits) if digits.lstrip("+-").isdigit() else float(digits)
+    name, mask, reduce = found["name"], found["mask"], found["reduce"]
+    if name in NUMBERS:
+        return lambda columns: compare(columns[name], number)
+    if mask in MASK_NUMBERS:
+        return lambda columns: compare(columns.reduced(mask, reduce), number)
+    if name in MASK_NUMBERS:
+        raise OptionError(
+            f"where is {text!r}: a sample has many numbers {name!r}: write one of "
+            f"{', '.join(f'{each}({name})' for each in REDUCTIONS)}"
+        )
+    raise OptionError(
+        f"where is {text!r}: {mask or name!r} is unknown; a sample has {', '.join(NUMBERS)}, and "
+        f"{', '.join(REDUCTIONS)} of {', '.join(MASK_NUMBERS)}"
+    )
+
+
+def below(image_ids: np.ndarray, fraction: float, seed: int, use: int) -> np.ndarray:
+    """bool (n,): whether the number u of each of int64 (n,) image ids is below a fraction.
+
+    Raises OptionError for a seed that is not a whole number from 0 to 2**64 - 1.
+    """
+    found = np.empty(len(image_ids), bool)
+    for first in range(0, max(len(found), 1), _BLOCK):
+        drawn = words(seed, 0, image_ids[first : first + _BLOCK], use, 1)[:, 0]
+        u = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        np.less(u, fraction, out=found[first : first + _BLOCK])
+    return found

@@ -10,7 +10,6 @@ import numpy as np
 
 from sa1bpack.arguments import local_path, refuse_unknown, share
 from sa1bpack.dataset import select
-from sa1bpack.dataset.chance import FRACTION, SPLIT, below
 from sa1bpack.dataset.columns import Columns, iterate_columns
 from sa1bpack.dataset.duplicates import first_rows
 from sa1bpack.dataset.ids import IdLookup
@@ -18,6 +17,7 @@ from sa1bpack.dataset.pack import Pack
 from sa1bpack.dataset.rows import Rows, take
 from sa1bpack.dataset.sample import SampleKeywords, SampleOptions
 from sa1bpack.dataset.saved import save_rows, selected_rows
+from sa1bpack.dataset.select import FRACTION, SPLIT, below
 from sa1bpack.errors import OptionError
 from sa1bpack.wording import counted
 
@@ -63,7 +63,7 @@ class Selectable(ABC):
                    called once per shard with the `Columns` of those k samples that are in it:
                    `ds.where(lambda c: c["mask_count"] >= 10)`,
                    `ds.where(lambda c: c.reduced("area", "max") > 100_000)`. Or a text, which is
-                   not run as code: `ds.where("mask_count >= 10")`, see `conditions`.
+                   not run as code: `ds.where("mask_count >= 10")`, see docs/training.md.
 
         Raises OptionError for anything else, IndexError for an array of another length.
         """

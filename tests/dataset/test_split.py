@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa1bpack.dataset.chance import FRACTION, SPLIT, below
 from sa1bpack.dataset.open_pack import open as open_pack
+from sa1bpack.dataset.select import FRACTION, SPLIT, below
 from sa1bpack.errors import OptionError
 
 WORD = 2**64
