@@ -8,7 +8,7 @@ ceiling, which is measured as well, by ranges of the same sizes that are thrown 
 epoch with an empty cache, `warm` the epochs after it, `local` those of the pack itself (both from
 the page cache); `first batch` is from `open` on, with an empty cache. Order "local", batches of 32;
 medians over the epochs or repeats. Also the requests and bytes of the cold epoch, and, with
-`--blocks`, the ceiling by the size of a request: what blocks of samples aim at.
+`--blocks`, the ceiling by the size of a request.
 
 Needs obstore.
 """
