@@ -26,7 +26,12 @@ ALLOWED = {
     ("sa1bpack/deriving/run.py", "import_module"): "the function that the user names",
     ("scripts/distill_example.py", "import_module"): "the teacher that the user names",
     ("sa1bpack/transforms/ways.py", "import_module"): "kernels that its own callers name",
-    ("sa1bpack/cloud/stores.py", "import_module"): "modules of the extra `cloud`, named by callers",
+    (
+        "sa1bpack/remote/stores.py",
+        "import_module",
+    ): "modules of the extra `cloud`, named by callers",
+    ("sa1bpack/urls.py", "import_module"): "the modules of the table SCHEMES",
+    ("sa1bpack/kernels.py", "pickle"): "compiled code, kept where only this user writes",
     ("sa1bpack/measuring/bench.py", "multiprocessing"): "a process that it spawns itself",
     ("sa1bpack/packing/execution/worker.py", "multiprocessing"): "its own processes' socket pair",
 }
