@@ -243,18 +243,44 @@ def patterns_of(name: str, value: Any) -> list[str | Path]:
 # Options that people look for in another call: name → where it is. Tests hold them against it.
 PLACES = {
     **dict.fromkeys(
-        ("max_masks", "choose", "pad_to_max", "order", "buckets", "relations", "batch_size",
-         "threads", "device", "io", "ahead", "last", "seed", "timeout", "max_dropped"), "Loader"
+        (
+            "max_masks",
+            "choose",
+            "pad_to_max",
+            "order",
+            "buckets",
+            "relations",
+            "batch_size",
+            "threads",
+            "device",
+            "io",
+            "ahead",
+            "last",
+            "seed",
+            "timeout",
+            "max_dropped",
+        ),
+        "Loader",
     ),
     **dict.fromkeys(
         ("coordinates", "transform", "check", "duplicates", "side", "cache", "cache_bytes"), "open"
     ),
     **dict.fromkeys(
-        ("image_size", "fit", "resample", "select", "empty", "samples_per_shard", "workers",
-         "md5sums", "max_rejects"), "pack"
+        (
+            "image_size",
+            "fit",
+            "resample",
+            "select",
+            "empty",
+            "samples_per_shard",
+            "workers",
+            "md5sums",
+            "max_rejects",
+        ),
+        "pack",
     ),
     **dict.fromkeys(("index_folder", "cache_folder", "cache_folder_bytes"), "TarDataset"),
-}  # fmt: skip
+}
 
 
 def refuse_unknown(

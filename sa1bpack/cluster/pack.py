@@ -100,10 +100,21 @@ def pack_on_ray(
     for note in found.notes:
         show.note(note)
     return PackResult(
-        found.root, found.images, found.masks, found.annotations, found.dropped, found.rejects,
-        len(request.sources), before, show.images, failed, found.identity, show.notes,
-        show.seconds, left_out=found.left_out,
-    )  # fmt: skip
+        found.root,
+        found.images,
+        found.masks,
+        found.annotations,
+        found.dropped,
+        found.rejects,
+        len(request.sources),
+        before,
+        show.images,
+        failed,
+        found.identity,
+        show.notes,
+        show.seconds,
+        left_out=found.left_out,
+    )
 
 
 def _look(request: Request, plan: Plan) -> tuple[list[Source], dict[str, SourceError], RejectLimit]:
@@ -143,10 +154,11 @@ def _run(
     common = replace(request, out=request.out.absolute(), max_rejects=None, sources=[])
     tasks = {
         source.name: (
-            replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)), plan
+            replace(common, sources=[_absolute(source)], sums=_sum_of(request, source)),
+            plan,
         )
         for source in todo
-    }  # fmt: skip
+    }
     sources = {source.name: source for source in todo}
     failed: dict[str, SourceError] = {}
     for name, packed in cluster.run(_pack_source, tasks, needs, interrupts.check, progress.note):
@@ -167,9 +179,11 @@ def _take(packed: _Packed | Died, source: Source, progress: Progress) -> dict[st
     """Count what a task did; returns name → error if the source was given up."""
     progress.source_done(source)
     if isinstance(packed, Died):
-        return {source.name: SourceError(
-            f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"
-        )}  # fmt: skip
+        return {
+            source.name: SourceError(
+                f"{source.path}: {packed}; repeat the command, perhaps with fewer workers"
+            )
+        }
     for note in packed.result.notes:
         progress.note(f"{source.name}: {note}")
     progress.images += packed.result.new_images

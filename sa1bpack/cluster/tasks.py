@@ -169,9 +169,11 @@ class Cluster:
             say(shortage)
         task = ray.remote(function)
         options = {
-            "num_cpus": needs.cores, "memory": needs.memory, "num_gpus": needs.gpus,
+            "num_cpus": needs.cores,
+            "memory": needs.memory,
+            "num_gpus": needs.gpus,
             "max_retries": RETRIES,
-        }  # fmt: skip
+        }
         running = {
             task.options(name=f"sa1bpack {name}", **options).remote(*arguments): name
             for name, arguments in tasks.items()

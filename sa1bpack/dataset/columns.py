@@ -45,9 +45,12 @@ class Columns:
     """
 
     def __init__(
-        self, pack: Pack, positions: slice | np.ndarray, rows: range | np.ndarray,
+        self,
+        pack: Pack,
+        positions: slice | np.ndarray,
+        rows: range | np.ndarray,
         options: SampleOptions,
-    ):  # fmt: skip
+    ):
         self.positions = positions
         self._pack = pack
         self._check = options.check

@@ -38,8 +38,10 @@ def rows_once(pack: Pack) -> Rows:
             pack.rows = _without(pack, later)
             _log.warning(
                 "%s: %s left out (duplicates='first'), such as image_id %d",
-                pack.name, counted(len(later), "sample"), pack.image_id(int(later[0])),
-            )  # fmt: skip
+                pack.name,
+                counted(len(later), "sample"),
+                pack.image_id(int(later[0])),
+            )
     return pack.rows
 
 

@@ -62,16 +62,19 @@ MASK_FIELDS = (
 NUMBER_FIELDS = tuple(field for field in MASK_FIELDS if field.columns)
 
 # Fields that a sample takes from its shard's arrays. The id comes from the index of the pack.
-STORED_SAMPLE_FIELDS = tuple(field for field in SAMPLE_FIELDS
-                             if field.array not in ("", "image_id"))  # fmt: skip
+STORED_SAMPLE_FIELDS = tuple(
+    field for field in SAMPLE_FIELDS if field.array not in ("", "image_id")
+)
 # Keys of a sample that are scaled to the stored image.
 SCALED_KEYS = tuple(field.sample for field in MASK_FIELDS if field.scaled)
 
 # Columns of metadata: the fields above, and the arrays that no sample has.
 SAMPLE_COLUMNS = (
     *(field.array for field in SAMPLE_FIELDS if field.array not in ("", "image")),
-    "mask_count", "annotation_count", "checksum",
-)  # fmt: skip
+    "mask_count",
+    "annotation_count",
+    "checksum",
+)
 # Columns of samples that are a column of `size`: pixels of the source.
 SIZE_COLUMNS = {"height": 0, "width": 1}
 MASK_COLUMNS = (*(field.array for field in NUMBER_FIELDS), "number_types")
@@ -84,7 +87,7 @@ TAKEN_NAMES = frozenset(
     | {"run_ends", "run_offset", "runs", "mask_counts", "mask_offsets", "mask_positions", "epoch"}
     | {"number", "spec", "dropped", "boxes", "valid", "maps", "mix_lambda", "mix_partner"}
     | {"point_inside", "pixel_mean", "pixel_std", "mix_box"}
-) - {""}  # fmt: skip
+) - {""}
 
 
 def check_side_name(name: str) -> str:

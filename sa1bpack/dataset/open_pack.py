@@ -126,9 +126,17 @@ def open(
         (dtype('int32'), 'pad 1024 rgb, runs 256 area, stored coordinates')
     """
     options = SampleOptions(
-        masks, coordinates, transform, on_error, check, mask_size, mask_sampling, pixels, side,
+        masks,
+        coordinates,
+        transform,
+        on_error,
+        check,
+        mask_size,
+        mask_sampling,
+        pixels,
+        side,
         **thresholds,
-    )  # fmt: skip
+    )
     choice("duplicates", duplicates, DUPLICATES)
     limit = None if cache_bytes is None else bytes_of("cache_bytes", cache_bytes)
     folder = None if cache is None else local_path("cache", cache)

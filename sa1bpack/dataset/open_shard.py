@@ -71,18 +71,20 @@ class OpenShard:
             arrays=arrays,
             table=np.array(table, np.int64),
             per_sample=tuple(
-                (field.sample, arrays[field.array]) for field in STORED_SAMPLE_FIELDS
+                (field.sample, arrays[field.array])
+                for field in STORED_SAMPLE_FIELDS
                 if field.array != "image" or not shard.layout.flat
             ),
             per_mask=tuple(
-                (field.sample, arrays[field.array]) for field in MASK_FIELDS
+                (field.sample, arrays[field.array])
+                for field in MASK_FIELDS
                 if field.array in arrays
             ),
             sizes=arrays["size"],
             image_edges=arrays.get("image_offset"),
             run_offset=arrays.get("run_offset"),
             mappings=sum(rows > 0 for rows in shard.layout.array_rows(shard.extent).values()),
-        )  # fmt: skip
+        )
 
     def with_sides(
         self, parts: tuple[SidePart, ...], leases: tuple[Lease, ...] = ()
@@ -118,9 +120,13 @@ class OpenShard:
 
 
 def open_checked(
-    folder: Path, entry: ShardEntry, layout: Layout, ids: np.ndarray, offsets: np.ndarray,
+    folder: Path,
+    entry: ShardEntry,
+    layout: Layout,
+    ids: np.ndarray,
+    offsets: np.ndarray,
     index: Path,
-) -> OpenShard:  # fmt: skip
+) -> OpenShard:
     """Open a shard and check everything that reading it relies on.
 
     That is its metadata against the manifest, the exact length of all its files, that its offsets

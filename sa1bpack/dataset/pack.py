@@ -85,8 +85,9 @@ class Pack:
         self.rows: Rows | None = None
         places = [
             ShardPlace(folder, number)
-            for folder in self.folders for number in range(len(folder.manifest.shards))
-        ]  # fmt: skip
+            for folder in self.folders
+            for number in range(len(folder.manifest.shards))
+        ]
         if len(self.folders) == 1:
             self.manifest = self.folders[0].manifest
         else:
@@ -358,9 +359,10 @@ def _joined(folders: Sequence[PackFolder], places: Sequence[ShardPlace]) -> Mani
     manifests = [folder.manifest for folder in folders]
     first = manifests[0].options
     shared = {
-        key: value for key, value in first.items()
+        key: value
+        for key, value in first.items()
         if all(key in other.options and other.options[key] == value for other in manifests)
-    }  # fmt: skip
+    }
     return Manifest(
         complete=all(manifest.complete for manifest in manifests),
         layout=manifests[0].layout,

@@ -322,8 +322,11 @@ def read_error(pack: Pack, row: int, number: int, local: int, cause: Exception) 
     return ReadError(
         f"row {place.first_row + local} of {place.folder.root} ({called}, shard {entry.name}): "
         f"{cause}",
-        entry.name, row, image_id, name,
-    )  # fmt: skip
+        entry.name,
+        row,
+        image_id,
+        name,
+    )
 
 
 def _name_if_readable(pack: Pack, number: int, local: int) -> str | None:

@@ -50,6 +50,14 @@ def sample_info(pack: Pack, row: int) -> SampleInfo:
     except UnicodeDecodeError as error:
         raise FormatError(f"{shard.folder / 'file_name'}: row {local}: {error}") from None
     return SampleInfo(
-        row, pack.image_id(row), name, place.entry.source, place.folder.root, place.entry.name,
-        local, *shard["size"][local].tolist(), stop - first, int(shard["annotation_count"][local]),
-    )  # fmt: skip
+        row,
+        pack.image_id(row),
+        name,
+        place.entry.source,
+        place.folder.root,
+        place.entry.name,
+        local,
+        *shard["size"][local].tolist(),
+        stop - first,
+        int(shard["annotation_count"][local]),
+    )

@@ -71,8 +71,10 @@ def selected_rows(pack: Pack, rows: Rows, ids: IdLookup, path: Path) -> Rows:
         _log.warning(
             "%s: the selection has the same images as when it was saved, but not the same bytes: "
             "states of it do not resume (its fingerprint was %s, and is %s)",
-            path, head.fingerprint, now,
-        )  # fmt: skip
+            path,
+            head.fingerprint,
+            now,
+        )
     return found
 
 

@@ -29,9 +29,13 @@ NUMBERS = ("mask_count", "annotation_count", "image_id", *SIZE_COLUMNS)
 # Numbers of a mask, of which a sample has the sum, max or min.
 MASK_NUMBERS = tuple(field.array for field in NUMBER_FIELDS if field.columns == 1)
 SIGNS = {
-    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    "<": operator.lt, ">": operator.gt,
-}  # fmt: skip
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
 
 _CONDITION = re.compile(
     rf"\s*(?:(?P<reduce>{'|'.join(REDUCTIONS)})\s*\(\s*(?P<mask>\w+)\s*\)|(?P<name>\w+))"

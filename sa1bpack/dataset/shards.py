@@ -263,9 +263,13 @@ class Shards:
             digest = folder.digests[place.number]
             leases = (folder.source.bring(place.entry, digest, self._layout),)
         opened = open_checked(
-            place.path, place.entry, self._layout, place.image_id, place.mask_offset,
+            place.path,
+            place.entry,
+            self._layout,
+            place.image_id,
+            place.mask_offset,
             place.folder.index_path(""),
-        )  # fmt: skip
+        )
         opened = replace(opened, leases=leases) if leases else opened
         return opened if self._open_parts is None else opened.with_sides(*self._open_parts(number))
 

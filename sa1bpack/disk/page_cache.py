@@ -31,19 +31,19 @@ if sys.platform.startswith("linux"):
     # someone raised it.
     _READ_AHEAD = 1 << 17
 
-    @njit(nogil=True, cache=True)
+    @njit
     def read_ahead(file, position, count):
         """Begin to read a span of a file into the page cache."""
         for begin in range(position, position + count, _READ_AHEAD):
             _fadvise(file, begin, min(_READ_AHEAD, position + count - begin), _WILL_NEED)
 
-    @njit(nogil=True, cache=True)
+    @njit
     def read_ahead_map(address, count):
         """Begin to read a span of a memory map into the page cache."""
         for begin in range(address // BLOCK * BLOCK, address + count, _READ_AHEAD):
             _madvise(begin, min(_READ_AHEAD, address + count - begin), _WILL_NEED)
 
-    @njit(nogil=True, cache=True)
+    @njit
     def in_memory(file, position):
         """Whether the byte at this position of an open file can be had without waiting.
 
@@ -54,7 +54,7 @@ if sys.platform.startswith("linux"):
         vector[0], vector[1] = byte.ctypes.data, 1
         return _preadv2(file, vector.ctypes.data, 1, position, _RWF_NOWAIT) == 1
 
-    @njit(nogil=True, cache=True)
+    @njit
     def map_in_memory(address, file, position):
         """Whether a byte of a memory map, at `position` of its file, is in memory; reads nothing.
 
@@ -68,18 +68,18 @@ if sys.platform.startswith("linux"):
 
 else:
 
-    @njit(nogil=True, cache=True)
+    @njit
     def read_ahead(file, position, count):
         pass
 
-    @njit(nogil=True, cache=True)
+    @njit
     def read_ahead_map(address, count):
         pass
 
-    @njit(nogil=True, cache=True)
+    @njit
     def in_memory(file, position):
         return False
 
-    @njit(nogil=True, cache=True)
+    @njit
     def map_in_memory(address, file, position):
         return False

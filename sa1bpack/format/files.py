@@ -272,13 +272,22 @@ def map_bytes(path: Path, nbytes: int, *, writable: bool = False) -> np.ndarray:
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-)  # fmt: skip
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 if hasattr(_libc, "renameat2"):  # of Linux
     _libc.renameat2.argtypes = (
-        ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
-    )  # fmt: skip
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+    )
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -298,9 +307,11 @@ class _Mapping:
             raise OSError(code, os.strerror(code), str(path))
         self._address = address
         self.__array_interface__ = {
-            "version": 3, "shape": (nbytes,), "typestr": "|u1",
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
             "data": (address, not writable),
-        }  # fmt: skip
+        }
 
     def __del__(self):
         if self._address is not None:

@@ -128,9 +128,7 @@ def _index_arrays(root: Path, manifest: Manifest) -> dict[str, np.ndarray]:
         masks[first : stop + 1] = offsets + first_mask
         first_mask += shard.masks
     order = np.argsort(ids, kind="stable")
-    return {
-        "shard_offset": shard_offset, "image_id": ids, "id_order": order, "mask_offset": masks
-    }  # fmt: skip
+    return {"shard_offset": shard_offset, "image_id": ids, "id_order": order, "mask_offset": masks}
 
 
 def _read_rows(folder: Path, spec: ArraySpec, rows: int) -> np.ndarray:
@@ -186,9 +184,10 @@ def has_distinct_ids(root: Path, manifest: Manifest) -> bool:
     """
     folder, arrays = Path(root) / manifest.index, index_arrays(manifest)
     ids, order = (
-        map_array(folder, spec, rows) for spec, rows in arrays.items()
+        map_array(folder, spec, rows)
+        for spec, rows in arrays.items()
         if spec.name in ("image_id", "id_order")
-    )  # fmt: skip
+    )
     last = None
     for first in range(0, len(order), _BLOCK):
         try:

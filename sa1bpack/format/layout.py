@@ -48,9 +48,11 @@ class Extent:
 
     def __add__(self, other: "Extent") -> "Extent":
         return Extent(
-            self.samples + other.samples, self.masks + other.masks, self.runs + other.runs,
+            self.samples + other.samples,
+            self.masks + other.masks,
+            self.runs + other.runs,
             self.image_bytes + other.image_bytes,
-        )  # fmt: skip
+        )
 
     def along(self, axis: Axis) -> int:
         """The number of rows along one axis."""
@@ -139,9 +141,7 @@ class Layout:
     bits: bool = True
 
     def __post_init__(self):
-        for name, low, high in (
-            ("image_size", 1, MAX_IMAGE_SIZE), ("mask_size", 8, MAX_MASK_SIZE)
-        ):  # fmt: skip
+        for name, low, high in (("image_size", 1, MAX_IMAGE_SIZE), ("mask_size", 8, MAX_MASK_SIZE)):
             object.__setattr__(self, name, whole_number(name, getattr(self, name), low, high))
         if self.mask_size % 8:
             raise OptionError(

@@ -16,7 +16,7 @@ from sa1bpack.format.files import (
     remove_temporaries,
     replace_file,
     temporary_beside,
-)  # fmt: skip
+)
 from sa1bpack.format.index import build_index, index_arrays
 from sa1bpack.format.manifest import (
     MANIFEST_NAME,

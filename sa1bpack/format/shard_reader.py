@@ -196,6 +196,13 @@ def _own_attributes(attributes: dict[str, Any], path: Path) -> _ShardAttributes:
 
 def _entry(name: str, own: _ShardAttributes, nbytes: int) -> ShardEntry:
     return ShardEntry(
-        name=name, source=own.source, part=own.part, samples=own.samples, masks=own.masks,
-        runs=own.runs, image_bytes=own.image_bytes, annotations=own.annotations, bytes=nbytes,
-    )  # fmt: skip
+        name=name,
+        source=own.source,
+        part=own.part,
+        samples=own.samples,
+        masks=own.masks,
+        runs=own.runs,
+        image_bytes=own.image_bytes,
+        annotations=own.annotations,
+        bytes=nbytes,
+    )

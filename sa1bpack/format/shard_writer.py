@@ -27,9 +27,7 @@ from sa1bpack.format.zarr_metadata import (
 )
 
 # Attributes that the writer sets itself.
-_OWN_ATTRIBUTES = (
-    "format", "layout", "samples", "masks", "runs", "image_bytes", "annotations"
-)  # fmt: skip
+_OWN_ATTRIBUTES = ("format", "layout", "samples", "masks", "runs", "image_bytes", "annotations")
 
 
 class ShardWriter:
@@ -108,16 +106,25 @@ class ShardWriter:
             raise FormatError(f"{self.folder}: a sample was written in part; pack this part again")
         extent = self.extent
         entry = ShardEntry(
-            name=self.name, source=attributes["source"], part=attributes["part"],
-            samples=extent.samples, masks=extent.masks, runs=extent.runs,
-            image_bytes=extent.image_bytes, annotations=self._annotations,
+            name=self.name,
+            source=attributes["source"],
+            part=attributes["part"],
+            samples=extent.samples,
+            masks=extent.masks,
+            runs=extent.runs,
+            image_bytes=extent.image_bytes,
+            annotations=self._annotations,
             bytes=shard_bytes(self.layout, extent),
-        )  # fmt: skip
+        )
         own = {
-            "format": list(FORMAT_VERSION), "layout": self.layout.to_json(),
-            "samples": extent.samples, "masks": extent.masks, "runs": extent.runs,
-            "image_bytes": extent.image_bytes, "annotations": self._annotations,
-        }  # fmt: skip
+            "format": list(FORMAT_VERSION),
+            "layout": self.layout.to_json(),
+            "samples": extent.samples,
+            "masks": extent.masks,
+            "runs": extent.runs,
+            "image_bytes": extent.image_bytes,
+            "annotations": self._annotations,
+        }
         arrays = self.layout.array_rows(extent)
         group = canonical_json(group_metadata({**attributes, **own}, arrays))
         self._complete(group)

@@ -49,9 +49,13 @@ Progress = Callable[[int, int], None]
 
 
 def verify(
-    root: str | Path, *, quick: bool = False, progress: Progress | None = None, io: str = "auto",
+    root: str | Path,
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+    io: str = "auto",
     part: tuple[int, int] | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Check a pack and report every problem; damage is reported, never raised.
 
     root      folder of the pack, or its URL in an object store: "s3://bucket/pack"
@@ -170,9 +174,16 @@ def check_pack(
     """
     index = _check_top(root, manifest, findings) if own_files else _unchecked_index(root, manifest)
     return _check_shards(
-        PackFiles(root), manifest, index, findings, quick, progress, full,
-        own_files=own_files, sources=sources,
-    )  # fmt: skip
+        PackFiles(root),
+        manifest,
+        index,
+        findings,
+        quick,
+        progress,
+        full,
+        own_files=own_files,
+        sources=sources,
+    )
 
 
 def _is_republished(root: Path, manifest: Manifest) -> bool:
@@ -184,10 +195,18 @@ def _is_republished(root: Path, manifest: Manifest) -> bool:
 
 
 def _check_shards(
-    files: PackFiles, manifest: Manifest, index: Index | None, findings: Findings, quick: bool,
-    progress: Progress | None, full: Set[str] = frozenset(), sides: Sequence[Path] = (),
-    share: Share = ALL, own_files: bool = True, sources: Set[str] | None = None,
-) -> Report:  # fmt: skip
+    files: PackFiles,
+    manifest: Manifest,
+    index: Index | None,
+    findings: Findings,
+    quick: bool,
+    progress: Progress | None,
+    full: Set[str] = frozenset(),
+    sides: Sequence[Path] = (),
+    share: Share = ALL,
+    own_files: bool = True,
+    sources: Set[str] | None = None,
+) -> Report:
     """Check the shards, the index against them, and side arrays."""
     root = files.root
     shards = [*manifest.shards, *_unlisted_shards(files, manifest, findings)]
@@ -211,17 +230,24 @@ def _check_shards(
     if first:
         findings.notes += [f"{root}: {line}" for line in find_duplicates(manifest, index).lines()]
     counts = {
-        "shards": len(shards), "samples": sum(shard.samples for shard in shards),
-        "masks": sum(shard.masks for shard in shards), "files": findings.files,
-        "bytes": pack_bytes, **({"side arrays": len(sides)} if sides else {}),
-    }  # fmt: skip
+        "shards": len(shards),
+        "samples": sum(shard.samples for shard in shards),
+        "masks": sum(shard.masks for shard in shards),
+        "files": findings.files,
+        "bytes": pack_bytes,
+        **({"side arrays": len(sides)} if sides else {}),
+    }
     return Report(tuple(findings.problems), counts, tuple(findings.notes), manifest.complete)
 
 
 def _check_shard(
-    files: PackFiles, entry: ShardEntry, layout: Layout, quick: bool, reader: Reader,
+    files: PackFiles,
+    entry: ShardEntry,
+    layout: Layout,
+    quick: bool,
+    reader: Reader,
     advance: "_Advance",
-) -> Findings:  # fmt: skip
+) -> Findings:
     """What is found in a shard."""
     folder, before = files.root / SHARDS_NAME / entry.name, advance.done
     for _ in range(files.tries):
@@ -241,9 +267,16 @@ def _check_shard(
 
 
 def _check_side_of_pack(
-    folder: Path, root: Path, manifest: Manifest, index: Index | None, findings: Findings,
-    quick: bool, reader: Reader, advance: "_Advance", share: Share,
-) -> None:  # fmt: skip
+    folder: Path,
+    root: Path,
+    manifest: Manifest,
+    index: Index | None,
+    findings: Findings,
+    quick: bool,
+    reader: Reader,
+    advance: "_Advance",
+    share: Share,
+) -> None:
     """Check a side array of a pack, as far as the pack itself can be read."""
     shards = counts = None
     with suppress(FormatError, OSError):  # reported with the pack
@@ -255,9 +288,15 @@ def _check_side_of_pack(
             return np.diff(index.mask_offset[edges[number] : edges[number + 1] + 1])
 
     check_side(
-        folder, findings, quick=quick, reader=reader, shards=shards, counts=counts,
-        advance=advance, share=share,
-    )  # fmt: skip
+        folder,
+        findings,
+        quick=quick,
+        reader=reader,
+        shards=shards,
+        counts=counts,
+        advance=advance,
+        share=share,
+    )
 
 
 class _Advance:

@@ -109,8 +109,10 @@ def compare_files(
     for path in sorted(found.keys() - expected - known - (links & inner)):
         findings.add(
             f"{folder / path}: not a file of the pack; remove it",
-            array=_array_of(path), extra=True, **place,
-        )  # fmt: skip
+            array=_array_of(path),
+            extra=True,
+            **place,
+        )
 
 
 def _files_below(folder: Path, inner: Set[str]) -> Iterator[tuple[str, bool]]:
@@ -139,9 +141,14 @@ def _array_of(path: str) -> str | None:
 
 
 def check_digest(
-    folder: Path, path: str, expected: str, findings: Findings, *,
-    reader: Reader = _OF_THIS_MACHINE, **place,
-) -> None:  # fmt: skip
+    folder: Path,
+    path: str,
+    expected: str,
+    findings: Findings,
+    *,
+    reader: Reader = _OF_THIS_MACHINE,
+    **place,
+) -> None:
     """Compare the XXH3-128 of a file with the listed one; missing files are reported elsewhere."""
     with findings.collecting(**place):
         try:
@@ -158,9 +165,13 @@ def compare_digests(path: Path, found: str, expected: str, findings: Findings, *
 
 
 def _check_digests(
-    folder: Path, listed: dict[str, str], skipped: set[str], findings: Findings, shard: str,
+    folder: Path,
+    listed: dict[str, str],
+    skipped: set[str],
+    findings: Findings,
+    shard: str,
     reader: Reader,
-) -> None:  # fmt: skip
+) -> None:
     for path, expected in listed.items():
         if path not in skipped:
             place = {"shard": shard, "array": _array_of(path)}
@@ -209,9 +220,11 @@ def _check_offsets(shard: Shard, findings: Findings) -> bool:
 def _place(shard: Shard, sample: int, image_id: np.ndarray, file_name: np.ndarray) -> dict:
     """The fields of a Problem that name a sample."""
     return {
-        "shard": shard.entry.name, "sample": sample, "image_id": int(image_id),
+        "shard": shard.entry.name,
+        "sample": sample,
+        "image_id": int(image_id),
         "file_name": decode_name(file_name),
-    }  # fmt: skip
+    }
 
 
 def check_tail(folder: Path, spec: ArraySpec, rows: int, reader: Reader = _OF_THIS_MACHINE) -> None:
@@ -224,9 +237,12 @@ def check_tail(folder: Path, spec: ArraySpec, rows: int, reader: Reader = _OF_TH
 
 
 def _check_samples(
-    shard: Shard, listed: dict[str, str] | None, findings: Findings, reader: Reader,
+    shard: Shard,
+    listed: dict[str, str] | None,
+    findings: Findings,
+    reader: Reader,
     advance: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Read the shard once: check the checksum of each sample, then the digest of each chunk file.
 
     Offsets were checked before, and `listed` covers every file, or is None.

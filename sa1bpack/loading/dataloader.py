@@ -86,9 +86,11 @@ class _SendingCollate(Collate):
     def __init__(self, ds: Dataset, options: ReadingOptions, masks: MaskSchedule):
         canvas = ds.spec.image.side if ds.spec.image.flat else None
         super().__init__(
-            options.masks, canvas=canvas, relations=options.relations,
+            options.masks,
+            canvas=canvas,
+            relations=options.relations,
             sample_spec=None if ds.options.transform is not None else ds.spec,
-        )  # fmt: skip
+        )
         self.masks = masks
         self._as_bool, self._sides = gives_bool(ds.spec), ds.spec.sides
         self._spec_text = ds.spec_text
@@ -103,9 +105,15 @@ class _SendingCollate(Collate):
             )
         choice = self.masks.at(samples.epoch, step)
         return plan_batch(
-            samples, self.layout, choice, samples.epoch, self.masks.capacity(choice), self._canvas,
-            self._as_bool, self._sides,
-        )  # fmt: skip
+            samples,
+            self.layout,
+            choice,
+            samples.epoch,
+            self.masks.capacity(choice),
+            self._canvas,
+            self._as_bool,
+            self._sides,
+        )
 
     def __call__(self, samples: Sequence[Sample | ReadError], out=None) -> _SentBatch:
         epoch, step = getattr(samples, "epoch", self.epoch), getattr(samples, "step", None)
@@ -132,17 +140,21 @@ class PackDataLoader(BatchReader, DataLoader):
     _pid = 0  # of the process whose workers they are
 
     def __init__(
-        self, ds: Dataset, batches: OrderedBatches, collate: Collate, options: ReadingOptions,
+        self,
+        ds: Dataset,
+        batches: OrderedBatches,
+        collate: Collate,
+        options: ReadingOptions,
         **of_torch: Any,
-    ):  # fmt: skip
+    ):
         """Made by `make_dataloader`."""
         self._set_up(ds, batches, options)
         super().__init__(
-            EpochDataset(ds, batches), batch_sampler=LoaderBatchSampler(
-                batches, collate, drops=options.on_error == "drop"
-            ),
-            collate_fn=collate, **of_torch,
-        )  # fmt: skip
+            EpochDataset(ds, batches),
+            batch_sampler=LoaderBatchSampler(batches, collate, drops=options.on_error == "drop"),
+            collate_fn=collate,
+            **of_torch,
+        )
         # For Accelerate's gather_for_metrics, which otherwise takes the end of the last batch for
         # padding. torch reads it only for iterable datasets, and its __setattr__ refuses it.
         self.__dict__["drop_last"] = batches.last == "drop"
@@ -346,9 +358,14 @@ def make_dataloader(
             "worker_init_fn": _begin_worker,
         }
     loader = PackDataLoader(
-        ds, batches, collate, chosen, num_workers=workers,
-        pin_memory=pin_memory, **of_workers,
-    )  # fmt: skip
+        ds,
+        batches,
+        collate,
+        chosen,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        **of_workers,
+    )
     _check_shared_memory(loader)
     return loader
 

@@ -44,8 +44,11 @@ class Lease:
         pool.lend(buffer)
         address = buffer.bytes.__array_interface__["data"][0]
         self.__array_interface__ = {
-            "version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)
-        }  # fmt: skip
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+        }
 
     def __del__(self):
         # In a forked child the pool belongs to the parent, and its lock may be held forever.

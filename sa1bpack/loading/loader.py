@@ -284,9 +284,16 @@ class Loader(BatchReader):
         counts.count_store(self._dataset.pack.fetched)
         planner.prepare()  # here: threads that did it would seem to wait for the disk
         threads = ReaderThreads(
-            self._pool, device, planner, batches, self._options, self._mode, counts,
-            count=self._threads, ahead=self._ahead,
-        )  # fmt: skip
+            self._pool,
+            device,
+            planner,
+            batches,
+            self._options,
+            self._mode,
+            counts,
+            count=self._threads,
+            ahead=self._ahead,
+        )
         # Tied to the iteration, not the loader: a loop that is left early ends its threads at once.
         self._end_threads = weakref.finalize(iteration, threads.end, END_SECONDS)
         try:

@@ -252,9 +252,16 @@ class ReadingOptions:
     def batches(self, ds: Dataset, batch_size: WholeNumbers) -> OrderedBatches:
         """The batches of a dataset. Raises OptionError as `make_batches` and `check_order` do."""
         batches = make_batches(
-            ds, batch_size, self.order, self.seed, self.last, self.rank, self.world_size,
-            self.buckets, self.choices.schedules,
-        )  # fmt: skip
+            ds,
+            batch_size,
+            self.order,
+            self.seed,
+            self.last,
+            self.rank,
+            self.world_size,
+            self.buckets,
+            self.choices.schedules,
+        )
         check_order(ds, batches.order)
         return batches
 

@@ -54,9 +54,18 @@ class ReaderThreads:
     """
 
     def __init__(
-        self, pool: BufferPool, device: Host | Cuda, planner: Planner, batches: EpochBatches,
-        options: ReadingOptions, mode: ReadingMode, counts: EpochCounts, *, count: int, ahead: int,
-    ):  # fmt: skip
+        self,
+        pool: BufferPool,
+        device: Host | Cuda,
+        planner: Planner,
+        batches: EpochBatches,
+        options: ReadingOptions,
+        mode: ReadingMode,
+        counts: EpochCounts,
+        *,
+        count: int,
+        ahead: int,
+    ):
         ds = planner.source.ds
         self._asking = Ahead(ds, batches) if ds.pack.sources else None
         self._pool, self._device, self._planner, self._batches = pool, device, planner, batches

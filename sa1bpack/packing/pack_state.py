@@ -22,7 +22,7 @@ from sa1bpack.format import (
     publish,
     read_manifest,
     remove_stale,
-)  # fmt: skip
+)
 from sa1bpack.format.files import TEMPORARY_PREFIX, make_folder, remove_published, replace_file
 from sa1bpack.format.layout import FORMAT_VERSION
 from sa1bpack.format.manifest import (

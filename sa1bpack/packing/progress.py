@@ -231,11 +231,19 @@ def recorded_run(root: Path, progress: Progress, workers: int) -> Iterator[None]
         raise
     finally:
         if progress.images:
-            _append(root, progress, Run(
-                finished=datetime.now(UTC).replace(microsecond=0), outcome=outcome,
-                images=progress.images, source_bytes=progress.bytes_read, workers=workers,
-                seconds=progress.seconds, sa1bpack=version("sa1bpack"),
-            ))  # fmt: skip
+            _append(
+                root,
+                progress,
+                Run(
+                    finished=datetime.now(UTC).replace(microsecond=0),
+                    outcome=outcome,
+                    images=progress.images,
+                    source_bytes=progress.bytes_read,
+                    workers=workers,
+                    seconds=progress.seconds,
+                    sa1bpack=version("sa1bpack"),
+                ),
+            )
 
 
 def _append(root: Path, progress: Progress, run: Run) -> None:

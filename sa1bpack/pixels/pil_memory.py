@@ -45,8 +45,11 @@ class _Exported:
     def __init__(self, capsule: object, address: int, shape: tuple[int, int]):
         self._capsule = capsule
         self.__array_interface__ = {
-            "version": 3, "shape": shape, "typestr": "<u4", "data": (address, True)
-        }  # fmt: skip
+            "version": 3,
+            "shape": shape,
+            "typestr": "<u4",
+            "data": (address, True),
+        }
 
 
 def pixel_words(image: Image.Image) -> np.ndarray:

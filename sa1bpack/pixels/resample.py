@@ -187,8 +187,12 @@ def resample_rows(
     for taps, length, side in zip((y, x), image.shape, out.shape[1:], strict=False):
         if len(taps.first) != side or taps.first.min() < 0 or taps.first.max() >= length:
             raise ValueError(f"filters for {len(taps.first)} of {side} pixels, up to {length}")
-    if not (0 <= start <= stop <= out.shape[1] and keep[0] <= out.shape[1]
-            and keep[1] <= out.shape[2] and out.shape[0] == image.shape[2] == 3):  # fmt: skip
+    if not (
+        0 <= start <= stop <= out.shape[1]
+        and keep[0] <= out.shape[1]
+        and keep[1] <= out.shape[2]
+        and out.shape[0] == image.shape[2] == 3
+    ):
         raise ValueError(f"cannot write rows {rows}, {keep} of them, to {out.shape}")
     image = np.ascontiguousarray(image).view()
     image.flags.writeable = False

@@ -73,9 +73,21 @@ def _wide(image, x, y, support, height, width, x_weights, y_weights):
 
 @njit(error_model="numpy")
 def _turn(
-    image, height, width, steps, support, window, mean, std, keep, start, stop,
-    x_weights, y_weights, out,
-):  # fmt: skip
+    image,
+    height,
+    width,
+    steps,
+    support,
+    window,
+    mean,
+    std,
+    keep,
+    start,
+    stop,
+    x_weights,
+    y_weights,
+    out,
+):
     narrow = support[0] == 1 and support[1] == 1
     height, width = np.int64(height), np.int64(width)
     for i in range(start, stop):
@@ -131,13 +143,28 @@ def turn_rows(
     """
     start, stop = rows
     fits = all(1 <= n <= side for n, side in zip(stored, image.shape, strict=False))
-    if not (fits and 0 <= start <= stop <= out.shape[1] and out.shape[0] == image.shape[2] == 3
-            and min(support) >= 1 and out.flags.carray):  # fmt: skip
+    if not (
+        fits
+        and 0 <= start <= stop <= out.shape[1]
+        and out.shape[0] == image.shape[2] == 3
+        and min(support) >= 1
+        and out.flags.carray
+    ):
         raise ValueError(f"cannot write rows {rows} of {out.shape} from {stored} of {image.shape}")
     image = np.ascontiguousarray(image).view()
     image.flags.writeable = False
     weights = [np.empty(int(2 * s) + 2, np.float32) for s in support]
     _turn(
-        image, *stored, steps, support, window, values.mean, values.std, keep, start, stop,
-        *weights, out,
-    )  # fmt: skip
+        image,
+        *stored,
+        steps,
+        support,
+        window,
+        values.mean,
+        values.std,
+        keep,
+        start,
+        stop,
+        *weights,
+        out,
+    )

@@ -40,9 +40,12 @@ def check_planes(y: np.ndarray, cb: np.ndarray, cr: np.ndarray) -> None:
     """Raise OptionError if these are not the planes of one image."""
     expected = tuple(half(side) for side in y.shape)
     planes = {"y": y, "cb": cb, "cr": cr}
-    if y.ndim != 2 or not y.size or not (cb.shape == cr.shape == expected) or {
-        plane.dtype for plane in planes.values()
-    } != {np.dtype(np.uint8)}:  # fmt: skip
+    if (
+        y.ndim != 2
+        or not y.size
+        or not (cb.shape == cr.shape == expected)
+        or {plane.dtype for plane in planes.values()} != {np.dtype(np.uint8)}
+    ):
         found = ", ".join(f"{name} {p.dtype} {p.shape}" for name, p in planes.items())
         raise OptionError(
             f"planes of one image must be uint8 of shapes (h, w) and twice (h / 2, w / 2), halves "
@@ -145,9 +148,11 @@ def _chroma(a, b, c, d):
     two, byte, eight = np.uint32(0x00FF00FF), np.uint32(255), np.uint32(8)
     sums = (a & two) + (b & two) + (c & two) + (d & two)
     green = np.int32(
-        ((a >> eight) & byte) + ((b >> eight) & byte)
-        + ((c >> eight) & byte) + ((d >> eight) & byte)
-    )  # fmt: skip
+        ((a >> eight) & byte)
+        + ((b >> eight) & byte)
+        + ((c >> eight) & byte)
+        + ((d >> eight) & byte)
+    )
     red, blue = np.int32(sums & np.uint32(0xFFFF)), np.int32(sums >> np.uint32(16))
     # 128 and a half, minus the lowest bit: as in libjpeg, so that 255.5 does not become 256.
     offset = np.int32((128 << 18) + (1 << 17) - 1)

@@ -55,9 +55,7 @@ _LARGE = ("image", "mask_bits", "run_ends")
 _MARKS = ".uploaded"
 
 # What is at the top of a pack, besides its index.
-_KNOWN = {
-    MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAME, SIDES_NAME
-}  # fmt: skip
+_KNOWN = {MANIFEST_NAME, CHECKSUMS_NAME, METADATA_NAME, REJECTS_NAME, SHARDS_NAME, SIDES_NAME}
 
 
 class UploadedState(PackState):

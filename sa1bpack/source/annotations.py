@@ -242,12 +242,16 @@ def _number_table(masks: list[_Annotation]) -> tuple[np.ndarray, np.ndarray]:
     flat = list(
         chain.from_iterable(
             (
-                *mask.bbox, mask.area, mask.predicted_iou, *mask.point_coords[0],
-                *mask.crop_box, mask.stability_score,
+                *mask.bbox,
+                mask.area,
+                mask.predicted_iou,
+                *mask.point_coords[0],
+                *mask.crop_box,
+                mask.stability_score,
             )
             for mask in masks
         )
-    )  # fmt: skip
+    )
     shape = (len(masks), NUMBERS)
     integer = np.fromiter(map(isinstance, flat, repeat(int)), bool, len(flat)).reshape(shape)
     try:

@@ -22,9 +22,14 @@ MAX_ZERO_TAIL = 16 << 20  # zeros after the end mark; GNU tar pads to 10 KiB by 
 _ZEROS = bytes(BLOCK)
 
 _KINDS: dict[bytes, MemberKind] = {
-    b"0": "file", b"\0": "file", b"7": "file", b"5": "directory", b"1": "link", b"2": "link",
+    b"0": "file",
+    b"\0": "file",
+    b"7": "file",
+    b"5": "directory",
+    b"1": "link",
+    b"2": "link",
     b"S": "sparse",
-}  # fmt: skip
+}
 # Types 1 to 6 have no data, whatever their size field says, as in tarfile.
 _WITHOUT_DATA = frozenset(b"123456")
 _PAX_LOCAL = (b"x", b"X")

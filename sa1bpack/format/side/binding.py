@@ -75,9 +75,10 @@ def part_names(folder: Path) -> list[str]:
     """Names of the published parts of a side array, sorted. Raises OSError."""
     own = {MANIFEST_NAME, METADATA_NAME, CHECKSUMS_NAME}
     return sorted(
-        path.name for path in Path(folder).iterdir()
+        path.name
+        for path in Path(folder).iterdir()
         if path.name not in own and not path.name.startswith(".")
-    )  # fmt: skip
+    )
 
 
 def coverage(names: Iterable[str], shards: Iterable[ShardIdentity]) -> Coverage:

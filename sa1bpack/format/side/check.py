@@ -146,13 +146,20 @@ def read_identity(part: Path) -> ShardIdentity:
 
 
 def _check_part(
-    folder: Path, name: str, spec: SideSpec, findings: Findings, quick: bool, reader: Reader,
-    counts: np.ndarray | None, advance: Callable[[int], None],
-) -> None:  # fmt: skip
+    folder: Path,
+    name: str,
+    spec: SideSpec,
+    findings: Findings,
+    quick: bool,
+    reader: Reader,
+    counts: np.ndarray | None,
+    advance: Callable[[int], None],
+) -> None:
     place = {"side": spec.name, "shard": name}
     if not (folder / name).is_dir():
-        findings.add(f"{folder / name}: not a part of the side array; remove it", extra=True,
-                     **place)  # fmt: skip
+        findings.add(
+            f"{folder / name}: not a part of the side array; remove it", extra=True, **place
+        )
         return
     part = folder / name
     listed = read_checksums(part / CHECKSUMS_NAME)
@@ -165,8 +172,9 @@ def _check_part(
     if expected != set(listed):
         findings.add(
             f"{part / CHECKSUMS_NAME}: must list exactly the files of the part; missing or extra: "
-            f"{sorted(expected ^ set(listed))}", **place,
-        )  # fmt: skip
+            f"{sorted(expected ^ set(listed))}",
+            **place,
+        )
     chunk, rows = spec.values.chunk_path, arrays[spec.values]
     if quick:
         check_tail(part, spec.values, rows, reader)
@@ -179,9 +187,13 @@ def _check_part(
 
 
 def _check_rows(
-    part: SidePart, expected: str | None, findings: Findings, reader: Reader,
-    counts: np.ndarray | None, place: dict,
-) -> None:  # fmt: skip
+    part: SidePart,
+    expected: str | None,
+    findings: Findings,
+    reader: Reader,
+    counts: np.ndarray | None,
+    place: dict,
+) -> None:
     """Read the rows once: check the checksum of each sample, then the digest of the file."""
     if part.spec.axis == "sample":
         counts = np.ones(part.samples, np.int64)

@@ -24,9 +24,13 @@ _LARGE = 1 << 16
 def part_metadata(spec: SideSpec, shard: ShardIdentity) -> dict[str, Any]:
     """The zarr.json of the part for a shard."""
     attributes = {
-        "format": list(SIDE_FORMAT_VERSION), "side": spec.name, "shard": shard.name,
-        "digest": shard.digest, "samples": shard.extent.samples, "masks": shard.extent.masks,
-    }  # fmt: skip
+        "format": list(SIDE_FORMAT_VERSION),
+        "side": spec.name,
+        "shard": shard.name,
+        "digest": shard.digest,
+        "samples": shard.extent.samples,
+        "masks": shard.extent.masks,
+    }
     return group_metadata(attributes, spec.arrays(shard.extent))
 
 
@@ -56,9 +60,13 @@ class SidePart:
         return f"{self.folder}/{self.spec.values.chunk_path}"
 
     def read(
-        self, sample: int, first: int, stop: int, out: np.ndarray | None = None,
+        self,
+        sample: int,
+        first: int,
+        stop: int,
+        out: np.ndarray | None = None,
         direct: bool = False,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """The rows of one sample, copied from the file and compared with their checksum.
 
         sample       row of the sample in the shard, which exists

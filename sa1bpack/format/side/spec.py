@@ -33,8 +33,16 @@ SIDES_NAME = "side"
 SIDE_AXES = ("sample", "mask")
 # bfloat16 is stored as uint16: neither numpy nor Zarr has the type.
 SIDE_DTYPES = (
-    "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
-)  # fmt: skip
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
 MAX_SIDE_DIMS = 8
 MAX_SIDE_ROW_BYTES = 1 << 30
 
@@ -157,9 +165,13 @@ class SideManifest(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, spec: SideSpec, provenance: dict[str, Any]) -> "SideManifest":
         """The manifest of an array of this spec."""
         return cls(
-            name=spec.name, axis=spec.axis, dtype=spec.dtype, row_shape=spec.row_shape,
-            spatial=spec.spatial, provenance=provenance,
-        )  # fmt: skip
+            name=spec.name,
+            axis=spec.axis,
+            dtype=spec.dtype,
+            row_shape=spec.row_shape,
+            spatial=spec.spatial,
+            provenance=provenance,
+        )
 
     @property
     def spec(self) -> SideSpec:

@@ -14,7 +14,7 @@ from sa1bpack.pixels.vectors import PIXELS
 from sa1bpack.pixels.yuv420 import rgb_row, row_scratch
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _put_rows(source, stride, rows, columns, target, target_stride, height):
     """Copy a plane's rows to the top left of a larger plane; zero to their right and below.
 
@@ -34,7 +34,7 @@ def _put_rows(source, stride, rows, columns, target, target_stride, height):
     memset(target + rows * target_stride, 0, (height - rows) * target_stride)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _put_rgb(source, height, width, stride, rows, side, target):
     """Convert the planes of one image into the top left of an RGB canvas, both at addresses."""
     row_bytes = 3 * side
@@ -46,7 +46,7 @@ def _put_rgb(source, height, width, stride, rows, side, target):
     memset(target + height * row_bytes, 0, (side - height) * row_bytes)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def put_image(how, source, height, width, stride, rows, side, target):
     """Put one image on its canvas.
 

@@ -173,7 +173,7 @@ class _Plan(NamedTuple):
     counts: np.ndarray
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _nanoseconds():
     now = np.empty(2, np.int64)
     _gettime(_CLOCK, now.ctypes.data)
@@ -183,7 +183,7 @@ def _nanoseconds():
 # ------------------------------------------------------------------------------------- the plan
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _span(samples, arrays, at, c, n):
     """The bytes of array c that sample `at` has, or that its mask n has: begin, end."""
     width = arrays[c, ROW_BYTES]
@@ -195,7 +195,7 @@ def _span(samples, arrays, at, c, n):
     return row * width, (row + 1) * width
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _list_pieces(samples, place, at, c, first_mask, pieces, n):
     """List the pieces of one array of a sample from piece n on; neighbours are one piece.
 
@@ -234,7 +234,7 @@ def _list_pieces(samples, place, at, c, first_mask, pieces, n):
     return n, highest
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _cached(files, end):
     """Whether the bytes of an array that end here are in memory. The only place that asks."""
     if files[PAST]:  # not by trying to read, which begins to read ahead
@@ -242,17 +242,17 @@ def _cached(files, end):
     return in_memory(files[OPEN], end - 1)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _block_floor(position):
     return position // BLOCK * BLOCK
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _block_ceil(position):
     return (position + BLOCK - 1) // BLOCK * BLOCK
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _plan_reads(plan, first, stop, files, straight, free, n):
     """Plan how the pieces of one array of a sample, not in memory, are read.
 
@@ -298,7 +298,7 @@ def _plan_reads(plan, first, stop, files, straight, free, n):
     return free, n
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _read_ahead_fields(samples, place, at):
     """Begin to read the small arrays of one sample's masks."""
     rows = samples.mask_rows[samples.offsets[at] : samples.offsets[at + 1]]
@@ -309,7 +309,7 @@ def _read_ahead_fields(samples, place, at):
             read_ahead_map(samples.fields[at, f] + low, (rows[-1] + 1) * width - low)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _plan(samples, place, first, stop, scratch, plan):
     """Plan samples `first` to `stop` of a batch.
 
@@ -359,7 +359,7 @@ def _plan(samples, place, first, stop, scratch, plan):
 # ------------------------------------------------------------------------- reading and putting
 
 
-@njit(nogil=True, cache=True)
+@njit
 def read_bytes(file, position, count, target):
     """Read bytes from a position of an open file to an address: 0, an errno, or CUT_SHORT."""
     done = 0
@@ -376,7 +376,7 @@ def read_bytes(file, position, count, target):
     return 0
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _put(piece, samples, place, k, c):
     """Put the bytes of a piece, which are in memory, in their place."""
     kind, source, count = place.arrays[c, KIND], piece[_SOURCE], piece[_BYTES]
@@ -399,7 +399,7 @@ def _put(piece, samples, place, k, c):
             put_image(place.how, source, height, columns, stride, rows, place.side, canvas)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _gather_rows(source, rows, width, target):
     """Gather rows of `width` bytes from an address, adjacent ones at once."""
     start = 0
@@ -411,7 +411,7 @@ def _gather_rows(source, rows, width, target):
         start = stop
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _copy_fields(samples, place, k):
     """The small arrays of one sample's masks, float64 as float32; zero after them if padded."""
     at, capacity, buffer = place.low + k, place.capacity, place.buffer
@@ -442,7 +442,7 @@ def _copy_fields(samples, place, k):
             memset(end, 0, (capacity - masks) * width)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _clear_padding(samples, place, k):
     """Zero the rows after a sample's own masks in the arrays that are padded."""
     masks = samples.offsets[place.low + k + 1] - samples.offsets[place.low + k]
@@ -453,7 +453,7 @@ def _clear_padding(samples, place, k):
             memset(place.buffer.ctypes.data + start, 0, (capacity - masks) * width)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def load_samples(means, samples, place, first, stop):
     """Load samples `first` to `stop` of a batch: `Means`, `Samples`, `Place`.
 

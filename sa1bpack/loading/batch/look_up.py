@@ -31,7 +31,7 @@ class Stored(NamedTuple):
     with_runs: bool
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _image_bytes(height, width, channels):
     """Bytes of an image without a canvas: RGB, or planes if `channels` is 0."""
     if channels:
@@ -39,7 +39,7 @@ def _image_bytes(height, width, channels):
     return height * width + 2 * ((height + 1) // 2) * ((width + 1) // 2)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _rising(edges, most):
     """Whether offsets are non-decreasing, and from 0 to `most`."""
     before = 0
@@ -50,7 +50,7 @@ def _rising(edges, most):
     return before <= most
 
 
-@njit(nogil=True, cache=True)
+@njit
 def look_up(table, local, first, stop, stored, sizes, spans, status):
     """Find and check the images of samples, and the runs of their masks.
 
@@ -100,7 +100,7 @@ def look_up(table, local, first, stop, stored, sizes, spans, status):
                 status[k] = BAD_RUNS
 
 
-@njit(nogil=True, cache=True)
+@njit
 def passing_masks(table, first, stop, sizes, scores, limits, rows, counts):
     """Find the masks of samples that pass the thresholds of a rule, as `masks.passes` does.
 
@@ -139,7 +139,7 @@ def passing_masks(table, first, stop, sizes, scores, limits, rows, counts):
         counts[k] = found - before
 
 
-@njit(nogil=True, cache=True)
+@njit
 def run_spans(table, offsets, mask_rows, spans):
     """The runs of the kept masks of samples: rows of run_ends; -1 if they are out of order.
 

@@ -19,9 +19,12 @@ from sa1bpack.wording import brief
 
 # Choice → the key of the sample that decides it. The last two are drawn.
 CHOICES = {
-    "largest": "areas", "iou": "predicted_ious", "stability": "stability_scores",
-    "random": "image_id", "balanced": "areas",
-}  # fmt: skip
+    "largest": "areas",
+    "iou": "predicted_ious",
+    "stability": "stability_scores",
+    "random": "image_id",
+    "balanced": "areas",
+}
 _DRAWN = ("random", "balanced")
 
 _FIELDS = {field.array: field for field in NUMBER_FIELDS}

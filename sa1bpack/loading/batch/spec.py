@@ -139,9 +139,7 @@ class BatchSpec:
         to_rgb = to_device and image.how == RGB_OF_YUV and ds.layout.image_size % 2 == 0
         if to_rgb:
             image = image_spec(ds.layout, "stored")
-        return cls(
-            ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.sides
-        )  # fmt: skip
+        return cls(ds.layout, image, masks, layout, to_device, to_rgb, relate, ds.spec.sides)
 
     @property
     def as_bool(self) -> bool:
@@ -191,10 +189,11 @@ class BatchSpec:
             wanted[field.batch] = ((*rows, *field.row_shape), field.dtype)
         sides = {
             side.name: (
-                ((samples,) if side.axis == "sample" else rows) + side.row_shape, side.stored
+                ((samples,) if side.axis == "sample" else rows) + side.row_shape,
+                side.stored,
             )
             for side in self.sides
-        }  # fmt: skip
+        }
         # The small ones lie with the other small arrays, the large ones at the end.
         wanted |= {name: sides[name] for name in sides.keys() - self._large}
         if self.masks.source == "runs":

@@ -52,7 +52,7 @@ def stream_end(typingctx):
     return types.void(), generate
 
 
-@njit(nogil=True, cache=True)
+@njit
 def stream(target, source, count):
     """Copy `count` bytes between two addresses that do not overlap; `stream_end` ends a series."""
     done = min(-target % _STEP, count)
@@ -63,7 +63,7 @@ def stream(target, source, count):
     memcpy(target + done, source + done, count - done)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def stream_copy(target, source, count):
     """Copy `count` bytes between two addresses that do not overlap, and end the series."""
     if count < LEAST:

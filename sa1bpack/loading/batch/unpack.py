@@ -5,7 +5,7 @@ import numpy as np
 from sa1bpack.kernels import memcpy, njit
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _unpack_row(source, target):
     """Unpack (b,) uint8 to (b,) uint64: a word is eight bools, from one byte of the bits."""
     for i in range(len(source)):
@@ -18,14 +18,14 @@ def _unpack_row(source, target):
         target[i] = word & np.uint64(0x0101010101010101)
 
 
-@njit(nogil=True, cache=True)
+@njit
 def _unpack_words(bits, rows, out):
     """The rows (k,) int64 of bits (n, b) uint8 to out (k, b) uint64. Checks nothing."""
     for k in range(len(rows)):
         _unpack_row(bits[rows[k]], out[k])
 
 
-@njit(nogil=True, cache=True)
+@njit
 def unpack_rows(source, out):
     """Unpack k rows of b bytes, one after the other at an address, to out (k, b) uint64."""
     row = np.empty(out.shape[1], np.uint8)
@@ -47,9 +47,11 @@ def unpack_into(bits: np.ndarray, out: np.ndarray, rows: np.ndarray | None = Non
         rows = np.arange(len(bits))
     if not len(rows):
         return
-    if rows.min() < 0 or rows.max() >= len(bits) or out.shape != (
-        len(rows), bits.shape[1], 8 * bits.shape[2]
-    ):  # fmt: skip
+    if (
+        rows.min() < 0
+        or rows.max() >= len(bits)
+        or out.shape != (len(rows), bits.shape[1], 8 * bits.shape[2])
+    ):
         raise ValueError(f"cannot unpack {len(rows)} rows of {bits.shape} into {out.shape}")
     # One compiled kernel for memory maps and new arrays: to numba, read-only is another type.
     flat = np.ascontiguousarray(bits).reshape(len(bits), -1).view()

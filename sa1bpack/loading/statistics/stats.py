@@ -193,9 +193,12 @@ class LoadingStats:
         found = asdict(self) | {
             name: getattr(self, name)
             for name in (
-                "waited_share", "samples_per_second", "bytes_per_second", "disk_bytes_per_second",
+                "waited_share",
+                "samples_per_second",
+                "bytes_per_second",
+                "disk_bytes_per_second",
             )
-        }  # fmt: skip
+        }
         del found["epoch"], found["ended"]
         return {name: float(value) for name, value in found.items() if value is not None}
 

@@ -23,7 +23,7 @@ from sa1bpack.packing.execution.source_reader import (
     SourceFailed,
     SourceRead,
     SourceReaders,
-)  # fmt: skip
+)
 from sa1bpack.packing.execution.worker import JOBS_PER_WORKER, WorkerProcess, start_worker
 from sa1bpack.packing.options import PackOptions
 from sa1bpack.packing.progress import Progress

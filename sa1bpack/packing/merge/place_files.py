@@ -18,9 +18,14 @@ from sa1bpack.format.files import flush_file, flush_folder, naming, write_at
 _FICLONE = 0x40049409  # of Linux, linux/fs.h
 # What a file system answers that cannot link or clone, or not these two files.
 _IMPOSSIBLE = (
-    errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY,
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.ENOTTY,
     errno.EINVAL,
-)  # fmt: skip
+)
 _COPIED_BYTES = 8 << 20  # at a time
 
 LINKED, CLONED, COPIED = "linked", "cloned", "copied"

@@ -94,14 +94,15 @@ def _check_same_options(first: Path, one: Manifest, root: Path, two: Manifest) -
     ]
     if lines:
         raise OptionsDiffer(
-            "packs made with other options cannot be merged:\n" + "\n".join(lines[:20])
+            "packs made with other options cannot be merged:\n"
+            + "\n".join(lines[:20])
             + (
                 "\nsa1bpack.open([...]) opens them together: their layout is the same."
                 if one.layout == two.layout
                 and own.get("mask_sampling") == other.get("mask_sampling")
                 else "\nPack one of them again: nor can sa1bpack.open([...]) read these together."
             )
-        )  # fmt: skip
+        )
 
 
 def _take_shards(plan: MergePlan, number: int, manifest: Manifest) -> None:
@@ -143,9 +144,10 @@ def _check_ids(plan: MergePlan, manifests: list[Manifest]) -> None:
             index = open_index(root, manifest)
             edges = index.shard_offset.tolist()
             mine += [
-                index.image_id[edges[k] : edges[k + 1]] for k, entry in enumerate(manifest.shards)
+                index.image_id[edges[k] : edges[k + 1]]
+                for k, entry in enumerate(manifest.shards)
                 if plan.shards[entry.source, entry.part].pack == number
-            ]  # fmt: skip
+            ]
         ids.append(np.concatenate(mine))
     if (found := shared_ids(ids)) is not None:
         raise OutputRefused(

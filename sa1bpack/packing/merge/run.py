@@ -146,10 +146,20 @@ def merge(
     finally:
         state.release()
     return MergeResult(
-        root, totals["images"], totals["masks"], len(state.shards), len(roots), before,
-        plan.repeated, counts[LINKED], counts[CLONED], counts[COPIED], sides.missing,
-        plan.complete, time.perf_counter() - started,
-    )  # fmt: skip
+        root,
+        totals["images"],
+        totals["masks"],
+        len(state.shards),
+        len(roots),
+        before,
+        plan.repeated,
+        counts[LINKED],
+        counts[CLONED],
+        counts[COPIED],
+        sides.missing,
+        plan.complete,
+        time.perf_counter() - started,
+    )
 
 
 def _missing(state: PackState, plan: MergePlan) -> dict[Key, Taken]:
@@ -256,7 +266,7 @@ def _check_placed(staging: Path, digest: str, folder: Path) -> None:
     checksums = staging / CHECKSUMS_NAME
     found = {
         path.relative_to(staging).as_posix() for path in staging.rglob("*") if path.is_file()
-    } - {CHECKSUMS_NAME}  # fmt: skip
+    } - {CHECKSUMS_NAME}
     if file_digest(checksums) != digest or found != read_checksums(checksums).keys():
         raise FormatError(
             f"{folder}: it changed while it was merged, or has other files than its checksums "

@@ -114,11 +114,20 @@ def finalize(out: str | Path) -> FinalizeResult:
         notes += state.without_pairs()
         counts = state.counts()
         return FinalizeResult(
-            root, counts["images"], counts["masks"], counts["annotations"],
-            counts["dropped_images"], counts["rejects"], len(state.sources), missing,
-            _parts_of(plans, missing), known, identity_text(state.sources.values()), notes,
+            root,
+            counts["images"],
+            counts["masks"],
+            counts["annotations"],
+            counts["dropped_images"],
+            counts["rejects"],
+            len(state.sources),
+            missing,
+            _parts_of(plans, missing),
+            known,
+            identity_text(state.sources.values()),
+            notes,
             left_out_text(state.options.to_json(), counts, counts["masks"]),
-        )  # fmt: skip
+        )
     finally:
         state.release()
 

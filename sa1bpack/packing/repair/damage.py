@@ -182,15 +182,22 @@ def find_damage(
     if not first:
         _check_listed(root, manifest, sources, listed, findings)
     report = check_pack(
-        root, manifest, findings, quick=quick or bool(only), full=only, progress=progress,
-        sources=None if share == ALL else sources, own_files=first,
-    )  # fmt: skip
+        root,
+        manifest,
+        findings,
+        quick=quick or bool(only),
+        full=only,
+        progress=progress,
+        sources=None if share == ALL else sources,
+        own_files=first,
+    )
     if share != ALL:
         mine = tuple(
-            problem for problem in report.problems
+            problem
+            for problem in report.problems
             if problem.shard is None
             or (known.get(problem.shard) or _place_of(problem.shard) or ("",))[0] in sources
-        )  # fmt: skip
+        )
         report = replace(report, problems=mine)
     own_files, shards = lost, {}
     extra = [problem for problem in report.problems if problem.extra]
@@ -353,8 +360,11 @@ def _manifest_of_shards(root: Path) -> Manifest:
     return make_manifest(
         recorded_options(options, root).layout,
         sorted((shard.entry for shard in shards), key=lambda entry: (entry.source, entry.part)),
-        complete=False, options=options, sources=[], counts={},
-    )  # fmt: skip
+        complete=False,
+        options=options,
+        sources=[],
+        counts={},
+    )
 
 
 def _is_in_its_place(shard: Shard) -> bool:

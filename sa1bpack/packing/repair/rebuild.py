@@ -80,9 +80,7 @@ class PartRebuilder(SourcePacker):
         parts: set[int],
         record: dict | None,
     ):
-        super().__init__(
-            source, rebuilt, writers, packed_by, md5=_identity_of(record) == "md5"
-        )  # fmt: skip
+        super().__init__(source, rebuilt, writers, packed_by, md5=_identity_of(record) == "md5")
         self._wanted = parts
 
     def is_published(self, index: int) -> bool:

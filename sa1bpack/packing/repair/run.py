@@ -124,9 +124,13 @@ def repair_part(
             raise FormatError(f"{damage.problems[0].what}; {_first(root)}")
         wanted = Wanted.of(damage, sources)
         result = RepairResult(
-            root, damage.problems, extra=damage.extra, left=wanted.left,
-            complete=damage.manifest.complete, dry_run=dry_run,
-        )  # fmt: skip
+            root,
+            damage.problems,
+            extra=damage.extra,
+            left=wanted.left,
+            complete=damage.manifest.complete,
+            dry_run=dry_run,
+        )
         if damage.own_files:
             result.left[OWN_FILES] = (
                 "no part rewrites them; once all parts have ended: sa1bpack repair "
