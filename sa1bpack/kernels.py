@@ -284,7 +284,8 @@ def _writable(folder: Path) -> bool:
     if not folder.is_absolute():
         return False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
     return os.access(folder, os.W_OK | os.X_OK)

@@ -203,7 +203,7 @@ def end(process: subprocess.Popen) -> str:
 
 
 def kept(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_ino for path in folder.rglob("*.rgbx.*.nbc")}
+    return {path: path.stat().st_ino for path in folder.rglob("*.pil_memory.*.nbc")}
 
 
 def edit(path: Path, before: str, after: str) -> None:

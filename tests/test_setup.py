@@ -1,6 +1,7 @@
 """The decisions of set-up; nothing is installed here."""
 
 import importlib.util
+import os
 import re
 import runpy
 import shutil
@@ -208,10 +209,15 @@ def test_a_mistyped_variable_is_named_and_nothing_is_packed():
     make = shutil.which("make")
     if make is None:
         pytest.skip("no make")
-    found = subprocess.run(
-        [make, "-n", "pack", "TAR=/data/sa_000001.tar"], cwd=ROOT, capture_output=True, text=True
-    )
+    # As from a shell, not from the make that runs the tests.
+    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        command = [make, "-n", "pack", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    found = run("TAR=/data/sa_000001.tar")
     assert found.returncode == 2 and found.stdout == ""
     assert "TAR: no such variable; there are TARS" in found.stderr
-    meant = [make, "-n", "pack", "TARS='/my data/*.tar' b.tar", "OUT=a b", "PACK_FLAGS=--md5 x=y"]
-    assert subprocess.run(meant, cwd=ROOT, capture_output=True).returncode == 0
+    meant = run("TARS='/my data/*.tar' b.tar", "OUT=a b", "PACK_FLAGS=--md5 x=y")
+    assert meant.returncode == 0

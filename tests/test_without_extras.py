@@ -10,6 +10,8 @@ import sa1bpack
 # Packs, verifies, reads and loads in a copy of the package; then names URLs.
 PROGRAM = """
 import sys
+# An editable installation finds the folder in the clone.
+sys.meta_path = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
 import sa1bpack
 assert sa1bpack.__file__.startswith(sys.argv[1]), sa1bpack.__file__
 tar, out = sys.argv[2:]

@@ -31,14 +31,13 @@ from sa1bpack.environment import missing_pil
 from sa1bpack.errors import ImageError, MissingPackage, OptionError
 from sa1bpack.pixels.geometry import FITS, stored_size
 from sa1bpack.pixels.header import JpegHeader, read_header
-from sa1bpack.pixels.pil_memory import pack_rgb
 from sa1bpack.pixels.yuv420 import check_planes, half, rgbx_to_yuv420
 
 try:
     import PIL
     from PIL import Image, JpegImagePlugin, features
 
-    from sa1bpack.pixels.pil_memory import pixel_words
+    from sa1bpack.pixels.pil_memory import pack_rgb, pixel_words
 except ImportError as error:
     raise missing_pil(error) from error
 # 11.2.1 was the first to export images, but never released their memory.

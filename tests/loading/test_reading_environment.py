@@ -264,7 +264,7 @@ from sa1bpack import Loader, open
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 found = []
 for check in ("open", "read"):
-    ds, batches = open(sys.argv[1], check=check), {}
+    ds, batches = open(sys.argv[1], check=check, duplicates="all"), {}
     with Loader(ds, 5, masks="flat_bits", threads=2) as loader:
         for batch in loader:
             batches |= batch_digests(batch)

@@ -109,7 +109,7 @@ def test_an_image_that_two_tars_have_is_packed_twice_and_the_first_is_found_by_i
     ]
     assert sa1bpack.pack(tars, tmp_path / "pack", workers=1, **SMALL).images == 4
     assert sa1bpack.verify(tmp_path / "pack").ok
-    dataset = sa1bpack.open(tmp_path / "pack")
+    dataset = sa1bpack.open(tmp_path / "pack", duplicates="all")
     assert dataset.column("image_id").tolist() == [1, 2, 2, 3]
     assert dataset.by_id(2)["index"] == 1
     assert dataset[2]["predicted_ious"].tolist() == [0.125]
