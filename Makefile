@@ -12,7 +12,7 @@ TEST_FLAGS ?=
 export COLD OUT TARS PYTHON
 
 # A mistyped variable would leave the one that was meant at its default, and pack the sample tar.
-KNOWN := PYTHON TARS OUT COLD PACK_FLAGS TEST_FLAGS VENV BIN PIP FRAMEWORKS RAY
+KNOWN := CI PYTHON TARS OUT COLD PACK_FLAGS TEST_FLAGS VENV BIN PIP FRAMEWORKS RAY
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 ifneq ($(filter-out $(KNOWN),$(GIVEN)),)
 $(error $(filter-out $(KNOWN),$(GIVEN)): no such variable; there are TARS (tars or folders to pack), \

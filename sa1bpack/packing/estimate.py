@@ -1,5 +1,6 @@
 """`--dry-run`: what packing would take, extrapolated from the first pairs of the sources."""
 
+import os
 import shutil
 import tempfile
 import time
@@ -281,8 +282,12 @@ def _spool_bytes(request: Request, sources: list[Source]) -> int:
 
 def _free_bytes(out: Path) -> int:
     """Free bytes where a pack is, or would be, counting those of shards that are being made."""
-    made = (out / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*/**/*")
-    begun = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
+    begun = 0
+    for working in (out / SHARDS_NAME).glob(f"{TEMPORARY_PREFIX}*"):
+        for folder, _, names in os.walk(working):
+            for name in names:
+                with suppress(FileNotFoundError):  # another part's process has just moved it
+                    begun += Path(folder, name).stat().st_blocks * 512
     return shutil.disk_usage(existing_parent(out)).free + begun
 
 
