@@ -64,7 +64,7 @@ class WebBody:
         try:
             data = self._answer.read(min(count, self._left))
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise Broken(_text(error)) from None
+            raise Broken(failure_text(error)) from None
         if self._left and not data:  # http.client says nothing of it
             raise Broken(f"the connection ended {self._left} bytes too early")
         if len(data) > self._left:
@@ -109,7 +109,7 @@ class WebBody:
         except ValueError:  # InvalidURL, and names that no host can have; their texts show the URL
             raise SourceError(f"{self._address}: the URL cannot be used; check it") from None
         except (OSError, http.client.HTTPException) as error:
-            raise Broken(_text(error)) from None
+            raise Broken(failure_text(error)) from None
 
     def _headers(self) -> dict[str, str]:
         start, stop = self._wanted
@@ -228,10 +228,12 @@ def _wait(retry_after: str | None) -> float | None:
         return None
 
 
-def _text(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """An exception of a connection, in words; http.client's have no text, or only a part of one."""
     if isinstance(error, TimeoutError):
         return f"no byte for {TIMEOUT} s"
     if isinstance(error, OSError):
-        return error.strerror or str(error) or type(error).__name__
+        if proxy := re.match(r"Tunnel connection failed: (\d{3})\b", str(error)):
+            return f"the proxy answered {proxy[1]}"  # without its phrase
+        return error.strerror or type(error).__name__
     return type(error).__name__

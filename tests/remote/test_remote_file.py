@@ -411,3 +411,10 @@ def test_no_text_of_a_server_is_shown(served, line):
         file.read(10)
     assert "SECRET" not in str(caught.value)
     file.close()
+
+
+def test_no_text_of_a_proxy_is_shown():
+    """It was sent the credentials of the proxy, and may echo them; http.client passes it on."""
+    refused = OSError("Tunnel connection failed: 407 U0VDUkVU")
+    assert web_module.failure_text(refused) == "the proxy answered 407"
+    assert web_module.failure_text(OSError("U0VDUkVU")) == "OSError"
