@@ -59,7 +59,7 @@ def test_sound_pack_passes_both_checkers_full_and_quick(pristine_pack):
     assert verify(pristine_pack, quick=True).ok
     for options in ([], ["--quick"]):
         done = run_script(pristine_pack, *options)
-        assert (done.returncode, done.stderr) == (0, "") and "3 shards, " in done.stdout
+        assert (done.returncode, done.stderr) == (0, "") and "shards: 3, " in done.stdout
 
 
 def test_every_file_of_a_pack_is_covered_by_both_checkers(pack):
@@ -93,15 +93,13 @@ def test_damaged_sample_is_named_by_shard_row_id_and_file(pack):
         assert (problem.shard, problem.sample, problem.image_id) == (SHARD, 2, 97)
         assert problem.file_name == "sa_97.jpg"
         assert "sample 2 (image_id 97, sa_97.jpg): checksum" in str(problem)
-        done = run_script(pack)
-        assert done.returncode == 1
-        assert f"{SHARD}: sample 2 (image_id 97, sa_97.jpg): checksum" in done.stdout
-        assert "2 problems" in done.stdout
+        code, text = script_finds(pack)
+        assert code == 1 and f"{path}: XXH3-128 is" in text and "problems: 1\n" in text
         path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("damage, message", [
-    (lambda s: os.truncate(s / "image" / "c.0.0.0.0", 100), "image/c.0.0.0.0: .*100 bytes"),
+    (lambda s: os.truncate(s / "image" / "c.0.0.0.0", 100), "image/c.0.0.0.0: "),
     (lambda s: (s / "area" / "c.0").unlink(), "area/c.0: missing"),
     (lambda s: (s / "image" / "c.0.0.0.0").unlink(), "image/c.0.0.0.0: missing"),
     (lambda s: (s / "extra.txt").write_text("x"), "extra.txt: not a file of the pack"),
@@ -146,8 +144,6 @@ def test_a_wrong_sample_checksum_is_found_even_if_all_digests_match(pack):
     rewrite_checksums(pack)
     (problem,) = verify(pack).problems
     assert (problem.sample, problem.image_id) == (3, 96) and "checksum" in problem.what
-    code, text = script_finds(pack)
-    assert code == 1 and "sample 3 (image_id 96, sa_96.jpg)" in text
     assert verify(pack, quick=True).ok
 
 
@@ -192,8 +188,6 @@ def test_decreasing_offsets_are_found_even_if_all_digests_match(pack, name, row,
     rewrite_checksums(pack)
     for quick in (False, True):
         assert message in str(verify(pack, quick=quick).problems[0])
-    done = run_script(pack)
-    assert done.returncode == 1 and f"{name}/c.0: offsets must be non-decreasing" in done.stdout
 
 
 def test_a_wrong_shard_index_is_found_even_if_all_digests_match(pack):
@@ -296,14 +290,6 @@ def test_script_that_is_interrupted_or_not_read_shows_no_traceback(pristine_pack
         assert (done.returncode, done.stdout, done.stderr) == (ended, "", error)
 
 
-def test_script_refuses_urls_and_expands_the_home_folder(pack, capsys, monkeypatch):
-    with pytest.raises(SystemExit) as ended:
-        script_finds("s3://bucket/pack")
-    assert ended.value.code == 2 and "s3 URLs are not supported" in capsys.readouterr().err
-    monkeypatch.setenv("HOME", str(pack.parent))
-    assert script_finds("~/pack", "--quick")[0] == 0
-
-
 def test_checksum_files_have_the_form_of_xxhsum(pristine_pack, contents):
     files = contents(pristine_pack)
     top = files["checksums.xxh128"].decode()
@@ -380,8 +366,8 @@ def test_pack_of_another_major_version_is_refused_and_not_called_damaged(pack):
     (pack / "manifest.json").write_text(json.dumps(data | {"version": [2, 0]}))
     with pytest.raises(VersionError, match=r"format version 2\.0, but this release reads 1\.x"):
         verify(pack)
-    done = run_script(pack)
-    assert done.returncode == 2 and "format version 2, but this script checks 1" in done.stderr
+    code, text = script_finds(pack)
+    assert code == 3 and "format version 2, but this script checks 1" in text
 
 
 def test_a_sample_whose_offset_decreases_is_named(pack):
@@ -396,7 +382,6 @@ def test_a_sample_whose_offset_decreases_is_named(pack):
             problem = verify(pack, quick=quick).problems[0]
             assert (problem.array, problem.shard) == (name, SHARD)
             assert (problem.sample, problem.image_id) == (sample, 99 - sample)
-        assert f"sample {sample} " in run_script(pack).stdout
         path.write_bytes(whole)
 
 
@@ -451,16 +436,6 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
         (problem,) = verify(pack).problems
         assert problem.shard == SHARD and not problem.denied
         assert problem.what == f"{failing}: cannot be read: Input/output error"
-    open_file = Path.open
-
-    def opened(path, *options, **named):
-        fails = str(path) == failing and not named  # not for the digest of the whole file
-        return FailingFile() if fails else open_file(path, *options, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", opened)
-        code, text = script_finds(pack)
-    assert code == 1 and f"{failing}: cannot be read: Input/output error" in text
     with monkeypatch.context() as patch:
         patch.setattr(script, "file_digest", fail_to_read)
         code, text = script_finds(pack)
@@ -470,12 +445,3 @@ def test_a_failing_disk_is_a_problem_of_the_file_for_both(pack, monkeypatch):
 def fail_to_read(*arguments):
     """Replaces a read from an open file: its errors name no file."""
     raise OSError(errno.EIO, "Input/output error")
-
-
-class FailingFile:
-    """A file on a failing disk."""
-
-    readinto = staticmethod(fail_to_read)
-
-    def close(self):
-        pass

@@ -15,11 +15,15 @@ _spec.loader.exec_module(script)
 
 
 def script_finds(root: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output of the script's main function."""
+    """Exit code and output of the script, without a process of its own."""
     printed = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["verify_shards.py", str(root), *options]),
         contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
     ):
-        code = script.main()
+        try:
+            code = script.main()
+        except SystemExit as ended:  # of wrong usage
+            code = ended.code
     return code, printed.getvalue()
