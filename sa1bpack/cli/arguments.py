@@ -3,7 +3,8 @@
 A parameter before `*` is an argument, one after it is an option; its annotation is the type, its
 default the default. The docstring has the description, a section `Args:` with the help of each
 parameter, as `name (METAVAR): help`, and what follows the options in the help. A parameter that is
-a group of declared options (`sa1bpack.options`) stands for all of them.
+a dataclass stands for its fields, which are options: their help is in the same section, or, if they
+are declared options (`sa1bpack.options`), with them.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -88,9 +89,11 @@ def _run(run: Callable[..., int], values: Mapping[str, Any]) -> int:
     given = {}
     for name, kind in typing.get_type_hints(run).items():
         if name != "return":
-            group = _declared_group(kind)
-            names = () if group is None else [field.name for field in dataclasses.fields(group)]
-            given[name] = group(**{key: values[key] for key in names}) if group else values[name]
+            if dataclasses.is_dataclass(kind):
+                fields = {field.name: values[field.name] for field in dataclasses.fields(kind)}
+                given[name] = kind(**fields)
+            else:
+                given[name] = values[name]
     return run(**given)
 
 
@@ -170,35 +173,45 @@ def _or_none(convert: Callable[[str], Any], word: str) -> Callable[[str], Any]:
 _TYPES = {str: str, int: _whole, float: _real}
 
 
-def part_of(text: str | None) -> tuple[int, int] | None:
-    """What `--part` means: "3/8" is the third of eight parts of a job. Raises OptionError."""
-    from sa1bpack.arguments import part_of_job
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The machines that work on a command: this one, all of it or a part, or a Ray cluster."""
 
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise OptionError(f"part is {text!r}: choose K/N with K from 1 to N, such as 3/8")
-    return part_of_job((int(found[1]), int(found[2])))
+    part: str | None = None
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = None
 
+    @property
+    def share(self) -> tuple[int, int] | None:
+        """(3, 8) for "3/8", the third of eight parts. Raises OptionError."""
+        if self.part is None:
+            return None
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.part)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise OptionError(f"part is {self.part!r}: choose K/N with K from 1 to N, such as 3/8")
+        return int(found[1]), int(found[2])
 
-def on_ray(engine: str, address: str | None, **without: Any) -> bool:
-    """Whether a command runs on a Ray cluster.
+    @property
+    def prefix(self) -> str:
+        """ "part 3/8: ", for what is said of a part; otherwise nothing."""
+        return "" if self.share is None else "part {}/{}: ".format(*self.share)
 
-    Raises OptionError if so and one of the other options is given, or if only an address is.
-    """
-    if engine != "ray":
-        if address is not None:
-            raise OptionError("--address is that of a Ray cluster: add --engine ray")
-        return False
-    given = [name for name, value in without.items() if value not in (None, False, [])]
-    if given:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise OptionError(f"--engine ray does all of the work: leave out {flags}")
-    return True
+    def on_ray(self, **without: Any) -> bool:
+        """True on a Ray cluster.
 
+        Raises OptionError if then a part or one of the other options is given, or if only an
+        address is.
+        """
+        if self.engine != "ray":
+            if self.address is not None:
+                raise OptionError("--address is that of a Ray cluster: add --engine ray")
+            return False
+        without = {"part": self.part, **without}
+        if given := [name for name, value in without.items() if value not in (None, False, [])]:
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OptionError(f"--engine ray does all of the work: leave out {flags}")
+        return True
 
-Engine = Literal["local", "ray"]
 
 # ---------------------------------------------------------------------------------------- messages
 
@@ -316,14 +329,26 @@ def command_parser(name: str) -> Parser:
         description=description,
         epilog=f"{epilog}\n\n{exits.SUMMARY}".lstrip(),
     )
-    hints = typing.get_type_hints(run, include_extras=True)
-    for parameter in inspect.signature(run).parameters.values():
+    for parameter, kind in _parameters(run, helps):
         metavar, text = helps[parameter.name]
-        if (group := _declared_group(hints[parameter.name])) is not None:
-            _add_declared(parser.add_argument_group(text), group)
+        if dataclasses.is_dataclass(kind):
+            _add_declared(parser.add_argument_group(text), kind)
         else:
-            _add(parser, parameter, hints[parameter.name], metavar, text)
+            _add(parser, parameter, kind, metavar, text)
     return parser
+
+
+def _parameters(run: Callable, helps: Mapping) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """The parameters of a command, each with its type; of a record without help, its fields."""
+    kinds = typing.get_type_hints(run, include_extras=True)
+    for parameter in inspect.signature(run).parameters.values():
+        kind = kinds[parameter.name]
+        if parameter.name in helps:
+            yield parameter, kind
+        else:
+            kinds_of_fields = typing.get_type_hints(kind, include_extras=True)
+            for name, field in inspect.signature(kind).parameters.items():
+                yield field.replace(kind=field.KEYWORD_ONLY), kinds_of_fields[name]
 
 
 def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]], str]:
@@ -335,10 +360,6 @@ def _sections(documentation: str) -> tuple[str, dict[str, tuple[str | None, str]
     )
     helps = {name: (metavar or None, " ".join(text.split())) for name, metavar, text in entries}
     return description, helps, epilog
-
-
-def _declared_group(kind: Any) -> type | None:
-    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
 
 
 def _add_declared(group: argparse._ArgumentGroup, options: type) -> None:

@@ -1,6 +1,7 @@
 """`sa1bpack bench`: what this machine does with a pack."""
 
 import json as json_text
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sa1bpack.cli import exits
@@ -11,13 +12,20 @@ from sa1bpack.progress import step_line
 LAYOUTS = ("padded", "flat", "padded_bits", "flat_bits")
 
 
+@dataclass(frozen=True)
+class Batches:
+    """The batches that both loaders make."""
+
+    device: str = "cpu"
+    batch_size: int = 32
+    masks: Literal[LAYOUTS] = "padded"
+    max_masks: int | None = None
+
+
 def run(
     pack: UserPath,
     *,
-    device: str = "cpu",
-    batch_size: int = 32,
-    masks: Literal[LAYOUTS] = "padded",
-    max_masks: int | None = None,
+    batches: Batches,
     seconds: float = 5.0,
     sweep: bool = False,
     out: UserPath | None = None,
@@ -61,16 +69,8 @@ def run(
 
     out = None if out is None else check_output(out, ".json")
     with step_line() as progress:
-        result = bench(
-            pack,
-            device=device,
-            batch_size=batch_size,
-            masks=masks,
-            max_masks=max_masks,
-            duration=seconds,
-            sweep=sweep,
-            progress=progress,
-        )
+        more = {"duration": seconds, "sweep": sweep, "progress": progress}
+        result = bench(pack, **asdict(batches), **more)
     if json:
         say_json(result.as_dict())
     else:

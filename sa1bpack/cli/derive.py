@@ -3,14 +3,28 @@
 import json
 import os
 import sys
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sa1bpack import interrupts
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Engine, UserPath, on_ray, part_of
+from sa1bpack.cli.arguments import Job, UserPath
 from sa1bpack.cli.output import say
 from sa1bpack.errors import OptionError
 from sa1bpack.progress import image_bar
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of the array, and the batches that they are computed from."""
+
+    axis: Literal["sample", "mask"] = "sample"
+    spatial: bool = False
+    out: UserPath | None = None
+    batch_size: int = 32
+    device: str = "cpu"
+    threads: int | None = None
+    allow_nonfinite: bool = False
 
 
 def run(
@@ -19,17 +33,9 @@ def run(
     *,
     fn: str,
     option: list[str] = (),
-    axis: Literal["sample", "mask"] = "sample",
     masks: Literal["bits", "runs"] = "bits",
-    spatial: bool = False,
-    out: UserPath | None = None,
-    batch_size: int = 32,
-    device: str = "cpu",
-    threads: int | None = None,
-    part: str | None = None,
-    engine: Engine = "local",
-    address: str | None = None,
-    allow_nonfinite: bool = False,
+    rows: Rows,
+    job: Job,
 ) -> int:
     """Compute an array with one row per image, or per mask, for a complete pack:
     embeddings of a teacher, saliency, text features, relations of masks. It is
@@ -80,8 +86,8 @@ def run(
     and returns a tensor with one row per image or mask. Modules in the current
     folder are found.
     """
-    job_part, options = part_of(part), dict(map(_option, option))
-    ray = on_ray(engine, address, part=part)
+    options = dict(map(_option, option))
+    ray, part = job.on_ray(), job.share
     with interrupts.interrupts_held():
         from sa1bpack.dataset.open_pack import open as open_pack
         from sa1bpack.deriving.run import function_of
@@ -89,11 +95,11 @@ def run(
         if ray:
             from sa1bpack.cluster.derive import derive_on_ray as derive
 
-            where = {"address": address, "check": interrupts.check}
+            where = {"address": job.address, "check": interrupts.check}
         else:
             from sa1bpack.deriving.run import derive
 
-            where = {"part": job_part}
+            where = {"part": part}
 
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as `python -m` does
     function = function_of(fn)
@@ -106,23 +112,10 @@ def run(
             show(done, total)
 
         try:
-            result = derive(
-                ds,
-                name,
-                function,
-                batch_size=batch_size,
-                device=device,
-                axis=axis,
-                spatial=spatial,
-                options=options,
-                allow_nonfinite=allow_nonfinite,
-                out=out,
-                progress=advance,
-                threads=threads,
-                **where,
-            )
+            more = {"options": options, "progress": advance, **asdict(rows), **where}
+            result = derive(ds, name, function, **more)
         except (KeyboardInterrupt, exits.Terminated, OSError) as error:
-            outside = None if out else "keep the array outside the pack: --out SIDE"
+            outside = None if rows.out else "keep the array outside the pack: --out SIDE"
             exits.advise(
                 error, "repeat the command: it resumes after the last complete batch", outside
             )

@@ -1,9 +1,12 @@
 """`sa1bpack pack`: tars in, shards out."""
 
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Engine, UserOut, UserPath, on_ray, part_of
+from sa1bpack.cli.arguments import Job, UserOut, UserPath
 from sa1bpack.cli.output import say
 from sa1bpack.errors import FormatError, OptionError, OutputRefused
 from sa1bpack.interrupts import interrupts_held
@@ -11,21 +14,26 @@ from sa1bpack.packing.options import PackOptions
 from sa1bpack.wording import counted, printable
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The options of reading sources, as keywords of `sa1bpack.pack`."""
+
+    workers: int | None = None
+    links: UserPath | None = None
+    downloads: int | None = None
+    md5sums: UserPath | None = None
+    md5: bool = False
+    max_rejects: int | None = None
+
+
 def run(
     sources: list[str] = (),
     *,
     out: UserOut,
-    workers: int | None = None,
-    links: UserPath | None = None,
+    reading: Reading,
     staging: UserPath | None = None,
-    downloads: int | None = None,
-    md5sums: UserPath | None = None,
-    md5: bool = False,
-    max_rejects: int | None = None,
     ignore_space: bool = False,
-    part: str | None = None,
-    engine: Engine = "local",
-    address: str | None = None,
+    job: Job,
     dry_run: bool = False,
     options: PackOptions,
 ) -> int:
@@ -85,55 +93,43 @@ def run(
     too many members were rejected or, with --dry-run, that the pack does not fit
     on disk or that a URL cannot be read.
     """
-    wanted = options.to_json() | {
-        "sources": sources,
-        "out": out,
-        "workers": workers,
-        "md5sums": md5sums,
-        "md5": md5,
-        "max_rejects": max_rejects,
-        "links": links,
-        "downloads": downloads,
-    }
-    job_part = part_of(part)
-    one_run = job_part is None and not dry_run
-    if on_ray(engine, address, part=part, dry_run=dry_run, staging=staging):
-        wanted["address"] = address
-    elif staging is not None and not one_run:
+    wanted = {"sources": sources, "out": out, **options.to_json(), **asdict(reading)}
+    ray = job.on_ray(dry_run=dry_run, staging=staging)
+    if staging is not None and (job.share or dry_run):
         raise OptionError("staging is for one run that packs: leave out --part and --dry-run")
-    elif job_part is not None and dry_run:
+    if job.share and dry_run:
         raise OptionError("--dry-run is of all sources: leave out --part")
+    more = {"address": job.address} if ray else {"part": job.share} if job.share else {}
+    more |= {} if staging is None else {"staging": staging}
     try:
-        if not dry_run:
-            wanted["ignore_space"] = ignore_space
-        return _dry_run(wanted) if dry_run else _pack(wanted, job_part, staging)
+        if dry_run:
+            return _dry_run(wanted)
+        return _pack(_call(ray, job), {**wanted, **more, "ignore_space": ignore_space}, job)
     except FormatError as error:  # in what OUT held before: what a run writes itself is sound
         raise OutputRefused(str(error)) from error
 
 
-def _pack(wanted: dict, job_part: tuple[int, int] | None, staging: str | None) -> int:
-    call = _call(ray="address" in wanted, in_part=job_part is not None)
-    more = {"staging": staging} if staging is not None else {}
+def _pack(call: Callable, wanted: dict[str, Any], job: Job) -> int:
     try:
-        result = call(**wanted, **more) if job_part is None else call(**wanted, part=job_part)
+        result = call(**wanted)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
         exits.advise(error, "repeat the same command to continue from here")
         raise
-    if job_part is not None:
-        say("part {}/{} of a job, which `sa1bpack finalize` makes one pack".format(*job_part))
+    if job.share is not None:
+        say(f"part {job.part} of a job, which `sa1bpack finalize` makes one pack")
     say(_summary(result))
     for name, error in result.failed.items():
         print(f"sa1bpack: {name} was given up: {printable(error)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
-    if job_part is not None:  # it may have no source, if there are fewer than parts
+    if job.share is not None:  # it may have no source, if there are fewer than parts
         return exits.OK if result.complete else exits.FAILED
     if result.images == 0:
         print(f"sa1bpack: no image was packed{_why_nothing(result)}", file=sys.stderr)
     return exits.OK if result.complete and result.images else exits.FAILED
 
 
-def _call(ray: bool, in_part: bool):
+def _call(ray: bool, job: Job) -> Callable:
     """The function that packs."""
     with interrupts_held():
         if ray:
@@ -143,7 +139,7 @@ def _call(ray: bool, in_part: bool):
         from sa1bpack.packing.parts.run import pack_part
         from sa1bpack.packing.run import pack
 
-        return pack_part if in_part else pack
+        return pack if job.share is None else pack_part
 
 
 def _dry_run(wanted: dict) -> int:
@@ -188,7 +184,7 @@ def _this_run(result) -> str:
 
 
 def _why_nothing(result) -> str:
-    """Why a run packed no image."""
+    """The reason that a run packed no image."""
     if result.rejects:
         return f"; see {result.root / 'rejects.jsonl'}"
     if result.dropped:

@@ -3,7 +3,7 @@
 import sys
 
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Engine, UserPath, on_ray, part_of
+from sa1bpack.cli.arguments import Job, UserPath
 from sa1bpack.cli.output import say
 from sa1bpack.errors import OptionError
 from sa1bpack.format.completeness import remedy_of
@@ -18,9 +18,7 @@ def run(
     links: UserPath | None = None,
     shard: list[str] = (),
     quick: bool = False,
-    part: str | None = None,
-    engine: Engine = "local",
-    address: str | None = None,
+    job: Job,
     workers: int | None = None,
     dry_run: bool = False,
 ) -> int:
@@ -76,19 +74,18 @@ def run(
     repaired), 1 that something is still damaged, or does not belong to the pack;
     each is named, with the remedy.
     """
-    job_part = part_of(part)
-    if job_part is not None and shard:
+    if job.share is not None and shard:
         raise OptionError("--part has the shards of its tars: leave out --shard")
-    if on_ray(engine, address, part=part, dry_run=dry_run, shard=shard):
+    if job.on_ray(dry_run=dry_run, shard=shard):
         with interrupts_held():
             from sa1bpack.cluster.repair import repair_on_ray as repair
 
-        more = {"address": address}
+        more = {"address": job.address}
     else:
         with interrupts_held():
             from sa1bpack.packing.repair.run import repair
 
-        more = {"shards": shard, "part": job_part, "dry_run": dry_run}
+        more = {"shards": shard, "part": job.share, "dry_run": dry_run}
     try:
         result = repair(pack, sources, quick=quick, links=links, workers=workers, **more)
     except (OSError, MemoryError, KeyboardInterrupt, exits.Terminated) as error:
@@ -109,8 +106,7 @@ def run(
         print(f"sa1bpack: {name} is still damaged: {printable(reason)}", file=sys.stderr)
     if not result.complete:
         say(f"NOT COMPLETE: {remedy_of(result.root)}")
-    of = "" if job_part is None else "part {}/{}: ".format(*job_part)
-    say(f"{result.root}: {of}{_verdict(result)}")
+    say(f"{result.root}: {job.prefix}{_verdict(result)}")
     return exits.OK if result.ok else exits.FAILED
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from sa1bpack import interrupts
 from sa1bpack.arguments import paths_of
 from sa1bpack.cli import exits
-from sa1bpack.cli.arguments import Engine, UserPack, on_ray, part_of
+from sa1bpack.cli.arguments import Job, UserPack
 from sa1bpack.cli.output import say, say_json
 from sa1bpack.disk.reading_mode import IO
 from sa1bpack.errors import OptionError
@@ -24,9 +24,7 @@ def run(
     *,
     quick: bool = False,
     io: Literal[IO] = "auto",
-    part: str | None = None,
-    engine: Engine = "local",
-    address: str | None = None,
+    job: Job,
     json: bool = False,
 ) -> int:
     """Check a pack: that no file is missing and none is foreign, that structure and
@@ -65,19 +63,19 @@ def run(
     named: list[str | Path] = []
     for pack in packs:
         named += [pack_url("pack", pack)] if is_pack_url(pack) else paths_of("pack", pack)
-    job_part = part_of(part)
-    if on_ray(engine, address, part=part) and (urls := list(filter(is_pack_url, named))):
+    part = job.share
+    if job.on_ray() and (urls := list(filter(is_pack_url, named))):
         raise OptionError(
             f"--engine ray checks folders that all nodes share, not {urls[0]}: use --part K/N"
         )
     codes = []
     for pack in named:
-        report = _report(pack, quick, io, job_part, engine, address)
-        codes.append(_code(report, whole=job_part is None))
+        report = _report(pack, quick, io, job)
+        codes.append(_code(report, whole=part is None))
         if json:
-            say_json(_as_dict(pack, job_part, report))
+            say_json(_as_dict(pack, part, report))
         else:
-            _print(pack, quick, job_part, report, codes[-1])
+            _print(pack, quick, job, report, codes[-1])
     if len(named) > 1 and not json:
         counts = {
             "with problems": codes.count(exits.FAILED),
@@ -88,17 +86,14 @@ def run(
     return next((code for code in (exits.FAILED, exits.INCOMPLETE) if code in codes), exits.OK)
 
 
-def _print(
-    pack: str | Path, quick: bool, part: tuple[int, int] | None, report: Report, code: int
-) -> None:
+def _print(pack: str | Path, quick: bool, job: Job, report: Report, code: int) -> None:
     for line in (*report.problems, *report.notes):
         say(line)
     if report.complete is False:
         say(f"NOT COMPLETE: {remedy_of(Path(pack))}")
     for line in advice(str(pack), report.problems):
         say(line)
-    of = "" if part is None else "part {}/{}: ".format(*part)
-    say(f"{pack}: {of}{_verdict(report, code, quick)}")
+    say(f"{pack}: {job.prefix}{_verdict(report, code, quick)}")
 
 
 def _code(report: Report, whole: bool) -> int:
@@ -109,33 +104,26 @@ def _code(report: Report, whole: bool) -> int:
     return exits.INCOMPLETE if empty or report.complete is False else exits.OK
 
 
-def _report(
-    pack: str | Path,
-    quick: bool,
-    io: str,
-    part: tuple[int, int] | None,
-    engine: str,
-    address: str | None,
-) -> Report:
-    if engine == "ray":
+def _report(pack: str | Path, quick: bool, io: str, job: Job) -> Report:
+    if job.engine == "ray":
         with interrupts.interrupts_held():
             from sa1bpack.cluster.verify import verify_on_ray
 
         check = interrupts.check
         with step_bar() as advance:
             return verify_on_ray(
-                pack, address=address, quick=quick, progress=advance, io=io, check=check
+                pack, address=job.address, quick=quick, progress=advance, io=io, check=check
             )
     from sa1bpack.format.verify import verify
 
     with byte_bar() as advance:
-        return verify(pack, quick=quick, progress=advance, io=io, part=part)
+        return verify(pack, quick=quick, progress=advance, io=io, part=job.share)
 
 
-def _as_dict(pack: str | Path, job_part: tuple[int, int] | None, report: Report) -> dict:
+def _as_dict(pack: str | Path, part: tuple[int, int] | None, report: Report) -> dict:
     return {
         "pack": str(pack),
-        "part": job_part and "{}/{}".format(*job_part),
+        "part": part and "{}/{}".format(*part),
         "ok": report.ok,
         "complete": report.complete,
         "counts": report.counts,

@@ -1,23 +1,20 @@
 """`sa1bpack.attach`: a side array from an array that exists already."""
 
-import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import choice, flag
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.run import stored_rows
-from sa1bpack.deriving.target import DeriveResult, ShardToDo, Target, check_finite, check_spatial
+from sa1bpack.deriving.target import DeriveResult, RowKeywords, RowOptions, ShardToDo, Target
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.files import byte_view
 from sa1bpack.format.side.part import open_part
-from sa1bpack.format.side.spec import SIDE_AXES, SideSpec
+from sa1bpack.format.side.spec import SideSpec
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.wording import counted
 
@@ -31,12 +28,9 @@ def attach(
     array: Any,
     ids: Any,
     *,
-    axis: str = "sample",
-    spatial: bool = False,
     dtype: str | None = None,
-    allow_nonfinite: bool = False,
-    out: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[RowKeywords],
 ) -> DeriveResult:
     """Make a side array of rows that exist, matched by id, whatever their order.
 
@@ -48,8 +42,9 @@ def attach(
             are read shard by shard.
         ids: integers (n,), each once: the image id of each row, or with axis="mask" the annotation
             id.
-        axis, spatial, allow_nonfinite, out, progress: as in `derive`.
         dtype: "bfloat16" for an array of uint16 with such bits; None: the array's.
+        progress: as in `derive`.
+        options: axis, spatial, out and allow_nonfinite, as in `derive`.
 
     Parts that exist are compared with the rows, so a call that was killed is repeated to resume.
 
@@ -68,32 +63,23 @@ def attach(
         array([2, 3])
     """
     ds = as_dataset(ds)
-    check_side_name(name)
-    choice("axis", axis, SIDE_AXES)
-    check_spatial(axis, spatial)
-    flag("allow_nonfinite", allow_nonfinite)
+    own = RowOptions.of("attach", options, ("dtype", "progress"))
     rows, kind = _probe(array, dtype)
     lookup = _Lookup(ids, rows)
-    provenance = {"function": "sa1bpack:attach", "options": {}}
-    target = Target(ds, name, axis, spatial, out, provenance)
-    spec = SideSpec(name, axis, kind, tuple(rows.shape[1:]), spatial)
+    target = Target(ds, name, own, {"function": "sa1bpack:attach", "options": {}})
     for shard in target.shards:  # before anything is written
-        lookup.positions(shard, axis)
-    target.use(spec)
-    todo = target.missing(target.shards)
-    todo_parts = {shard.identity.part for shard in todo}
+        lookup.positions(shard, own.axis)
+    target.use(kind, rows.shape[1:])
+    todo_parts = {shard.identity.part for shard in target.missing(target.shards)}
     total = sum(shard.identity.extent.samples for shard in target.shards)
     done, made = 0, []
     for shard in target.shards:
-        positions = lookup.positions(shard, axis)
-        counts = shard.samples.column("mask_count") if axis == "mask" else None
-        counts = np.ones(len(shard.samples), np.int64) if counts is None else counts
+        positions, counts = lookup.positions(shard, own.axis), shard.row_counts(own.axis)
         pieces = _pieces(rows, positions, counts, target.spec)
         if shard.identity.part in todo_parts:
             with PartWriter(target.folder, target.spec, shard.identity) as writer:
                 for found, part_counts in pieces:
-                    if not allow_nonfinite:
-                        check_finite(shard, target.spec, found, part_counts, writer.samples)
+                    target.check_finite(shard, found, part_counts, writer.samples)
                     writer.append(found, part_counts)
                 if writer.publish():
                     made.append(shard)

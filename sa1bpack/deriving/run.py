@@ -13,21 +13,20 @@ import numpy as np
 import torch
 import xxhash
 
-from sa1bpack.arguments import choice, flag, refuse_unknown, whole_number
+from sa1bpack.arguments import whole_number
 from sa1bpack.dataset.dataset import Dataset
-from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.dataset.torch_subset import as_dataset
 from sa1bpack.deriving.target import (
     DeriveResult,
+    RowKeywords,
+    RowOptions,
     ShardToDo,
     Target,
-    check_finite,
     check_options,
-    check_spatial,
     share,
 )
 from sa1bpack.errors import OptionError
-from sa1bpack.format.side.spec import SIDE_AXES, SIDE_DTYPES, SideSpec
+from sa1bpack.format.side.spec import SIDE_DTYPES
 from sa1bpack.format.side.writer import PartWriter
 from sa1bpack.loading.loader import Loader
 from sa1bpack.wording import brief
@@ -45,16 +44,12 @@ class LoadingKeywords(TypedDict, total=False):
     timeout: float
 
 
-class DeriveKeywords(LoadingKeywords, total=False):
+class DeriveKeywords(LoadingKeywords, RowKeywords, total=False):
     """Options of `derive` that one process and a cluster have in common."""
 
     batch_size: int
     device: str
-    axis: str
-    spatial: bool
     options: Mapping[str, Any] | None
-    out: str | os.PathLike[str] | None
-    allow_nonfinite: bool
 
 
 def derive(
@@ -162,7 +157,7 @@ def _check_call(fn: Function, options: dict[str, Any]) -> None:
 
 
 def function_name(fn: Function) -> str:
-    """What the manifest says of a function: "module:name".
+    """The name of a function in the manifest: "module:name".
 
     Raises OptionError for a lambda or a partial, which share their name with every other one.
     """
@@ -200,38 +195,30 @@ class PartMaker:
         fn: Function,
         *,
         batch_size: int = 32,
-        device: str = "cpu",
-        axis: str = "sample",
-        spatial: bool = False,
         options: Mapping[str, Any] | None = None,
-        out: str | os.PathLike[str] | None = None,
-        allow_nonfinite: bool = False,
-        **loading: Unpack[LoadingKeywords],
+        **others: Unpack[DeriveKeywords],
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
         ds = as_dataset(ds)
         self._options = check_options(options)
-        check_side_name(name)
         if not callable(fn):
             raise OptionError(f"fn is {fn!r}: choose a function of a batch")
         _check_call(fn, self._options)
-        choice("axis", axis, SIDE_AXES)
-        check_spatial(axis, spatial)
-        refuse_unknown("derive", loading, LoadingKeywords.__annotations__)
-        if axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
+        known = (*LoadingKeywords.__annotations__, "device")
+        rows = RowOptions.of("derive", others, known)
+        loading = {name: others[name] for name in known if name in others}
+        if rows.axis == "mask" and loading.setdefault("masks", "flat") not in ("flat", "flat_bits"):
             raise OptionError(
                 f"masks is {loading['masks']!r}: with a row per mask choose flat or flat_bits"
             )
         self._batch_size = whole_number("batch_size", batch_size, 1)
-        self._allow_nonfinite = flag("allow_nonfinite", allow_nonfinite)
-        self._fn, self._axis, self._spatial = fn, axis, spatial
-        self._loading = {**loading, "device": device}
+        self._fn, self._loading = fn, loading
         provenance = {
             "function": function_name(fn),
             "options": self._options,
             "samples": ds.spec_text,
         }
-        self.target = Target(ds, name, axis, spatial, out, provenance)
+        self.target = Target(ds, name, rows, provenance)
         self.made: list[ShardToDo] = []
 
     def loader(self, shard: ShardToDo) -> Loader:
@@ -247,9 +234,7 @@ class PartMaker:
 
     def make(self, shard: ShardToDo) -> Iterator[int]:
         """Make the part of a shard; yields the number of images of each batch that is done."""
-        counts = np.ones(len(shard.samples), np.int64)
-        if self._axis == "mask":
-            counts = shard.samples.column("mask_count").astype(np.int64)
+        counts = shard.row_counts(self.target.options.axis)
         with self.loader(shard) as loader:
             writer = None if self.target.spec is None else self._writer(shard, counts)
             try:
@@ -290,7 +275,7 @@ class PartMaker:
         )
 
     def _rows(self, shard: ShardToDo, batch, counts: np.ndarray, first: int) -> np.ndarray:
-        """What the function returns for a batch, as it is stored."""
+        """The rows that the function returns for a batch, as they are stored."""
         fn = self._fn
         try:
             with torch.no_grad():
@@ -306,12 +291,11 @@ class PartMaker:
             raise OptionError(
                 f"{function_name(fn)} returned {dtype} {tuple(rows.shape)} for batch "
                 f"{batch['number']} of shard {shard.identity.name}: it must return "
-                f"{int(counts.sum())} rows, one per {'image' if self._axis == 'sample' else 'mask'}"
+                f"{int(counts.sum())} rows, one per "
+                f"{'image' if self.target.options.axis == 'sample' else 'mask'}"
             )
-        spec = SideSpec(self.target.name, self._axis, dtype, tuple(rows.shape[1:]), self._spatial)
-        self.target.use(spec)
-        if not self._allow_nonfinite:
-            check_finite(shard, spec, rows, counts, first)
+        self.target.use(dtype, rows.shape[1:])
+        self.target.check_finite(shard, rows, counts, first)
         return rows
 
 

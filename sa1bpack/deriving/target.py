@@ -2,21 +2,31 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
 
-from sa1bpack.arguments import check_can_be_folder, flag, local_path, part_of_job, whole_number
+from sa1bpack.arguments import (
+    check_can_be_folder,
+    choice,
+    flag,
+    local_path,
+    part_of_job,
+    refuse_unknown,
+    whole_number,
+)
 from sa1bpack.dataset.dataset import Dataset
+from sa1bpack.dataset.fields import check_side_name
 from sa1bpack.errors import OptionError, OutputRefused
 from sa1bpack.format.manifest import pack_above
 from sa1bpack.format.side.binding import ShardIdentity, coverage, part_names
 from sa1bpack.format.side.part import open_part
 from sa1bpack.format.side.spec import (
+    SIDE_AXES,
     SIDES_NAME,
     SideManifest,
     SideSpec,
@@ -35,7 +45,7 @@ _VERSIONS = ("sa1bpack", "numpy", "torch")
 
 @dataclass(frozen=True)
 class DeriveResult:
-    """What `derive` and `attach` did.
+    """The result of `derive` and `attach`.
 
     folder   of the side array
     made     names of the shards whose parts this call made
@@ -60,6 +70,41 @@ class DeriveResult:
         return f"{self.folder}: {counted(made, 'part')} made, {present:,} present, {state}"
 
 
+class RowKeywords(TypedDict, total=False):
+    """The fields of `RowOptions`, as keyword arguments."""
+
+    axis: str
+    spatial: bool
+    out: str | os.PathLike[str] | None
+    allow_nonfinite: bool
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """The options that `derive` and `attach` have in common; OptionError for other values."""
+
+    axis: str = "sample"
+    spatial: bool = False
+    out: str | os.PathLike[str] | None = None
+    allow_nonfinite: bool = False
+
+    def __post_init__(self) -> None:
+        choice("axis", self.axis, SIDE_AXES)
+        flag("allow_nonfinite", self.allow_nonfinite)
+        if flag("spatial", self.spatial) and self.axis != "sample":
+            raise OptionError(
+                f"spatial is True, but axis is {self.axis!r}: spatial arrays have rows (C, h, w) "
+                "per sample"
+            )
+
+    @classmethod
+    def of(cls, owner: str, given: Mapping[str, Any], others: Sequence[str]) -> "RowOptions":
+        """Those that are given beside `others`; OptionError for one that `owner` does not have."""
+        names = [field.name for field in fields(cls)]
+        refuse_unknown(owner, given, (*names, *others))
+        return cls(**{name: given[name] for name in names if name in given})
+
+
 @dataclass(frozen=True)
 class ShardToDo:
     """A shard that needs a part: its identity, and its samples."""
@@ -67,10 +112,17 @@ class ShardToDo:
     identity: ShardIdentity
     samples: Dataset
 
+    def row_counts(self, axis: str) -> np.ndarray:
+        """int64 (k,): the rows of each sample."""
+        if axis == "mask":
+            return self.samples.column("mask_count").astype(np.int64)
+        return np.ones(len(self.samples), np.int64)
+
 
 class Target:
     """A side array of a dataset, to be made or completed.
 
+    options     of its rows
     folder      where it is
     provenance  for its manifest
     spec        of its rows; None as long as nobody knows
@@ -81,9 +133,7 @@ class Target:
         self,
         ds: Dataset,
         name: str,
-        axis: str,
-        spatial: bool,
-        out: str | os.PathLike[str] | None,
+        options: RowOptions,
         provenance: dict[str, Any],
     ):
         """Raises OptionError, OutputRefused and FormatError as `derive` does."""
@@ -92,25 +142,31 @@ class Target:
                 f"the dataset has thresholds for masks, {ds.options.rule.as_text()}, but a side "
                 "array is of all that the pack has: open it without them"
             )
-        self.name = side_name(name)
-        self.provenance = _json(provenance)
-        self.folder = _folder(ds, self.name) if out is None else _outside(self.name, out)
+        check_side_name(name)
+        self.name, self.options, self.provenance = side_name(name), options, _json(provenance)
+        given = options.out
+        self.folder = _folder(ds, self.name) if given is None else _outside(self.name, given)
         self.shards = _complete_shards(ds)
         self.spec: SideSpec | None = None
         self._found = is_side(self.folder) and not is_unused(self.folder)
         if self._found:
             found = read_side_manifest(self.folder)
             expected = msgspec.structs.replace(
-                found, name=self.name, axis=axis, spatial=spatial, provenance=self.provenance
+                found,
+                name=self.name,
+                axis=options.axis,
+                spatial=options.spatial,
+                provenance=self.provenance,
             )
             create_side(self.folder, expected)  # refuses what was made otherwise
             self.spec = found.spec
 
-    def use(self, spec: SideSpec) -> None:
-        """Make the folder for rows of this spec, or check that it is for such rows.
+    def use(self, dtype: str, shape: Sequence[int]) -> None:
+        """Make the folder for rows of this type and shape, or check that it is for such rows.
 
         A folder without parts, which a call that failed has left, is replaced.
         """
+        spec = SideSpec(self.name, self.options.axis, dtype, tuple(shape), self.options.spatial)
         if self.spec is None:
             manifest = SideManifest.of(spec, self.provenance)
             try:
@@ -145,48 +201,39 @@ class Target:
                 open_part(self.folder, self.spec, shard.identity, deep=True)
         return [shard for shard in shards if shard.identity.part not in names]
 
+    def check_finite(self, shard: ShardToDo, rows: np.ndarray, counts, first: int) -> None:
+        """Raise OptionError, naming the sample, if rows have NaN or an infinity and must not.
+
+        rows    (n, ...) as they are stored
+        counts  int64 (k,): rows of each of the k samples
+        first   number of the first of these samples in the shard
+        """
+        half = self.spec.dtype == "bfloat16"
+        if self.options.allow_nonfinite or not (half or rows.dtype.kind == "f"):
+            return
+        bad = rows & 0x7F80 == 0x7F80 if half else ~np.isfinite(rows)
+        bad = bad.any(tuple(range(1, bad.ndim)))
+        if bad.any():
+            row, edges = int(bad.argmax()), np.cumsum(counts)
+            sample = int(np.searchsorted(edges, row, "right"))
+            ids = shard.samples[first + sample : first + sample + 1].column("image_id")
+            place = f"image {ids[0]}"
+            if self.options.axis == "mask":
+                place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
+            raise OptionError(
+                f"{self.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: "
+                "mend what computes it, or store such rows with allow_nonfinite=True "
+                "(--allow-nonfinite)"
+            )
+
     def result(self, made: Sequence[ShardToDo]) -> DeriveResult:
-        """What there is now, if this call made these."""
+        """The state of the array, if this call made these."""
         names = part_names(self.folder) if self.spec is not None else []
         missing = coverage(names, (shard.identity for shard in self.shards)).missing
         done = tuple(shard.identity.name for shard in made)
         present = [shard.identity.name for shard in self.shards]
         present = tuple(name for name in present if name not in {*done, *missing})
         return DeriveResult(self.folder, done, present, missing)
-
-
-def check_finite(shard: ShardToDo, spec: SideSpec, rows: np.ndarray, counts, first: int) -> None:
-    """Raise OptionError, naming the sample, if rows have NaN or an infinity.
-
-    rows    (n, ...) as they are stored
-    counts  int64 (k,): rows of each of the k samples
-    first   number of the first of these samples in the shard
-    """
-    if spec.dtype == "bfloat16":
-        bad = rows & 0x7F80 == 0x7F80
-    elif rows.dtype.kind == "f":
-        bad = ~np.isfinite(rows)
-    else:
-        return
-    bad = bad.reshape(len(rows), -1).any(1)
-    if bad.any():
-        row, edges = int(bad.argmax()), np.cumsum(counts)
-        sample = int(np.searchsorted(edges, row, "right"))
-        place = f"image {shard.samples[first + sample : first + sample + 1].column('image_id')[0]}"
-        if spec.axis == "mask":
-            place = f"mask {row - int(edges[sample] - counts[sample])} of {place}"
-        raise OptionError(
-            f"{spec.name} of {place}, shard {shard.identity.name}, has NaN or an infinity: mend "
-            "what computes it, or store such rows with allow_nonfinite=True (--allow-nonfinite)"
-        )
-
-
-def check_spatial(axis: str, spatial: Any) -> None:
-    """Raise OptionError for masks that have no place on the canvas, and for what is not a bool."""
-    if flag("spatial", spatial) and axis != "sample":
-        raise OptionError(
-            f"spatial is True, but axis is {axis!r}: spatial arrays have rows (C, h, w) per sample"
-        )
 
 
 def _json(provenance: dict[str, Any]) -> dict[str, Any]:

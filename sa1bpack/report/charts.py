@@ -1,7 +1,7 @@
-"""The charts of a report, laid out for the template that writes them as SVG."""
+"""The charts of a report: bins or names with their counts, which the template draws as bars."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,51 +13,35 @@ from sa1bpack.wording import counted
 _COMMON_SIZES = 8  # the rest are one bar
 _STEPS = (1, 2, 5, 10)
 _BINS, _BINS_A_DECADE = 30, 4
-# In units of a drawing, of which one is about a pixel: edges of the plot of a histogram; height of
-# a row of bars, and widths of its name and its count.
-_WIDTH, _HEIGHT = 400, 240
-_LEFT, _RIGHT, _TOP, _FLOOR = 50, 382, 10, 194
-_ROW, _NAMES, _COUNTS = 24, 96, 62
 
 
 class Bar(NamedTuple):
-    """A rectangle from its upper left corner; its name is shown under the pointer."""
+    """A bin or a name, its count as text, and its share of the largest count, in percent."""
 
     name: str
-    x: float
-    y: float
-    width: float
-    height: float
-
-
-class Label(NamedTuple):
-    """A text; its kind is a class of the style sheet, which says where it begins."""
-
-    kind: str
-    x: float
-    y: float
-    text: str
+    count: str
+    share: float
 
 
 @dataclass
 class Chart:
-    """A chart in units of its drawing, and the numbers that it shows; without bars, only a note.
+    """A chart; without bars, only a note.
 
     note     where the values are from
-    columns  headings of the two columns of `rows`: a bin or a name, and its count
-    numbers  of these columns, from the right, that hold numbers
-    ticks    of a histogram: x of the ticks of its axis, y of its lines
+    columns  headings: of a bin or a name, and of its count
+    ends     of a histogram: the values at both ends of its axis
     """
 
     title: str
     note: str
     columns: tuple[str, str]
-    rows: list[tuple[str, str]]
-    numbers: int = 2
-    height: int = _HEIGHT
-    bars: list[Bar] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-    ticks: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    bars: list[Bar]
+    ends: tuple[str, str] | None = None
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The numbers that the chart shows."""
+        return [(bar.name, bar.count) for bar in self.bars]
 
 
 class Histogram(NamedTuple):
@@ -145,21 +129,6 @@ def _multiple(number: int, step: float) -> float:
     return float(f"{number * step:.12g}")
 
 
-def _ticks(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
-    """Round values in [low, high], at most about `most` steps of at least `least` apart."""
-    step = max(least, round_step(high - low, most))
-    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    return [_multiple(number, step) for number in numbers]
-
-
-def _compact(value: float) -> str:
-    """A short form of a number for an axis: 0.95, 250, 20k, 1.5M."""
-    for limit, unit, name in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / unit:.6g}{name}"
-    return f"{value:,.6g}"
-
-
 def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) -> Chart:
     shape = histogram(values, columns[0].endswith("(log scale)"))
     form = ",.0f" if shape.whole else ".3f"
@@ -168,41 +137,19 @@ def _chart(values: np.ndarray, title: str, of: str, columns: tuple[str, str]) ->
     if shape.left_out:
         note += f" Not shown: {counted(shape.left_out, 'value')} that the axis cannot show."
     counts = shape.counts.tolist()
-    rows = [(_range(shape, place), f"{count:,}") for place, count in enumerate(counts)]
-    chart = Chart(title, note, columns, rows)
     if not any(counts):
-        return chart
-    edges = np.log10(shape.edges) if shape.logarithmic else shape.edges
-    first, last = float(edges[0]), float(edges[-1])
-    step = max(1.0, round_step(max(counts), 4))
-    top = step * math.ceil(max(counts) / step)  # a tick at or above the tallest bar
+        return Chart(title, note, columns, [])
+    names = [_range(shape, place) for place in range(len(counts))]
+    ends = f"{shape.edges[0]:,.6g}", f"{shape.edges[-1]:,.6g}"
+    return Chart(title, note, columns, _bars(names, counts), ends)
 
-    def across(value: float) -> float:
-        return round(_LEFT + (_RIGHT - _LEFT) * (value - first) / (last - first), 1)
 
-    def up(count: float) -> float:
-        return round(_FLOOR - (_FLOOR - _TOP) * count / top, 1)
-
-    for row, count, low, high in zip(rows, counts, edges[:-1], edges[1:], strict=True):
-        x, width = across(low), across(high) - across(low)
-        gap = 1 if width > 4 else 0
-        name = f"{row[0]}: {row[1]}"
-        bar = Bar(name, x + gap / 2, up(count), round(width - gap, 1), round(_FLOOR - up(count), 1))
-        chart.bars.append(bar)
-    powers = shape.logarithmic
-    values = _ticks(first, last, 8, least=1) if powers else _ticks(first, last, 6)
-    lines = _ticks(0, top, 4, least=1)
-    chart.ticks = [across(value) for value in values], [up(count) for count in lines]
-    chart.labels = [
-        *(
-            Label("middle", across(value), _FLOOR + 17, _compact(10**value if powers else value))
-            for value in values
-        ),
-        *(Label("end", _LEFT - 6, up(count) + 4, _compact(count)) for count in lines),
-        Label("middle", (_LEFT + _RIGHT) // 2, _HEIGHT - 8, columns[0]),
-        Label("upwards", -(_TOP + _FLOOR) // 2, 12, columns[1]),
+def _bars(names: list[str], counts: list[int]) -> list[Bar]:
+    most = max(counts)
+    return [
+        Bar(name, f"{count:,}", round(100 * count / most, 2))
+        for name, count in zip(names, counts, strict=True)
     ]
-    return chart
 
 
 def _range(shape: Histogram, place: int) -> str:
@@ -216,24 +163,9 @@ def _range(shape: Histogram, place: int) -> str:
 
 def _sizes_chart(survey: Survey, of: str) -> Chart:
     common = survey.sizes.most_common(_COMMON_SIZES)
-    bars = [(f"{width} x {height}", count) for (width, height), count in common]
+    found = {f"{width} x {height}": count for (width, height), count in common}
     if len(survey.sizes) > len(common):
-        bars.append(("others", survey.sizes.total() - sum(count for _, count in common)))
+        found["others"] = survey.sizes.total() - sum(found.values())
     note = f"Width x height of the source, {counted(len(survey.sizes), 'size')}; {of}."
-    chart = Chart(
-        "Image sizes",
-        note,
-        ("pixels", "images"),
-        [(name, f"{count:,}") for name, count in bars],
-        numbers=1,
-        height=26 + _ROW * len(bars),
-    )
-    chart.labels = [Label("end", _NAMES - 8, 14, "pixels"), Label("start", _NAMES, 14, "images")]
-    most = max(count for _, count in bars)
-    for place, (name, count) in enumerate(bars):
-        top = 22 + place * _ROW
-        length = round(max(1.0, (_WIDTH - _NAMES - _COUNTS) * count / most), 1)
-        chart.bars.append(Bar(f"{name}: {count:,}", _NAMES, top + 3, length, _ROW - 6))
-        chart.labels.append(Label("end", _NAMES - 8, top + 15, name))
-        chart.labels.append(Label("start", _NAMES + length + 6, top + 15, f"{count:,}"))
-    return chart
+    bars = _bars(list(found), list(found.values()))
+    return Chart("Image sizes", note, ("pixels", "images"), bars)
