@@ -176,7 +176,7 @@ def test_ray_is_imported_by_one_module_alone():
 
 
 def test_triton_is_imported_by_its_kernels_alone_and_they_by_nobody_else():
-    """`transforms.ways` imports them by name, once a batch is on a device that they run on."""
+    """`transforms.backends` imports them by name, once a batch is on a device that they run on."""
     found = importers("triton", "sa1bpack.transforms.triton")
     assert found and all(name.startswith("transforms/triton/") for name in found)
 

@@ -25,7 +25,7 @@ ALLOWED = {
     ("sa1bpack/cli/arguments.py", "import_module"): "the commands of its own table",
     ("sa1bpack/deriving/run.py", "import_module"): "the function that the user names",
     ("scripts/distill_example.py", "import_module"): "the teacher that the user names",
-    ("sa1bpack/transforms/ways.py", "import_module"): "kernels that its own callers name",
+    ("sa1bpack/transforms/backends.py", "import_module"): "kernels that its own callers name",
     (
         "sa1bpack/remote/stores.py",
         "import_module",

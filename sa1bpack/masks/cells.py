@@ -85,7 +85,7 @@ def _take(masks, packed, places, rows, columns, keep, out, counts):
 
 
 @njit
-def _take_turned(masks, packed, places, steps, side, visible, out, counts):
+def _take_affine(masks, packed, places, steps, side, visible, out, counts):
     for m in range(len(places)):
         mask, grid = out[places[m]], masks[m]
         count = np.int64(0)
@@ -163,7 +163,7 @@ def take_cells(
     _take(masks, packed, places, rows, columns, keep, out.view(np.uint8), counts)
 
 
-def take_turned(
+def take_affine(
     masks: np.ndarray,
     places: np.ndarray,
     steps: np.ndarray,
@@ -171,7 +171,7 @@ def take_turned(
     out: np.ndarray,
     counts: np.ndarray,
 ) -> None:
-    """Put cells of masks under a map that may rotate into some rows of a larger array.
+    """Put cells of masks under an affine map into some rows of a larger array.
 
     Args:
         masks: bool (n, s, s), or bits uint8 (n, s, s / 8), C-contiguous, lowest bit first.
@@ -188,7 +188,7 @@ def take_turned(
         raise ValueError(f"masks of {masks.shape} do not fit {len(places)} of {out.shape}")
     masks = _read(masks.view(np.uint8))
     visible = _visible(visible, out)
-    _take_turned(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
+    _take_affine(masks, packed, places, steps, side, visible, out.view(np.uint8), counts)
 
 
 def clear_hidden(

@@ -180,10 +180,10 @@ def draw_window(
         y = _axis(height, rows, affine[1, 1], affine[1, 2])
         x = _axis(width, columns, affine[0, 0], affine[0, 2])
         return draw_grid(run_ends, run_offset, y, x, sampling, out)
-    return draw_turned(run_ends, run_offset, height, width, affine, (rows, columns), sampling, out)
+    return draw_affine(run_ends, run_offset, height, width, affine, (rows, columns), sampling, out)
 
 
-def draw_turned(
+def draw_affine(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
     height: int,

@@ -1,10 +1,16 @@
-"""Images under axis-aligned maps, resampled and normalised in one pass, for the CPU.
+"""Images under maps, resampled and normalised in one pass, for the CPU.
 
-The result is that of PIL's `resize(box=..., resample=BILINEAR)` before rounding: a triangle filter,
-widened to the size of the output pixel if the image is reduced, cut off at the edges of the image,
-and normalised. A row of the output is made of the few rows of the image under its filter, as floats
-in a scratch that stays in the cache, and then pixel by pixel of its columns. Where a map only
-copies or mirrors, pixels go through a table instead.
+Under an axis-aligned map the result is that of PIL's `resize(box=..., resample=BILINEAR)` before
+rounding: a triangle filter, widened to the size of the output pixel if the image is reduced, cut
+off at the edges of the image, and normalised. A row of the output is made of the few rows of the
+image under its filter, as floats in a scratch that stays in the cache, and then pixel by pixel of
+its columns. Where a map only copies or mirrors, pixels go through a table instead.
+
+Under any affine map the rule is the same, pixel by pixel. Pixel (i, j) of the output is at x = a j
++ b i + c, and the filter along x is as wide as the length of (a, b), but never narrower than a
+pixel; along y likewise. So a map that does not rotate yields the same, and one that reduces nothing
+interpolates bilinearly. Positions are whole numbers of 2**-32 pixels, so that every device takes
+the same pixels of the image with the same weights.
 """
 
 from typing import NamedTuple
@@ -12,6 +18,61 @@ from typing import NamedTuple
 import numpy as np
 
 from sa1bpack.kernels import njit
+
+FRACTION = 32  # fractional bits of a position
+_ONE = 2.0**-FRACTION
+_HALF = np.int64(1) << (FRACTION - 1)
+_REST = (np.int64(1) << FRACTION) - 1
+
+
+class Part(NamedTuple):
+    """Rows start..stop of an output, of which the image covers this many rows and columns; all
+    others are 0."""
+
+    start: int
+    stop: int
+    kept_rows: int
+    kept_columns: int
+
+
+class Normal(NamedTuple):
+    """How bytes become numbers: (value - mean) / std, per channel.
+
+    mean, std  float32 (3,), std above 0
+    table      float32 (3, 256): the result for each byte
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+    table: np.ndarray
+
+
+def normal(mean: np.ndarray, std: np.ndarray) -> Normal:
+    """From mean and std, float32 (3,)."""
+    values = np.arange(256, dtype=np.float32)
+    return Normal(mean, std, (values - mean[:, None]) / std[:, None])
+
+
+def _readable(image: np.ndarray, part: Part, out: np.ndarray) -> np.ndarray:
+    """A read-only, C-contiguous view of an image: one compiled kernel for all.
+
+    Raises ValueError if the part is not one of `out`: callers have checked their arguments, and
+    this keeps a mistake from writing elsewhere.
+    """
+    rows = 0 <= part.start <= part.stop <= out.shape[1] and part.kept_rows <= out.shape[1]
+    if not (
+        rows
+        and part.kept_columns <= out.shape[2]
+        and out.shape[0] == image.shape[2] == 3
+        and out.flags.carray
+    ):
+        raise ValueError(f"cannot write {part} from {image.shape} to {out.shape}")
+    image = np.ascontiguousarray(image).view()
+    image.flags.writeable = False
+    return image
+
+
+# ------------------------------------------------------------------------------------ axis-aligned
 
 
 class Taps(NamedTuple):
@@ -69,40 +130,42 @@ def make_taps(at: np.ndarray, scale: float, length: int) -> Taps:
 
 
 @njit
-def _copy(image, rows, columns, table, keep, start, stop, out):
-    """Rows start..stop of an output whose pixels are pixels of the image."""
-    for i in range(start, min(stop, keep[0])):
-        line = image[rows[i]]
+def _copy(image, y, x, table, part, out):
+    """The part of an output whose pixels are pixels of the image."""
+    for i in range(part.start, min(part.stop, part.kept_rows)):
+        line = image[y.first[i]]
         red, green, blue = out[0, i], out[1, i], out[2, i]
-        for j in range(keep[1]):
-            x = np.uint64(columns[j])  # unsigned, so that numba does not test for negative indices
-            red[j] = table[0, line[x, 0]]
-            green[j] = table[1, line[x, 1]]
-            blue[j] = table[2, line[x, 2]]
+        for j in range(part.kept_columns):
+            p = np.uint64(x.first[j])  # unsigned: numba does not test for negative indices
+            red[j] = table[0, line[p, 0]]
+            green[j] = table[1, line[p, 1]]
+            blue[j] = table[2, line[p, 2]]
 
 
 @njit
-def _mix_rows(flat, first, weights, i, low, high, line):
+def _mix_rows(flat, y, i, low, high, line):
     """Bytes low..high of the rows under the filter of row i, into `line`."""
-    last = len(flat) - 1
-    upper, a = flat[first[i]], weights[0, i]
+    first, weights, last = y.first[i], y.weights, len(flat) - 1
+    upper, a = flat[first], weights[0, i]
     if len(weights) == 1:
         for p in range(low, high):
             line[p] = a * np.float32(upper[p])
         return
     # The second row may lie outside, without weight.
-    lower, b = flat[min(first[i] + 1, last)], weights[1, i]
+    lower, b = flat[min(first + 1, last)], weights[1, i]
     for p in range(low, high):
         line[p] = a * np.float32(upper[p]) + b * np.float32(lower[p])
     for k in range(2, len(weights)):
-        more, c = flat[min(first[i] + k, last)], weights[k, i]
+        more, c = flat[min(first + k, last)], weights[k, i]
         for p in range(low, high):
             line[p] += c * np.float32(more[p])
 
 
 @njit(error_model="numpy")
-def _mix_columns(line, first, weights, columns, mean, std, red, green, blue):
-    """The pixels of one row, from `line`, three floats per pixel."""
+def _mix_columns(line, taps, columns, normal, out, i):
+    """The pixels of row i, from `line`, three floats per pixel."""
+    first, weights, mean, std = taps.first, taps.weights, normal.mean, normal.std
+    red, green, blue = out[0, i], out[1, i], out[2, i]
     one, two = np.uint64(1), np.uint64(2)
     three, four, five = np.uint64(3), np.uint64(4), np.uint64(5)
     if len(weights) == 2:
@@ -127,79 +190,178 @@ def _mix_columns(line, first, weights, columns, mean, std, red, green, blue):
 
 
 @njit
-def _resample(flat, y, y_weights, x, x_weights, mean, std, keep, start, stop, line, out):
-    """Rows start..stop of an output under any filters. flat: the image, (H, W * 3)."""
-    low, high = x[0], x[0]
-    for j in range(keep[1]):
-        low, high = min(low, x[j]), max(high, x[j])
-    low, high = 3 * low, min(3 * (high + len(x_weights)), flat.shape[1])
-    for i in range(start, min(stop, keep[0])):
-        _mix_rows(flat, y, y_weights, i, low, high, line)
-        _mix_columns(line, x, x_weights, keep[1], mean, std, out[0, i], out[1, i], out[2, i])
+def _resample(flat, y, x, normal, part, line, out):
+    """Part of an output under any filters. flat: the image, (H, W * 3)."""
+    low, high = x.first[0], x.first[0]
+    for j in range(part.kept_columns):
+        low, high = min(low, x.first[j]), max(high, x.first[j])
+    low, high = 3 * low, min(3 * (high + len(x.weights)), flat.shape[1])
+    for i in range(part.start, min(part.stop, part.kept_rows)):
+        _mix_rows(flat, y, i, low, high, line)
+        _mix_columns(line, x, part.kept_columns, normal, out, i)
 
 
 @njit
-def _clear(keep, start, stop, out):
+def _clear(part, out):
     """Set rows start..stop to 0 where there is no image."""
     for c in range(out.shape[0]):
-        for i in range(start, stop):
-            out[c, i, keep[1] if i < keep[0] else 0 :] = 0
-
-
-class Normal(NamedTuple):
-    """How bytes become numbers: (value - mean) / std, per channel.
-
-    mean, std  float32 (3,), std above 0
-    table      float32 (3, 256): the result for each byte
-    """
-
-    mean: np.ndarray
-    std: np.ndarray
-    table: np.ndarray
-
-
-def normal(mean: np.ndarray, std: np.ndarray) -> Normal:
-    """From mean and std, float32 (3,)."""
-    values = np.arange(256, dtype=np.float32)
-    return Normal(mean, std, (values - mean[:, None]) / std[:, None])
+        for i in range(part.start, part.stop):
+            out[c, i, part.kept_columns if i < part.kept_rows else 0 :] = 0
 
 
 def resample_rows(
-    image: np.ndarray,
-    y: Taps,
-    x: Taps,
-    values: Normal,
-    keep: tuple[int, int],
-    rows: tuple[int, int],
-    out: np.ndarray,
+    image: np.ndarray, y: Taps, x: Taps, normal: Normal, part: Part, out: np.ndarray
 ) -> None:
-    """Make some rows of an output. Releases the GIL.
+    """Make part of an output under an axis-aligned map. Releases the GIL.
 
     Args:
         image: uint8 (H, W, 3), C-contiguous.
         y, x: for `out`, within the image.
-        values: see `Normal`.
-        keep: rows and columns of the output that the image covers; the others become 0.
-        rows: the first and the one after the last.
+        normal: see `Normal`.
+        part: see `Part`.
         out: float32 (3, h, w), C-contiguous.
     """
-    start, stop = rows
     for taps, length, side in zip((y, x), image.shape, out.shape[1:], strict=False):
         if len(taps.first) != side or taps.first.min() < 0 or taps.first.max() >= length:
             raise ValueError(f"filters for {len(taps.first)} of {side} pixels, up to {length}")
-    if not (
-        0 <= start <= stop <= out.shape[1]
-        and keep[0] <= out.shape[1]
-        and keep[1] <= out.shape[2]
-        and out.shape[0] == image.shape[2] == 3
-    ):
-        raise ValueError(f"cannot write rows {rows}, {keep} of them, to {out.shape}")
-    image = np.ascontiguousarray(image).view()
-    image.flags.writeable = False
-    _clear(keep, start, stop, out)
+    image = _readable(image, part, out)
+    _clear(part, out)
     if y.copies and x.copies:
-        _copy(image, y.first, x.first, values.table, keep, start, stop, out)
+        _copy(image, y, x, normal.table, part, out)
         return
     flat = image.reshape(len(image), -1)
     line = np.zeros(flat.shape[1] + 3 * len(x.weights), np.float32)  # filters may reach beyond
-    _resample(flat, *y, *x, values.mean, values.std, keep, start, stop, line, out)
+    _resample(flat, y, x, normal, part, line, out)
+
+
+# ------------------------------------------------------------------------------------------ affine
+
+
+class AffinePlaces(NamedTuple):
+    """Where the pixels of an output are in an image.
+
+    steps    int64 (2, 3): x and y of pixel (i, j), in units of 2**-32 pixels of the image, are
+             [..., 0] j + [..., 1] i + [..., 2]
+    support  float64 (2,), x and y: half the width of the filters in pixels, 1 or more
+    window   int64 (4,), x0, y0, x1, y1 in units of `steps`: positions outside become 0
+    """
+
+    steps: np.ndarray
+    support: np.ndarray
+    window: np.ndarray
+
+
+@njit
+def _fill(position, support, length, weights):
+    """The filter at a position: its first pixel, and the number of weights, float32 of each."""
+    at = np.float64(position) * _ONE
+    low = max(np.int64(np.ceil(at - support - 0.5)), 0)
+    high = min(np.int64(np.floor(at + support - 0.5)) + 1, length)
+    # A pixel at the very end of the filter has no weight.
+    while low < high and abs(low + 0.5 - at) >= support:
+        low += 1
+    while low < high and abs(high - 0.5 - at) >= support:
+        high -= 1
+    total = 0.0
+    for k in range(low, high):
+        total += 1 - abs(k + 0.5 - at) / support
+    for k in range(low, high):
+        weights[k - low] = np.float32((1 - abs(k + 0.5 - at) / support) / total)
+    return low, high - low
+
+
+@njit
+def _pair(position, length):
+    """The two pixels next to a position, and their weights: the filter of a pixel's width."""
+    moved = position - _HALF
+    first, rest = moved >> FRACTION, np.float64(moved & _REST) * _ONE
+    if first < 0:
+        return np.int64(0), np.int64(0), np.float32(1), np.float32(0)
+    if first >= length - 1:
+        return length - 1, length - 1, np.float32(1), np.float32(0)
+    return first, first + 1, np.float32(1 - rest), np.float32(rest)
+
+
+@njit
+def _narrow(image, x, y, height, width):
+    """Red, green and blue at a position, by filters of a pixel's width."""
+    x0, x1, a0, a1 = _pair(x, width)
+    y0, y1, c0, c1 = _pair(y, height)
+    p, q, s, t = image[y0, x0], image[y1, x0], image[y0, x1], image[y1, x1]
+    red = a0 * (c0 * np.float32(p[0]) + c1 * np.float32(q[0]))
+    green = a0 * (c0 * np.float32(p[1]) + c1 * np.float32(q[1]))
+    blue = a0 * (c0 * np.float32(p[2]) + c1 * np.float32(q[2]))
+    red += a1 * (c0 * np.float32(s[0]) + c1 * np.float32(t[0]))
+    green += a1 * (c0 * np.float32(s[1]) + c1 * np.float32(t[1]))
+    blue += a1 * (c0 * np.float32(s[2]) + c1 * np.float32(t[2]))
+    return red, green, blue
+
+
+@njit
+def _wide(image, x, y, height, width, support, weights):
+    """Red, green and blue at a position, by filters of any width. weights: scratch (2, n)."""
+    left, across = _fill(x, support[0], width, weights[0])
+    top, down = _fill(y, support[1], height, weights[1])
+    red = green = blue = np.float32(0)
+    for k in range(across):
+        r = g = b = np.float32(0)
+        for m in range(down):
+            c = weights[1, m]
+            r += c * np.float32(image[top + m, left + k, 0])
+            g += c * np.float32(image[top + m, left + k, 1])
+            b += c * np.float32(image[top + m, left + k, 2])
+        red += weights[0, k] * r
+        green += weights[0, k] * g
+        blue += weights[0, k] * b
+    return red, green, blue
+
+
+@njit(error_model="numpy")
+def _resample_affine(image, stored, places, normal, part, weights, out):
+    steps, support, window = places.steps, places.support, places.window
+    mean, std = normal.mean, normal.std
+    narrow = support[0] == 1 and support[1] == 1
+    height, width = np.int64(stored[0]), np.int64(stored[1])
+    for i in range(part.start, part.stop):
+        x_row, y_row = steps[0, 1] * i + steps[0, 2], steps[1, 1] * i + steps[1, 2]
+        for j in range(out.shape[2]):
+            x, y = steps[0, 0] * j + x_row, steps[1, 0] * j + y_row
+            inside = i < part.kept_rows and j < part.kept_columns
+            inside = inside and window[0] <= x < window[2] and window[1] <= y < window[3]
+            if not inside:
+                out[0, i, j] = out[1, i, j] = out[2, i, j] = 0
+                continue
+            if narrow:
+                red, green, blue = _narrow(image, x, y, height, width)
+            else:
+                red, green, blue = _wide(image, x, y, height, width, support, weights)
+            out[0, i, j] = (red - mean[0]) / std[0]
+            out[1, i, j] = (green - mean[1]) / std[1]
+            out[2, i, j] = (blue - mean[2]) / std[2]
+
+
+def resample_affine_rows(
+    image: np.ndarray,
+    stored: tuple[int, int],
+    places: AffinePlaces,
+    normal: Normal,
+    part: Part,
+    out: np.ndarray,
+) -> None:
+    """Make part of an output under an affine map. Releases the GIL.
+
+    Args:
+        image: uint8 (H, W, 3), C-contiguous; not read beyond `stored`.
+        stored: height and width of the image, 1 to H and 1 to W.
+        places: see `AffinePlaces`.
+        normal: see `Normal`; its table is not used.
+        part: see `Part`; of the rows and columns that it keeps, only those inside the window of
+            `places` are not 0.
+        out: float32 (3, h, w), C-contiguous.
+    """
+    fits = all(1 <= n <= side for n, side in zip(stored, image.shape, strict=False))
+    if not fits or min(places.support) < 1:
+        raise ValueError(f"{stored} pixels of {image.shape}, filters of {places.support}")
+    image = _readable(image, part, out)
+    weights = np.empty((2, int(2 * max(places.support)) + 2), np.float32)
+    _resample_affine(image, stored, places, normal, part, weights, out)

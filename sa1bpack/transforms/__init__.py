@@ -10,14 +10,12 @@ prompts from runs, with the same cells, and pixels that differ by rounding only.
     images/     images under these maps, pixels, colours, mixup
     masks/      masks under these maps, from runs or a grid; prompts and relations
     triton/     images and masks on CUDA
-    ways        which way images and masks are made on a device
+    backends    what makes images and masks on a device; threads for compiled kernels
     random      random numbers as a function of (seed, epoch, id)
-    memory      memory for results on a CPU, used again
-    tables      constants on every device
-    jobs        threads for compiled kernels
-    precision   no autocast
+    memory      memory for results on a CPU, used again; constants on every device
 """
 
+from sa1bpack.transforms.backends import KernelWarning, describe_kernels
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import Frame
 from sa1bpack.transforms.geometry.steps import (
@@ -43,7 +41,6 @@ from sa1bpack.transforms.masks.relations import Relate, relation
 from sa1bpack.transforms.masks.run_batch import RunBatch
 from sa1bpack.transforms.masks.runs import draw_runs
 from sa1bpack.transforms.pipeline import Pipeline
-from sa1bpack.transforms.ways import KernelWarning, describe_kernels
 
 __all__ = [
     "SAM_MEAN",

@@ -8,7 +8,8 @@ import torch
 
 from sa1bpack.arguments import MAX_WORD, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms import ways
+from sa1bpack.transforms import backends
+from sa1bpack.transforms.backends import describe_kernels, full_precision
 from sa1bpack.transforms.checks import (
     check_boxes,
     check_dataset,
@@ -39,7 +40,6 @@ from sa1bpack.transforms.masks.make import MaskMaker
 from sa1bpack.transforms.masks.relations import Relate
 from sa1bpack.transforms.options import Size, Sizes, as_numbers
 from sa1bpack.transforms.random import uniform
-from sa1bpack.transforms.ways import full_precision
 
 Batch = dict[str, Any]
 Step = GeometricStep | ColorJitter | MixStep
@@ -231,11 +231,11 @@ class Pipeline:
         return other
 
     def __repr__(self) -> str:
-        """Steps and sizes, and which way images and masks are made."""
+        """Steps and sizes, and what makes images and masks."""
         steps = ", ".join(type(step).__name__ for step in self.steps)
         return (
             f"Pipeline([{steps}], {self._sizes}, "
-            f"on a CPU: {ways.describe_kernels('cpu')}, on CUDA: {ways.describe_kernels('cuda')})"
+            f"on a CPU: {describe_kernels('cpu')}, on CUDA: {describe_kernels('cuda')})"
         )
 
     def __call__(self, batch: Mapping[str, Any], epoch: int | None = None) -> Batch:
@@ -326,11 +326,11 @@ class Pipeline:
             valid &= areas >= self.min_area
             done["masks"] = masks.to(self.mask_dtype).view(*shape, *self.grid)
             if self._relate is not None:
-                compiled = masks.device.type in ways.COMPILED_ON
-                way = self._relate.of_masks if compiled else self._relate.with_torch
+                compiled = masks.device.type in backends.COMPILED_ON
+                relate = self._relate.of_masks if compiled else self._relate.with_torch
                 # A kernel on a device may have written them in another type.
                 cells = masks if masks.dtype == torch.bool else masks > 0
-                done |= way(
+                done |= relate(
                     cells.view(*shape, *self.grid),
                     batch["mask_counts"],
                     "mask_offsets" not in batch,

@@ -30,11 +30,19 @@ from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
 from sa1bpack.format import Layout
-from sa1bpack.transforms import ColorJitter, Pipeline, RandomAffine, RandomFlip, ScaleJitter, ways
+from sa1bpack.transforms import (
+    ColorJitter,
+    Pipeline,
+    RandomAffine,
+    RandomFlip,
+    ScaleJitter,
+    backends,
+)
 
 GENERATIONS = (80, 90)  # compute capability: A100, H100
 ASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 POINTERS = {
+    torch.bool: "*i1",
     torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16",
     torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64",
 }  # fmt: skip
@@ -54,7 +62,7 @@ def recorded_launches() -> dict[str, tuple]:
         found[name] = kernel, signature, constants, options
 
     JITFunction.run = record
-    ways.COMPILED_ON, ways.TRITON_ON = (), ("cpu",)
+    backends.COMPILED_ON, backends.TRITON_ON = (), ("cpu",)
     for masks, sampling, pixels in (
         ("bits", "area", "rgb"), ("bool", "area", "rgb"), ("runs", "area", "yuv420"),
         ("runs", "center", "yuv420"),

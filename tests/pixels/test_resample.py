@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from sa1bpack.pixels.resample import make_taps, normal, resample_rows
+from sa1bpack.pixels.resample import Part, make_taps, normal, resample_rows
 
 H, W = 40, 50
 MEAN, STD = np.array([120, 110, 100], np.float32), np.array([58, 57, 56], np.float32)
@@ -42,7 +42,7 @@ def resampled(image, box, size, keep=None, rows=None, values=None, stored=(H, W)
     out = np.full((3, *size), np.nan, np.float32)
     values = values or normal(np.zeros(3, np.float32), np.ones(3, np.float32))
     y, x = taps(y0, y1, size[0], stored[0]), taps(x0, x1, size[1], stored[1])
-    resample_rows(image, y, x, values, keep or size, rows or (0, size[0]), out)
+    resample_rows(image, y, x, values, Part(*(rows or (0, size[0])), *(keep or size)), out)
     return out
 
 
@@ -116,12 +116,12 @@ def test_a_filter_outside_the_image_has_no_weight_and_reads_inside():
 def test_nothing_is_written_outside_the_array():
     image, y, x = picture(), taps(0, H, H, H), taps(0, W, W, W)
     values, out = normal(MEAN, STD), np.zeros((3, H, W), np.float32)
-    for keep, rows in (((H + 1, W), (0, H)), ((H, W + 1), (0, H)), ((H, W), (0, H + 1)),
-                       ((H, W), (-1, 3))):  # fmt: skip
-        with pytest.raises(ValueError, match="cannot write rows"):
-            resample_rows(image, y, x, values, keep, rows, out)
-    with pytest.raises(ValueError, match="filters for"):
-        resample_rows(image[:20], y, x, values, (H, W), (0, H), out)
-    with pytest.raises(ValueError, match="filters for"):
-        resample_rows(image, x, y, values, (H, W), (0, H), out)
+    parts = ((H + 1, W), (0, H)), ((H, W + 1), (0, H)), ((H, W), (0, H + 1)), ((H, W), (-1, 3))
+    for keep, rows in parts:
+        with pytest.raises(ValueError, match="cannot write"):
+            resample_rows(image, y, x, values, Part(*rows, *keep), out)
+    part = Part(0, H, H, W)
+    for other in ((image[:20], y, x), (image, x, y)):
+        with pytest.raises(ValueError, match="filters for"):
+            resample_rows(*other, values, part, out)
     assert not out.any()

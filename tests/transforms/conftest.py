@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from sa1bpack.transforms import ways
+from sa1bpack.transforms import backends
 
 CUDA = pytest.param(
     "cuda",
@@ -18,7 +18,7 @@ CUDA = pytest.param(
 INTERPRETED = pytest.param(
     "Triton kernels, interpreted",
     marks=pytest.mark.skipif(
-        os.environ["TRITON_INTERPRET"] != "1" or not ways.find_spec("triton"),
+        os.environ["TRITON_INTERPRET"] != "1" or not backends.find_spec("triton"),
         reason="Triton is not installed, or compiles for the CUDA device",
     ),
 )
@@ -50,7 +50,7 @@ def any_way(request, monkeypatch) -> torch.device:
 def operations(request, monkeypatch) -> torch.device:
     """A device that runs torch operations; with none, a CPU that does."""
     if request.param == "cuda":
-        monkeypatch.setenv(ways.VARIABLE, "0")
+        monkeypatch.setenv(backends.VARIABLE, "0")
     return _take_way(request.param, monkeypatch)
 
 
@@ -64,7 +64,7 @@ def operations(request, monkeypatch) -> torch.device:
 def any_operations(request, monkeypatch) -> torch.device:
     """A device, with Triton kernels and with torch operations; with none, a CPU that runs these."""
     if request.param == "torch operations on cuda":
-        monkeypatch.setenv(ways.VARIABLE, "0")
+        monkeypatch.setenv(backends.VARIABLE, "0")
         return torch.device("cuda")
     return _take_way(request.param, monkeypatch)
 
@@ -78,7 +78,7 @@ def triton_device(request, monkeypatch) -> torch.device:
 def _take_way(name: str, monkeypatch) -> torch.device:
     if name in ("cpu", "cuda"):
         return torch.device(name)
-    monkeypatch.setattr(ways, "COMPILED_ON", ())
+    monkeypatch.setattr(backends, "COMPILED_ON", ())
     if name.startswith("Triton"):
-        monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
+        monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
     return torch.device("cpu")

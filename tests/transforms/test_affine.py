@@ -36,7 +36,7 @@ def at_centers(maps: np.ndarray, height: int, width: int, canvas=None) -> np.nda
 
 
 def dense(image: np.ndarray, maps: np.ndarray, height: int, width: int) -> np.ndarray:
-    """float64 (C, height, width): the rule of `pixels.turn`, with the weights of all pixels."""
+    """float64 (C, height, width): the rule of `pixels.resample`, with the weights of all pixels."""
     support = np.maximum(np.hypot(maps[:, 0], maps[:, 1]), 1)
     at = at_centers(maps, height, width)
     weights = []

@@ -12,19 +12,19 @@ from sa1bpack.format import Layout
 from sa1bpack.transforms import (
     Pipeline,
     RandomFlip,
-    ways,
+    backends,
 )
+from sa1bpack.transforms.backends import run_jobs
 from sa1bpack.transforms.images import compiled as compiled_images
 from sa1bpack.transforms.masks import compiled as compiled_masks
 from sa1bpack.transforms.masks.cells import count_cells
-from sa1bpack.transforms.ways import run_jobs
 
 KEYS = ("masks", "valid", "boxes", "point_coords", "point_inside", "maps")
 
 
 def by_torch(pipeline: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "COMPILED_ON", ())
+        patch.setattr(backends, "COMPILED_ON", ())
         return pipeline(batch, epoch)
 
 

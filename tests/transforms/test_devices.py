@@ -39,8 +39,8 @@ from sa1bpack.transforms import (
     RandomResizedCrop,
     RunBatch,
     ScaleJitter,
+    backends,
     draw_runs,
-    ways,
 )
 from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 from sa1bpack.transforms.masks import prompts, regions
@@ -101,17 +101,17 @@ def test_no_launch_of_a_triton_kernel_depends_on_data(masks, monkeypatch):
     for number, steps in enumerate([*FEW_STEPS.values(), [CenterCrop()]]):
         ds.mask_sampling = ("area", "center")[number % 2]
         made = Pipeline(ds, steps, size=(48, 80), dtype=torch.bfloat16)
-        monkeypatch.setattr(ways, "TRITON_ON", ())
+        monkeypatch.setattr(backends, "TRITON_ON", ())
         expected = made(batch, 1)
-        monkeypatch.setattr(ways, "TRITON_ON", ("meta",))
+        monkeypatch.setattr(backends, "TRITON_ON", ("meta",))
         found = made(batch, 1)
         assert set(found) == set(expected)
         for key in {*expected} - {"epoch", "runs"}:
             assert found[key].is_meta and found[key].shape == expected[key].shape, key
             assert found[key].dtype == expected[key].dtype, key
-    drawn = {"_convert", "_draw", "_draw_turned"} if masks == "runs" else {"_take", "_take_turned"}
-    assert {"_sample", "_turn", "_adjust"} | drawn <= set(launched)
-    assert ways.failed == {}
+    drawn = {"_convert", "_draw", "_draw_affine"} if masks == "runs" else {"_take", "_take_affine"}
+    assert {"_sample", "_sample_affine", "_adjust"} | drawn <= set(launched)
+    assert backends.failed == {}
 
 
 @pytest.mark.parametrize("region", ["inside", "boundary", "outside"])
@@ -184,7 +184,7 @@ def test_a_table_made_in_inference_mode_takes_part_in_training():
 
 def test_threads_with_a_device_each_share_a_pipeline(monkeypatch):
     """A table that moved to the device of one thread would be missing in the other."""
-    monkeypatch.setattr(ways, "COMPILED_ON", ())
+    monkeypatch.setattr(backends, "COMPILED_ON", ())
     made = Pipeline(dataset(LAYOUT), [Mixup()])
     here = rectangle_batch(LAYOUT, RECTANGLES)
     there, failed = moved(here, META), []

@@ -12,7 +12,7 @@ from made_batches import LAYOUT, RECTANGLES, dataset, moved, ragged, rectangle_b
 
 from sa1bpack import masks, transforms
 from sa1bpack.errors import OptionError
-from sa1bpack.transforms import ways
+from sa1bpack.transforms import backends
 from sa1bpack.transforms.masks import make, relations
 from sa1bpack.transforms.masks.cells import count_columns_and_rows, take_cells
 from sa1bpack.transforms.masks.relations import Relate
@@ -232,7 +232,7 @@ def test_a_pipeline_relates_what_is_left_in_the_picture(kind, any_way):
 
 
 def test_masks_that_a_kernel_wrote_as_floats_are_related_alike(monkeypatch):
-    monkeypatch.setattr(ways, "COMPILED_ON", ())
+    monkeypatch.setattr(backends, "COMPILED_ON", ())
     steps, ds = [transforms.RandomResizedCrop((0.2, 0.5))], dataset(LAYOUT)
     made = transforms.Pipeline(ds, steps, relations=NAMES, mask_dtype=torch.half)
     expected, written = made(ragged("padded"), epoch=1), []

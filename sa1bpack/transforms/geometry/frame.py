@@ -113,6 +113,12 @@ class Frame:
         return _fixed(self.window.clamp(-_FAR, _FAR))
 
 
+def places(frame: Frame, grid: tuple[int, int]) -> torch.Tensor:
+    """int64 (B, 12), of images that may be rotated: what tells where a cell of a grid over the
+    canvas is, and whether it shows the image, the frame's `kept`, `steps` and `edges`."""
+    return torch.cat([frame.kept(grid), frame.steps(grid).flatten(1), frame.edges()], 1)
+
+
 def fit_frame(sizes: torch.Tensor, canvas: tuple[int, int]) -> Frame:
     """The first frame: complete images, as large as possible, in the top left corner.
 

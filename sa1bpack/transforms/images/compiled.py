@@ -9,11 +9,18 @@ from functools import partial
 import numpy as np
 import torch
 
-from sa1bpack.pixels.resample import Normal, make_taps, resample_rows
-from sa1bpack.pixels.turn import turn_rows
+from sa1bpack.pixels.resample import (
+    AffinePlaces,
+    Normal,
+    Part,
+    make_taps,
+    resample_affine_rows,
+    resample_rows,
+)
 from sa1bpack.pixels.yuv420 import planes_to_rgb
-from sa1bpack.transforms.geometry.affine import AxisMaps
-from sa1bpack.transforms.ways import Job, run_jobs
+from sa1bpack.transforms.backends import Job, run_jobs
+from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.images.resample import supports
 
 # Rows of an image in one job: small enough for the cache, large enough to be worth a start.
 PART_ROWS = 256
@@ -32,77 +39,46 @@ def planes_as_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(rgb)
 
 
-def draw_images(
+def resample_images(
     images: torch.Tensor,
-    maps: AxisMaps,
     stored: torch.Tensor,
-    keep: torch.Tensor,
+    frame: Frame,
     values: Normal,
+    shrinks: float,
     out: torch.Tensor,
 ) -> None:
     """Resample and normalise images.
 
-    images  uint8 (B, S, S, 3)
-    maps    from the canvas to stored coordinates
-    stored  (B, 2): width and height of the stored images
-    keep    int64 (B, 2): rows and columns of the canvas that the image covers; others become 0
-    values  what bytes become
-    out     float32 (B, 3, H, W)
+    images   uint8 (B, S, S, 3)
+    stored   integers (B, 2): height and width of the stored images
+    frame    of the images
+    values   what bytes become
+    shrinks  no map reduces an image by a larger factor
+    out      float32 (B, 3, H, W), on the frame's canvas; zero outside the images
     """
-    height, width = out.shape[2:]
-    centers = [at.numpy() for at in maps.centers(height, width)]
-    scales, lengths, kept = maps.scale.tolist(), stored.tolist(), keep.tolist()
+    size = height, _ = frame.canvas
     data, target = images.numpy(), out.numpy()
+    lengths, kept = stored.tolist(), frame.kept(size).tolist()
+    if frame.window is None:
+        centers = [at.numpy() for at in frame.maps.centers(*size)]
+        scales = frame.maps.scale.tolist()
+    else:
+        steps, support = frame.steps(size), supports(frame.maps, shrinks)
+        places = [array.numpy() for array in (steps, support, frame.edges())]
 
     def jobs() -> Iterator[Job]:
         for k in range(len(data)):
-            x, y = (
-                make_taps(centers[axis][k], scales[k][axis], int(lengths[k][axis]))
-                for axis in range(2)
-            )
+            if frame.window is None:
+                x, y = (
+                    make_taps(centers[axis][k], scales[k][axis], int(lengths[k][1 - axis]))
+                    for axis in range(2)
+                )
+                rows = partial(resample_rows, data[k], y, x, values)
+            else:
+                of = AffinePlaces(*(array[k] for array in places))
+                rows = partial(resample_affine_rows, data[k], tuple(lengths[k]), of, values)
             for start in range(0, height, PART_ROWS):
-                rows = start, min(start + PART_ROWS, height)
-                yield partial(resample_rows, data[k], y, x, values, tuple(kept[k]), rows, target[k])
+                part = Part(start, min(start + PART_ROWS, height), *kept[k])
+                yield partial(rows, part, target[k])
 
     run_jobs(jobs())
-
-
-def turn_images(
-    images: torch.Tensor,
-    steps: torch.Tensor,
-    support: torch.Tensor,
-    window: torch.Tensor,
-    stored: torch.Tensor,
-    keep: torch.Tensor,
-    values: Normal,
-    out: torch.Tensor,
-) -> None:
-    """Resample and normalise images under maps that may rotate, see `sa1bpack.pixels.turn`.
-
-    images   uint8 (B, S, S, 3)
-    steps    int64 (B, 2, 3), from the canvas to stored coordinates
-    support  float64 (B, 2), x and y
-    window   int64 (B, 4)
-    stored   (B, 2): height and width of the stored images
-    keep     int64 (B, 2): rows and columns of the canvas that images may cover; others become 0
-    values   what bytes become
-    out      float32 (B, 3, H, W)
-    """
-    height = out.shape[2]
-    data, target = images.numpy(), out.numpy()
-    placed = [array.numpy() for array in (steps, support, window)]
-    lengths, kept = stored.tolist(), keep.tolist()
-    run_jobs(
-        partial(
-            turn_rows,
-            data[k],
-            tuple(lengths[k]),
-            *(array[k] for array in placed),
-            values,
-            tuple(kept[k]),
-            (start, min(start + PART_ROWS, height)),
-            target[k],
-        )
-        for k in range(len(data))
-        for start in range(0, height, PART_ROWS)
-    )

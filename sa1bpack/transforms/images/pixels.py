@@ -2,13 +2,11 @@
 
 import torch
 
-from sa1bpack.transforms import ways
+from sa1bpack.transforms.backends import launch
 
 # Of Segment Anything (`Sam.__init__`), R, G, B in 0 to 255: those of ImageNet times 255.
 SAM_MEAN = (123.675, 116.28, 103.53)
 SAM_STD = (58.395, 57.12, 57.375)
-
-TRITON = "planes.planes_to_rgb"
 
 
 def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -25,12 +23,11 @@ def yuv420_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
         >>> T.yuv420_to_rgb(planes, torch.tensor([[8, 8]]))[0, 0, 0].tolist()
         [128, 128, 128]
     """
+    rgb = launch(planes.device, "images.planes_to_rgb", planes, stored)
+    if rgb is not None:
+        return rgb
     samples, side = len(planes), planes.shape[2]
     half = side // 2
-    if samples and ways.uses_triton(planes.device, TRITON):
-        rgb = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
-        if ways.launch(planes.device, TRITON, planes.contiguous(), stored.contiguous(), rgb):
-            return rgb
     luma, chroma = planes[:, :side], planes[:, side:].reshape(samples, 2, half, half)
     blue, red = (_enlarge_chroma(chroma, (stored + 1) // 2) - 128).unbind(1)
     rgb = torch.empty((samples, 3, side, side), dtype=torch.uint8, device=planes.device)

@@ -2,8 +2,8 @@
 
 Cell (i, j) covers the pixels from row i * S / h and column j * S / w on, so such an array is moved
 as an image of h x w pixels would be: a triangle filter per axis, widened where it is reduced, exact
-at the identity; where images may rotate, the filter of `sa1bpack.pixels.turn`. The complete canvas
-counts, also what lies beyond the image: a teacher has seen it.
+at the identity; where images may rotate, that of each cell. The complete canvas counts, also what
+lies beyond the image: a teacher has seen it.
 """
 
 from typing import Any
@@ -13,8 +13,7 @@ import torch
 from sa1bpack.errors import OptionError
 from sa1bpack.transforms.geometry.affine import AffineMaps, pair, scaling
 from sa1bpack.transforms.geometry.frame import FRACTION, Frame, fixed_steps, positions
-from sa1bpack.transforms.images.resample import triangle_filter
-from sa1bpack.transforms.images.turn import supports, turn
+from sa1bpack.transforms.images.resample import resample_affine, supports, triangle_filter
 
 
 def spatial_sides(ds: Any) -> dict[str, tuple[int, ...]]:
@@ -67,7 +66,7 @@ def move_spatial(
         most = shrinks * max(width / side * canvas[1] / out[1], height / side * canvas[0] / out[0])
         cells, support = fixed_steps(between), supports(between, most)
         sides = pair(height, width, device).expand(len(rows), -1)
-        moved = turn(rows.permute(0, 2, 3, 1), sides, cells, support, out, most)
+        moved = resample_affine(rows.permute(0, 2, 3, 1), sides, cells, support, out, most)
         x, y = (at >> FRACTION for at in positions(cells, (0, out[0]), out[1]))
         shown = frame.visible(out) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
         return moved.mul_(shown[:, None]).to(kind)

@@ -8,12 +8,8 @@ from math import gcd
 
 import torch
 
-from sa1bpack.transforms import ways
 from sa1bpack.transforms.geometry.frame import FRACTION, positions
 from sa1bpack.transforms.memory import chunk_bytes
-
-TRITON = "cells.take_cells"
-TURNED = "cells.take_turned"
 
 
 def unpack_bits(bits: torch.Tensor) -> torch.Tensor:
@@ -92,13 +88,13 @@ def take_cells(
     return cells.view(torch.bool)
 
 
-def take_turned(
+def take_affine(
     masks: torch.Tensor,
     owner: torch.Tensor,
     steps: torch.Tensor,
     visible: torch.Tensor,
 ) -> torch.Tensor:
-    """Cells of masks under maps that may rotate.
+    """Cells of masks under affine maps.
 
     masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
     owner    int64 (T,), sample of each mask
@@ -123,68 +119,6 @@ def take_turned(
             cells.bitwise_right_shift_(shift[of]).bitwise_and_(1)
         torch.mul(cells, visible[of].view(torch.uint8), out=out[start : start + chunk])
     return out.view(torch.bool)
-
-
-def take_counted(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    columns: torch.Tensor,
-    rows: torch.Tensor,
-    keep: torch.Tensor,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`take_cells` and `count_cells` with a Triton kernel.
-
-    keep    int64 (B, 2): rows and columns of the output that the image covers
-    dtype   one of `ways.FLOATS`; bool for any other
-    others  see `take_cells`
-
-    Returns (T, h, w) and int32 (T,), how many cells of each mask are set; None if the kernel cannot
-    be run.
-    """
-    if not ways.uses_triton(masks.device, TRITON):
-        return None
-    shape = (len(masks), rows.shape[1], columns.shape[1])
-    return written_cells(
-        TRITON, shape, dtype, masks.device, masks.contiguous(), owner, rows, columns, keep
-    )
-
-
-def take_turned_counted(
-    masks: torch.Tensor,
-    owner: torch.Tensor,
-    steps: torch.Tensor,
-    visible: torch.Tensor,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`take_turned` and `count_cells` with a Triton kernel; dtype and result as for
-    `take_counted`."""
-    if not ways.uses_triton(masks.device, TURNED):
-        return None
-    shape = (len(masks), *visible.shape[1:])
-    return written_cells(
-        TURNED,
-        shape,
-        dtype,
-        masks.device,
-        masks.contiguous(),
-        owner,
-        steps.contiguous(),
-        visible.contiguous(),
-    )
-
-
-def written_cells(
-    kernel: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, *arguments
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Cells (n, h, w) and their counts, int32 (n,), from a Triton kernel that gets `arguments` and
-    these two; None if it cannot be run. The cells are bool unless dtype is one of `ways.FLOATS`."""
-    floats = dtype in ways.FLOATS
-    out = torch.empty(shape, dtype=dtype if floats else torch.uint8, device=device)
-    counts = torch.zeros(len(out), dtype=torch.int32, device=device)
-    if out.numel() and not ways.launch(device, kernel, *arguments, out, counts):
-        return None
-    return (out if floats else out.view(torch.bool)), counts
 
 
 def grid_index(at: torch.Tensor, count: int) -> torch.Tensor:

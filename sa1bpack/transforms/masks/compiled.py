@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from sa1bpack.masks._arrays import check_image_runs
-from sa1bpack.masks.cells import clear_hidden, fill_cells, take_cells, take_turned
-from sa1bpack.masks.window import check_maps, draw_turned, draw_window
-from sa1bpack.transforms.ways import Job, run_jobs
+from sa1bpack.masks.cells import clear_hidden, fill_cells, take_affine, take_cells
+from sa1bpack.masks.window import check_maps, draw_affine, draw_window
+from sa1bpack.transforms.backends import Job, run_jobs
 
 # Bytes of mask bits in one job: small enough for the cache, large enough to be worth a start.
 PART_BYTES = 1 << 20
@@ -46,15 +46,14 @@ def draw_masks(
     counts = np.full(len(target), -1)
     share = max(1, PART_BYTES // (size[0] * -(-size[1] // 8)))
 
-    turned = visible is not None
-    if turned:
+    if visible is not None:
         check_maps(affine, size)
-    way = draw_turned if turned else draw_window
+    draw_bits = draw_window if visible is None else draw_affine
 
     def draw(sample: int, rows: np.ndarray, runs: tuple) -> None:
-        bits = way(*runs, affine[sample], size, sampling)
+        bits = draw_bits(*runs, affine[sample], size, sampling)
         fill_cells(bits, rows, kept[sample], target, counts)
-        if turned:
+        if visible is not None:
             clear_hidden(rows, visible[sample].numpy(), target, counts)
 
     def jobs() -> Iterator[Job]:
@@ -122,14 +121,14 @@ def take_masks(
     return torch.from_numpy(counts)
 
 
-def take_turned_masks(
+def take_affine_masks(
     masks: torch.Tensor,
     owner: torch.Tensor,
     steps: torch.Tensor,
     visible: torch.Tensor,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Take masks from their grids under maps that may rotate, as `cells.take_turned` does.
+    """Take masks from their grids under affine maps, as `cells.take_affine` does.
 
     steps    int64 (B, 2, 3), from cells of the output to those of the grid
     visible  bool (B, h, w)
@@ -141,7 +140,7 @@ def take_turned_masks(
     counts = np.zeros(len(target), np.int64)
     steps, shown = steps.numpy(), visible.numpy()
     run_jobs(
-        partial(take_turned, source[part], _numbers(part), steps[k], shown[k], target, counts)
+        partial(take_affine, source[part], _numbers(part), steps[k], shown[k], target, counts)
         for k, part in _parts_of_samples(owner, len(steps), out)
     )
     return torch.from_numpy(counts)

@@ -1,4 +1,4 @@
-"""The masks of a batch, made by whichever way its device has: from runs, or from a stored grid.
+"""The masks of a batch, made by what its device has: from runs, or from a stored grid.
 
 Everywhere `owner`, int64 (T,), has the sample of each mask, and results are those masks, (T, h, w),
 with the cells that are set in each, (T,).
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sa1bpack.transforms import ways
+from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.affine import AffineMaps, Maps, pair, scaling
 from sa1bpack.transforms.geometry.frame import (
     Frame,
@@ -18,29 +18,19 @@ from sa1bpack.transforms.geometry.frame import (
     source_to_grid,
     stored_to_source,
 )
+from sa1bpack.transforms.masks import compiled
 from sa1bpack.transforms.masks.cells import (
     count_cells,
     grid_index,
+    take_affine,
     take_cells,
-    take_counted,
-    take_turned,
-    take_turned_counted,
     unpack_bits,
 )
-from sa1bpack.transforms.masks.compiled import (
-    draw_masks,
-    take_masks,
-    take_turned_masks,
-    unpack_masks,
-)
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
-from sa1bpack.transforms.masks.runs import (
-    draw_rows,
-    draw_turned,
-    draw_turned_rows,
-    draw_with_torch,
-)
+from sa1bpack.transforms.masks.runs import draw_affine, draw_with_torch
 from sa1bpack.transforms.memory import Memory
+
+Masks = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,7 @@ class MaskMaker:
     sampling   of masks that are drawn from runs: "area" or "center"
     geometric  whether steps move the images; what they crop remains cropped
     untouched  whether the results show the masks of the batch unchanged
-    dtype      what Triton kernels write: one of `ways.FLOATS`, bool for any other
+    dtype      what Triton kernels write: one of `backends.FLOATS`, bool for any other
     """
 
     grid: tuple[int, int]
@@ -65,97 +55,81 @@ class MaskMaker:
     dtype: torch.dtype
     _memory: Memory = field(default_factory=Memory)
 
-    def take(
-        self, batch: Mapping[str, Any], owner: torch.Tensor, frame: Frame
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, batch: Mapping[str, Any], owner: torch.Tensor, frame: Frame) -> Masks:
         """Masks from the grids in the batch, bits or bool."""
-        masks = batch["masks"]
-        masks = masks.flatten(0, masks.dim() - 3)
-        compiled = masks.device.type in ways.COMPILED_ON
+        masks, samples = batch["masks"], len(batch["sizes"])
+        masks, device = masks.flatten(0, masks.dim() - 3), masks.device
         if self.untouched and self.grid == (self.cells, self.cells):
-            return self._unchanged(masks, owner, len(batch["sizes"]), compiled)
+            if masks.dtype == torch.bool:
+                return masks, count_cells(masks)
+            if device.type in backends.COMPILED_ON:
+                out = self._memory.empty((len(owner), *self.grid), torch.bool)
+                return out, compiled.unpack_masks(masks, out)
+            rows = columns = torch.arange(self.cells, device=device).expand(samples, -1)
+            keep = torch.full((samples, 2), self.cells, device=device)
+            taken = self._taken(masks, owner, columns, rows, keep)
+            if taken is None:
+                masks = unpack_bits(masks)
+            return taken or (masks, count_cells(masks))
         to_source = self._cells_to_source(batch["sizes"], frame)
         maps = source_to_grid(batch["sizes"], self.cells, self.fit).after(to_source)
         if isinstance(maps, AffineMaps):
-            return self._turned(masks, owner, fixed_steps(maps), frame.visible(self.grid))
+            return self._affine(masks, owner, fixed_steps(maps), frame)
         columns, rows = (grid_index(at, self.cells) for at in maps.centers(*self.grid))
-        if compiled:
-            out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            return out, take_masks(masks, owner, columns, rows, frame.kept(self.grid), out)
-        keep = frame.kept(self.grid)
-        taken = take_counted(masks, owner, columns, rows, keep, self.dtype)
-        if taken:
-            return taken
-        masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
-        return masks, count_cells(masks)
+        taken = self._taken(masks, owner, columns, rows, frame.kept(self.grid))
+        if taken is None:
+            masks = take_cells(masks, owner, columns, rows, frame.covered(self.grid))
+        return taken or (masks, count_cells(masks))
 
-    def _turned(
-        self,
-        masks: torch.Tensor,
-        owner: torch.Tensor,
-        steps: torch.Tensor,
-        visible: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`take` where maps may rotate; steps from cells of the result to those of the grid."""
-        if masks.device.type in ways.COMPILED_ON:
-            out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            return out, take_turned_masks(masks, owner, steps, visible, out)
-        taken = take_turned_counted(masks, owner, steps, visible, self.dtype)
-        if taken:
-            return taken
-        masks = take_turned(masks, owner, steps, visible)
-        return masks, count_cells(masks)
+    def _taken(self, masks, owner, columns, rows, keep) -> Masks | None:
+        """`take` under axis-aligned maps; None where torch operations must do it."""
+        given = masks, owner, columns, rows, keep
+        if masks.device.type not in backends.COMPILED_ON:
+            return backends.launch(masks.device, "masks.take_cells", *given, self.dtype)
+        out = self._memory.empty((len(owner), *self.grid), torch.bool)
+        return out, compiled.take_masks(*given, out)
 
-    def _unchanged(
-        self, masks: torch.Tensor, owner: torch.Tensor, samples: int, compiled: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The masks (T, ...) of a batch of that many samples as bools."""
-        if compiled and masks.dtype == torch.uint8:
+    def _affine(
+        self, masks: torch.Tensor, owner: torch.Tensor, steps: torch.Tensor, frame: Frame
+    ) -> Masks:
+        """`take` under affine maps; steps from cells of the result to those of the grid."""
+        if masks.device.type in backends.COMPILED_ON:
             out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            return out, unpack_masks(masks, out)
-        if masks.dtype == torch.bool:
-            return masks, count_cells(masks)
-        steps = torch.arange(self.cells, device=masks.device).expand(samples, -1)
-        keep = torch.full((samples, 2), self.cells, device=masks.device)
-        taken = take_counted(masks, owner, steps, steps, keep, self.dtype)
-        if taken:
-            return taken
-        masks = unpack_bits(masks)
-        return masks, count_cells(masks)
+            visible = frame.visible(self.grid)
+            return out, compiled.take_affine_masks(masks, owner, steps, visible, out)
+        given = masks, owner, steps, frame, self.grid, self.dtype
+        taken = backends.launch(masks.device, "masks.take_affine", *given)
+        if taken is None:
+            masks = take_affine(masks, owner, steps, frame.visible(self.grid))
+        return taken or (masks, count_cells(masks))
 
     def draw(
         self, batch: Mapping[str, Any], owner: torch.Tensor, shape: tuple[int, ...], frame: Frame
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Masks:
         """Masks from the runs of the batch. shape: (T,) or (B, M), that of the result's rows."""
         runs: RunBatch = batch["runs"]
         maps = self._cells_to_source(batch["sizes"], frame)
-        numbers = place = torch.arange(runs.masks, device=owner.device)
-        if runs.masks != len(owner):  # padding has no runs
+        place = torch.arange(runs.masks, device=owner.device)
+        if padded := runs.masks != len(owner):  # padding has no runs
             place = runs.padded_rows(shape[1])
         keep = frame.kept(self.grid) if self.geometric else None
-        turned = isinstance(maps, AffineMaps)
-        visible = frame.visible(self.grid) if turned else None
-        if owner.device.type in ways.COMPILED_ON:
+        affine = isinstance(maps, AffineMaps)
+        if owner.device.type in backends.COMPILED_ON:
             out = self._memory.empty((len(owner), *self.grid), torch.bool)
-            samples = compiled_samples(runs, place)
-            return out, draw_masks(samples, maps.matrix(), self.sampling, keep, out, visible)
-        source = place
-        if runs.masks != len(owner):
-            source = torch.full_like(owner, -1).index_copy_(0, place, numbers)
-        if turned:
-            drawn = draw_turned_rows(
-                runs, maps, self.grid, self.sampling, source, owner, visible, self.dtype
-            )
-        else:
-            drawn = draw_rows(runs, maps, self.grid, self.sampling, source, owner, keep, self.dtype)
-        if drawn:
+            visible = frame.visible(self.grid) if affine else None
+            given = compiled_samples(runs, place), maps.matrix(), self.sampling, keep
+            return out, compiled.draw_masks(*given, out, visible)
+        kernel, kept = ("masks.draw_affine", frame) if affine else ("masks.draw_masks", keep)
+        given = runs, maps, place, owner, kept, self.grid, self.sampling, self.dtype
+        drawn = backends.launch(owner.device, kernel, *given)
+        if drawn is not None:
             return drawn
-        way = draw_turned if turned else draw_with_torch
-        masks = way(runs, maps, self.grid, self.sampling)
-        if runs.masks != len(owner):
+        by = draw_affine if affine else draw_with_torch
+        masks = by(runs, maps, self.grid, self.sampling)
+        if padded:
             masks = masks.new_zeros((len(owner), *self.grid)).index_copy_(0, place, masks)
-        if turned:
-            masks &= visible[owner]
+        if affine:
+            masks &= frame.visible(self.grid)[owner]
         elif self.geometric:
             columns, rows = (covered[owner] for covered in frame.covered(self.grid))
             masks &= columns[:, None, :]

@@ -25,10 +25,10 @@ from sa1bpack.masks.relations.relate import (
     relate_bits,
     relate_runs,
 )
+from sa1bpack.transforms.backends import full_precision, run_jobs
 from sa1bpack.transforms.masks.cells import count_columns_and_rows, unpack_bits
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import on_device
-from sa1bpack.transforms.ways import full_precision, run_jobs
 
 _EXACT = 2048  # half precision holds all whole numbers up to this
 CHUNK_BYTES = 1 << 28  # of masks in half precision, at a time

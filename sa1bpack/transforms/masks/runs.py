@@ -4,39 +4,30 @@ The rules are those of `sa1bpack.masks.window`, in the same whole numbers, so th
 of `masks.draw_window` bit for bit. On a device there are no loops over samples or masks: an upright
 map takes a few additions per run end and two cumulative sums over the grid. On a CPU the compiled
 kernels, which draw sample by sample, are some 30 times faster than that; where a device has Triton
-(`sa1bpack.transforms.ways`), a kernel draws upright maps without grids of differences.
+(`sa1bpack.transforms.backends`), a kernel draws upright maps without grids of differences.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
 from sa1bpack.masks.skew import FRACTION
-from sa1bpack.masks.window import LEVELS, UNIT, check_maps, check_size
-from sa1bpack.transforms import ways
+from sa1bpack.masks.window import LEVELS, check_maps, check_size
+from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import fixed_steps
-from sa1bpack.transforms.masks.cells import written_cells
 from sa1bpack.transforms.masks.compiled import draw_masks
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
-from sa1bpack.transforms.masks.upright import UprightAxis, UprightDrawer
+from sa1bpack.transforms.masks.upright import UprightDrawer
 from sa1bpack.transforms.memory import chunk_bytes
 
 
-def point_steps(maps: AffineMaps, sampling: str) -> torch.Tensor:
-    """int64 (B, 2, 3), the sample points of maps, as `masks.window.sample_steps` has them."""
-    return fixed_steps(maps, 1 << LEVELS[sampling])
-
-
-class SkewDrawer:
+class AffineDrawer:
     """Draws under maps that rotate or shear: looks up sample points in the run ends."""
 
     def __init__(self, runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str):
         self.runs, self.size, self.level = runs, size, LEVELS[sampling]
-        self.steps = point_steps(maps, sampling).to(runs.run_ends.device)
+        self.steps = fixed_steps(maps, 1 << self.level).to(runs.run_ends.device)
         self.owner = runs.owner
         self.mask_bytes = size[0] * size[1] * 32  # positions, search results, hits
 
@@ -115,32 +106,20 @@ def draw_runs(
             f"there are {len(_matrices(maps))} maps for {len(runs.sizes)} samples: pass one each"
         )
     device = runs.run_ends.device
-    if ways.uses_triton(device, TRITON):
-        axes = _checked_axes(maps, size)
-        numbers = torch.arange(runs.masks, device=device)
-        drawn = axes and draw_rows(runs, axes, size, sampling, numbers, runs.owner)
-        if drawn:
+    if backends.uses_triton(device, "masks.draw_masks") and (axes := _checked_axes(maps, size)):
+        place = torch.arange(runs.masks, device=device)
+        given = runs, axes, place, runs.owner, None, size, sampling, torch.bool
+        if drawn := backends.launch(device, "masks.draw_masks", *given):
             return drawn[0]
     elif device.type == "cpu":
-        return _draw_compiled(runs, _matrices(maps), size, sampling)
+        out = torch.empty((runs.masks, *size), dtype=torch.bool)
+        draw_masks(compiled_samples(runs), _matrices(maps).cpu(), sampling, None, out)
+        return out
     return draw_with_torch(runs, maps, size, sampling)
 
 
 def _matrices(maps: AxisMaps | torch.Tensor) -> torch.Tensor:
     return maps.matrix() if isinstance(maps, AxisMaps) else maps
-
-
-def _draw_compiled(
-    runs: RunBatch, maps: torch.Tensor, size: tuple[int, int], sampling: str
-) -> torch.Tensor:
-    """`draw_runs` with the kernels of `sa1bpack.masks`."""
-    out = torch.from_numpy(np.empty((runs.masks, *size), np.bool_))
-    draw_masks(compiled_samples(runs), maps.cpu(), sampling, None, out)
-    return out
-
-
-TRITON = "runs.draw_runs"
-TURNED = "turned_runs.draw_turned"
 
 
 def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisMaps | None:
@@ -155,105 +134,6 @@ def _checked_axes(maps: AxisMaps | torch.Tensor, size: tuple[int, int]) -> AxisM
     return AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
 
 
-def draw_rows(
-    runs: RunBatch,
-    maps: AxisMaps,
-    size: tuple[int, int],
-    sampling: str,
-    source: torch.Tensor,
-    owner: torch.Tensor,
-    keep: torch.Tensor | None = None,
-    dtype: torch.dtype = torch.bool,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Draw masks with a Triton kernel.
-
-    maps    upright, one per sample
-    source  int64 (n,): the mask that each row of the result shows, -1 for none
-    owner   int64 (n,): the sample of each row
-    keep    int64 (B, 2): rows and columns that the image covers; cells beyond them are 0. None: all
-    dtype   one of `ways.FLOATS`; bool for any other
-
-    Returns (n, h, w), the cells of `draw_runs`, and int32 (n,), how many of each mask are set; None
-    if the kernel cannot be run.
-    """
-    device, (height, width) = runs.run_ends.device, size
-    if not ways.uses_triton(device, TRITON):
-        return None
-    scale, offset = maps.scale.to(device), maps.offset.to(device)
-    x, y = (
-        UprightAxis(cells, scale[:, axis], offset[:, axis], False)
-        for axis, cells in enumerate((width, height))
-    )
-    # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
-    cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
-    least = (cells[0] * cells[1] + 1) // 2
-    kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
-    frames = torch.stack(
-        [
-            *runs.sizes.unbind(1),
-            cells[0],
-            y.start,
-            y.mirrored.long(),
-            cells[1],
-            x.start,
-            x.mirrored.long(),
-            least,
-            *kept.expand(-1, 2).unbind(1),
-        ],
-        1,
-    )
-    most = int(runs.host_offset.diff().max()) if runs.masks else 0
-    return written_cells(
-        TRITON,
-        (len(source), *size),
-        dtype,
-        device,
-        runs.run_ends,
-        runs.run_offset,
-        source,
-        owner,
-        frames,
-        most,
-        UNIT,
-        sampling == "area",
-    )
-
-
-def draw_turned_rows(
-    runs: RunBatch,
-    maps: AffineMaps,
-    size: tuple[int, int],
-    sampling: str,
-    source: torch.Tensor,
-    owner: torch.Tensor,
-    visible: torch.Tensor,
-    dtype: torch.dtype = torch.bool,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`draw_rows` under maps that may rotate, at their sample points.
-
-    visible  bool (B, h, w): cells that are not are 0
-    """
-    device = runs.run_ends.device
-    if not ways.uses_triton(device, TURNED):
-        return None
-    frames = torch.cat([runs.sizes, point_steps(maps, sampling).flatten(1)], 1)
-    most = int(runs.host_offset.diff().max()) if runs.masks else 0
-    return written_cells(
-        TURNED,
-        (len(source), *size),
-        dtype,
-        device,
-        runs.run_ends,
-        runs.run_offset,
-        source,
-        owner,
-        frames,
-        visible.contiguous(),
-        most,
-        1 << LEVELS[sampling],
-    )
-
-
 def draw_with_torch(
     runs: RunBatch, maps: AxisMaps | torch.Tensor, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
@@ -261,44 +141,33 @@ def draw_with_torch(
     if isinstance(maps, AxisMaps):
         if maps.offset.device.type == "cpu":
             check_maps(maps.matrix().numpy(), size)
-        return _drawn(runs, [UprightDrawer(runs, maps, size, sampling)], size)
+        return _drawn(UprightDrawer(runs, maps, size, sampling))
     maps = maps.cpu()
     upright = torch.from_numpy(check_maps(maps.numpy(), size))
     axes = AxisMaps(maps[:, [0, 1], [0, 1]], maps[:, :, 2])
-    turned = AffineMaps(maps[:, :, :2], maps[:, :, 2])
-    drawers = []
+    if upright.all():
+        return _drawn(UprightDrawer(runs, axes, size, sampling))
+    drawn = draw_affine(runs, AffineMaps(maps[:, :, :2], maps[:, :, 2]), size, sampling)
     if upright.any():
-        drawers.append(UprightDrawer(runs, axes, size, sampling))
-    if not upright.all():
-        drawers.append(SkewDrawer(runs, turned, size, sampling))
-    return _drawn(runs, drawers, size, upright)
+        chosen = upright.to(drawn.device)[runs.owner][:, None, None]
+        drawn = torch.where(chosen, _drawn(UprightDrawer(runs, axes, size, sampling)), drawn)
+    return drawn
 
 
-def draw_turned(
+def draw_affine(
     runs: RunBatch, maps: AffineMaps, size: tuple[int, int], sampling: str
 ) -> torch.Tensor:
-    """`draw_runs` at the sample points of maps that rotate, whatever they do, with torch operations
-    and without waiting for the device."""
-    return _drawn(runs, [SkewDrawer(runs, maps, size, sampling)], size)
+    """`draw_runs` at the sample points of affine maps, whatever they do, with torch operations and
+    without waiting for the device."""
+    return _drawn(AffineDrawer(runs, maps, size, sampling))
 
 
-def _drawn(
-    runs: RunBatch,
-    drawers: Sequence[UprightDrawer | SkewDrawer],
-    size: tuple[int, int],
-    first: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Masks by one drawer, or by two, the first one for samples where `first`, bool (B,), is true;
-    in parts."""
-    device = runs.run_ends.device
-    out = torch.empty((runs.masks, *size), dtype=torch.bool, device=device)
-    chosen = first.to(device)[runs.owner][:, None, None] if len(drawers) == 2 else None
-    chunk = max(1, chunk_bytes(device) // max((drawer.mask_bytes for drawer in drawers), default=1))
+def _drawn(drawer: UprightDrawer | AffineDrawer) -> torch.Tensor:
+    """All masks, in parts."""
+    runs, device = drawer.runs, drawer.runs.run_ends.device
+    out = torch.empty((runs.masks, *drawer.size), dtype=torch.bool, device=device)
+    chunk = max(1, chunk_bytes(device) // drawer.mask_bytes)
     for start in range(0, runs.masks, chunk):
         stop = min(start + chunk, runs.masks)
-        drawn = [drawer.draw(start, stop) for drawer in drawers]
-        if len(drawn) == 2:
-            torch.where(chosen[start:stop], *drawn, out=out[start:stop])
-        else:
-            out[start:stop] = drawn[0]
+        out[start:stop] = drawer.draw(start, stop)
     return out

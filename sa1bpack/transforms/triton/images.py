@@ -1,9 +1,12 @@
-"""Images under axis-aligned maps: sampled, normalised and cast in one pass over the output.
+"""Images: planes to RGB; images sampled under maps, normalised and cast in one pass; colours.
 
-The rule and the order of all operations are those of `sa1bpack.pixels.resample`: a triangle filter
-per axis. The filters of all rows and columns are computed first, in float64, by a kernel of their
-own. A pixel of the output then takes its k x l pixels of the image, with no image in between: where
-an image is reduced, the output has fewer pixels in the same proportion as each has more to take.
+The rules and the order of all operations are those of `sa1bpack.pixels`: a triangle filter per
+axis. Under axis-aligned maps the filters of all rows and columns are computed first, in float64, by
+a kernel of their own. A pixel of the output then takes its k x l pixels of the image, with no image
+in between: where an image is reduced, the output has fewer pixels in the same proportion as each
+has more to take. Under affine maps, each pixel has filters of its own.
+
+What a program must know of its sample is one row of numbers, float64, or of whole numbers, int64.
 """
 
 from math import ceil
@@ -12,12 +15,114 @@ import torch
 import triton
 import triton.language as tl
 
-from sa1bpack.transforms.geometry.affine import AxisMaps
+from sa1bpack.transforms.backends import FLOATS
+from sa1bpack.transforms.geometry.frame import Frame
+from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.images.color import LUMA
+from sa1bpack.transforms.images.resample import supports
 
-MAX_BATCH = 65535  # samples: CUDA's limit for all but the first axis of a grid
-BLOCK = 128  # filters of a program
-ROWS, COLUMNS = 16, 64  # pixels of a program
+BLOCK = tl.constexpr(128)  # filters of a program
+PLANE_BLOCK = tl.constexpr(512)  # pixels of a program that converts planes
+COLOR_BLOCK = tl.constexpr(1024)  # and of one that changes colours
+ROWS, COLUMNS = tl.constexpr(16), tl.constexpr(64)  # pixels of a program that samples
+# Under affine maps: two pixels for each thread of 8 warps, whose numbers fit into its registers.
+AFFINE_ROWS, AFFINE_WARPS = tl.constexpr(8), 8
+UNIT = tl.constexpr(2.0**-32)  # of positions, in pixels
 FAR = tl.constexpr(2.0**29)
+
+RED, GREEN, BLUE = (tl.constexpr(share) for share in LUMA)
+
+# Numbers of a sample under an axis-aligned map: scale and offset, x and y each; height and width of
+# the image; rows and columns of the canvas that it covers; mean and std of R, G, B.
+NUMBERS, SIZE, KEEP, NORMAL = (tl.constexpr(n) for n in (14, 4, 6, 8))
+# Under an affine map: half the width of the filters, x and y; mean and std. And whole numbers:
+# those of `geometry.frame.places`, height and width of the image.
+AFFINE_NUMBERS, AFFINE_NORMAL = tl.constexpr(8), tl.constexpr(2)
+PLACES, STORED = tl.constexpr(14), tl.constexpr(12)
+
+
+# ----------------------------------------------------------------------------------------- planes
+
+
+@triton.jit
+def _chroma(plane, near, far, column, other, odd, half, inside):
+    """Chroma of pixels, minus 128: 3/4 of the nearest row and column, 1/4 of the next."""
+    here = 3 * tl.load(plane + near * half + column, mask=inside, other=0).to(tl.int32)
+    here += tl.load(plane + far * half + column, mask=inside, other=0).to(tl.int32)
+    beside = 3 * tl.load(plane + near * half + other, mask=inside, other=0).to(tl.int32)
+    beside += tl.load(plane + far * half + other, mask=inside, other=0).to(tl.int32)
+    return ((3 * here + beside + 8 - odd) >> 4) - 128
+
+
+@triton.jit
+def _to_byte(value):
+    return tl.minimum(tl.maximum(value, 0), 255).to(tl.uint8)
+
+
+@triton.jit(do_not_specialize=["side"])
+def _convert(planes, stored, out, side):
+    sample = tl.program_id(1).to(tl.int64)
+    pixel = tl.program_id(0) * PLANE_BLOCK + tl.arange(0, PLANE_BLOCK)
+    i, j = pixel // side, pixel % side
+    # Whatever the sizes are, nothing outside the canvas is read.
+    height = tl.minimum(tl.load(stored + sample * 2).to(tl.int32), side)
+    width = tl.minimum(tl.load(stored + sample * 2 + 1).to(tl.int32), side)
+    inside = (i < height) & (j < width)
+
+    half = side // 2
+    near, column = i // 2, j // 2
+    far = tl.minimum(tl.maximum(near + 2 * (i % 2) - 1, 0), (height + 1) // 2 - 1)
+    other = tl.minimum(tl.maximum(column + 2 * (j % 2) - 1, 0), (width + 1) // 2 - 1)
+    luma = planes + sample * (side * side + 2 * half * half)
+    blue_plane = luma + side * side
+    y = tl.load(luma + pixel, mask=inside, other=0).to(tl.int32)
+    blue = _chroma(blue_plane, near, far, column, other, j % 2, half, inside)
+    red = _chroma(blue_plane + half * half, near, far, column, other, j % 2, half, inside)
+
+    target = out + sample * side * side * 3 + pixel * 3
+    canvas = pixel < side * side
+    r = _to_byte(y + ((91881 * red + 32768) >> 16))
+    g = _to_byte(y + ((-22554 * blue - 46802 * red + 32768) >> 16))
+    b = _to_byte(y + ((116130 * blue + 32768) >> 16))
+    tl.store(target, tl.where(inside, r, 0), mask=canvas)
+    tl.store(target + 1, tl.where(inside, g, 0), mask=canvas)
+    tl.store(target + 2, tl.where(inside, b, 0), mask=canvas)
+
+
+def planes_to_rgb(planes: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Convert canvases, by the formulas of `sa1bpack.pixels.yuv420`.
+
+    planes  uint8 (B, S * 3 / 2, S), S even, up to 16384
+    stored  integers (B, 2), height and width of the images
+
+    Returns uint8 (B, S, S, 3), contiguous; zero beyond `stored`.
+    """
+    samples, side = len(planes), planes.shape[2]
+    out = torch.empty((samples, side, side, 3), dtype=torch.uint8, device=planes.device)
+    if samples:
+        grid = triton.cdiv(side * side, PLANE_BLOCK.value), samples
+        _convert[grid](planes.contiguous(), stored.contiguous(), out, side)
+    return out
+
+
+# --------------------------------------------------------------------------------------- sampling
+
+
+@triton.jit
+def _tile(width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sample, the rows and the columns of a program: int64, int32 (ROWS,), int32 (COLUMNS,)."""
+    across = tl.cdiv(width, COLUMNS)
+    i = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    j = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    return tl.program_id(1).to(tl.int64), i, j
+
+
+@triton.jit
+def _store_channel(target, value, on_canvas, inside, normal):
+    """Write a channel, normalised; 0 outside. normal: address of its mean; its std is 3 further."""
+    mean, std = tl.load(normal).to(tl.float32), tl.load(normal + 3).to(tl.float32)
+    value = tl.where(inside, tl.div_rn(value - mean, std), 0.0)
+    tl.store(target, value.to(target.dtype.element_ty), mask=on_canvas)
 
 
 @triton.jit
@@ -27,31 +132,18 @@ def _weight(at, pixel, high, support):
     return tl.where(pixel < high, weight, 0.0)
 
 
-@triton.jit(do_not_specialize=["stored_stride", "width", "height", "count", "taps"])
-def _fill_taps(
-    scale,
-    offset,
-    stored,
-    stored_stride,
-    first,
-    weights,
-    width,
-    height,
-    count,
-    taps,
-    BLOCK: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["width", "height", "taps"])
+def _fill_taps(numbers, filters, width, height, taps):
     """The first pixel and the weights of filters; axis 0 is x, axis 1 is y.
 
-    first    int32 (B, 2, count)
-    weights  float32 (B, 2, taps, count)
+    filters  float32 (B, 2, 1 + taps, max(width, height)): the first pixel, a whole number; weights
     """
     sample, axis = tl.program_id(1).to(tl.int64), tl.program_id(2)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wanted = i < tl.where(axis == 0, width, height)
-    step = tl.load(scale + sample * 2 + axis)
-    length = tl.load(stored + sample * stored_stride + 1 - axis).to(tl.int64)
-    at = step * (i.to(tl.float64) + 0.5) + tl.load(offset + sample * 2 + axis)
+    of = numbers + sample * NUMBERS + axis
+    step, length = tl.load(of), tl.load(of - axis + SIZE + 1 - axis).to(tl.int64)
+    at = step * (i.to(tl.float64) + 0.5) + tl.load(of + 2)
     # Far beyond any image, and still a whole number.
     at = tl.minimum(tl.maximum(at, -FAR), FAR)
     support = tl.minimum(tl.maximum(tl.abs(step), 1.0), FAR)
@@ -63,108 +155,54 @@ def _fill_taps(
     for _ in tl.static_range(2):
         high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int64)
 
-    place = sample * 2 + axis
+    count = tl.maximum(width, height)
+    target = filters + (sample * 2 + axis) * (1 + taps) * count + i
     begin = tl.maximum(tl.minimum(low, length - 1), 0)
-    tl.store(first + place * count + i, begin.to(tl.int32), mask=wanted)
+    tl.store(target, begin.to(tl.float32), mask=wanted)
     total = tl.zeros((BLOCK,), tl.float64)
     for k in range(taps):
         total += _weight(at, low + k, high, support)
     total = tl.where(total > 0, total, 1.0)
     for k in range(taps):
         weight = _weight(at, low + k, high, support) / total
-        tl.store(weights + (place * taps + k) * count + i, weight.to(tl.float32), mask=wanted)
+        tl.store(target + (1 + k) * count, weight.to(tl.float32), mask=wanted)
 
 
 @triton.jit
-def _taps_of(scale, sample, axis, taps):
-    """How many pixels the filters of an axis can have."""
-    support = tl.maximum(tl.abs(tl.load(scale + sample * 2 + axis)), 1.0)
+def _taps_of(scale, taps):
+    """How many pixels the filters of an axis can have. scale: its address."""
+    support = tl.maximum(tl.abs(tl.load(scale)), 1.0)
     return tl.minimum(tl.ceil(2 * tl.minimum(support, FAR)).to(tl.int32), taps)
 
 
-@triton.jit
-def _normalise(value, mean, std, inside):
-    return tl.where(inside, tl.div_rn(value - mean, std), 0.0)
-
-
-@triton.jit
-def _store_pixels(
-    target,
-    plane,
-    on_canvas,
-    inside,
-    red,
-    green,
-    blue,
-    red_mean,
-    green_mean,
-    blue_mean,
-    red_std,
-    green_std,
-    blue_std,
-):
-    """Write normalised pixels to three planes, the first of which is at `target`; 0 outside."""
-    kind = target.dtype.element_ty
-    tl.store(target, _normalise(red, red_mean, red_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(green, green_mean, green_std, inside).to(kind), mask=on_canvas)
-    target += plane
-    tl.store(target, _normalise(blue, blue_mean, blue_std, inside).to(kind), mask=on_canvas)
-
-
-@triton.jit(do_not_specialize=["side", "height", "count", "taps"])
-def _sample(
-    images,
-    scale,
-    first,
-    weights,
-    keep,
-    out,
-    side,
-    width,
-    height,
-    count,
-    taps,
-    red_mean,
-    green_mean,
-    blue_mean,
-    red_std,
-    green_std,
-    blue_std,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    sample = tl.program_id(1).to(tl.int64)
-    across = tl.cdiv(width, COLUMNS)
-    top = tl.program_id(0) // across * ROWS
-    left = tl.program_id(0) % across * COLUMNS
-    i, j = top + tl.arange(0, ROWS), left + tl.arange(0, COLUMNS)
-    rows = tl.load(keep + sample * 2)
-    columns = tl.load(keep + sample * 2 + 1)
+@triton.jit(do_not_specialize=["side", "height", "taps"])
+def _sample(images, numbers, filters, out, side, width, height, taps):
+    sample, i, j = _tile(width, ROWS, COLUMNS)
+    of, count = numbers + sample * NUMBERS, tl.maximum(width, height)
+    rows, columns = tl.load(of + KEEP).to(tl.int32), tl.load(of + KEEP + 1).to(tl.int32)
     on_canvas = (i < height)[:, None] & (j < width)[None, :]
     inside = on_canvas & (i < rows)[:, None] & (j < columns)[None, :]
 
-    x_first, y_first = first + sample * 2 * count, first + (sample * 2 + 1) * count
-    x_weights = weights + sample * 2 * taps * count
-    y_weights = x_weights + taps * count
-    x0 = tl.load(x_first + j, mask=j < width, other=0)
-    y0 = tl.load(y_first + i, mask=i < height, other=0)
+    x_filters = filters + sample * 2 * (1 + taps) * count + j
+    y_filters = filters + (sample * 2 + 1) * (1 + taps) * count + i
+    x0 = tl.load(x_filters, mask=j < width, other=0).to(tl.int32)
+    y0 = tl.load(y_filters, mask=i < height, other=0).to(tl.int32)
     image = images + sample * side * side * 3
-    x_taps, y_taps = _taps_of(scale, sample, 0, taps), _taps_of(scale, sample, 1, taps)
-    x_taps = tl.where((top < rows) & (left < columns), x_taps, 0)
+    x_taps, y_taps = _taps_of(of, taps), _taps_of(of + 1, taps)
+    x_taps = tl.where((tl.min(i, 0) < rows) & (tl.min(j, 0) < columns), x_taps, 0)
     red = tl.zeros((ROWS, COLUMNS), tl.float32)
     green = tl.zeros((ROWS, COLUMNS), tl.float32)
     blue = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(x_taps):
         # A filter may reach beyond the image, without weight.
         x = tl.minimum(x0 + k, side - 1)
-        a = tl.load(x_weights + k * count + j, mask=j < width, other=0.0)[None, :]
+        a = tl.load(x_filters + (1 + k) * count, mask=j < width, other=0.0)[None, :]
         r = tl.zeros((ROWS, COLUMNS), tl.float32)
         g = tl.zeros((ROWS, COLUMNS), tl.float32)
         b = tl.zeros((ROWS, COLUMNS), tl.float32)
         for m in range(y_taps):
             y = tl.minimum(y0 + m, side - 1)
-            c = tl.load(y_weights + m * count + i, mask=i < height, other=0.0)[:, None]
+            c = tl.load(y_filters + (1 + m) * count, mask=i < height, other=0.0)[:, None]
             place = (y[:, None] * side + x[None, :]) * 3
             r += c * tl.load(image + place, mask=inside, other=0).to(tl.float32)
             g += c * tl.load(image + place + 1, mask=inside, other=0).to(tl.float32)
@@ -174,79 +212,281 @@ def _sample(
         blue += a * b
     plane = height * width
     target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
-    _store_pixels(
-        target,
-        plane,
-        on_canvas,
-        inside,
-        red,
-        green,
-        blue,
-        red_mean,
-        green_mean,
-        blue_mean,
-        red_std,
-        green_std,
-        blue_std,
-    )
+    _store_channel(target, red, on_canvas, inside, of + NORMAL)
+    _store_channel(target + plane, green, on_canvas, inside, of + NORMAL + 1)
+    _store_channel(target + 2 * plane, blue, on_canvas, inside, of + NORMAL + 2)
+
+
+@triton.jit
+def stepped(steps, row, column):
+    """x and y, int64, by six steps at an address, see `geometry.frame.positions`."""
+    x = tl.load(steps) * column + (tl.load(steps + 1) * row + tl.load(steps + 2))
+    y = tl.load(steps + 3) * column + (tl.load(steps + 4) * row + tl.load(steps + 5))
+    return x, y
+
+
+@triton.jit
+def locate(place, i, j):
+    """x and y of cells in the stored image, int64, and whether they show it; by one row, at an
+    address, of `geometry.frame.places`."""
+    x, y = stepped(place + 2, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
+    shown = (i < tl.load(place))[:, None] & (j < tl.load(place + 1))[None, :]
+    shown &= (x >= tl.load(place + 8)) & (x < tl.load(place + 10))
+    shown &= (y >= tl.load(place + 9)) & (y < tl.load(place + 11))
+    return x, y, shown
+
+
+@triton.jit
+def _range(position, support, length):
+    """Position in pixels, and the first pixel under the filter and the one after the last."""
+    at = position.to(tl.float64) * UNIT
+    at = tl.minimum(tl.maximum(at, -FAR), FAR)
+    last = length.to(tl.float64)
+    low = tl.minimum(tl.maximum(tl.ceil(at - support - 0.5), 0), last).to(tl.int32)
+    high = tl.maximum(tl.minimum(tl.floor(at + support - 0.5) + 1, last), 0).to(tl.int32)
+    # A pixel at the very end of the filter has no weight.
+    low += ((low < high) & (tl.abs(low.to(tl.float64) + 0.5 - at) >= support)).to(tl.int32)
+    high -= ((low < high) & (tl.abs(high.to(tl.float64) - 0.5 - at) >= support)).to(tl.int32)
+    return at, low, high
+
+
+@triton.jit
+def _share(at, low, k, high, support, total):
+    """The weights of pixel k under each filter."""
+    return (_weight(at, low + k, high, support) / total).to(tl.float32)
+
+
+@triton.jit
+def _offset(low, k, length, stride):
+    """Bytes to pixel k under each filter, within the image whatever its size."""
+    return tl.maximum(tl.minimum(low + k, length - 1), 0) * stride
+
+
+@triton.jit
+def _add(c, pixels, inside, r, g, b):
+    """Add pixels of weight c to a column's sums."""
+    r += c * tl.load(pixels, mask=inside, other=0).to(tl.float32)
+    g += c * tl.load(pixels + 1, mask=inside, other=0).to(tl.float32)
+    b += c * tl.load(pixels + 2, mask=inside, other=0).to(tl.float32)
+    return r, g, b
+
+
+@triton.jit
+def _total(at, low, high, support, taps):
+    total = at * 0
+    for k in range(taps):
+        total += _weight(at, low + k, high, support)
+    return tl.where(total > 0, total, 1.0)
+
+
+@triton.jit(do_not_specialize=["side", "height", "width", "taps"])
+def _sample_affine(images, places, numbers, out, side, width, height, taps):
+    sample, i, j = _tile(width, AFFINE_ROWS, COLUMNS)
+    place, of = places + sample * PLACES, numbers + sample * AFFINE_NUMBERS
+    on_canvas = (i < height)[:, None] & (j < width)[None, :]
+    x, y, inside = locate(place, i, j)
+    inside &= on_canvas
+
+    image = images + sample * side * side * 3
+    rows, columns = tl.load(place + STORED), tl.load(place + STORED + 1)
+    rows = tl.maximum(tl.minimum(rows, side), 0).to(tl.int32)
+    columns = tl.maximum(tl.minimum(columns, side), 0).to(tl.int32)
+    x_support, y_support = tl.load(of), tl.load(of + 1)
+    x_at, x_low, x_high = _range(x, x_support, columns)
+    y_at, y_low, y_high = _range(y, y_support, rows)
+    any_shown = tl.max(tl.max(inside.to(tl.int32), 1), 0)
+    x_taps = tl.minimum(tl.ceil(2 * x_support).to(tl.int32), taps) * any_shown
+    y_taps = tl.minimum(tl.ceil(2 * y_support).to(tl.int32), taps) * any_shown
+    x_total = _total(x_at, x_low, x_high, x_support, x_taps)
+    y_total = _total(y_at, y_low, y_high, y_support, y_taps)
+    red = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+    green = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+    blue = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+    # Every filter has two pixels or more. A map that does not reduce has no more than these.
+    c_0 = _share(y_at, y_low, 0, y_high, y_support, y_total)
+    c_1 = _share(y_at, y_low, 1, y_high, y_support, y_total)
+    row_0, row_1 = _offset(y_low, 0, rows, side * 3), _offset(y_low, 1, rows, side * 3)
+    for k in range(x_taps):
+        a = _share(x_at, x_low, k, x_high, x_support, x_total)
+        pixels = image + _offset(x_low, k, columns, 3)
+        r = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+        g = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+        b = tl.zeros((AFFINE_ROWS, COLUMNS), tl.float32)
+        r, g, b = _add(c_0, pixels + row_0, inside, r, g, b)
+        r, g, b = _add(c_1, pixels + row_1, inside, r, g, b)
+        for m in range(2, y_taps):
+            c = _share(y_at, y_low, m, y_high, y_support, y_total)
+            r, g, b = _add(c, pixels + _offset(y_low, m, rows, side * 3), inside, r, g, b)
+        red += a * r
+        green += a * g
+        blue += a * b
+    plane = height * width
+    target = out + sample * 3 * plane + i[:, None] * width + j[None, :]
+    _store_channel(target, red, on_canvas, inside, of + AFFINE_NORMAL)
+    _store_channel(target + plane, green, on_canvas, inside, of + AFFINE_NORMAL + 1)
+    _store_channel(target + 2 * plane, blue, on_canvas, inside, of + AFFINE_NORMAL + 2)
 
 
 def sample_images(
     images: torch.Tensor,
-    maps: AxisMaps,
     stored: torch.Tensor,
-    keep: torch.Tensor,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
+    frame: Frame,
+    normal: torch.Tensor,
     shrinks: float,
-    out: torch.Tensor,
-) -> None:
+    dtype: torch.dtype,
+) -> torch.Tensor:
     """Sample, normalise and cast images.
 
-    images   uint8 (B, S, S, 3), contiguous, S up to 16384
-    maps     from the canvas to stored coordinates
-    stored   integers (B, 2): height and width of the stored images, the two adjacent
-    keep     int64 (B, 2): rows and columns of the canvas that the image covers; others become 0
-    mean     of R, G, B, numbers that are exact in float32; std above 0
+    images   uint8 (B, S, S, 3), S up to 16384
+    stored   integers (B, 2): height and width of the stored images
+    frame    of the images
+    normal   float32 (2, 3): mean and std of R, G, B; std above 0
     shrinks  no map reduces an image by a larger factor
-    out      (B, 3, H, W) float32, float16 or bfloat16, contiguous
+    dtype    one of `backends.FLOATS`; float32 for any other
+
+    Returns (B, 3, H, W), zero outside the images.
     """
-    (samples, side), (height, width) = images.shape[:2], out.shape[2:]
-    scale, offset = maps.scale.contiguous(), maps.offset.contiguous()
+    (samples, side), (height, width) = images.shape[:2], frame.canvas
+    kind = dtype if dtype in FLOATS else torch.float32
+    out = torch.empty((samples, 3, height, width), dtype=kind, device=images.device)
+    if not out.numel():
+        return out
+    images, normals = images.contiguous(), normal.flatten().expand(samples, -1)
     # Of the pixels k + 1/2 at less than s from a point there are at most ceil(2 s).
-    taps, count = min(ceil(2 * max(shrinks, 1.0)), side), max(height, width)
-    first = torch.empty((samples, 2, count), dtype=torch.int32, device=images.device)
-    weights = torch.empty((samples, 2, taps, count), dtype=torch.float32, device=images.device)
-    _fill_taps[(triton.cdiv(count, BLOCK), samples, 2)](
-        scale,
-        offset,
-        stored,
-        stored.stride(0),
-        first,
-        weights,
-        width,
-        height,
-        count,
-        taps,
-        BLOCK=BLOCK,
-        enable_fp_fusion=False,
+    taps = ceil(2 * max(shrinks, 1.0))
+    rows = ROWS if frame.window is None else AFFINE_ROWS
+    grid = triton.cdiv(height, rows.value) * triton.cdiv(width, COLUMNS.value), samples
+    if frame.window is not None:
+        numbers = torch.cat([supports(frame.maps, shrinks), normals], 1)
+        places = torch.cat([places_of(frame, frame.canvas), stored], 1)
+        _sample_affine[grid](
+            *(images, places, numbers, out, side, width, height, taps),
+            num_warps=AFFINE_WARPS,
+            enable_fp_fusion=False,
+        )
+        return out
+    keep = frame.kept(frame.canvas)
+    numbers = torch.cat([frame.maps.scale, frame.maps.offset, stored, keep, normals], 1)
+    taps, count = min(taps, side), max(height, width)
+    filters = torch.empty((samples, 2, 1 + taps, count), device=images.device)
+    _fill_taps[(triton.cdiv(count, BLOCK.value), samples, 2)](
+        numbers, filters, width, height, taps, enable_fp_fusion=False
     )
-    tiles = triton.cdiv(height, ROWS) * triton.cdiv(width, COLUMNS)
-    _sample[(tiles, samples)](
-        images,
-        scale,
-        first,
-        weights,
-        keep,
-        out,
-        side,
-        width,
-        height,
-        count,
-        taps,
-        *mean,
-        *std,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        enable_fp_fusion=False,
-    )
+    _sample[grid](images, numbers, filters, out, side, width, height, taps, enable_fp_fusion=False)
+    return out
+
+
+# ---------------------------------------------------------------------------------------- colours
+
+
+@triton.jit
+def _clip(value):
+    return tl.minimum(tl.maximum(value, 0.0), 255.0)
+
+
+@triton.jit
+def _gray(red, green, blue):
+    return RED * red + GREEN * green + BLUE * blue
+
+
+@triton.jit
+def _blend(value, other, factor):
+    return _clip(value * factor + (1 - factor) * other)
+
+
+@triton.jit
+def _brightened(images, inside, factors, sample, at, plane):
+    """Which pixels are inside; their red, green and blue, brightened."""
+    wanted = tl.load(inside + sample * plane + at, mask=at < plane, other=0).to(tl.int32) > 0
+    place, factor = images + sample * 3 * plane + at, tl.load(factors + sample * 4)
+    red = _clip(tl.load(place, mask=wanted, other=0.0) * factor)
+    green = _clip(tl.load(place + plane, mask=wanted, other=0.0) * factor)
+    blue = _clip(tl.load(place + 2 * plane, mask=wanted, other=0.0) * factor)
+    return wanted, red, green, blue
+
+
+@triton.jit(do_not_specialize=["plane"])
+def _sum_gray(images, inside, factors, sums, counts, plane):
+    """The grey of the pixels inside, and their number, of each block: float32 (B, blocks)."""
+    sample = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * COLOR_BLOCK + tl.arange(0, COLOR_BLOCK)
+    shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
+    place = sample * tl.num_programs(0) + tl.program_id(0)
+    tl.store(sums + place, tl.sum(tl.where(shown, _gray(red, green, blue), 0.0), 0))
+    tl.store(counts + place, tl.sum(shown.to(tl.float32), 0))
+
+
+@triton.jit
+def _hued(base, value, chroma, place: tl.constexpr):
+    """One channel of a colour from its hue, in sixths of a turn."""
+    k = base + place
+    k -= 6 * tl.floor(k / 6)
+    return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
+
+
+@triton.jit(do_not_specialize=["plane"])
+def _adjust(images, inside, factors, means, normal, out, plane, HUE: tl.constexpr):
+    """What a factor of 1 leaves as it is needs no test; a hue is rounded even by 0."""
+    sample = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * COLOR_BLOCK + tl.arange(0, COLOR_BLOCK)
+    shown, red, green, blue = _brightened(images, inside, factors, sample, at, plane)
+    of = factors + sample * 4
+    mean, factor = tl.load(means + sample), tl.load(of + 1)
+    red, green = _blend(red, mean, factor), _blend(green, mean, factor)
+    blue = _blend(blue, mean, factor)
+    gray, factor = _gray(red, green, blue), tl.load(of + 2)
+    red, green = _blend(red, gray, factor), _blend(green, gray, factor)
+    blue = _blend(blue, gray, factor)
+    if HUE:
+        value = tl.maximum(tl.maximum(red, green), blue)
+        chroma = value - tl.minimum(tl.minimum(red, green), blue)
+        # Hue in sixths of a turn: 0 is red, 2 green, 4 blue. Without chroma it has no effect.
+        ahead = tl.where(green == value, blue - red, red - green)
+        ahead = tl.where(red == value, green - blue, ahead)
+        sector = tl.where(red == value, 0.0, tl.where(green == value, 2.0, 4.0))
+        base = sector + tl.div_rn(ahead, tl.maximum(chroma, 1e-6)) + 6 * tl.load(of + 3)
+        red, green = _hued(base, value, chroma, 5), _hued(base, value, chroma, 3)
+        blue = _hued(base, value, chroma, 1)
+    target, on_canvas = out + sample * 3 * plane + at, at < plane
+    _store_channel(target, red, on_canvas, shown, normal)
+    _store_channel(target + plane, green, on_canvas, shown, normal + 1)
+    _store_channel(target + 2 * plane, blue, on_canvas, shown, normal + 2)
+
+
+def adjust_colors(
+    images: torch.Tensor,
+    inside: torch.Tensor,
+    factors: torch.Tensor,
+    used: tuple[bool, bool, bool, bool],
+    normal: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Change colours, normalise and cast, as `transforms.images.color` does; sums for the grey mean
+    are added in another order.
+
+    images   float32 (B, 3, H, W), 0 to 255, contiguous; overwritten if `dtype` is float32
+    inside   bool (B, H, W), false for padding, which becomes 0
+    factors  float32 (B, 4): of brightness, contrast and saturation, and turns of hue
+    used     which of the four may change anything
+    normal   float32 (2, 3): mean and std of R, G, B; std above 0
+    dtype    one of `backends.FLOATS`; float32 for any other
+
+    Returns (B, 3, H, W).
+    """
+    kind = dtype if dtype in FLOATS else torch.float32
+    out = images if kind == torch.float32 else torch.empty_like(images, dtype=kind)
+    if not out.numel():
+        return out
+    (samples, _, height, width), device = images.shape, images.device
+    inside, factors = inside.contiguous().view(torch.uint8), factors.contiguous()
+    grid = triton.cdiv(height * width, COLOR_BLOCK.value), samples
+    means = factors[:, 1].contiguous()  # any finite numbers: without contrast they do not count
+    if used[1]:
+        sums, counts = (torch.empty(grid[::-1], device=device) for _ in range(2))
+        _sum_gray[grid](
+            images, inside, factors, sums, counts, height * width, enable_fp_fusion=False
+        )
+        means = sums.sum(1) / counts.sum(1).clamp(min=1)
+    given = images, inside, factors, means, normal.contiguous(), out, height * width
+    _adjust[grid](*given, HUE=used[3], enable_fp_fusion=False)
+    return out

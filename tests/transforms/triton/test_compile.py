@@ -31,9 +31,9 @@ def test_every_kernel_of_a_pipeline_compiles_and_rounds_as_the_compiled_kernels_
         "_sample",
         "_draw",
         "_take",
-        "_turn",
-        "_draw_turned",
-        "_take_turned",
+        "_sample_affine",
+        "_draw_affine",
+        "_take_affine",
         "_sum_gray",
         "_adjust",
     }

@@ -16,14 +16,14 @@ from sa1bpack.transforms import (
     Pipeline,
     RandomFlip,
     ScaleJitter,
-    ways,
+    backends,
 )
 
 
 def by_compiled(made: Pipeline, batch: dict, epoch: int, monkeypatch) -> dict:
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "TRITON_ON", ())
-        patch.setattr(ways, "COMPILED_ON", ("cpu",))
+        patch.setattr(backends, "TRITON_ON", ())
+        patch.setattr(backends, "COMPILED_ON", ("cpu",))
         return made(batch, epoch)
 
 

@@ -7,27 +7,33 @@ from PIL import Image
 
 from sa1bpack.pixels import yuv420
 from sa1bpack.pixels.resample import normal
-from sa1bpack.transforms import AxisMaps, ways
-from sa1bpack.transforms.images.compiled import draw_images
-from sa1bpack.transforms.images.pixels import TRITON, yuv420_to_rgb
+from sa1bpack.transforms import AxisMaps, Frame, backends
+from sa1bpack.transforms.images.compiled import resample_images
+from sa1bpack.transforms.images.pixels import yuv420_to_rgb
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 VALUES = normal(np.array(MEAN, np.float32), np.array(STD, np.float32))
 
 
+def framed(maps, keep, canvas, device="cpu") -> Frame:
+    """Of images that cover so many rows and columns of a canvas."""
+    maps = AxisMaps(maps.scale.to(device), maps.offset.to(device))
+    return Frame(maps, keep.flip(1).double().to(device), canvas)
+
+
 def sampled(device, images, maps, stored, keep, canvas, shrinks, dtype=torch.float32, plain=False):
     """The kernel's images, on the CPU."""
-    out = torch.full((len(images), 3, *canvas), float("nan"), dtype=dtype, device=device)
-    mean, std = ((0.0,) * 3, (1.0,) * 3) if plain else (VALUES.mean.tolist(), VALUES.std.tolist())
-    maps = AxisMaps(maps.scale.to(device), maps.offset.to(device))
-    given = (images.to(device), maps, stored.to(device), keep.to(device), mean, std, shrinks, out)
-    assert ways.launch(device, "images.sample_images", *given)
-    return out.cpu()
+    normal = torch.tensor([(0.0,) * 3, (1.0,) * 3] if plain else [MEAN, STD], device=device)
+    frame = framed(maps, keep, canvas, device)
+    given = images.to(device), stored.to(device), frame, normal, shrinks, dtype
+    found = backends.launch(device, "images.sample_images", *given)
+    assert found is not None
+    return found.cpu()
 
 
 def compiled(images, maps, stored, keep, canvas):
     out = torch.empty((len(images), 3, *canvas))
-    draw_images(images, maps, stored.flip(1), keep, VALUES, out)
+    resample_images(images, stored, framed(maps, keep, canvas), VALUES, 1, out)
     return out
 
 
@@ -103,7 +109,6 @@ def test_planes_convert_to_the_bytes_of_the_reference_and_zero_beyond(triton_dev
     planes = random.integers(0, 256, (4, side * 3 // 2, side), dtype=np.uint8)
     stored = torch.tensor([[9, 9, *size] for size in sizes], dtype=torch.int32)
     given = torch.from_numpy(planes).to(triton_device), stored.to(triton_device)[:, 2:]
-    assert ways.uses_triton(triton_device, TRITON)
     found = yuv420_to_rgb(*given).cpu().numpy()
     half = side // 2
     for canvas, (height, width), rgb in zip(planes, sizes, found, strict=True):

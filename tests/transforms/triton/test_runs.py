@@ -10,9 +10,7 @@ from mask_oracle import decode
 from pycocotools import mask as coco
 
 from sa1bpack.masks import parse_counts, window_map
-from sa1bpack.transforms import AxisMaps, RunBatch, draw_runs, ways
-from sa1bpack.transforms.masks.cells import written_cells
-from sa1bpack.transforms.masks.runs import TRITON, draw_rows
+from sa1bpack.transforms import AxisMaps, RunBatch, backends, draw_runs
 
 SAMPLINGS = ("area", "center")
 any_way = settings(
@@ -20,13 +18,13 @@ any_way = settings(
 )
 
 
-def drawn(runs: RunBatch, maps: AxisMaps, size, sampling, device, **options):
-    """Masks of all rows, and their counts, on the CPU; never by another way."""
-    rows = torch.arange(runs.masks, device=device)
+def drawn(runs: RunBatch, maps, size, sampling, device, **options):
+    """Masks of all rows, and their counts, on the CPU; never by another backend."""
     runs = runs.to(device)
-    options = {k: v.to(device) if torch.is_tensor(v) else v for k, v in options.items()}
-    options = {"source": rows, "owner": runs.owner} | options
-    found = draw_rows(runs, maps, tuple(size), sampling, **options)
+    rows = {"place": torch.arange(runs.masks), "owner": runs.owner, "keep": None} | options
+    rows = [value if value is None else value.to(device) for value in list(rows.values())[:3]]
+    given = runs, maps, *rows, tuple(size), sampling, options.get("dtype", torch.bool)
+    found = backends.launch(device, "masks.draw_masks", *given)
     assert found is not None
     return [tensor.cpu() for tensor in found]
 
@@ -114,8 +112,8 @@ def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dt
     maps = np.stack([window_map(0, 0, 6, 6, (6, 6)), window_map(6, 0, 0, 6, (6, 6))])
     whole, _ = drawn(runs, axes_of(maps), (6, 6), "area", triton_device)
     keep = torch.tensor([[6, 6], [4, 3]])
-    source, owner = torch.tensor([3, -1, 0, 1, 2]), torch.tensor([1, 0, 0, 1, 1])
-    options = {"source": source, "owner": owner, "keep": keep, "dtype": dtype}
+    place, owner = torch.tensor([2, 3, 4, 0]), torch.tensor([1, 0, 0, 1, 1])
+    options = {"place": place, "owner": owner, "keep": keep, "dtype": dtype}
     found, counts = drawn(runs, axes_of(maps), (6, 6), "area", triton_device, **options)
     assert found.dtype == dtype
     expected = torch.zeros((5, 6, 6), dtype=torch.bool)
@@ -144,27 +142,19 @@ def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_backgr
     assert counts.tolist() == [0, 64, 0] and found.sum((1, 2)).tolist() == [0, 64, 0]
 
 
-@pytest.mark.parametrize("area", [True, False])
-@pytest.mark.parametrize("seed", range(8))
-def test_damaged_runs_write_nothing_outside_the_result(triton_device, area, seed):
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_runs_draw_cells_and_nothing_else(triton_device, sampling, seed):
+    """The interpreter and CUDA end with an error, or a crash, where they reach outside arrays."""
     random = np.random.default_rng(seed)
     ends = torch.from_numpy(random.integers(-(2**31), 2**31, 40, dtype=np.int32))
     ends[:3] = torch.tensor([7, -500, 2**31 - 1])
-    frame = [4, 5, 4096, 0, 0, 5120, 0, seed & 1, 4096 * 5120 // 2, 4, 5]
-    given = (
-        ends,
-        torch.tensor([0, 17, 40]),
-        torch.tensor([0, 1]),
-        torch.tensor([0, 0]),
-        torch.tensor([frame]),
-    )
-    on_device = [tensor.to(triton_device) for tensor in given]
-    buffer = torch.full((4, 4, 5), 9, dtype=torch.uint8, device=triton_device)
-    counts = torch.full((4,), 9, dtype=torch.int32, device=triton_device)
-    counts[1:3] = 0
-    assert ways.launch(triton_device, TRITON, *on_device, 23, 1024, area, buffer[1:3], counts[1:3])
-    assert (buffer[[0, 3]] == 9).all() and (counts[[0, 3]] == 9).all()
-    assert (buffer[1:3] <= 1).all()
+    offset = torch.tensor([0, 17, 40])
+    runs = RunBatch(ends, offset, torch.tensor([0, 2]), torch.tensor([[4, 5]]), offset)
+    maps = axes_of(window_map(*((5, 0, 0, 4) if seed & 1 else (0, 0, 5, 4)), (4, 5))[None])
+    found, counts = drawn(runs, maps, (4, 5), sampling, triton_device)
+    assert counts.tolist() == found.view(torch.uint8).sum((1, 2)).tolist()
+    assert (found.view(torch.uint8) <= 1).all()
 
 
 def test_no_masks_and_masks_without_cells_need_no_kernel(triton_device):
@@ -174,5 +164,3 @@ def test_no_masks_and_masks_without_cells_need_no_kernel(triton_device):
         maps = AxisMaps(*torch.ones((2, len(samples), 2), dtype=torch.float64))
         found, counts = drawn(runs, maps, (8, 9), "area", triton_device)
         assert found.shape == (0, 8, 9) and counts.shape == (0,)
-    out, counts = written_cells("none", (2, 0, 4), torch.bool, triton_device)
-    assert out.shape == (2, 0, 4) and counts.tolist() == [0, 0]

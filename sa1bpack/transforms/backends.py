@@ -1,4 +1,4 @@
-"""Which way the large arrays of a batch are made on a device.
+"""What makes the large arrays of a batch on a device.
 
     compiled kernels   on a CPU
     Triton kernels     on CUDA, where Triton can be imported
@@ -52,7 +52,7 @@ def uses_triton(device: torch.device, kernel: str | None = None) -> bool:
 
 
 def describe_kernels(device: torch.device | str) -> str:
-    """Which way it is for a device, and why if that is not obvious.
+    """What that is for a device, and why if it is not obvious.
 
     Examples:
         >>> T.describe_kernels("cpu")
@@ -71,23 +71,24 @@ def describe_kernels(device: torch.device | str) -> str:
     return f"Triton kernels, but torch operations for {without}" if without else "Triton kernels"
 
 
-def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
+def launch(device: torch.device, kernel: str, *arguments: Any) -> Any:
     """Run a Triton kernel on a device.
 
     kernel     "module.function" of `sa1bpack.transforms.triton`
-    arguments  of that function; it overwrites its results completely
+    arguments  of that function
 
-    Returns whether it was run; if not, torch operations must do its work. The first time that a
-    kernel cannot be run, there is a KernelWarning. An error that earlier work on the device caused,
-    or that the memory does not suffice, is raised as it is.
+    Returns its result; None if it was not run: torch operations must do its work. The first time
+    that a kernel cannot be run, there is a KernelWarning. An error that earlier work on the device
+    caused, or that the memory does not suffice, is raised as it is.
     """
     if not uses_triton(device, kernel):
-        return False
+        return None
     module, _, function = kernel.partition(".")
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     try:
         with on_device:
-            getattr(import_module(f"sa1bpack.transforms.triton.{module}"), function)(*arguments)
+            found = import_module(f"sa1bpack.transforms.triton.{module}")
+            return getattr(found, function)(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of Triton, its compiler, the C compiler, the file system
@@ -103,8 +104,7 @@ def launch(device: torch.device, kernel: str, *arguments: Any) -> bool:
             KernelWarning,
             stacklevel=3,
         )
-        return False
-    return True
+        return None
 
 
 Job = Callable[[], None]

@@ -1,4 +1,4 @@
-"""Which way a device takes, and what happens where a Triton kernel does not run."""
+"""What makes batches on a device, and what happens where a Triton kernel does not run."""
 
 import sys
 import types
@@ -9,7 +9,7 @@ import torch
 from made_batches import dataset, noisy_batch
 
 from sa1bpack.format import Layout
-from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, describe_kernels, ways
+from sa1bpack.transforms import KernelWarning, Pipeline, RandomFlip, backends, describe_kernels
 
 CUDA = torch.device("cuda")
 LAYOUT = Layout(image_size=48, mask_size=48)
@@ -18,11 +18,11 @@ LAYOUT = Layout(image_size=48, mask_size=48)
 @pytest.fixture
 def triton_on_cpu(monkeypatch):
     """As if Triton were installed and a CPU were its device; nothing has failed yet."""
-    monkeypatch.setattr(ways, "TRITON_ON", ("cpu",))
-    monkeypatch.setattr(ways, "failed", {})
-    monkeypatch.setattr(ways, "find_spec", lambda name: types.SimpleNamespace(name=name))
-    monkeypatch.setattr(ways, "COMPILED_ON", ())
-    monkeypatch.delenv(ways.VARIABLE, raising=False)
+    monkeypatch.setattr(backends, "TRITON_ON", ("cpu",))
+    monkeypatch.setattr(backends, "failed", {})
+    monkeypatch.setattr(backends, "find_spec", lambda name: types.SimpleNamespace(name=name))
+    monkeypatch.setattr(backends, "COMPILED_ON", ())
+    monkeypatch.delenv(backends.VARIABLE, raising=False)
 
 
 def fails(monkeypatch, error: Exception) -> list:
@@ -37,7 +37,7 @@ def fails(monkeypatch, error: Exception) -> list:
 
             return launch
 
-    for name in ("planes", "images", "colors", "runs", "cells"):
+    for name in ("images", "masks"):
         full = f"sa1bpack.transforms.triton.{name}"
         monkeypatch.setitem(sys.modules, full, Launcher(full))
     return calls
@@ -49,7 +49,7 @@ def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, mo
     batch = noisy_batch(LAYOUT, "bits")
     with pytest.warns(KernelWarning) as warned:
         found = made(batch, 0)
-    kernels = ("images.sample_images", "cells.take_cells")
+    kernels = ("images.sample_images", "masks.take_cells")
     for warning, kernel in zip(warned, kernels, strict=True):
         message = str(warning.message)
         assert kernel in message and "RuntimeError: Failed to find C compiler." in message
@@ -58,25 +58,25 @@ def test_a_kernel_that_does_not_run_is_named_once_and_replaced(triton_on_cpu, mo
         warnings.simplefilter("error")
         again = made(batch, 0)
     assert len(calls) == 2
-    monkeypatch.setattr(ways, "TRITON_ON", ())
+    monkeypatch.setattr(backends, "TRITON_ON", ())
     expected = made(batch, 0)
     for key in ("images", "masks", "valid"):
         assert torch.equal(found[key], expected[key]) and torch.equal(again[key], expected[key])
 
 
-def test_the_way_of_a_device_is_described(triton_on_cpu, monkeypatch):
+def test_what_a_device_uses_is_described(triton_on_cpu, monkeypatch):
     assert describe_kernels("cpu") == "compiled kernels"
     assert describe_kernels("meta") == "torch operations"
-    monkeypatch.setattr(ways, "TRITON_ON", ("cuda",))
+    monkeypatch.setattr(backends, "TRITON_ON", ("cuda",))
     assert describe_kernels("cuda:1") == "Triton kernels"
-    ways.failed["runs.draw_runs"] = "OSError: disk full"
+    backends.failed["masks.draw_masks"] = "OSError: disk full"
     assert describe_kernels("cuda") == (
-        "Triton kernels, but torch operations for runs.draw_runs: OSError: disk full"
+        "Triton kernels, but torch operations for masks.draw_masks: OSError: disk full"
     )
     monkeypatch.setenv("SA1BPACK_TRITON", "0")
     assert describe_kernels("cuda") == "torch operations (SA1BPACK_TRITON=0)"
     monkeypatch.delenv("SA1BPACK_TRITON")
-    monkeypatch.setattr(ways, "find_spec", lambda name: None)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
     assert describe_kernels("cuda") == "torch operations (Triton is not installed)"
     shown = repr(Pipeline(dataset(LAYOUT), [RandomFlip()]))
     assert shown == (
@@ -88,12 +88,12 @@ def test_the_way_of_a_device_is_described(triton_on_cpu, monkeypatch):
 def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_cpu, monkeypatch):
     calls = fails(monkeypatch, AssertionError("not to be called"))
     cpu = torch.device("cpu")
-    assert ways.uses_triton(cpu)
+    assert backends.uses_triton(cpu)
     monkeypatch.setenv("SA1BPACK_TRITON", "0")
-    assert not ways.uses_triton(cpu) and not ways.launch(cpu, "runs.draw_runs")
+    assert not backends.uses_triton(cpu) and backends.launch(cpu, "masks.draw_masks") is None
     monkeypatch.delenv("SA1BPACK_TRITON")
-    monkeypatch.setattr(ways, "find_spec", lambda name: None)
-    assert not ways.uses_triton(cpu) and not ways.launch(cpu, "runs.draw_runs")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert not backends.uses_triton(cpu) and backends.launch(cpu, "masks.draw_masks") is None
     assert calls == []
 
 
@@ -108,5 +108,5 @@ def test_the_environment_and_a_missing_triton_choose_torch_operations(triton_on_
 def test_missing_memory_is_raised_as_it_is(triton_on_cpu, monkeypatch, error):
     fails(monkeypatch, error)
     with pytest.raises(type(error)) as raised:
-        ways.launch(torch.device("cpu"), "runs.draw_runs")
-    assert raised.value is error and ways.failed == {}
+        backends.launch(torch.device("cpu"), "masks.draw_masks")
+    assert raised.value is error and backends.failed == {}

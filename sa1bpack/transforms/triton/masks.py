@@ -1,0 +1,433 @@
+"""Masks: drawn from their runs, or taken from a grid of bits or bools; cropped, cast and counted.
+
+The rules are those of `sa1bpack.masks.window`, in the units of `sa1bpack.masks.grid`. Under
+axis-aligned maps a program draws a strip of columns of one mask. It finds the run ends of each of
+its cell columns by bisection, and then goes down its rows in blocks: by area it walks the run ends,
+and adds for every cell what lies below and to the right of them (`transforms.masks.upright`,
+without its grids of differences). Most strips of most masks have no run ends, and are only cleared.
+Under affine maps a program draws a tile: a cell has one sample point, or 4 x 4 of them, each in
+whole numbers, and each finds its run by bisection.
+
+What a program must know of its sample is one row of whole numbers, int64, of `frames`.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+
+from sa1bpack.masks.window import LEVELS
+from sa1bpack.masks.window import UNIT as GRID_UNIT
+from sa1bpack.transforms.backends import FLOATS
+from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
+from sa1bpack.transforms.geometry.frame import Frame, fixed_steps
+from sa1bpack.transforms.geometry.frame import places as places_of
+from sa1bpack.transforms.masks.run_batch import RunBatch
+from sa1bpack.transforms.masks.upright import UprightAxis
+from sa1bpack.transforms.triton.images import locate, stepped
+
+Size = tuple[int, int]
+Masks = tuple[torch.Tensor, torch.Tensor]
+
+UNIT = tl.constexpr(GRID_UNIT)  # a source pixel is so many times the cells of the output long
+STRIP, STRIP_ROWS = tl.constexpr(32), tl.constexpr(64)  # columns of a program, rows of its blocks
+DRAW_ROWS, DRAW_COLUMNS = tl.constexpr(16), tl.constexpr(64)  # cells of a program, affine
+TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
+
+# Rows of `frames`. Of `_draw`: source height and width; per axis cell, start and mirrored, see
+# `masks.grid.Axis`; the least covered area; rows and columns that are kept.
+AXIS_FIELDS = tl.constexpr(11)
+# Of maps that may rotate: those of `geometry.frame.places`, the steps of cells, source height and width.
+STEPS, SOURCE, DRAW_FIELDS, TAKE_FIELDS = (tl.constexpr(n) for n in (12, 18, 20, 18))
+
+
+@triton.jit
+def _store_cells(target, on_grid, cells, counter):
+    """Write cells, int32, as whatever type the target has, and add their number to a counter."""
+    kind = target.dtype.element_ty
+    written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
+    tl.store(target, written, mask=on_grid)
+    count = tl.sum(tl.sum(cells, 1), 0)
+    if count > 0:
+        tl.atomic_add(counter, count)
+
+
+@triton.jit
+def _tile(height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The mask of a program, int64; rows and columns of its tile, int32; which are on the grid, and
+    where they are in a mask."""
+    across = tl.cdiv(width, COLUMNS)
+    tiles = tl.cdiv(height, ROWS) * across
+    mask, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    i = tile // across * ROWS + tl.arange(0, ROWS)
+    j = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    on_grid = (i < height)[:, None] & (j < width)[None, :]
+    return mask, i, j, on_grid, i[:, None] * width + j[None, :]
+
+
+@triton.jit
+def _steps_down(count):
+    """The first step of a bisection among so many ends: a power of two above half of them."""
+    step = count * 0 + 1
+    while step <= count // 2:
+        step = step * 2
+    return step
+
+
+@triton.jit
+def _ends_before(ends, count, left, right):
+    """How many of `count` ascending ends are below each of two positions per column, int64."""
+    first, last = left * 0, right * 0
+    step = _steps_down(count)
+    while step > 0:
+        at = first + step
+        end = tl.load(ends + at - 1, mask=at <= count, other=0)
+        first = tl.where((at <= count) & (end < left), at, first)
+        at_last = last + step
+        end_last = tl.load(ends + at_last - 1, mask=at_last <= count, other=0)
+        last = tl.where((at_last <= count) & (end_last < right), at_last, last)
+        step = step // 2
+    return first, last
+
+
+@triton.jit
+def _clamp(value, low, high):
+    return tl.minimum(tl.maximum(value, low), high)
+
+
+@triton.jit
+def _below(row, below, cell, i):
+    """The part of cell row i below an edge that lies in `row`, with `below` of that below it."""
+    return tl.where(i < row, 0, tl.where(i == row, below, cell))
+
+
+@triton.jit
+def _row_of(edge, pixel, start, cell, cells):
+    """The cell row of source edges, int32, and how much of it lies below them, int64."""
+    position = _clamp(edge * pixel - start, 0, cells * cell)
+    # The quotient is at most 4096: off by one at most, which the rest tells.
+    row = (position.to(tl.float32) / cell.to(tl.float32)).to(tl.int64)
+    rest = position - row * cell
+    row += (rest >= cell).to(tl.int64) - (rest < 0).to(tl.int64)
+    return row, cell - (position - row * cell)
+
+
+@triton.jit
+def _most(first, last):
+    """The largest number of run ends of a column."""
+    return tl.maximum(tl.max(last - first, 0), 0).to(tl.int32)
+
+
+@triton.jit
+def _area(ends, first, last, i, column, frame, height, width):
+    """Whether at least the least part of cells is covered.
+
+    first, last  int64, of the run ends that decide about each cell column
+    i, column    the cell rows and columns before mirroring, int32
+    """
+    source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
+    cell_x, pixel_x, pixel_y = tl.load(frame + 5), width * UNIT, height * UNIT
+    right = tl.load(frame + 6) + (column + 1) * cell_x
+    # What the ends so far add to cells: `full` times their part that is inside the image, less
+    # `cut` times their part below it.
+    full = (first & 1) * cell_x
+    cut = full * 0
+    covered = tl.zeros((STRIP_ROWS, STRIP), tl.int64)
+    for k in range(_most(first, last)):
+        index = first + k
+        valid = index < last
+        end = tl.load(ends + index, mask=valid, other=0).to(tl.int64)
+        sign = tl.where(valid, 1 - 2 * (index & 1), 0)
+        x = (end.to(tl.int32) // source_height.to(tl.int32)).to(tl.int64)
+        edge = right - x * pixel_x
+        rest = _clamp(edge - pixel_x, 0, cell_x)
+        part = sign * (_clamp(edge, 0, cell_x) - rest)
+        full += sign * rest
+        cut += part
+        edge_row, part_below = _row_of(end - x * source_height, pixel_y, start_y, cell_y, height)
+        edge_row, part_below = edge_row.to(tl.int32)[None, :], part_below.to(tl.int32)[None, :]
+        inner = _below(edge_row, part_below, cell_y.to(tl.int32), i[:, None])
+        covered += part.to(tl.int32)[None, :].to(tl.int64) * inner.to(tl.int64)
+    row, below = _row_of(start_y * 0, pixel_y, start_y, cell_y, height)
+    top = _below(row, below, cell_y, i)
+    row, below = _row_of(source_height, pixel_y, start_y, cell_y, height)
+    bottom = _below(row, below, cell_y, i)
+    covered += full[None, :] * (top - bottom)[:, None] - cut[None, :] * bottom[:, None]
+    return covered >= tl.load(frame + 8)
+
+
+@triton.jit
+def _center(ends, first, last, i, left, frame, height):
+    """Whether the source pixel under the centre of cells is foreground.
+
+    left    int64: the first position of the source column of each cell column
+    others  see `_area`
+    """
+    source_height, cell_y, start_y = tl.load(frame), tl.load(frame + 2), tl.load(frame + 3)
+    center = 2 * start_y + (2 * i.to(tl.int64) + 1) * cell_y
+    y = tl.maximum(center, 0) // (2 * height * UNIT)
+    inside = (center >= 0) & (y < source_height)
+    y = y.to(tl.int32)
+    found = tl.zeros((STRIP_ROWS, STRIP), tl.int32) + (first & 1).to(tl.int32)[None, :]
+    for k in range(_most(first, last)):
+        index = first + k
+        valid = index < last
+        end = tl.load(ends + index, mask=valid, other=0).to(tl.int64)
+        row = tl.where(valid, end - left, 2147483647).to(tl.int32)
+        found ^= (row[None, :] <= y[:, None]).to(tl.int32)
+    return (found > 0) & inside[:, None]
+
+
+@triton.jit(do_not_specialize=["height"])
+def _draw(ends, rows, frames, out, counts, height, width, AREA: tl.constexpr):
+    strips = tl.cdiv(width, STRIP)
+    place = (tl.program_id(0) // strips).to(tl.int64)
+    j = tl.program_id(0) % strips * STRIP + tl.arange(0, STRIP)
+    ends += tl.load(rows + place * 3)
+    count = tl.load(rows + place * 3 + 1)
+    frame = frames + tl.load(rows + place * 3 + 2) * AXIS_FIELDS
+    source_height, source_width = tl.load(frame), tl.load(frame + 1)
+    cell_x, kept_rows, kept_columns = tl.load(frame + 5), tl.load(frame + 9), tl.load(frame + 10)
+
+    # Cell columns before mirroring; the first and the last source column under each of them.
+    column = tl.where(tl.load(frame + 7) > 0, width - 1 - j, j)
+    begin_x, pixel_x = tl.load(frame + 6) + column * cell_x, width * UNIT
+    wanted = j < tl.minimum(kept_columns, width)
+    if AREA:
+        left = tl.maximum(begin_x, 0) // pixel_x
+        right = (tl.maximum(begin_x + cell_x, 0) + pixel_x - 1) // pixel_x
+    else:
+        center = 2 * begin_x + cell_x
+        left = tl.maximum(center, 0) // (2 * pixel_x)
+        right = left + 1
+        wanted &= (center >= 0) & (left < source_width)
+    left = tl.minimum(left, source_width) * source_height
+    first, last = _ends_before(ends, count, left, right * source_height)
+    last = tl.where(right < source_width, last, count)
+    first, last = tl.where(j < width, first, 0), tl.where(j < width, last, 0)
+    # Otherwise all is background.
+    busy = (_most(first, last) > 0) | (tl.max(first & 1, 0) > 0)
+
+    kind = out.dtype.element_ty
+    numbers = tl.zeros((STRIP,), tl.int32)
+    for top in range(0, height, STRIP_ROWS):
+        i = top + tl.arange(0, STRIP_ROWS)
+        on_grid = (i < height)[:, None] & (j < width)[None, :]
+        target = out + place * height * width + i[:, None] * width + j[None, :]
+        if busy:
+            row = tl.where(tl.load(frame + 4) > 0, height - 1 - i, i)
+            if AREA:
+                found = _area(ends, first, last, row, column, frame, height, width)
+            else:
+                found = _center(ends, first, last, row, left, frame, height)
+            cells = (found & (wanted[None, :] & (i < kept_rows)[:, None]) & on_grid).to(tl.int32)
+            numbers += tl.sum(cells, 0)
+            written = cells.to(tl.float32).to(kind) if kind.is_floating() else cells.to(kind)
+            tl.store(target, written, mask=on_grid)
+        else:
+            tl.store(target, tl.zeros((STRIP_ROWS, STRIP), kind), mask=on_grid)
+    if busy:
+        tl.atomic_add(counts + place, tl.sum(numbers, 0))
+
+
+@triton.jit(do_not_specialize=["height", "width"])
+def _draw_affine(ends, rows, frames, out, counts, height, width, POINTS: tl.constexpr):
+    mask, i, j, on_grid, at = _tile(height, width, DRAW_ROWS, DRAW_COLUMNS)
+    ends += tl.load(rows + mask * 3)
+    count = tl.load(rows + mask * 3 + 1)
+    frame = frames + tl.load(rows + mask * 3 + 2) * DRAW_FIELDS
+    source_height, source_width = tl.load(frame + SOURCE), tl.load(frame + SOURCE + 1)
+    # All foreground is from the first end on, and before the last one.
+    low = tl.load(ends, mask=count > 0, other=0).to(tl.int64)
+    high = tl.load(ends + count - 1, mask=count > 0, other=0).to(tl.int64)
+    _, _, shown = locate(frame, i, j)
+    hits = tl.zeros((DRAW_ROWS, DRAW_COLUMNS), tl.int32)
+    for point in range(POINTS * POINTS):
+        row = (i.to(tl.int64) * POINTS + point // POINTS)[:, None]
+        column = (j.to(tl.int64) * POINTS + point % POINTS)[None, :]
+        x, y = stepped(frame + STEPS, row, column)
+        x, y = x >> 32, y >> 32
+        pixel = x * source_height + y
+        wanted = shown & on_grid & (x >= 0) & (x < source_width) & (y >= 0) & (y < source_height)
+        wanted &= (pixel >= low) & (pixel < high)
+        if tl.max(tl.max(wanted.to(tl.int32), 1), 0) > 0:
+            # How many ends are at or below the pixel.
+            found = tl.zeros((DRAW_ROWS, DRAW_COLUMNS), tl.int64)
+            step = _steps_down(count)
+            while step > 0:
+                after = found + step
+                end = tl.load(ends + after - 1, mask=wanted & (after <= count), other=0)
+                found = tl.where((after <= count) & (end <= pixel), after, found)
+                step = step // 2
+            hits += tl.where(wanted, found & 1, 0).to(tl.int32)
+    cells = (hits >= (POINTS * POINTS + 1) // 2).to(tl.int32)
+    _store_cells(out + mask * height * width + at, on_grid, cells, counts + mask)
+
+
+@triton.jit(do_not_specialize=["height", "side"])
+def _take(masks, owner, frames, out, counts, height, width, side):
+    """frames: int64 (B, 2 + h + w): rows and columns that are kept, then those of the grid."""
+    PACKED: tl.constexpr = masks.dtype.element_ty == tl.uint8
+    mask, i, j, on_grid, at = _tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
+    frame = frames + tl.load(owner + mask) * (2 + height + width)
+    inside = (i < tl.load(frame))[:, None] & (j < tl.load(frame + 1))[None, :] & on_grid
+    y = tl.load(frame + 2 + i, mask=i < height, other=0)
+    x = tl.load(frame + 2 + height + j, mask=j < width, other=0)
+    line = side // 8 if PACKED else side
+    grid = masks + mask * side * line
+    place = y[:, None] * line + (x >> 3 if PACKED else x)[None, :]
+    found = tl.load(grid + place, mask=inside, other=0).to(tl.int32)
+    if PACKED:
+        found = (found >> (x & 7).to(tl.int32)[None, :]) & 1
+    _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
+
+
+@triton.jit(do_not_specialize=["height", "width", "side"])
+def _take_affine(masks, owner, frames, out, counts, height, width, side):
+    PACKED: tl.constexpr = masks.dtype.element_ty == tl.uint8
+    mask, i, j, on_grid, at = _tile(height, width, TAKE_ROWS, TAKE_COLUMNS)
+    frame = frames + tl.load(owner + mask) * TAKE_FIELDS
+    _, _, shown = locate(frame, i, j)
+    x, y = stepped(frame + STEPS, i.to(tl.int64)[:, None], j.to(tl.int64)[None, :])
+    x = tl.minimum(tl.maximum(x >> 32, 0), side - 1).to(tl.int32)
+    y = tl.minimum(tl.maximum(y >> 32, 0), side - 1).to(tl.int32)
+    line = side // 8 if PACKED else side
+    place = mask * side * line + y * line + (x >> 3 if PACKED else x)
+    found = tl.load(masks + place, mask=shown & on_grid, other=0).to(tl.int32)
+    if PACKED:
+        found = (found >> (x & 7)) & 1
+    _store_cells(out + mask * height * width + at, on_grid, found, counts + mask)
+
+
+def _launched(
+    kernel: Callable, tile: Size, shape: tuple[int, ...], dtype: torch.dtype, *given, **options
+) -> Masks:
+    """Cells (n, h, w), and int32 (n,), how many of each mask are set, from a kernel.
+
+    tile   rows and columns of a program
+    dtype  one of `backends.FLOATS`; bool for any other
+    given  the arguments before `out`; keyword arguments come last
+    """
+    floats, device = dtype in FLOATS, given[0].device
+    out = torch.empty(shape, dtype=dtype if floats else torch.uint8, device=device)
+    counts = torch.zeros(len(out), dtype=torch.int32, device=device)
+    if out.numel():
+        tiles = triton.cdiv(shape[1], tile[0]) * triton.cdiv(shape[2], tile[1])
+        kernel[(len(out) * tiles,)](*given, out, counts, *shape[1:], **options)
+    return (out if floats else out.view(torch.bool)), counts
+
+
+def _rows(runs: RunBatch, place: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    """int64 (n, 3): first end, number of ends and sample of each row of the result; no ends where
+    there is no mask."""
+    rows = owner.new_zeros((len(owner), 3))
+    rows[:, 2] = owner
+    # Without background after the last foreground: an even number of ends.
+    ends = torch.stack([runs.run_offset[:-1], runs.run_offset.diff() & -2], 1)
+    rows[:, :2].index_copy_(0, place, ends)
+    return rows
+
+
+def draw_masks(
+    runs: RunBatch,
+    maps: AxisMaps,
+    place: torch.Tensor,
+    owner: torch.Tensor,
+    keep: torch.Tensor | None,
+    size: Size,
+    sampling: str,
+    dtype: torch.dtype,
+) -> Masks:
+    """Draw masks from their runs.
+
+    maps      axis-aligned, one per sample, from cells to source pixels
+    place     int64 (T,): the row of the result for each mask of the runs; the others are 0
+    owner     int64 (n,): the sample of each row of the result
+    keep      int64 (B, 2): rows and columns that the image covers; cells beyond them are 0. None:
+              all
+    size      (h, w) of the result
+    sampling  "area" or "center"
+    dtype     one of `backends.FLOATS`; bool for any other
+
+    Returns (n, h, w), the cells of `transforms.draw_runs`, and int32 (n,), how many of each are
+    set.
+    """
+    device = runs.run_ends.device
+    scale, offset = maps.scale.to(device), maps.offset.to(device)
+    y, x = (UprightAxis(size[k], scale[:, 1 - k], offset[:, 1 - k], False) for k in range(2))
+    # With a side of 2**31 units, cells are 2**21 pixels in total: one unit makes no difference.
+    cells = [axis.cell.clamp(max=2**31 - 1) for axis in (y, x)]
+    kept = (x.drawn & y.drawn)[:, None] * (max(size) if keep is None else keep)
+    axes = [cells[0], y.start, y.mirrored.long(), cells[1], x.start, x.mirrored.long()]
+    frames = torch.stack(
+        [*runs.sizes.unbind(1), *axes, (cells[0] * cells[1] + 1) // 2, *kept.expand(-1, 2).T], 1
+    )
+    given, shape = (runs.run_ends, _rows(runs, place, owner), frames), (len(owner), *size)
+    options = {"AREA": sampling == "area", "enable_fp_fusion": False}
+    return _launched(_draw, (size[0], STRIP.value), shape, dtype, *given, **options)
+
+
+def draw_affine(
+    runs: RunBatch,
+    maps: AffineMaps,
+    place: torch.Tensor,
+    owner: torch.Tensor,
+    frame: Frame,
+    size: Size,
+    sampling: str,
+    dtype: torch.dtype,
+) -> Masks:
+    """`draw_masks` at the sample points of affine maps; cells that do not show the image of their
+    sample, by its frame, are 0."""
+    points = 1 << LEVELS[sampling]
+    frames = torch.cat(
+        [places_of(frame, size), fixed_steps(maps, points).flatten(1), runs.sizes], 1
+    )
+    given, tile = (runs.run_ends, _rows(runs, place, owner), frames), (DRAW_ROWS, DRAW_COLUMNS)
+    shape = len(owner), *size
+    return _launched(_draw_affine, [n.value for n in tile], shape, dtype, *given, POINTS=points)
+
+
+def take_cells(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    columns: torch.Tensor,
+    rows: torch.Tensor,
+    keep: torch.Tensor,
+    dtype: torch.dtype,
+) -> Masks:
+    """Select rows and columns of masks, as `transforms.masks.cells.take_cells` does.
+
+    masks    bool (T, s, s), or bits uint8 (T, s, s / 8)
+    owner    int64 (T,), the sample of each
+    columns  int64 (B, w), rows int64 (B, h), 0 to s - 1: of the grid, for each of the output
+    keep     int64 (B, 2): rows and columns of the output that the image covers; others become 0
+    dtype    one of `backends.FLOATS`; bool for any other
+
+    Returns (T, h, w), and int32 (T,), how many cells of each mask are set.
+    """
+    given = masks.contiguous(), owner, torch.cat([keep, rows, columns], 1)
+    shape, tile = (len(masks), rows.shape[1], columns.shape[1]), (TAKE_ROWS, TAKE_COLUMNS)
+    return _launched(_take, [n.value for n in tile], shape, dtype, *given, side=masks.shape[1])
+
+
+def take_affine(
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    steps: torch.Tensor,
+    frame: Frame,
+    size: Size,
+    dtype: torch.dtype,
+) -> Masks:
+    """Take cells of masks under affine maps; cells that do not show the image, by `frame`, are 0.
+
+    steps   int64 (B, 2, 3), see `geometry.frame.positions`: from cells of the output to those of
+            the grid, the nearest one if that is outside
+    size    (h, w) of the result
+    others  see `take_cells`
+    """
+    frames = torch.cat([places_of(frame, size), steps.flatten(1)], 1)
+    given, tile = (masks.contiguous(), owner, frames), (TAKE_ROWS, TAKE_COLUMNS)
+    shape, side = (len(masks), *size), masks.shape[1]
+    return _launched(_take_affine, [n.value for n in tile], shape, dtype, *given, side=side)
