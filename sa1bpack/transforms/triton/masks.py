@@ -38,7 +38,7 @@ TAKE_ROWS, TAKE_COLUMNS = tl.constexpr(16), tl.constexpr(128)
 # Rows of `frames`. Of `_draw`: source height and width; per axis cell, start and mirrored, see
 # `masks.grid.Axis`; the least covered area; rows and columns that are kept.
 AXIS_FIELDS = tl.constexpr(11)
-# Of maps that may rotate: those of `geometry.frame.places`, the steps of cells, source height and width.
+# Of affine maps: `geometry.frame.places`, the steps of cells, source height and width.
 STEPS, SOURCE, DRAW_FIELDS, TAKE_FIELDS = (tl.constexpr(n) for n in (12, 18, 20, 18))
 
 
