@@ -23,7 +23,7 @@ _MODULES = {
     "encode_counts": "rle",
     "jitter_boxes": "prompts",
     "mask_area": "rle",
-    "mask_bbox": "boxes",
+    "mask_bbox": "rle",
     "nth_pixels": "regions",
     "pack_bits": "bits",
     "parse_counts": "rle",

@@ -3,7 +3,6 @@
 from sa1bpack.masks._arrays import check_image_runs as check_image_runs
 from sa1bpack.masks.bits import pack_bits as pack_bits
 from sa1bpack.masks.bits import unpack_bits as unpack_bits
-from sa1bpack.masks.boxes import mask_bbox as mask_bbox
 from sa1bpack.masks.grid import MAX_MASK_SIZE as MAX_MASK_SIZE
 from sa1bpack.masks.grid import SAMPLINGS as SAMPLINGS
 from sa1bpack.masks.prompts import draw_points as draw_points
@@ -23,6 +22,7 @@ from sa1bpack.masks.relations.relate import relate_runs as relate_runs
 from sa1bpack.masks.relations.relate import thirds_of as thirds_of
 from sa1bpack.masks.rle import encode_counts as encode_counts
 from sa1bpack.masks.rle import mask_area as mask_area
+from sa1bpack.masks.rle import mask_bbox as mask_bbox
 from sa1bpack.masks.rle import parse_counts as parse_counts
 from sa1bpack.masks.rle import take_masks as take_masks
 from sa1bpack.masks.select import ORDERS as ORDERS

@@ -7,7 +7,7 @@ unpacked, eight cells at a time through a table. What lies beyond the image, `ke
 import numpy as np
 
 from sa1bpack.kernels import memcpy, njit
-from sa1bpack.masks.skew import FRACTION
+from sa1bpack.masks.window import FRACTION
 
 # uint64 (256,): eight cells of a byte, the lowest bit first (little-endian: byte j is cell j).
 _CELLS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(

@@ -79,10 +79,9 @@ def draw_points(
     check_ids(ids, masks)
     points = whole_number("points", points, 0, 2**31 - 1)
     drawn = words(seed, epoch, ids, prompt_draw(region, draw), points) >> np.uint64(1)
-    count, numbers = np.empty(masks, np.int64), np.empty((masks, points), np.int64)
+    numbers = np.empty((masks, points), np.int64)
     pixels = np.empty((masks, points, 2), np.int64)
-    find_pixels(*arguments, drawn, count, numbers, pixels)
-    valid = count > 0
+    valid = find_pixels(*arguments, drawn, numbers, pixels) > 0
     return np.where(valid[:, None, None], pixels + 0.5, 0).astype(np.float32), valid
 
 

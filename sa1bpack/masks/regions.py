@@ -92,7 +92,7 @@ def _nth_on_rim(number, rows, top, bottom):
 
 
 @njit
-def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers, pixels):
+def find_pixels(run_ends, run_offset, size, region, boxes, words, numbers, pixels):
     """Count the pixels of a region, and find some of them; see `nth_pixels`.
 
     Args:
@@ -100,11 +100,13 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
         region: index in REGIONS.
         boxes: int64 (n, 4) or (0, 4) for the complete image.
         words: uint64 (n, k), then number k of mask m is words[m, k] modulo the count; or no rows.
-        count: int64 (n,), written.
         numbers: int64 (n, k), read; written if there are words.
         pixels: int64 (n, k, 2), written.
+
+    Returns int64 (n,), the counts.
     """
     height, width = np.int64(size[0]), np.int64(size[1])
+    count = np.zeros(len(run_offset) - 1, np.int64)
     longest = 0
     for m in range(len(count)):
         longest = max(longest, run_offset[m + 1] - run_offset[m])
@@ -121,7 +123,6 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
             box[0], box[2] = min(max(boxes[m, 0], 0), width), min(max(boxes[m, 2], 0), width)
             box[1], box[3] = min(max(boxes[m, 1], 0), height), min(max(boxes[m, 3], 0), height)
         rows = box[3] - box[1]
-        count[m] = 0
         pixels[m] = -1
         if rows <= 0 or box[2] <= box[0]:
             continue
@@ -148,6 +149,7 @@ def find_pixels(run_ends, run_offset, size, region, boxes, words, count, numbers
                 position = _nth_on_rim(position, rows, top, bottom)
             pixels[m, k, 0] = box[0] + position // rows
             pixels[m, k, 1] = box[1] + position % rows
+    return count
 
 
 def check_region(run_ends, run_offset, height, width, region, boxes):
@@ -202,9 +204,8 @@ def count_pixels(
     """
     arguments = check_region(run_ends, run_offset, height, width, region, boxes)
     masks = len(arguments[1]) - 1
-    count, none = np.empty(masks, np.int64), np.empty((masks, 0), np.int64)
-    find_pixels(*arguments, _NO_WORDS, count, none, np.empty((masks, 0, 2), np.int64))
-    return count
+    none = np.empty((masks, 0), np.int64)
+    return find_pixels(*arguments, _NO_WORDS, none, np.empty((masks, 0, 2), np.int64))
 
 
 def nth_pixels(
@@ -240,5 +241,5 @@ def nth_pixels(
     check_array("numbers", numbers, "int64", (masks, "k"))
     numbers = np.ascontiguousarray(numbers)
     pixels = np.empty((*numbers.shape, 2), np.int64)
-    find_pixels(*arguments, _NO_WORDS, np.empty(masks, np.int64), numbers.copy(), pixels)
+    find_pixels(*arguments, _NO_WORDS, numbers.copy(), pixels)
     return pixels

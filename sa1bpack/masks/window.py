@@ -21,13 +21,15 @@ import numpy as np
 
 from sa1bpack.arguments import whole_number
 from sa1bpack.errors import OptionError
+from sa1bpack.kernels import njit
 from sa1bpack.masks._arrays import bits_for, check_image_runs
 from sa1bpack.masks.grid import MAX_MASK_SIZE, Axis, check_image, check_sampling, make_axis
 from sa1bpack.masks.raster import draw_grid
-from sa1bpack.masks.skew import FRACTION, draw_skew
+from sa1bpack.masks.rle import bounds
 
 UNIT = 1024  # edges of the output lie at multiples of 1/UNIT source pixel
 REACH = 2**20  # source pixels; maximum distance of the output's corners from the origin
+FRACTION = 32  # fractional bits of a coordinate of a sample point
 STEPS = 1 << FRACTION  # sample points of other maps lie at multiples of 1/STEPS source pixel
 LEVELS = {"center": 0, "area": 2}  # binary logarithm of the sample points along a cell's side
 
@@ -129,6 +131,94 @@ def sample_steps(maps: np.ndarray, level: int) -> np.ndarray:
     return np.rint(np.stack([across, down, first], -1) * STEPS).astype(np.int64)
 
 
+@njit
+def _steps_within(start, step, low, high, first, last):
+    """Narrow first..last to the r with low <= start + step·r < high."""
+    if step == 0:
+        return (first, last) if low <= start < high else (first, first)
+    if step > 0:
+        inside, outside = -((start - low) // step), -((start - high) // step)
+    else:
+        inside, outside = (start - high) // -step + 1, (start - low) // -step + 1
+    return max(first, inside), min(last, outside)
+
+
+@njit
+def _run_at(ends, position):
+    """Return the first k with ends[k] > position."""
+    low, high = 0, len(ends) - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if ends[middle] > position:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit
+def _count_column(ends, height, box, at, step, level, hits):
+    """Count the foreground points of one column of sample points into the cells of `hits`.
+
+    at, step  x and y of the first point and the steps down the column, in units of 2**-FRACTION
+              source pixels
+
+    Adjacent points mostly lie in the same run, so the last run is remembered.
+
+    Returns the first cell that was examined and the one after the last.
+    """
+    x0, y0, x1, y1 = box
+    x, y, x_step, y_step = at[0], at[1], step[0], step[1]
+    first, last = np.int64(0), np.int64(len(hits)) << level
+    first, last = _steps_within(x, x_step, x0 << FRACTION, x1 << FRACTION, first, last)
+    first, last = _steps_within(y, y_step, y0 << FRACTION, y1 << FRACTION, first, last)
+    begin = end = np.int64(0)  # of the run that contains the last point
+    inside = np.int64(0)
+    for r in range(first, last):
+        position = ((x + x_step * r) >> FRACTION) * height + ((y + y_step * r) >> FRACTION)
+        if not begin <= position < end:
+            k = _run_at(ends, position)
+            begin, end = np.int64(ends[k - 1]) if k else np.int64(0), np.int64(ends[k])
+            inside = k & 1
+        hits[r >> level] += inside
+    return (first >> level, ((last - 1) >> level) + 1) if first < last else (len(hits), 0)
+
+
+@njit
+def _draw_affine(run_ends, run_offset, height, steps, level, columns, out):
+    """Write the bits of all masks of one image.
+
+    Args:
+        run_ends, run_offset: checked, see `parse_counts`.
+        height: of the source.
+        steps: int64 (2, 3), see `sample_steps`.
+        level: a cell has 2**level sample points along each side, and is set if at least half of
+            them are foreground.
+        columns: w.
+        out: uint8 (n, h, ceil(w / 8)), overwritten completely.
+    """
+    height = np.int64(height)
+    least = ((1 << 2 * level) + 1) >> 1
+    hits = np.zeros(out.shape[1], np.int64)  # of one cell column, zero between columns
+    for m in range(out.shape[0]):
+        bits = out[m]
+        bits[:] = 0
+        ends = run_ends[run_offset[m] : run_offset[m + 1]]
+        box = bounds(ends, height)
+        if box[2] == 0:
+            continue
+        for j in range(columns):
+            top, bottom = np.int64(len(hits)), np.int64(0)
+            for s in range(j << level, (j + 1) << level):
+                at = steps[0, 0] * s + steps[0, 2], steps[1, 0] * s + steps[1, 2]
+                step = steps[0, 1], steps[1, 1]
+                first, last = _count_column(ends, height, box, at, step, level, hits)
+                top, bottom = min(top, first), max(bottom, last)
+            for i in range(top, bottom):
+                bits[i, j >> 3] |= np.uint8((hits[i] >= least) << (j & 7))
+                hits[i] = 0
+
+
 def draw_window(
     run_ends: np.ndarray,
     run_offset: np.ndarray,
@@ -201,5 +291,5 @@ def draw_affine(
     out = bits_for(len(run_offset) - 1, *size, out)
     level = LEVELS[sampling]
     steps = sample_steps(affine[None], level)[0]
-    draw_skew(run_ends, run_offset, height, steps, level, size[1], out)
+    _draw_affine(run_ends, run_offset, height, steps, level, size[1], out)
     return out

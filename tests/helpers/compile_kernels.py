@@ -70,7 +70,7 @@ def recorded_launches() -> dict[str, tuple]:
         layout = Layout(image_size=48, mask_size=48, pixels=pixels)
         batch, ds = noisy_batch(layout, masks), dataset(layout)
         ds.mask_sampling = sampling
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
             mask_dtype = torch.bool if dtype == torch.float32 else dtype
             for turn in ([], [RandomAffine(20), ColorJitter(0.4, 0.4, 0.4, 0.1)]):
                 steps = [RandomFlip(), ScaleJitter(), *turn]

@@ -91,7 +91,7 @@ def test_regions_of_the_sample_tar_match_pycocotools(reference, sample_tar, regi
     for height, width, texts in reference.records(sample_tar):
         run_ends, run_offset, _ = parse_counts(*reference.joined(texts), height * width)
         count = count_pixels(run_ends, run_offset, height, width, region)
-        for m, text in enumerate(texts[:4]):
+        for m, text in enumerate(texts[:2]):
             pixels = region_of(reference.coco_mask(text, height, width), region)
             x, y = np.nonzero(pixels.T)
             assert count[m] == len(x)

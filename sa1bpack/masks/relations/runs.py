@@ -8,7 +8,7 @@ both masks have stretches, and there is none for boxes that are apart. No full-s
 import numpy as np
 
 from sa1bpack.kernels import njit
-from sa1bpack.masks.boxes import bounds
+from sa1bpack.masks.rle import bounds
 
 
 @njit

@@ -24,7 +24,7 @@ from sa1bpack.transforms.geometry.affine import (
     scaling,
 )
 
-FRACTION = 32  # fractional bits of a position, as in `sa1bpack.masks.skew`
+FRACTION = 32  # fractional bits of a position, as in `sa1bpack.masks.window`
 _FAR = 2.0**20  # pixels; positions beyond are in no image
 
 

@@ -12,7 +12,6 @@ import torch
 
 from sa1bpack.arguments import choice, whole_number
 from sa1bpack.errors import OptionError
-from sa1bpack.masks import boxes as box_kernels
 from sa1bpack.masks import prompts as kernels
 from sa1bpack.masks import regions as region_kernels
 from sa1bpack.masks._arrays import check_array
@@ -27,6 +26,7 @@ from sa1bpack.masks.prompts import (
 )
 from sa1bpack.masks.random import NORMAL_BITS, normal_quantiles
 from sa1bpack.masks.regions import REGIONS
+from sa1bpack.masks.rle import mask_bbox
 from sa1bpack.transforms.masks.regions import bounds, regions
 from sa1bpack.transforms.masks.run_batch import RunBatch, compiled_samples
 from sa1bpack.transforms.memory import Table
@@ -228,7 +228,7 @@ def mask_boxes(runs: RunBatch) -> torch.Tensor:
         return bounds(runs)
     edges = np.zeros((runs.masks, 4), np.int64)
     for _, rows, image in compiled_samples(runs):
-        edges[rows] = box_kernels.mask_bbox(*image)
+        edges[rows] = mask_bbox(*image)
     edges[:, 2:] += edges[:, :2]
     return torch.from_numpy(edges)
 

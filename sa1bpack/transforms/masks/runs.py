@@ -11,8 +11,7 @@ import torch
 
 from sa1bpack.errors import OptionError
 from sa1bpack.masks.grid import check_sampling
-from sa1bpack.masks.skew import FRACTION
-from sa1bpack.masks.window import LEVELS, check_maps, check_size
+from sa1bpack.masks.window import FRACTION, LEVELS, check_maps, check_size
 from sa1bpack.transforms import backends
 from sa1bpack.transforms.geometry.affine import AffineMaps, AxisMaps
 from sa1bpack.transforms.geometry.frame import fixed_steps

@@ -46,11 +46,11 @@ SCALES = {
     "copy and mirror": ([[1.0, 1], [-1, 1], [1, -1]], [[0.0, 0], [30, 0], [0, 24]], 1),
     "enlarge": ([[0.3, 0.71], [-0.5, 0.2], [0.99, 1]], [[2.3, 0.1], [31, 4], [-3.2, 5]], 1),
     "reduce": ([[2.5, 1.0], [-7.3, 3], [1.5, 0.25]], [[0.0, 0.4], [32, -2], [1, 1]], 7.3),
-    "one pixel": ([[32.0, 32], [1e-3, 1e-3], [32, 24]], [[0.0, 0], [5, 5], [0.0, 0]], 32),
+    "nearly one pixel": ([[9.0, 9], [1e-3, 1e-3], [9, 7]], [[0.0, 0], [5, 5], [0.0, 0]], 9),
 }
 
 
-@pytest.mark.parametrize("canvas", [(18, 12), (5, 70), (1, 1)])
+@pytest.mark.parametrize("canvas", [(18, 12), (1, 70)])
 @pytest.mark.parametrize(("scale", "offset", "shrinks"), SCALES.values(), ids=SCALES.keys())
 def test_images_are_those_of_the_compiled_kernel_bit_for_bit(
     triton_device, scale, offset, shrinks, canvas

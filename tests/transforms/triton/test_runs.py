@@ -13,8 +13,8 @@ from sa1bpack.masks import parse_counts, window_map
 from sa1bpack.transforms import AxisMaps, RunBatch, backends, draw_runs
 
 SAMPLINGS = ("area", "center")
-any_way = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+few = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -30,7 +30,7 @@ def drawn(runs: RunBatch, maps, size, sampling, device, **options):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@any_way
+@few
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 30), st.integers(1, 30))
 def test_cells_are_those_of_draw_window(triton_device, sampling, seed, count, height, width):
     """Empty, full and noisy masks, zero-length runs; maps that mirror, leave the image or have no
@@ -77,13 +77,13 @@ def test_masks_at_the_size_of_the_image_are_those_of_pycocotools(triton_device, 
     decoded = np.stack([decode({"size": [270, 250], "counts": text}) for text in texts])
     assert np.diff(ends).max() > 65535
     runs = RunBatch.collate([(ends, offset, 270, 250)])
-    for mirrored in (False, True):
-        window = (250, 0, 0, 270) if mirrored else (0, 0, 250, 270)
-        maps = axes_of(window_map(*window, (270, 250))[None])
-        found, counts = drawn(runs, maps, (270, 250), sampling, triton_device)
-        masks = decoded[:, :, ::-1] if mirrored else decoded
-        np.testing.assert_array_equal(found.numpy(), masks)
-        assert counts.tolist() == masks.sum((1, 2)).tolist()
+    mirrored = sampling == "area"
+    window = (250, 0, 0, 270) if mirrored else (0, 0, 250, 270)
+    maps = axes_of(window_map(*window, (270, 250))[None])
+    found, counts = drawn(runs, maps, (270, 250), sampling, triton_device)
+    masks = decoded[:, :, ::-1] if mirrored else decoded
+    np.testing.assert_array_equal(found.numpy(), masks)
+    assert counts.tolist() == masks.sum((1, 2)).tolist()
 
 
 def test_the_area_rule_is_that_of_pixels_summed_with_numpy(triton_device):
@@ -99,7 +99,7 @@ def test_the_area_rule_is_that_of_pixels_summed_with_numpy(triton_device):
     np.testing.assert_array_equal(found[0].numpy(), sums >= 8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16])
 def test_rows_have_their_mask_or_none_and_are_cropped_and_cast(triton_device, dtype):
     ends, offset = flat_runs([[0, 30], [3, 9, 30], [], [10, 30]])
     runs = RunBatch(
@@ -143,7 +143,7 @@ def test_maps_that_reach_far_draw_what_draw_window_draws_and_farther_ones_backgr
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_damaged_runs_draw_cells_and_nothing_else(triton_device, sampling, seed):
     """The interpreter and CUDA end with an error, or a crash, where they reach outside arrays."""
     random = np.random.default_rng(seed)
