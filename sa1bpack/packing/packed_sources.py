@@ -6,9 +6,8 @@ from sa1bpack.format.manifest import DIGEST_NAMES
 from sa1bpack.packing.pack_state import PackState
 from sa1bpack.packing.progress import report
 from sa1bpack.progress import byte_bar
-from sa1bpack.source.find import Source
+from sa1bpack.source.find import Source, look_at
 from sa1bpack.source.inflate import RawFile
-from sa1bpack.source.remote import look_at
 from sa1bpack.wording import counted
 
 

@@ -1,12 +1,14 @@
 """Find the tars and folders that a pack is made from, and see what kind each one is.
 
-The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip streams.
+The file's first bytes decide, never its name: SA-1B's own `.tar` files are gzip streams. Tars at
+URLs are asked for size, version and kind with one short request each.
 """
 
 import glob
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -16,12 +18,15 @@ from sa1bpack.errors import OptionError, SourceCorrupt, SourceError
 from sa1bpack.source.folder import list_folder
 from sa1bpack.source.inflate import GZIP_MAGIC, remedy
 from sa1bpack.source.tar import BLOCK, parse_header
-from sa1bpack.urls import Address, is_url, parse_address, scheme_of
+from sa1bpack.urls import Address, Stream, is_url, parse_address, scheme_of
 
 _TAR_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
 # What the folder of a pack has, and no folder of extracted images.
 _PACK_ENTRIES = ("manifest.json", "zarr.json", "shards")
+
+AT_ONCE = 16  # URLs that are asked
+ATTEMPTS = 4  # of each; a thousand sources must not wait two minutes each if the network is down
 
 Kind = Literal["gzip-tar", "tar", "folder", "remote"]
 
@@ -33,7 +38,7 @@ class Source:
     `name` is the stem that shards are called after: `sa_000000` for `sa_000000.tar`, the last
     part of the path for a folder. `nbytes` is the size of the file, for a folder the sum of the
     sizes of its JPEG and JSON files. `kind` is "remote", and `nbytes` 0, for a tar at a URL that
-    has not been asked for yet; `remote.look_at` finds both.
+    has not been asked for yet; `look_at` finds both.
     """
 
     name: str
@@ -200,3 +205,53 @@ def _is_tar_header(head: bytes) -> bool:
         return any(head) and parse_header(head) is not None
     except SourceCorrupt:
         return False
+
+
+def look_at(sources: Sequence[Source]) -> tuple[list[Source], dict[str, SourceError]]:
+    """The sources, with size and kind of those at URLs, in their order; and name → error of those
+    that cannot be read, which are left out.
+
+    Raises OptionError and MissingPackage if an object store cannot be opened.
+    """
+    files = {source.name: _head_of(source) for source in sources if source.kind == "remote"}
+    failed: dict[str, SourceError] = {}
+    found: list[Source] = []
+    with ThreadPoolExecutor(AT_ONCE, "sa1bpack-look") as pool:
+        try:
+            asked = {name: pool.submit(_ask, file) for name, file in files.items()}
+            for source in sources:
+                try:
+                    found.append(
+                        _looked_at(source, files, asked[source.name].result())
+                        if source.name in asked
+                        else source
+                    )
+                except SourceError as error:
+                    failed[source.name] = error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for file in files.values():
+                file.cancel()
+            raise
+    return found, failed
+
+
+def _looked_at(source: Source, files: dict[str, Stream], head: bytes) -> Source:
+    address = files[source.name].address
+    return replace(source, path=address, kind=kind_of(head, address), nbytes=address.nbytes)
+
+
+def _head_of(source: Source) -> Stream:
+    scheme = scheme_of(source.path.url)
+    return scheme.open_stream(source.path, stop=BLOCK, attempts=ATTEMPTS)
+
+
+def _ask(file: Stream) -> bytes:
+    """The first bytes of a file."""
+    head = b""
+    try:
+        while len(head) < BLOCK and (data := file.read(BLOCK - len(head))):
+            head += data
+    finally:
+        file.close()
+    return head

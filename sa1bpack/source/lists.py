@@ -1,6 +1,7 @@
 """Lists of files: of tars at URLs, and of their md5 sums."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from sa1bpack.errors import OptionError, SourceError
@@ -8,6 +9,29 @@ from sa1bpack.urls import Address, is_url, parse_address
 from sa1bpack.wording import brief
 
 MAX_LINKS_BYTES = 64 << 20  # that of SA-1B is 0.5 MB
+MAX_LIST_BYTES = 16 << 20  # of md5 sums; that of SA-1B's 1000 tars is 50 kB
+
+
+def _lines(path: Path, what: str, most: int) -> Iterator[tuple[int, str]]:
+    """The lines of a list with their numbers, but for empty ones and those that begin with #.
+
+    Raises SourceError if the list cannot be read, or has more than `most` bytes.
+    """
+    try:
+        with Path(path).open("rb") as file:  # it may be a pipe, which has no size
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise SourceError(f"{path}: more than {most} bytes: not a list of {what}")
+        lines = data.decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of a decoding error has the bytes at fault.
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SourceError(f"{path}: the list of {what} cannot be read: {why}") from None
+    return (
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    )
 
 
 def read_links(path: Path) -> list[Address]:
@@ -19,21 +43,9 @@ def read_links(path: Path) -> list[Address]:
     Raises SourceError for a list that cannot be read or names no link, a line in any other format,
     a name with two different links, and what cannot be a name of a file. No message shows a link.
     """
-    try:
-        with Path(path).open("rb") as file:  # it may be a pipe, which has no size
-            data = file.read(MAX_LINKS_BYTES + 1)
-        if len(data) > MAX_LINKS_BYTES:
-            raise SourceError(f"{path}: more than {MAX_LINKS_BYTES} bytes: not a list of links")
-        lines = data.decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        # The text of a decoding error has the bytes at fault.
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SourceError(f"{path}: the list of links cannot be read: {why}") from None
     found: dict[str, Address] = {}
     begun = False
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in _lines(path, "links", MAX_LINKS_BYTES):
         name, _, url = line.strip().partition("\t")
         header, begun = not begun and not is_url(url.strip()), True
         if header and url and "://" not in line:
@@ -60,7 +72,6 @@ def _address(where: str, name: str, url: str) -> Address:
         raise SourceError(str(error)) from None
 
 
-MAX_LIST_BYTES = 16 << 20  # SA-1B's list of 1000 tars is 50 kB
 # "<32 hex digits> <space or *><name>"; md5sum marks escaped names with a leading backslash.
 _LINE = re.compile(r"([0-9a-fA-F]{32}) [ *](.+)")
 
@@ -72,20 +83,7 @@ def read_md5sums(path: Path) -> dict[str, str]:
     format, for a name with two different sums, and for a list of more than `MAX_LIST_BYTES`.
     """
     sums: dict[str, str] = {}
-    try:
-        with Path(path).open("rb") as file:  # it may be a pipe, which has no size
-            data = file.read(MAX_LIST_BYTES + 1)
-        if len(data) > MAX_LIST_BYTES:
-            raise SourceError(
-                f"{path}: more than {MAX_LIST_BYTES} bytes: not a list of md5 sums of tars"
-            )
-        text = data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SourceError(f"{path}: the list of md5 sums cannot be read: {why}") from error
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in _lines(path, "md5 sums", MAX_LIST_BYTES):
         match = _LINE.fullmatch(line.rstrip())
         if match is None:
             raise SourceError(

@@ -1,7 +1,6 @@
 """Malicious tars and folders: each is refused, rejected or skipped within bounded memory."""
 
 import gzip
-import io
 import tarfile
 from collections import Counter
 
@@ -54,7 +53,7 @@ def growth(path, rejects=0, code="") -> int:
 @pytest.mark.parametrize(
     ("name", "gigabytes", "rejects", "code"),
     [
-        ("./sa_1.jpg", 10, 1, "too-large"),
+        ("./sa_1.jpg", 2, 1, "too-large"),
         ("./sa_1.json", 1, 1, "too-large"),
         ("./zeros.bin", 1, 0, ""),
     ],
@@ -62,7 +61,7 @@ def growth(path, rejects=0, code="") -> int:
 def test_a_gzip_bomb_is_rejected_or_skipped_unread_in_bounded_memory(
     make_tar, write, name, gigabytes, rejects, code
 ):
-    """46 MB that inflate to 10 GB: gzip members of zeros, within one member of the tar."""
+    """9 MB that inflate to 2 GB: gzip members of zeros, within one member of the tar."""
     zeros = gzip.compress(bytes(64 * MIB), 1)
     data = gzip.compress(header(name, gigabytes << 30)) + zeros * 16 * gigabytes
     path = write(data + gzip.compress(make_tar(GOOD)))
@@ -239,17 +238,3 @@ def test_a_huge_file_is_not_read_to_its_end_as_a_list_of_md5_sums(tmp_path):
     with pytest.raises(SourceError, match="line 1") as caught:
         read_md5sums(path)
     assert len(str(caught.value)) < 500
-
-
-def test_members_that_are_links_to_each_other_are_rejected(tmp_path, make_tar):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, target in (("sa_1.jpg", "sa_1.json"), ("sa_1.json", "sa_1.jpg")):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.LNKTYPE, target
-            tar.addfile(entry)
-    path = tmp_path / "sa.tar"
-    path.write_bytes(buffer.getvalue() + make_tar(GOOD))
-    pairs, reader = read(path)
-    assert [pair.name for pair in pairs] == ["sa_7"]
-    assert [reject.code for reject in reader.rejects] == ["not-a-file"]

@@ -124,15 +124,6 @@ def test_arrays_have_the_documented_shapes_and_types(record):
         assert array.flags.c_contiguous and array.flags.writeable, name
 
 
-def test_a_record_without_masks_has_empty_arrays(record):
-    empty = record()
-    empty["annotations"] = []
-    annotations = parse(empty)
-    assert len(annotations) == 0
-    assert annotations.bbox.shape == (0, 4) and annotations.counts_text.shape == (0,)
-    assert annotations.counts_offset.tolist() == [0]
-
-
 def test_each_number_written_as_an_integer_sets_its_own_bit(record):
     mask = record()["annotations"][0]
     mask = json.loads(json.dumps(mask), parse_int=float) | {"id": 1}

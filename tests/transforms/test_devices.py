@@ -8,7 +8,6 @@ import copy
 import pickle
 import sys
 import threading
-import warnings
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ from made_batches import (
     rectangle_batch,
     rectangle_runs,
 )
-from sync_debug import waiting_is_an_error
 
 from sa1bpack.transforms import (
     AxisMaps,
@@ -129,14 +127,6 @@ def test_no_prompt_depends_on_data(region):
     assert draw_runs(runs, maps, (6, 7), "center").shape == (4, 6, 7)
 
 
-@pytest.mark.parametrize(
-    "needs", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0], lambda x: x.cpu()]
-)
-def test_on_meta_tensors_what_depends_on_data_raises(needs):
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        needs(torch.ones(1, device=META))
-
-
 # ------------------------------------------------------------------------------------- precision
 
 
@@ -154,10 +144,6 @@ def test_autocast_does_not_change_what_a_pipeline_makes(half, operations):
     assert product.dtype == half  # of the caller, who is still in autocast
     for key, tensor in expected.items():
         assert torch.equal(found[key], tensor), key
-
-
-def test_these_tests_have_the_precision_that_their_tolerances_assume():
-    assert torch.get_float32_matmul_precision() == "highest"
 
 
 # ------------------------------------------------------------------------------------- constants
@@ -273,39 +259,6 @@ def test_regions_take_no_more_memory_for_more_masks(monkeypatch):
             expected = expected or found
             assert all(map(torch.equal, found, expected)), region
         assert peaks[0] > 128_000 * 100 and peaks[1] < 4096 * 1000, (region, peaks)
-
-
-def test_waiting_is_no_error_any_more_after_a_warning(monkeypatch):
-    """torch warns when the mode is first set, after it has set it."""
-    modes = ["default"]
-
-    def set_mode(mode: str) -> None:
-        modes.append(mode)
-        warnings.warn("a prototype feature", UserWarning, stacklevel=2)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
-    with waiting_is_an_error():
-        assert modes[-1] == "error"
-    with pytest.raises(KeyError), waiting_is_an_error():
-        raise KeyError
-    assert modes[-1] == "default"
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        ((), False),
-        (("dev/nvidiactl",), False),
-        (("dev/nvidiactl", "dev/nvidia0"), True),
-        (("dev/dxg",), False),
-        (("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"), True),
-    ],
-)
-def test_a_cuda_device_is_found_by_the_files_of_its_driver(tmp_path, files, found):
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert cuda_devices.present(tmp_path) == found
 
 
 def test_what_needs_a_device_does_not_pass_with_interpreted_kernels(pytestconfig, monkeypatch):

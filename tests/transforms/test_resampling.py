@@ -72,18 +72,6 @@ def test_an_enlarging_map_matches_pil_for_each_image(device):
         np.testing.assert_allclose(found[k], by_pil(source[k], case, canvas), atol=2e-3)
 
 
-def test_the_filter_matches_antialiasing_in_torch(device):
-    """A complete image, as `interpolate` scales it: down on one axis, up on the other."""
-    source = torch.from_numpy(images(2)).to(device)
-    maps, stored = maps_of([((0, 0, S, S), False, (S, S))] * 2, (13, 55), device)
-    expected = torch.nn.functional.interpolate(
-        source.permute(0, 3, 1, 2).float(), (13, 55), mode="bilinear", antialias=True
-    )
-    torch.testing.assert_close(
-        resample(source, maps, stored, (13, 55)), expected, atol=2e-3, rtol=0
-    )
-
-
 def test_padding_does_not_affect_the_image(device):
     source = torch.from_numpy(images(3)).to(device)
     maps, stored = maps_of(GROWING, (44, 52), device)

@@ -18,8 +18,7 @@ from sa1bpack.packing.sample import warm_up
 from sa1bpack.packing.shard_builder import PublishedShard
 from sa1bpack.packing.source_packer import SourcePacker
 from sa1bpack.packing.writer_threads import WriterThreads
-from sa1bpack.source.find import Source
-from sa1bpack.source.remote import look_at
+from sa1bpack.source.find import Source, look_at
 
 
 class RebuiltShards:
