@@ -4,18 +4,13 @@ There is no generator whose state would have to be saved: the numbers of an imag
 its batch, the rank, or previous steps. The same arguments produce the same bits on CPU and CUDA:
 everything is 64-bit integer arithmetic modulo 2**64.
 
-A word is the result of a chain: each part of the key is multiplied by an odd constant, added, and
-mixed with the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-Generators", 2014).
+How words are made is told in `sa1bpack.masks.random`, which makes the same ones with numpy.
 """
 
 import torch
 
 from sa1bpack.arguments import MAX_WORD, whole_number
-
-_MASK = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15  # the odd integer nearest to 2**64 divided by the golden ratio
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+from sa1bpack.masks.random import FIRST, GAMMA, SECOND
 
 
 def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.Tensor:
@@ -30,9 +25,9 @@ def words(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torch.
     """
     key = 0
     for name, part in (("seed", seed), ("epoch", epoch), ("draw", draw)):
-        key = _mix_number((key + (whole_number(name, part, 0, MAX_WORD) + 1) * _GAMMA) & _MASK)
-    streams = _mix(ids * _signed(_GAMMA) + _signed(key))
-    steps = torch.arange(1, n + 1, dtype=torch.int64, device=ids.device) * _signed(_GAMMA)
+        key = _mix_number((key + (whole_number(name, part, 0, MAX_WORD) + 1) * GAMMA) & MAX_WORD)
+    streams = _mix(ids * _signed(GAMMA) + _signed(key))
+    steps = torch.arange(1, n + 1, dtype=torch.int64, device=ids.device) * _signed(GAMMA)
     return _mix(streams[:, None] + steps)
 
 
@@ -43,8 +38,8 @@ def uniform(seed: int, epoch: int, ids: torch.Tensor, draw: int, n: int) -> torc
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
     """The finalizer of SplitMix64, on int64 that represent uint64."""
-    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
-    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    z = (z ^ _shifted(z, 30)) * _signed(FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(SECOND)
     return z ^ _shifted(z, 31)
 
 
@@ -55,8 +50,8 @@ def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _mix_number(z: int) -> int:
     """`_mix` of one number, on the host."""
-    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
-    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    z = ((z ^ (z >> 30)) * FIRST) & MAX_WORD
+    z = ((z ^ (z >> 27)) * SECOND) & MAX_WORD
     return z ^ (z >> 31)
 
 

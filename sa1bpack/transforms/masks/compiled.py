@@ -4,7 +4,7 @@ torch may use.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -102,23 +102,9 @@ def take_masks(
 
     Returns int64 (T,), the cells of each.
     """
-    source, target = masks.numpy(), out.numpy()
-    counts = np.zeros(len(target), np.int64)
     down, across, kept = rows.numpy(), columns.numpy(), keep.tolist()
-    run_jobs(
-        partial(
-            take_cells,
-            source[part],
-            _numbers(part),
-            down[k],
-            across[k],
-            tuple(kept[k]),
-            target,
-            counts,
-        )
-        for k, part in _parts_of_samples(owner, len(columns), out)
-    )
-    return torch.from_numpy(counts)
+    of_sample = list(zip(down, across, map(tuple, kept), strict=True))
+    return _taken(take_cells, masks, owner, of_sample, out)
 
 
 def take_affine_masks(
@@ -136,12 +122,24 @@ def take_affine_masks(
 
     Returns int64 (T,), the cells of each.
     """
+    of_sample = list(zip(steps.numpy(), visible.numpy(), strict=True))
+    return _taken(take_affine, masks, owner, of_sample, out)
+
+
+def _taken(
+    kernel: Callable[..., None],
+    masks: torch.Tensor,
+    owner: torch.Tensor,
+    of_sample: Sequence[tuple],
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Have a kernel of `sa1bpack.masks.cells` fill `out`; `of_sample` has its arguments for each
+    sample. Returns int64 (T,), the cells of each."""
     source, target = masks.numpy(), out.numpy()
     counts = np.zeros(len(target), np.int64)
-    steps, shown = steps.numpy(), visible.numpy()
     run_jobs(
-        partial(take_affine, source[part], _numbers(part), steps[k], shown[k], target, counts)
-        for k, part in _parts_of_samples(owner, len(steps), out)
+        partial(kernel, source[part], _numbers(part), *of_sample[k], target, counts)
+        for k, part in _parts_of_samples(owner, len(of_sample), out)
     )
     return torch.from_numpy(counts)
 
