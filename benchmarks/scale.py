@@ -158,7 +158,7 @@ def mappings() -> int:
         return sum(1 for _ in file)
 
 
-def measure(root: Path, copies: int, repeats: int = 2000) -> dict[str, float]:
+def measure(root: Path, copies: int, reads: int) -> dict[str, float]:
     """Open a pack and read samples of it at random; times are medians in microseconds."""
     from sa1bpack.dataset.open_pack import open as open_pack
 
@@ -178,7 +178,7 @@ def measure(root: Path, copies: int, repeats: int = 2000) -> dict[str, float]:
     found["calls"] = _calls(lambda: ds[len(ds) // 2])
     found |= _saved(ds, root.with_name(f"{root.name}.sel"))
     rng = np.random.default_rng(1)
-    indices = rng.choice(len(ds), repeats, replace=False).tolist()
+    indices = rng.choice(len(ds), reads, replace=False).tolist()
     found["sample_us"] = _median_us(lambda i: ds[i], indices)
     found["sample_again_us"] = _median_us(lambda i: ds[i], indices)
     copy = _copier(ds)
@@ -325,8 +325,9 @@ def as_table(small: dict[str, float], large: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def _in_own_process(root: Path, copies: int, *more: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--measure", str(root), "--copies", str(copies), *more]
+def _in_own_process(root: Path, options: argparse.Namespace, *more: str) -> dict[str, float]:
+    counts = ["--copies", str(options.copies), "--reads", str(options.reads)]
+    command = [sys.executable, __file__, "--measure", str(root), *counts, *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
@@ -336,6 +337,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--shards", type=int, default=SHARDS)
     parser.add_argument("--copies", type=int, default=200, help="samples to copy (4 MB each)")
+    parser.add_argument("--reads", type=int, default=2000, help="random samples to read, and again")
     parser.add_argument("--folder", help="folder for the packs (default: the temporary folder)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--packs", type=int, metavar="N", help="several packs, opened as one")
@@ -343,13 +345,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         path = Path(options.measure)
-        print(json.dumps(measure_packs(path) if options.packs else measure(path, options.copies)))
+        found = (
+            measure_packs(path) if options.packs else measure(path, options.copies, options.reads)
+        )
+        print(json.dumps(found))
         return
     os.fsync = lambda fd: None  # packs of holes need not survive a power failure
     if options.packs:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             write_packs(Path(folder), options.samples, options.packs)
-            found = _in_own_process(Path(folder), options.copies, "--packs", str(options.packs))
+            found = _in_own_process(Path(folder), options, "--packs", str(options.packs))
         print(json.dumps(found, indent=1))
         return
     results = {}
@@ -360,7 +365,7 @@ def main() -> None:
             start = time.perf_counter()
             ScalePack(Path(folder) / name, samples, shards).write()
             written = time.perf_counter() - start
-            results[name] = _in_own_process(Path(folder) / name, options.copies)
+            results[name] = _in_own_process(Path(folder) / name, options)
             results[name]["write_s"] = written
     print(json.dumps(results) if options.json else as_table(results["small"], results["large"]))
 

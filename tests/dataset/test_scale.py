@@ -1,4 +1,7 @@
-"""All of SA-1B, as sparse files: what opening and reading need does not grow with it."""
+"""Large packs of sparse files: what opening and reading need does not grow with them.
+
+A tenth of SA-1B in 250 shards; with `--torture` all of it in 1000.
+"""
 
 import json
 import subprocess
@@ -11,28 +14,32 @@ SCALE = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The benchmark's figures of a small pack and of one of 11.2 million samples in 1000 shards."""
+def found(tmp_path_factory, request):
+    """The benchmark's figures of a small pack and of a large one."""
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("the kernel does not report the memory of a process here")
-    folder = tmp_path_factory.mktemp("scale")
-    options = ["--json", "--shards", "1000", "--copies", "5", "--folder", str(folder)]
-    command = [sys.executable, str(SCALE), *options]
+    samples, shards = (
+        (11_185_362, 1000) if request.config.getoption("torture") else (1_118_500, 250)
+    )
+    command = [sys.executable, str(SCALE), "--json", "--samples", str(samples)]
+    command += ["--shards", str(shards), "--copies", "2", "--reads", "20"]
+    command += ["--folder", str(tmp_path_factory.mktemp("scale"))]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert (found["large"]["samples"], found["large"]["shards"]) == (samples, shards)
+    return found
 
 
-def test_opening_all_of_sa1b_takes_little_private_memory(found):
+def test_opening_a_large_pack_takes_little_private_memory(found):
     """The index is mapped, and no object exists per sample."""
     large = found["large"]
-    assert (large["samples"], large["shards"]) == (11_185_362, 1000)
     assert large["open_private_mb"] < 100  # Python and numpy included
-    assert large["grown_mb"] < 20
+    assert large["grown_mb"] < 12 + large["samples"] / 1.5e6
 
 
 def test_with_every_shard_open_the_mappings_are_within_the_kernels_default(found):
-    """65,530 is vm.max_map_count where nobody changed it."""
-    assert 10_000 < found["large"]["mappings"] < 65_530
+    """All 1000 shards of SA-1B: vm.max_map_count is 65,530 where nobody changed it."""
+    assert 10 < found["large"]["mappings"] / found["large"]["shards"] < 60
     assert found["large"]["touched_anonymous_mb"] < 200
 
 
